@@ -7,6 +7,7 @@ use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
 use runnel_proto::model::{Kind, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
+use tracing::Instrument;
 
 use crate::call::{Call, with_timeout};
 use runnel_agent_core::body::{self, Over, Written};
@@ -51,8 +52,10 @@ impl Member {
                     return done;
                 };
                 let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
+                // Costs nothing while its level is off: the fields are read only where it is on.
+                let span = tracing::debug_span!("copy", %copy, rule = work.rule().map(tracing::field::display));
                 let run = ApplyRun { member: self, kind, copy, done: &mut done, makes_way };
-                run.work(work).await;
+                run.work(work).instrument(span).await;
             }
         }
         done

@@ -236,7 +236,11 @@ impl Link {
             return Err(Ended::Refused(text));
         }
         if !(PROTOCOL_MIN..=PROTOCOL_MAX).contains(&begin.protocol) {
-            let text = format!("the hub speaks protocol {}: upgrade the older of the two", begin.protocol);
+            let older = if begin.protocol > PROTOCOL_MAX { "agent" } else { "hub" };
+            let text = format!(
+                "the hub speaks protocol {}, this agent {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {older}",
+                begin.protocol
+            );
             return Err(Ended::Refused(text));
         }
         let behind = begin.behind;

@@ -4,15 +4,31 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 
-use runnel_agent_core::policy::Policy;
+use runnel_agent_core::policy::{Policy, PolicyError};
 
 /// How often the file is read.
 pub const POLL: Duration = Duration::from_secs(5);
 
+/// Why a policy file cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ReadError(String);
+
+/// Why a changed policy file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyFileError {
+    /// It cannot be read.
+    #[error("it cannot be read ({0})")]
+    Read(ReadError),
+    /// It does not hold a policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+}
+
 /// The file, and what was last read of it.
 pub struct PolicyFile {
     path: PathBuf,
-    last: Result<String, String>,
+    last: Result<String, ReadError>,
 }
 
 impl PolicyFile {
@@ -31,7 +47,7 @@ impl PolicyFile {
     }
 
     /// Reads the file again. `None` while nothing changed; what cannot be used is said once.
-    pub async fn poll(&mut self) -> Option<Result<Policy, String>> {
+    pub async fn poll(&mut self) -> Option<Result<Policy, PolicyFileError>> {
         let now = read(&self.path).await;
         if now == self.last {
             return None;
@@ -39,9 +55,9 @@ impl PolicyFile {
         self.last = now;
         let text = match &self.last {
             Ok(text) => text,
-            Err(cause) => return Some(Err(format!("it cannot be read ({cause})"))),
+            Err(cause) => return Some(Err(PolicyFileError::Read(cause.clone()))),
         };
-        Some(Policy::parse(text).map_err(|error| error.to_string()))
+        Some(Policy::parse(text).map_err(PolicyFileError::from))
     }
 
     /// Where the file is.
@@ -50,6 +66,6 @@ impl PolicyFile {
     }
 }
 
-async fn read(path: &std::path::Path) -> Result<String, String> {
-    tokio::fs::read_to_string(path).await.map_err(|error| error.to_string())
+async fn read(path: &std::path::Path) -> Result<String, ReadError> {
+    tokio::fs::read_to_string(path).await.map_err(|error| ReadError(error.to_string()))
 }

@@ -390,8 +390,7 @@ impl HubState {
 }
 
 /// What an edit of a rule brings to a cluster while it is connected, now or when its turn in a rollout has come; `None`
-/// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, the agent is too old for what the rule
-/// says, or an administrator has to confirm first.
+/// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, or an administrator has to confirm first.
 fn followed(entry: &RuleEntry, report_store: &ReportStore, cluster: &ClusterName) -> Option<ClusterAssignment> {
     // What a rollback sends is no edit.
     let is_rolled_back = entry.rollback().is_some();
@@ -403,7 +402,7 @@ fn followed(entry: &RuleEntry, report_store: &ReportStore, cluster: &ClusterName
         return None;
     }
     let assignment = entry.assignment(cluster)?;
-    report_store.is_told(cluster, assignment.protocol()).then_some(assignment)
+    report_store.takes_edits(cluster).then_some(assignment)
 }
 
 /// Completes at a moment; never, if there is none.

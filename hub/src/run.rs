@@ -179,7 +179,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
             (Ok(identity), Ok(uid)) => return Ok((identity, uid)),
             (Err(error @ (AuthorityError::Stored { .. } | AuthorityError::Identity(_))), _) => return Err(error.into()),
             (Err(error), _) => tracing::error!(%error, "cannot get the hub's identity; trying again"),
-            (_, Err(why)) => tracing::error!(why, "cannot read the namespace kube-system; trying again"),
+            (_, Err(why)) => tracing::error!(%why, "cannot read the namespace kube-system; trying again"),
         }
         tokio::time::sleep(AGAIN).await;
     }

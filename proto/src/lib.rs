@@ -42,19 +42,7 @@ pub mod wire {
 /// The oldest protocol this build speaks.
 pub const PROTOCOL_MIN: u32 = 1;
 /// The newest protocol this build speaks.
-pub const PROTOCOL_MAX: u32 = 3;
-/// Since which protocol the hub says its authorities on the stream.
-pub const AUTHORITIES_SINCE: u32 = 2;
-/// Since which protocol an agent knows what is granted to a rule, which fields it ignores, and that immutable copies are
-/// made anew.
-pub const TERMS_SINCE: u32 = 3;
-/// Since which protocol copies can have other names than their sources. A rule that renames says nothing to an older
-/// agent, and removes nothing there.
-pub const RENAMES_SINCE: u32 = 3;
-/// The protocol since which agents are asked about single copies.
-pub const INSPECT_SINCE: u32 = 3;
-/// The protocol since which agents are asked what would become of copies.
-pub const SUPPOSE_SINCE: u32 = 3;
+pub const PROTOCOL_MAX: u32 = 1;
 
 /// The request metadata in which an agent shows a hub what it remembers of it; `sync.proto` says what for.
 pub const HISTORY_TOKEN_METADATA: &str = "runnel-history-token-bin";

@@ -247,7 +247,6 @@ fn facts() -> SessionFacts {
         cluster_uid: "u".to_owned(),
         key: String::new(),
         boot_id: String::new(),
-        protocol: runnel_proto::PROTOCOL_MAX,
         certificate_expires: Timestamp::UNIX_EPOCH,
     }
 }

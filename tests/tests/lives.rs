@@ -172,7 +172,7 @@ fn core() -> Reconciler {
     Reconciler::new(Setup {
         home: Home { namespace: text("runnel-system"), cluster_uid: text("m") },
         hello: Hello {
-            protocol_min: 1,
+            protocol_min: runnel_proto::PROTOCOL_MIN,
             protocol_max: runnel_proto::PROTOCOL_MAX,
             agent_version: text("0"),
             kubernetes_version: text("v1"),

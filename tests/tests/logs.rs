@@ -9,6 +9,7 @@ use runnel_tests::files::files_below;
 use runnel_transport::ops::LOG_KEYS;
 
 const CALLS: [&str; 5] = ["error!(", "warn!(", "info!(", "debug!(", "trace!("];
+const SPANS: [&str; 2] = ["info_span!(", "debug_span!("];
 
 /// What stands in a call before its sentence, cut at the commas.
 fn fields(call: &str) -> Vec<String> {
@@ -28,12 +29,13 @@ fn fields(call: &str) -> Vec<String> {
                 }
             }
             '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' if depth == 0 => return fields,
+            ')' | ']' | '}' if depth == 0 => break,
             ')' | ']' | '}' => depth -= 1,
             ',' if depth == 0 => fields.push(std::mem::take(&mut field)),
             c => field.push(c),
         }
     }
+    fields.extend(Some(field).filter(|field| !field.trim().is_empty()));
     fields
 }
 
@@ -61,9 +63,12 @@ fn every_log_line_has_promised_keys_only() -> Result<()> {
     let (mut seen, mut strange) = (BTreeSet::new(), Vec::new());
     for path in all {
         let text = fs::read_to_string(&path)?;
-        for call in CALLS {
+        for call in CALLS.iter().chain(&SPANS) {
             for (at, _) in text.match_indices(&format!("tracing::{call}")) {
                 let rest = &text[at + "tracing::".len() + call.len()..];
+                // The name of a span stands before its fields.
+                let rest =
+                    if SPANS.contains(call) { rest.split_once(',').map_or(rest, |(_, rest)| rest) } else { rest };
                 for key in fields(rest).iter().map(|field| key(field)) {
                     if LOG_KEYS.iter().any(|(known, _)| *known == key) && key != "message" {
                         _ = seen.insert(key)
@@ -88,4 +93,5 @@ fn fields_are_found_before_the_sentence() {
     let keys: Vec<_> = found.iter().map(|field| key(field)).collect();
     assert_eq!(keys, ["cluster", "why", "rule"]);
     assert!(fields(r#""only, a sentence", x)"#).is_empty());
+    assert_eq!(fields(" rule = %name(&uid), copy);").len(), 2);
 }

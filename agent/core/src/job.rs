@@ -105,6 +105,21 @@ pub enum Work {
     Foresee(Box<Supposition>),
 }
 
+impl Work {
+    /// The rule that wants the copy, where the work names it.
+    pub fn rule(&self) -> Option<&RuleName> {
+        match self {
+            Self::Create(desired)
+            | Self::Change(_, desired)
+            | Self::Adopt(_, desired)
+            | Self::Overwrite(_, desired)
+            | Self::Compare(_, desired) => Some(&desired.rule),
+            Self::Retain(_, rule) => Some(rule),
+            Self::CreateNamespace | Self::Read | Self::Delete(_) | Self::Demote(_) | Self::Foresee(_) => None,
+        }
+    }
+}
+
 /// Whether a copy that does not take a change is deleted and created anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recreate {

@@ -16,6 +16,7 @@ use runnel_transport::readable::Readable;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep, timeout_at};
+use tracing::Instrument;
 
 use super::hint;
 use super::pages::{PageSize, WatchError, in_time, parse, read};
@@ -134,7 +135,9 @@ impl<S: Source> Follow<S> {
 
     /// Watches until the receiver is gone.
     pub(super) async fn run(mut self) {
-        let Err(Closed) = self.go().await;
+        let (resource, namespace) = self.source.name();
+        let span = tracing::info_span!("watch", resource, namespace);
+        let Err(Closed) = self.go().instrument(span).await;
     }
 
     async fn go(&mut self) -> Result<Infallible, Closed> {
@@ -198,12 +201,7 @@ impl<S: Source> Follow<S> {
             };
             drop(bytes);
             if unreadable > 0 {
-                let (resource, namespace) = self.source.name();
-                tracing::warn!(
-                    resource,
-                    namespace,
-                    "a list has {unreadable} objects that cannot be read: they are left out"
-                );
+                tracing::warn!("a list has {unreadable} objects that cannot be read: they are left out");
             }
             for event in events {
                 self.send(event).await?;
@@ -232,8 +230,7 @@ impl<S: Source> Follow<S> {
             if in_doubt {
                 match self.has_gone_back(&version).await {
                     Ok(true) => {
-                        let (resource, namespace) = self.source.name();
-                        tracing::warn!(resource, namespace, "the API server's versions went back: listing again");
+                        tracing::warn!("the API server's versions went back: listing again");
                         return Ok(());
                     }
                     Ok(false) => in_doubt = false,
@@ -362,12 +359,11 @@ impl<S: Source> Follow<S> {
     /// Says why the watch failed, and waits until it is to be tried again: a missing right is said once, as it may stay missing
     /// for long.
     async fn failed(&mut self, error: &WatchError) -> Result<(), Closed> {
-        let (resource, namespace) = self.source.name();
         if let WatchError::Refused(status) = error
             && status.code == 403
         {
             if !std::mem::replace(&mut self.refused, true) {
-                tracing::warn!(resource, namespace, "this cannot be watched here yet: {}", hint(403));
+                tracing::warn!("this cannot be watched here yet: {}", hint(403));
             }
             // The core forgets a loss with it.
             (self.answered_at, self.lost) = (Instant::now(), None);
@@ -376,7 +372,7 @@ impl<S: Source> Follow<S> {
             return Ok(());
         }
         let code = error.code();
-        tracing::warn!(resource, namespace, status = code, "a watch failed; trying again: {}", hint(code));
+        tracing::warn!(status = code, "a watch failed; trying again: {}", hint(code));
         let begin = Instant::now();
         let wait = self.next_wait();
         let lost_at = self.answered_at + self.lost_after;

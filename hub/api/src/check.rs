@@ -19,17 +19,28 @@ static SPECS: LazyLock<BTreeMap<String, JSONSchemaProps>> = LazyLock::new(|| {
     definitions().into_iter().filter_map(spec).collect()
 });
 
+/// What a spec has that its definition does not allow. It names the field, and nothing of what it holds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct SpecError {
+    /// The path of the field, such as `spec.sources[0].names`.
+    pub field: String,
+    /// What is wrong with its value.
+    pub problem: String,
+}
+
 /// Whether the spec of an object of ours keeps to its definition.
 ///
 /// # Errors
-/// A sentence that names the field, and nothing of what it holds.
-pub fn check_spec(kind: &str, spec: &Value) -> Result<(), String> {
-    let schema = SPECS.get(kind).ok_or_else(|| "kind: it is none of runnel.dev".to_owned())?;
+/// [`SpecError`] for the first field that does not.
+pub fn check_spec(kind: &str, spec: &Value) -> Result<(), SpecError> {
+    let unknown = || SpecError { field: "kind".to_owned(), problem: "it is none of runnel.dev".to_owned() };
+    let schema = SPECS.get(kind).ok_or_else(unknown)?;
     check("spec", schema, spec)
 }
 
-fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), String> {
-    let wrong = |hint: String| Err(format!("{path}: {hint}"));
+fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), SpecError> {
+    let wrong = |problem: String| Err(SpecError { field: path.to_owned(), problem });
     let over =
         |limit: Option<i64>, size: usize| limit.filter(|limit| usize::try_from(*limit).is_ok_and(|limit| size > limit));
     if let Some(words) = &schema.enum_
@@ -103,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    fn rule(change: impl FnOnce(&mut Value)) -> Result<(), String> {
+    fn rule(change: impl FnOnce(&mut Value)) -> Result<(), SpecError> {
         let mut spec = json!({
             "sources": [{"resources": ["configmaps"], "names": ["a"]}],
             "clusters": {"all": true},
@@ -133,7 +144,7 @@ mod tests {
         ];
         for (change, words) in wrong {
             let said = rule(change).unwrap_err();
-            assert!(said.starts_with(words), "{said}");
+            assert!(said.to_string().starts_with(words), "{said}");
         }
         assert!(check_spec("Pod", &json!({})).is_err());
     }

@@ -17,7 +17,7 @@ mod schema;
 mod selector;
 mod shape;
 
-pub use check::check_spec;
+pub use check::{SpecError, check_spec};
 pub use generate::{chart_files, definitions, files, yaml};
 pub use grant::{DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules};
 pub use member::{

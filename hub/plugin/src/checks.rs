@@ -3,9 +3,10 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::diagnose::{Finding, Reachability, Workload, address, workload};
-use super::observed_json::{condition, full_name, list, number, text, time};
+use super::observed_json::{condition, condition_named, full_name, list, number, text, time};
 use super::rights::Right;
 use super::table::{Tone, age, span};
+use runnel_api::conditions::{ConditionType, Reason};
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,8 +97,8 @@ pub fn definitions(found: &[Value], own: &[Value]) -> Vec<Check> {
             checks.push(Check::fail(format!("the definition {name} is not installed"), hint));
             continue;
         };
-        if !condition(there, "Established").holds() {
-            let message = condition(there, "NamesAccepted").message;
+        if !condition_named(there, "Established").holds() {
+            let message = condition_named(there, "NamesAccepted").message;
             checks.push(Check::fail(format!("the definition {name} is not served: {message}"), "see its conditions"));
         } else if let Some(field) = missing_field(schema(wanted), schema(there), "") {
             let what = format!("the definition {name} is older than this plugin: it has no {field}");
@@ -198,13 +199,13 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
     let mut fine = 0;
     for object in objects {
         let name = text(object, "/metadata/name");
-        let connected = condition(object, "Connected");
+        let connected = condition(object, ConditionType::Connected);
         let accepted = object.pointer("/spec/accepted").and_then(Value::as_bool) != Some(false);
         let log = "look at the agent's log there: kubectl -n runnel-system logs deployment/runnel-agent";
         if !accepted {
             let hint = format!("set spec.accepted: true to let it in again, or kubectl runnel unjoin {name} --force");
             checks.push(Check::warn(format!("{name} is shut out (spec.accepted is false)"), hint));
-        } else if connected.reason == "NeverConnected" || connected.status.is_empty() {
+        } else if connected.reason == Reason::NeverConnected.as_str() || connected.status.is_empty() {
             let hint = format!("kubectl runnel join {name} --context CONTEXT-OF-THAT-CLUSTER");
             checks.push(Check::fail(format!("{name} has never connected"), hint));
         } else if !connected.holds() {
@@ -215,7 +216,7 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
         } else {
             fine += 1;
         }
-        for theft in ["PossibleKeyTheft", "KeyShared"] {
+        for theft in [ConditionType::PossibleKeyTheft, ConditionType::KeyShared] {
             if condition(object, theft).holds() {
                 let hint = format!(
                     "set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again"
@@ -223,15 +224,18 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
                 checks.push(Check::fail(format!("{name}: {}", condition(object, theft).message), hint));
             }
         }
-        for doubt in ["RestoredFromBackup", "Duplicate", "PreviousMembership"] {
+        for doubt in [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::PreviousMembership] {
             if condition(object, doubt).holds() {
                 let hint = "see that all is as it should be, then run the command that the message names";
                 checks.push(Check::fail(format!("{name}: {}", condition(object, doubt).message), hint));
             }
         }
-        if condition(object, "OrphanedCopies").holds() {
+        if condition(object, ConditionType::OrphanedCopies).holds() {
             let hint = "they stay; restore the rules, or delete the copies in the member";
-            checks.push(Check::warn(format!("{name}: {}", condition(object, "OrphanedCopies").message), hint));
+            checks.push(Check::warn(
+                format!("{name}: {}", condition(object, ConditionType::OrphanedCopies).message),
+                hint,
+            ));
         }
         let pending = list(object, "/status/pendingRemovals").len();
         if pending > 0 {
@@ -261,24 +265,28 @@ fn certificate(object: &Value, now: Timestamp) -> Option<Check> {
 
 /// Rules that are not ready.
 pub fn rules(objects: &[Value]) -> Vec<Check> {
-    let ready = |object: &&Value| condition(object, "Ready").holds();
+    let ready = |object: &&Value| condition(object, ConditionType::Ready).holds();
     let mut checks = Vec::new();
     let fine = objects.iter().filter(ready).count();
     if fine > 0 {
         checks.push(Check::ok(format!("{fine} of {} rules are ready", objects.len())));
     }
     for object in objects.iter().filter(|object| !ready(object)) {
-        let (name, seen) = (full_name(object), condition(object, "Ready"));
+        let (name, seen) = (full_name(object), condition(object, ConditionType::Ready));
         let hint = format!("kubectl runnel status {name}");
-        let held = ["DeletionHeld", "TakeoverHeld"].into_iter().find(|kind| condition(object, kind).holds());
+        let held = [ConditionType::DeletionHeld, ConditionType::TakeoverHeld];
+        let held = held.into_iter().find(|kind| condition(object, *kind).holds());
         if let Some(held) = held {
             let hint = format!("undo what led to it, or carry it out: kubectl runnel release {name}");
-            checks.push(Check::warn(format!("rule {name}: {held}: {}", condition(object, held).message), hint));
+            checks.push(Check::warn(
+                format!("rule {name}: {}: {}", held.as_str(), condition(object, held).message),
+                hint,
+            ));
         } else if object.pointer("/metadata/deletionTimestamp").is_some() {
             checks.push(Check::warn(format!("rule {name} is being deleted and waits for its copies"), hint));
         } else if seen.status.is_empty() {
             checks.push(Check::fail(format!("rule {name} has not been looked at by a hub"), "does the hub run?"));
-        } else if seen.status == "False" && seen.reason != "CopiesWaiting" {
+        } else if seen.status == "False" && seen.reason != Reason::CopiesWaiting.as_str() {
             checks.push(Check::fail(format!("rule {name}: {}: {}", seen.reason, seen.message), hint));
         } else {
             checks.push(Check::warn(format!("rule {name}: {}: {}", seen.reason, seen.message), hint));

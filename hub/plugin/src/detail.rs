@@ -2,6 +2,10 @@
 use std::fmt::Write;
 
 use super::table::{Cell, Table, Tone};
+use super::wrap::wrapped;
+
+/// All lines of a sentence but the first are indented.
+const INDENT: (&str, &str) = ("", "    ");
 
 /// How a rule stands in one cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +47,7 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
     let (all, mut said) = (rows.len(), String::new());
     if old.is_empty() {
         let head = format!("Every cluster ({all}) holds the newest revision of every source, and has proved it.");
-        wrapped(&mut said, &head, width);
+        wrapped(&mut said, INDENT, &head, width);
         return said;
     }
     let older = old.iter().filter(|(row, _)| !row.newest).count();
@@ -59,7 +63,7 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
             "{more} of {all} say that they hold the newest revision of every source, and have not proved it."
         )),
     };
-    head.into_iter().chain(unproved).for_each(|head| wrapped(&mut said, &head, width));
+    head.into_iter().chain(unproved).for_each(|head| wrapped(&mut said, INDENT, &head, width));
     let mut table = Table::new(&["CLUSTER", "HOLDS", "STATE", "APPLIED", "FAILED", "WAITING", "REASON"]);
     for (row, (word, meaning)) in &old {
         let [applied, failed, waiting] = row.counts.map(|count| count.to_string());
@@ -77,25 +81,9 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
     let told = old.iter().filter(|(row, _)| !row.message.is_empty());
     for (number, (row, _)) in told.enumerate() {
         said.push_str(if number == 0 { "\n" } else { "" });
-        wrapped(&mut said, &format!("{}: {}", row.name, row.message), width);
+        wrapped(&mut said, INDENT, &format!("{}: {}", row.name, row.message), width);
     }
     said
-}
-
-/// A sentence in lines of this width, all but the first indented.
-fn wrapped(out: &mut String, text: &str, width: usize) {
-    let mut line = String::new();
-    for word in text.split_whitespace() {
-        if !line.trim().is_empty() && line.chars().count() + 1 + word.chars().count() > width {
-            let _ = writeln!(out, "{line}");
-            line = "   ".to_owned();
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    let _ = writeln!(out, "{line}");
 }
 
 /// All clusters, and below them what failed there.

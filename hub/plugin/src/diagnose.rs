@@ -2,7 +2,8 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::observed_json::{condition, list, number, text, time};
+use super::observed_json::{condition, condition_named, list, number, text, time};
+use runnel_api::conditions::ConditionType;
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +96,7 @@ pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
         return vec![Finding::new(format!("there is no Deployment {name} in {namespace}"), hint)];
     }
     let mut found = Vec::new();
-    let failure = condition(&seen.deployment, "ReplicaFailure");
+    let failure = condition_named(&seen.deployment, "ReplicaFailure");
     if failure.holds() {
         let hint = "what refuses the pod is named there: a quota, Pod Security, or an admission webhook";
         found.push(Finding::new(format!("no pod of {name} can be made: {}", failure.message), hint));
@@ -122,7 +123,7 @@ pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
 
 fn pod(pod: &Value, namespace: &str) -> Option<Finding> {
     let name = text(pod, "/metadata/name");
-    let scheduled = condition(pod, "PodScheduled");
+    let scheduled = condition_named(pod, "PodScheduled");
     if scheduled.status == "False" {
         let hint = "give it a node that fits: capacity, taints (values: tolerations, nodeSelector, resources)";
         return Some(Finding::new(format!("pod {name} finds no node: {}", scheduled.message), hint));
@@ -208,7 +209,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
         // Where the agent cannot even ask, what its pod says is an effect.
         found.rotate_right(facts.addresses.len());
     }
-    if facts.redeemed && !condition(&facts.member, "Connected").holds() {
+    if facts.redeemed && !condition(&facts.member, ConditionType::Connected).holds() {
         let hint =
             format!("look at the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent");
         found.push(Finding::new("the agent has joined, but its stream does not stand", hint));

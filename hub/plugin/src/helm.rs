@@ -90,7 +90,8 @@ impl Helm {
         let chart = self.folder.path.join(install.chart);
         let arguments = install.arguments(&chart.to_string_lossy(), &own.to_string_lossy());
         let said = self.run(on, &arguments).await;
-        let said = said.map_err(|said| {
+        let said = said.map_err(|error| {
+            let said = error.to_string();
             let code = if hints::is_timeout(&said) { IN_VAIN } else { FAILED };
             ended(code, hints::helm(&said, install.chart, &on.place))
         })?;
@@ -106,12 +107,12 @@ impl Helm {
         let arguments = ["uninstall", release, "--namespace", namespace, "--wait", "--timeout", "2m"];
         match run(binary, on, &arguments.map(str::to_owned)).await {
             Ok(_) => Ok(true),
-            Err(said) if said.contains("not found") => Ok(false),
-            Err(said) => Err(anyhow!("helm could not uninstall {release} in {}: {}", on.place, said.trim())),
+            Err(HelmError::Failed(output)) if output.contains("not found") => Ok(false),
+            Err(error) => Err(anyhow!("helm could not uninstall {release} in {}: {error}", on.place)),
         }
     }
 
-    async fn run(&self, on: &Cluster, arguments: &[String]) -> Result<String, String> {
+    async fn run(&self, on: &Cluster, arguments: &[String]) -> Result<String, HelmError> {
         run(&self.binary, on, arguments).await
     }
 }
@@ -126,8 +127,24 @@ pub async fn version(binary: &Path) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// Why a command of helm failed.
+#[derive(Debug, thiserror::Error)]
+enum HelmError {
+    /// It could not be run.
+    #[error("cannot run {}: {source}", binary.display())]
+    Run {
+        /// The program.
+        binary: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It ended with an error; what it wrote about that.
+    #[error("{0}")]
+    Failed(String),
+}
+
 /// Helm's own choice of cluster is overruled by flags; its standard error is the error.
-async fn run(binary: &Path, on: &Cluster, arguments: &[String]) -> Result<String, String> {
+async fn run(binary: &Path, on: &Cluster, arguments: &[String]) -> Result<String, HelmError> {
     let mut command = Command::new(binary);
     command.args(arguments).arg("--kube-context").arg(&on.context);
     if let Some(path) = &on.kubeconfig {
@@ -137,11 +154,11 @@ async fn run(binary: &Path, on: &Cluster, arguments: &[String]) -> Result<String
         command.env_remove(name);
     }
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = command.output().await.map_err(|error| format!("cannot run {}: {error}", binary.display()))?;
+    let output = command.output().await.map_err(|source| HelmError::Run { binary: binary.to_owned(), source })?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    Err(HelmError::Failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
 /// The values of a chart with their meaning.

@@ -7,7 +7,7 @@ use runnel_transport::identity::is_address;
 use super::access::Cluster;
 use super::args::{self, ChartValues};
 use super::helm::{self, HUB, Helm};
-use super::observed_json::{condition, text};
+use super::observed_json::{condition_named, text};
 use super::progress::Progress;
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, note, rights, say, usage};
@@ -62,7 +62,7 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
         loop {
             match hub.get("read the definitions", &path).await? {
-                Some(found) if condition(&found, "Established").holds() => break,
+                Some(found) if condition_named(&found, "Established").holds() => break,
                 None => {
                     return Err(anyhow!(
                         "the definition {name} is not there: was crds.install set to false? Install it first"

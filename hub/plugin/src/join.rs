@@ -16,6 +16,7 @@ use super::observed_json::{condition, text};
 use super::progress::Progress;
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
+use runnel_api::conditions::ConditionType;
 use runnel_hub::membership::tokens::WRONG_SECRETS;
 use runnel_hub::token::{self, TokenRequest};
 
@@ -88,7 +89,7 @@ impl Joining<'_> {
         let name = &self.options.cluster;
         let uid = self.uid().await?;
         let before = self.hub.get("read the MemberCluster", &look::member_path(name)).await?;
-        let connected = before.as_ref().is_some_and(|member| condition(member, "Connected").holds());
+        let connected = before.as_ref().is_some_and(|member| condition(member, ConditionType::Connected).holds());
         let elsewhere = before.as_ref().map(|member| text(member, "/status/clusterUid")).unwrap_or_default();
         if connected && elsewhere != uid {
             bail!(
@@ -205,7 +206,7 @@ impl Joining<'_> {
         loop {
             let seen = self.hub.get("read the MemberCluster", &look::member_path(name)).await;
             if let Ok(Some(object)) = &seen
-                && condition(object, "Connected").holds()
+                && condition(object, ConditionType::Connected).holds()
                 && text(object, "/status/clusterUid") == uid
             {
                 return Ok(());

@@ -1,5 +1,6 @@
 //! What stands in objects of the API, as they were read.
 use jiff::Timestamp;
+use runnel_api::conditions::ConditionType;
 use serde_json::Value;
 
 /// A text at a path such as `/metadata/name`; empty where there is none.
@@ -42,8 +43,13 @@ impl Condition<'_> {
     }
 }
 
+/// A condition of an object of Runnel's own.
+pub fn condition(object: &Value, kind: ConditionType) -> Condition<'_> {
+    condition_named(object, kind.as_str())
+}
+
 /// The condition of that type.
-pub fn condition<'a>(object: &'a Value, kind: &str) -> Condition<'a> {
+pub fn condition_named<'a>(object: &'a Value, kind: &str) -> Condition<'a> {
     let found = list(object, "/status/conditions").iter().find(|condition| text(condition, "/type") == kind);
     found.map_or_else(Condition::default, |found| Condition {
         status: text(found, "/status"),

@@ -11,7 +11,7 @@ use super::args::Release;
 use super::ask::{self, PendingApproval, RuleQuery};
 use super::limit;
 use super::look::rule_path;
-use super::observed_json::{condition, full_name, number, text};
+use super::observed_json::{condition_named, full_name, number, text};
 use super::wrap::printable;
 use super::{CommandContext, FAILED, IN_VAIN, ended, note, say, status, usage};
 use runnel_api::RELEASE;
@@ -47,7 +47,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Release) -> anyh
             note(&format!("warning: the hub could not be asked for all of it ({why}); this is what the status says"));
             let names: BTreeSet<_> = held.iter().map(|(name, _)| *name).collect();
             for name in names {
-                let message = condition(&rule, name).message.split(". To ").next().unwrap_or_default();
+                let message = condition_named(&rule, name).message.split(". To ").next().unwrap_or_default();
                 say(&format!("{message}\n"))?;
             }
             let digests: Vec<_> = held.iter().map(|(_, path)| text(&rule, &format!("{path}/digest"))).collect();
@@ -99,7 +99,7 @@ fn held_of(rule: &Value) -> Vec<(&'static str, &'static str)> {
     let all =
         [(DELETION_HELD, "/status/removal"), (DELETION_HELD, "/status/givenUp"), (TAKEOVER_HELD, "/status/takeovers")];
     let is_held = |path: &str| rule.pointer(path).is_some_and(|held| held["released"] != true);
-    all.into_iter().filter(|(name, path)| condition(rule, name).holds() && is_held(path)).collect()
+    all.into_iter().filter(|(name, path)| condition_named(rule, name).holds() && is_held(path)).collect()
 }
 
 /// What is released: it is what people are asked about.

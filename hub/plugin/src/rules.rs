@@ -20,7 +20,7 @@ pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) ->
     }
     let mut table = Table::new(&header);
     for object in objects {
-        let ready = condition(object, "Ready");
+        let ready = condition(object, ConditionType::Ready);
         let count = |name: &str| number(object, &format!("/status/summary/{name}"));
         let failed = count("copiesFailed");
         let reason = if is_suspended(object) { "Suspended" } else { ready.reason };
@@ -62,7 +62,7 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
     let mut line = |title: &str, content: &str| _ = writeln!(said, "{title:<9} {content}");
     line("Rule", &format!("{} {}", text(object, "/kind"), full_name(object)));
     for kind in ConditionType::ALL {
-        let seen = condition(object, kind.as_str());
+        let seen = condition(object, kind);
         if seen.status.is_empty() {
             continue;
         }
@@ -72,7 +72,7 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
         };
         let since = age(seen.since, now);
         // What Ready said already is not said again.
-        let again = kind != ConditionType::Ready && seen.message == condition(object, "Ready").message;
+        let again = kind != ConditionType::Ready && seen.message == condition(object, ConditionType::Ready).message;
         let message = if again { "as above" } else { seen.message };
         line(kind.as_str(), &format!("{} {}: {} ({since})", tone.paint(seen.status, colours), seen.reason, message));
     }
@@ -172,7 +172,8 @@ pub fn members(objects: &[Value], wide: bool, now: Timestamp) -> Table {
     }
     let mut table = Table::new(&header);
     for object in objects {
-        let (accepted, connected) = (condition(object, "Accepted"), condition(object, "Connected"));
+        let (accepted, connected) =
+            (condition(object, ConditionType::Accepted), condition(object, ConditionType::Connected));
         let leaving = object.pointer("/spec/leaving").and_then(Value::as_bool) == Some(true);
         let accepted_cell = match (leaving, accepted.reason) {
             (true, "Drained") => Cell::toned("Drained", Tone::Odd),
@@ -203,7 +204,7 @@ pub fn members(objects: &[Value], wide: bool, now: Timestamp) -> Table {
 pub fn members_in_short(objects: &[Value]) -> String {
     let away: Vec<&str> = objects
         .iter()
-        .filter(|object| !condition(object, "Connected").holds())
+        .filter(|object| !condition(object, ConditionType::Connected).holds())
         .map(|object| text(object, "/metadata/name"))
         .collect();
     let count = objects.len();

@@ -1,12 +1,11 @@
-//! Tables as kubectl prints them, ages, and colours.
-use std::fmt::Write;
-
+//! Tables as kubectl prints them, ages, and colors.
+use comfy_table::Color;
 use jiff::Timestamp;
 
 use super::wrap::on_one_line;
 
-/// Between two columns, as kubectl has it.
-const GAP: usize = 3;
+/// The blanks between two columns, as kubectl prints them.
+const GAP: u16 = 3;
 
 /// How a cell is meant; shown as a colour where the output is a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,15 +31,25 @@ impl Tone {
         }
     }
 
-    /// `text` in the colour of this tone, if there are colours.
+    /// `text` in the color of this tone, if there are colors.
     pub fn paint(self, text: &str, colours: bool) -> String {
         let code = match self {
             Tone::Plain => return text.to_owned(),
-            Tone::Good => 32,
-            Tone::Odd => 33,
-            Tone::Bad => 31,
+            Tone::Bad => 1,
+            Tone::Good => 2,
+            Tone::Odd => 3,
         };
-        if colours { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+        // The escape sequences that a table has for the colors of `color`.
+        if colours { format!("\u{1b}[38;5;{code}m{text}\u{1b}[39m") } else { text.to_owned() }
+    }
+
+    fn color(self) -> Option<Color> {
+        match self {
+            Tone::Plain => None,
+            Tone::Bad => Some(Color::DarkRed),
+            Tone::Good => Some(Color::DarkGreen),
+            Tone::Odd => Some(Color::DarkYellow),
+        }
     }
 }
 
@@ -55,6 +64,14 @@ impl Cell {
     /// A cell that means something.
     pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
         Self { text: on_one_line(&text.into()), tone }
+    }
+
+    fn shown(&self) -> comfy_table::Cell {
+        let cell = comfy_table::Cell::new(if self.text.is_empty() { "<none>" } else { &self.text });
+        match self.tone.color() {
+            Some(color) => cell.fg(color),
+            None => cell,
+        }
     }
 }
 
@@ -89,30 +106,18 @@ impl Table {
 
     /// The table as text; an empty cell is `<none>`, as kubectl has it.
     pub fn text(&self, colours: bool) -> String {
-        let header: Vec<Cell> = self.header.iter().map(|title| Cell::from(*title)).collect();
-        let width = |column: usize| {
-            let cells = std::iter::once(&header).chain(&self.rows).filter_map(|row| row.get(column));
-            cells.map(|cell| shown(&cell.text).chars().count()).max().unwrap_or_default()
-        };
-        let widths: Vec<usize> = (0..self.header.len()).map(width).collect();
-        let mut text = String::new();
-        for row in std::iter::once(&header).chain(&self.rows) {
-            let mut line = String::new();
-            for (index, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                let content = shown(&cell.text);
-                line += &cell.tone.paint(content, colours);
-                if index + 1 < row.len() {
-                    line += &" ".repeat(width - content.chars().count() + GAP);
-                }
-            }
-            let _ = writeln!(text, "{}", line.trim_end());
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::NOTHING).force_no_tty().set_header(&self.header);
+        table.style_text_only();
+        if colours {
+            table.enforce_styling();
         }
-        text
+        table.add_rows(self.rows.iter().map(|row| row.iter().map(Cell::shown).collect::<Vec<_>>()));
+        for column in table.column_iter_mut() {
+            column.set_padding((0, GAP));
+        }
+        table.trim_fmt() + "\n"
     }
-}
-
-fn shown(text: &str) -> &str {
-    if text.is_empty() { "<none>" } else { text }
 }
 
 /// How long ago `then` was, as kubectl writes it: `4s`, `5m10s`, `3h`, `2d`.
@@ -151,8 +156,8 @@ mod tests {
         let golden = "NAME          READY    AGE\na-long-name   True     4s\nb             <none>   2d\n";
         assert_eq!(table.text(false), golden);
         let coloured = table.text(true);
-        assert!(coloured.contains("\u{1b}[32mTrue\u{1b}[0m     4s"), "{coloured:?}");
-        assert!(coloured.contains("\u{1b}[31m<none>\u{1b}[0m   2d"), "{coloured:?}");
+        assert!(coloured.contains("\u{1b}[38;5;2mTrue\u{1b}[39m     4s"), "{coloured:?}");
+        assert!(coloured.contains("\u{1b}[38;5;1m<none>\u{1b}[39m   2d"), "{coloured:?}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::observed_json::{condition, full_name, list, text};
 use super::progress::Progress;
 use super::unjoin::remove;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
+use runnel_api::conditions::ConditionType;
 use runnel_api::{self, FINALIZER, RELEASE};
 use runnel_hub_core::plan::ROLLBACK_SECRETS;
 
@@ -29,7 +30,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Uninstall)
     }
     let away: Vec<String> = members
         .iter()
-        .filter(|member| !condition(member, "Connected").holds())
+        .filter(|member| !condition(member, ConditionType::Connected).holds())
         .map(|member| text(member, "/metadata/name").to_owned())
         .collect();
     if !away.is_empty() && !rules.is_empty() && options.copies == Copies::Delete && !options.force {
@@ -115,7 +116,7 @@ impl Removing<'_> {
                 if let Some(now) = self.hub.get("read the rule", &path).await? {
                     // All of them at once is what the brake is there for, and what was asked for here.
                     let digest = text(&now, "/status/removal/digest");
-                    if condition(&now, "DeletionHeld").holds()
+                    if condition(&now, ConditionType::DeletionHeld).holds()
                         && now.pointer("/metadata/annotations").and_then(|all| all.get(RELEASE)) != Some(&json!(digest))
                     {
                         let patch = json!({"metadata": {"annotations": {RELEASE: digest}}});

@@ -13,6 +13,7 @@ use super::observed_json::{condition, full_name, list, number, text};
 use super::progress::Progress;
 use super::table::age;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
+use runnel_api::conditions::ConditionType;
 
 const BETWEEN: Duration = Duration::from_millis(250);
 
@@ -34,7 +35,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
     let Some(object) = hub.get("read the MemberCluster", &look::member_path(name)).await? else {
         return Err(ended(FAILED, format!("there is no member {name}: `kubectl runnel members` lists all")));
     };
-    let connected = condition(&object, "Connected");
+    let connected = condition(&object, ConditionType::Connected);
     if !connected.holds() && !options.force {
         let since = age(connected.since, Timestamp::now());
         let text = format!(
@@ -77,7 +78,8 @@ async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> any
     let begin = Instant::now();
     let outcome = loop {
         let Some(object) = hub.get("read the MemberCluster", &path).await? else { break Ok(String::new()) };
-        let (left, connected) = (condition(&object, "Drained"), condition(&object, "Connected"));
+        let (left, connected) =
+            (condition(&object, ConditionType::Drained), condition(&object, ConditionType::Connected));
         if left.holds() {
             break Ok(left.message.split(": this MemberCluster").next().unwrap_or_default().to_owned());
         }

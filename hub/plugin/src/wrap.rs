@@ -2,25 +2,21 @@
 use std::fmt::Write;
 
 use runnel_proto::model::{plain_lines, plain_text};
+use textwrap::{Options, WordSplitter};
 
-/// Writes `text` with `first` before its first line and `rest` before the others, no line wider than `width` characters but
+/// Writes `text` with `first` before its first line and `rest` before the others, no line wider than `width` columns but
 /// for a word that is. What would end a line or speaks to a terminal becomes a blank.
 pub fn wrapped(out: &mut String, (first, rest): (&str, &str), text: &str, width: usize) {
-    let mut line = first.to_owned();
-    let mut is_empty = true;
-    for word in on_one_line(text).split_whitespace() {
-        if !is_empty && line.chars().count() + 1 + word.chars().count() > width {
-            let _ = writeln!(out, "{}", line.trim_end());
-            line = rest.to_owned();
-            is_empty = true;
-        }
-        if !is_empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        is_empty = false;
+    let words = on_one_line(text).split_whitespace().collect::<Vec<_>>().join(" ");
+    if words.is_empty() {
+        let _ = writeln!(out, "{}", first.trim_end());
+        return;
     }
-    let _ = writeln!(out, "{}", line.trim_end());
+    let options = Options::new(width).initial_indent(first).subsequent_indent(rest);
+    let options = options.break_words(false).word_splitter(WordSplitter::NoHyphenation);
+    for line in textwrap::wrap(&words, options) {
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
 }
 
 /// Without what would end a line, steers a terminal or hides from the reader.
@@ -43,7 +39,7 @@ pub fn printable(text: &str) -> String {
 
 const ESCAPE: char = '\u{1b}';
 /// What of an escape sequence follows the escape, of those in [`super::table`].
-const COLOURS: [&str; 4] = ["[0m", "[31m", "[32m", "[33m"];
+const COLOURS: [&str; 4] = ["[39m", "[38;5;1m", "[38;5;2m", "[38;5;3m"];
 
 fn lines(text: &str) -> String {
     text.split('\t').map(plain_lines).collect::<Vec<_>>().join("\t")
@@ -62,7 +58,7 @@ mod tests {
 
     #[test]
     fn printed_text_keeps_lines_and_colours_alone() {
-        let coloured = "NAME\tREADY\na\t\u{1b}[31mFalse\u{1b}[0m\n";
+        let coloured = "NAME\tREADY\na\t\u{1b}[38;5;1mFalse\u{1b}[39m\n";
         assert_eq!(printable(coloured), coloured);
         let hostile = "a\u{1b}]52;c;eA==\u{7}\r\u{1b}[2K\u{1b}[1;31mb\u{202e}c\u{200b}\u{9b}2J\n";
         assert_eq!(printable(hostile), "a ]52;c;eA==   [2K [1;31mbc 2J\n");

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use runnel_proto::PROTOCOL_MAX;
 use runnel_proto::model::{ClusterName, Counts, Payload, Revision, RuleState, RuleUid, SourceRef};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -35,8 +34,8 @@ fn hub(spec: Value) -> Arc<HubState> {
     hub_state
 }
 
-/// A cluster connects that speaks this protocol and holds nothing.
-fn connects(hub_state: &HubState, name: &str, protocol: u32) {
+/// A cluster connects and holds nothing.
+fn connects(hub_state: &HubState, name: &str) {
     let cluster = ClusterName::from(name);
     let known = Cluster { uid: name.to_owned(), accepted: true, ..Cluster::default() };
     hub_state.change(|index| index.set_cluster(cluster.clone(), known));
@@ -44,7 +43,6 @@ fn connects(hub_state: &HubState, name: &str, protocol: u32) {
         agent_version: String::new(),
         kubernetes_version: String::new(),
         cluster_uid: name.to_owned(),
-        protocol,
         key: String::new(),
         boot_id: String::new(),
         certificate_expires: Timestamp::MAX,
@@ -85,9 +83,8 @@ fn applies(hub_state: &HubState, cluster: &str) -> bool {
 #[test]
 fn who_is_not_told_of_the_rule_is_not_waited_for() {
     let hub_state = hub(json!({"conflictPolicy": "Overwrite"}));
-    connects(&hub_state, "new", PROTOCOL_MAX);
-    connects(&hub_state, "old", 1);
-    connects(&hub_state, "doubted", PROTOCOL_MAX);
+    connects(&hub_state, "new");
+    connects(&hub_state, "doubted");
     hub_state.report_store.lock().waits_for_confirmation(&"doubted".into(), true);
     edit(&hub_state, 1);
     assert!(applies(&hub_state, "new"), "the others never say anything");
@@ -95,20 +92,13 @@ fn who_is_not_told_of_the_rule_is_not_waited_for() {
     edit(&hub_state, 2);
     assert!(!applies(&hub_state, "new"));
     assert!(applies(&hub_state, "doubted"));
-    // What an old agent understands is said to it.
-    let hub_state = hub(json!({}));
-    connects(&hub_state, "new", PROTOCOL_MAX);
-    connects(&hub_state, "old", 1);
-    edit(&hub_state, 1);
-    assert!(!applies(&hub_state, "new"));
-    assert!(applies(&hub_state, "old"));
 }
 
 #[test]
 fn cluster_without_the_rule_is_not_awaited() {
     let hub_state = hub(json!({}));
-    connects(&hub_state, "one", PROTOCOL_MAX);
-    connects(&hub_state, "two", PROTOCOL_MAX);
+    connects(&hub_state, "one");
+    connects(&hub_state, "two");
     edit(&hub_state, 1);
     assert!(!applies(&hub_state, "one"));
     assert!(hub_state.drop_unsent(&hub_state.index.read()).is_empty());

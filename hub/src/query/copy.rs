@@ -3,7 +3,6 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use data_encoding::HEXLOWER;
-use runnel_proto::INSPECT_SINCE;
 use runnel_proto::model::{ClusterName, Inspected, Kind, Revision, RuleUid, SourceRef, StandingObject};
 use runnel_proto::wire;
 use tonic::{Request, Response, Status};
@@ -41,16 +40,12 @@ impl Questions {
         let Some(known) = self.hub_state.index.read().cluster(&cluster).cloned() else {
             return Err(Status::not_found(format!("there is no member {cluster}")));
         };
-        let (connected, can_answer) = {
-            let report_store = self.hub_state.report_store.lock();
-            let session = report_store.session(&cluster, Instant::now());
-            (session.is_some(), session.is_some_and(|session| session.protocol >= INSPECT_SINCE))
-        };
+        let connected = self.hub_state.report_store.lock().session(&cluster, Instant::now()).is_some();
         // Nor how namespaces are where none of the caller's rules has a copy.
         let may_look = |wishes: &[RuleExplanation]| {
             member || wishes.iter().any(|wish| visible.contains(&wish.uid) && wish.has_a_place())
         };
-        let asks = can_answer && may_look(&wishes);
+        let asks = connected && may_look(&wishes);
         let mut answer = if asks { self.inspect(&cluster, &copy).await } else { None };
         let answered = answer.is_some();
         if let Some(answer) = &answer {
@@ -63,8 +58,6 @@ impl Questions {
             "is not accepted"
         } else if !connected {
             "is not connected: this is what the hub knows"
-        } else if !can_answer {
-            "has an agent that is too old to be asked: upgrade it"
         } else if asks && !answered {
             "is connected, and its agent did not answer in time"
         } else if known.leaving {

@@ -10,7 +10,6 @@ use futures::stream::{self, StreamExt};
 use kube::api::{DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
 use parking_lot::Mutex;
-use runnel_proto::SUPPOSE_SINCE;
 use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleUid, SourceRef};
 use runnel_proto::wire;
 use tokio::sync::Semaphore;
@@ -230,29 +229,20 @@ impl Questions {
         if !state.is_empty() {
             return received(state, "", 0, None);
         }
-        let protocol = {
-            let report_store = self.hub_state.report_store.lock();
-            report_store.session(&name, Instant::now()).map(|session| session.protocol)
-        };
+        let connected = self.hub_state.report_store.lock().session(&name, Instant::now()).is_some();
         let in_doubt = self.hub_state.divergences.lock().of(&name).is_some();
-        match protocol {
-            None => return received("NotConnected", "not asked: it is not connected", 0, None),
-            Some(protocol) if protocol < SUPPOSE_SINCE => {
-                return received("TooOld", "not asked: its agent is too old, upgrade it", 0, None);
-            }
-            Some(_) if in_doubt => {
-                return received(
-                    "InDoubt",
-                    "not asked: an administrator must confirm it first (see its conditions)",
-                    0,
-                    None,
-                );
-            }
-            Some(_) if !within => return received("NotAsked", "not asked: there are too many clusters", 0, None),
-            Some(_) if Deadline::now() >= hearing.by => {
-                return received("NotAsked", "not asked: the question took too long", 0, None);
-            }
-            Some(_) => {}
+        if !connected {
+            return received("NotConnected", "not asked: it is not connected", 0, None);
+        }
+        if in_doubt {
+            let message = "not asked: an administrator must confirm it first (see its conditions)";
+            return received("InDoubt", message, 0, None);
+        }
+        if !within {
+            return received("NotAsked", "not asked: there are too many clusters", 0, None);
+        }
+        if Deadline::now() >= hearing.by {
+            return received("NotAsked", "not asked: the question took too long", 0, None);
         }
         let (scene, asking) = (hearing.scene.clone(), hearing.asking.clone());
         let question = match aside(move || scene.ask(&name, &asking)).await {

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use dashmap::mapref::entry::Entry;
 use jiff::Timestamp;
-use runnel_proto::PROTOCOL_MAX;
 use runnel_proto::model::{ClusterName, LostWatch, RuleState, RuleUid};
 use tonic::Status;
 
@@ -52,20 +51,18 @@ impl Running {
         self.bounds.registered();
         let held = held.into_states();
         if self.may_log() {
-            tracing::info!(%cluster, agent = hello.agent_version, rules = held.len(), "agent connected");
+            tracing::info!(agent = hello.agent_version, rules = held.len(), "agent connected");
         }
         let facts = SessionFacts {
             agent_version: short(hello.agent_version),
             kubernetes_version: short(hello.kubernetes_version),
             cluster_uid: short(hello.cluster_uid),
-            protocol: hello.protocol_max.min(PROTOCOL_MAX),
             key: self.identity.certificate.key.to_string(),
             boot_id: short(hello.boot_id),
             certificate_expires: Timestamp::try_from(self.identity.certificate.not_after).unwrap_or(Timestamp::MAX),
         };
         {
             let mut session = self.live.session.lock();
-            session.speak(hello.protocol_max.min(PROTOCOL_MAX));
             session.hold(self.hold());
             session.hello(held.clone());
             session.leave_out_rules(left_out);
@@ -82,7 +79,7 @@ impl Running {
             shares_key
         };
         if shares_key {
-            tracing::error!(%cluster, %key, "two agents use the key of this cluster by turns: somebody may have a copy of it");
+            tracing::error!(%key, "two agents use the key of this cluster by turns: somebody may have a copy of it");
         }
         self.note_hold();
         if left_out == 0 {
@@ -100,7 +97,7 @@ impl Running {
         let cluster = &self.identity.cluster;
         let uids: Vec<_> = states.iter().filter(|state| !state.gone).map(|state| state.uid.clone()).collect();
         if self.may_log() {
-            tracing::info!(%cluster, rules = uids.len(), "copies came to light in a cluster: its agent is asked about them");
+            tracing::info!(rules = uids.len(), "copies came to light in a cluster: its agent is asked about them");
         }
         let left_out = self.live.session.lock().resync(states.clone());
         self.metrics.limited(PeerLimit::Hello, left_out as u64);
@@ -121,7 +118,7 @@ impl Running {
         let cluster = &self.identity.cluster;
         let resources: Vec<_> = watches.iter().map(|watch| watch.resource).collect();
         if self.hub_state.report_store.lock().lost_watches(cluster, self.live.number, watches) {
-            tracing::warn!(%cluster, resource = ?resources, "the watches that an agent has lost in its cluster have changed");
+            tracing::warn!(resource = ?resources, "the watches that an agent has lost in its cluster have changed");
             self.hub_state.dirty_members.add([cluster.clone()]);
             self.hub_state.mark_rules_of(cluster);
         }
@@ -168,7 +165,7 @@ impl Running {
         self.say_again(with_room);
         let Some(beyond) = self.live.session.lock().take_beyond_change() else { return };
         let cluster = &self.identity.cluster;
-        tracing::warn!(%cluster, rules = beyond.len(), "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one");
+        tracing::warn!(rules = beyond.len(), "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one");
         let changed = self.hub_state.report_store.lock().set_beyond(cluster, self.live.number, beyond);
         self.mark_statuses(changed);
     }
@@ -205,7 +202,7 @@ impl Running {
             }
             let news = self.hub_state.report_store.lock().report(&cluster, self.live.number, state);
             if news && self.differs(&uid) && self.may_log() {
-                tracing::warn!(%cluster, rule = %uid, "the agent shows other copies than it says it has applied");
+                tracing::warn!(rule = %uid, "the agent shows other copies than it says it has applied");
             }
             if news {
                 changed.push(uid);

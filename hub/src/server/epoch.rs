@@ -3,8 +3,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use kube::ResourceExt;
+use runnel_proto::HISTORY_TOKEN_METADATA;
 use runnel_proto::model::{ClusterName, HubFrame, RuleDelta};
-use runnel_proto::{AUTHORITIES_SINCE, HISTORY_TOKEN_METADATA};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
@@ -128,7 +128,7 @@ impl Running {
         // What was confirmed is to be forgotten there.
         self.gives_history_token = is_confirmed(&self.object_cache, cluster, &divergence);
         if self.gives_history_token {
-            tracing::warn!(%cluster, reason = divergence.name(), "an administrator lets the cluster follow this hub");
+            tracing::warn!(reason = divergence.name(), "an administrator lets the cluster follow this hub");
             return;
         }
         if divergence.hold() == SendRestriction::Everything {
@@ -195,9 +195,8 @@ impl Running {
     /// Tells the agent the hub's authorities, unless it is in doubt.
     pub(super) fn say_authorities(&mut self) {
         let all = self.hub_state.authorities.borrow().clone();
-        let knows = self.hello.as_ref().is_some_and(|hello| hello.protocol_max >= AUTHORITIES_SINCE);
         // Of a hub that is one of two the agent takes no other authorities.
-        if knows && !all.is_empty() && self.hold() != SendRestriction::Everything {
+        if !all.is_empty() && self.hold() != SendRestriction::Everything {
             self.out.push_back(HubFrame::Authorities(all));
         }
     }

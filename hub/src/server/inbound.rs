@@ -196,7 +196,7 @@ impl Running {
     pub(super) fn may_log(&self) -> bool {
         let line = self.bounds.peers.line(self.identity.uid(), Instant::now());
         if let Some(skipped) = line.filter(|skipped| *skipped > 0) {
-            tracing::info!(cluster = %self.identity.cluster, skipped, "lines about this member were not logged");
+            tracing::info!(skipped, "lines about this member were not logged");
         }
         line.is_some()
     }
@@ -204,14 +204,14 @@ impl Running {
     /// A frame of a newer agent, or of a broken one: as if it had not been sent.
     fn pass_over_frame(&self, error: &FrameError) {
         self.metrics.limited(PeerLimit::Frames, 1);
-        tracing::debug!(cluster = %self.identity.cluster, %error, "a frame of an agent is passed over");
+        tracing::debug!(%error, "a frame of an agent is passed over");
     }
 
     /// Items of a frame that could not be read: as if they had not been sent.
     fn pass_over_items(&self, items: usize) {
         self.metrics.limited(PeerLimit::Items, items as u64);
         if items > 0 {
-            tracing::debug!(cluster = %self.identity.cluster, count = items, "items of an agent's frame are passed over");
+            tracing::debug!(count = items, "items of an agent's frame are passed over");
         }
     }
 
@@ -223,10 +223,9 @@ impl Running {
                 continue;
             }
             let Refusal { rule, source, reason, message: why, .. } = refusal;
-            let cluster = &self.identity.cluster;
-            tracing::warn!(%cluster, %rule, %source, reason = reason.as_str(), why, "the agent refused an intent");
+            tracing::warn!(%rule, %source, reason = reason.as_str(), why, "the agent refused an intent");
             if self.bounds.refusals == REFUSALS_LOGGED {
-                tracing::warn!(%cluster, "further refusals of this session are only counted");
+                tracing::warn!("further refusals of this session are only counted");
             }
         }
         self.metrics.refused_by_agents(refused.len() as u64);

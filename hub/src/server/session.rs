@@ -9,6 +9,7 @@ use runnel_proto::model::{Hello, HubFrame, RuleUid, SnapshotBegin};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
 use tokio::sync::Notify;
 use tonic::{Status, Streaming};
+use tracing::Instrument;
 
 use super::inbound::Bounds;
 use super::signals::{Signal, Signals};
@@ -66,6 +67,8 @@ pub(super) struct Running {
     handed_over: Option<Instant>,
     /// The agent has said its last word here.
     deaf: bool,
+    /// What the session logs is logged in it, with the name of the cluster.
+    span: tracing::Span,
 }
 
 impl Running {
@@ -85,6 +88,7 @@ impl Running {
             wake: Notify::new(),
         };
         let limit = HELLO_LIMIT.min(life_left(&identity));
+        let span = tracing::info_span!("session", cluster = %identity.cluster);
         Self {
             hub_state,
             object_cache,
@@ -108,6 +112,7 @@ impl Running {
             ending: None,
             handed_over: None,
             deaf: false,
+            span,
         }
     }
 
@@ -115,7 +120,8 @@ impl Running {
     pub(super) fn frames(self) -> impl Stream<Item = Result<wire::HubFrame, Status>> + Send {
         futures::stream::unfold(Some(self), |state| async move {
             let mut running = state?;
-            match running.next().await {
+            let span = running.span.clone();
+            match running.next().instrument(span).await {
                 Some(Ok(frame)) => Some((Ok(running.sent(&frame)), Some(running))),
                 Some(Err(status)) => Some((Err(status), None)),
                 None => None,
@@ -162,7 +168,7 @@ impl Running {
             frame = self.inbound.next(), if !self.deaf && self.bounds.read_at.is_none() => match frame {
                 Some(Ok(frame)) => self.take_in(frame),
                 Some(Err(status)) => {
-                    tracing::debug!(cluster = %self.identity.cluster, why = status.message(), "the stream broke");
+                    tracing::debug!(why = status.message(), "the stream broke");
                     // Heard only where the connection lives, which is where the agent sent what cannot be read.
                     self.end(Status::invalid_argument(format!("the agent's frame cannot be read: {}", status.message())));
                 }
@@ -249,7 +255,7 @@ impl Running {
     /// The session is no longer allowed. A revoked cluster is told so, and that is the last that it hears.
     pub(super) fn cut(&mut self, refusal: &JoinRefusal) {
         if self.may_log() {
-            tracing::warn!(cluster = %self.identity.cluster, why = %refusal, "a session is cut");
+            tracing::warn!(why = %refusal, "a session is cut");
         }
         self.end(refused(refusal));
         if refusal.is_revocation() {
@@ -351,8 +357,10 @@ impl Running {
     pub(super) fn greet(&mut self, hello: Hello) {
         if hello.protocol_max < PROTOCOL_MIN || hello.protocol_min > PROTOCOL_MAX {
             let message = format!(
-                "the agent speaks protocols {} to {}, this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the older one",
-                hello.protocol_min, hello.protocol_max
+                "the agent speaks protocols {} to {}, this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {}",
+                hello.protocol_min,
+                hello.protocol_max,
+                if hello.protocol_min > PROTOCOL_MAX { "hub" } else { "agent" },
             );
             return self.end(Status::failed_precondition(message));
         }
@@ -383,12 +391,13 @@ impl Drop for Running {
         if !self.registered {
             return;
         }
+        let _in_session = self.span.clone().entered();
         self.metrics.connected(-1);
         let cluster = &self.identity.cluster;
         let own = |_: &_, live: &Arc<LiveSession>| live.number == self.live.number;
         if self.hub_state.sessions.remove_if(cluster, own).is_some() {
             if self.may_log() {
-                tracing::info!(%cluster, "session ended");
+                tracing::info!("session ended");
             }
             self.metrics.rules_delivered(self.hub_state.deliveries.lock().lost(cluster));
             self.hub_state.report_store.lock().disconnected(cluster, self.live.number, Instant::now());

@@ -284,18 +284,28 @@ pub(crate) fn refusal(error: &watcher::Error, what: &str) -> Option<String> {
     }
 }
 
+/// Why the uid of the cluster could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterUidError {
+    /// The API server refused the request or could not be reached.
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+    /// The API server did not answer in time.
+    #[error("the API server did not answer in time")]
+    Timeout,
+}
+
 /// Uid of the `kube-system` namespace, which tells clusters apart.
 ///
 /// # Errors
-/// A sentence that says what the API server answered.
-pub async fn cluster_uid(client: &Client) -> Result<String, String> {
+/// [`ClusterUidError`], when the namespace cannot be read.
+pub async fn cluster_uid(client: &Client) -> Result<String, ClusterUidError> {
     use k8s_openapi::api::core::v1::Namespace;
     use kube::api::PartialObjectMeta;
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
     match tokio::time::timeout(READ_LIMIT, api.get_metadata("kube-system")).await {
-        Ok(Ok(namespace)) => Ok(namespace.metadata.uid.unwrap_or_default()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the API server did not answer in time".to_owned()),
+        Ok(namespace) => Ok(namespace?.metadata.uid.unwrap_or_default()),
+        Err(_) => Err(ClusterUidError::Timeout),
     }
 }
 

@@ -92,11 +92,30 @@ async fn read_many(
     let mut left = wanted.clone();
     let list = list(&client, &hub_state, &scope, &mut left);
     let listed = tokio::time::timeout(limit, list).await;
-    if let Err(why) = listed.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned())) {
+    if let Err(why) = listed.unwrap_or(Err(ListError::Timeout)) {
         let (resource, namespace) = (&scope.resource, &scope.namespace);
-        tracing::warn!(%resource, %namespace, why, "cannot list sources with their content; reading them one by one");
+        tracing::warn!(%resource, %namespace, %why, "cannot list sources with their content; reading them one by one");
     }
     Done::Many(scope, wanted, left)
+}
+
+/// Why a list with contents failed; the sources are read one by one then.
+#[derive(Debug, thiserror::Error)]
+enum ListError {
+    #[error("it is of an unknown kind")]
+    UnknownKind,
+    #[error("there is no such request")]
+    NoSuchRequest,
+    #[error("{}", describe(.0))]
+    Api(kube::Error),
+    #[error("the connection broke")]
+    Broken,
+    #[error("the API server did not answer in time")]
+    Timeout,
+    #[error("the API server's answer is not readable")]
+    Unreadable,
+    #[error("an object is too large")]
+    TooLarge,
 }
 
 /// Takes what a list shows from `left`, until nothing is left to read or too much of the list is not wanted.
@@ -105,8 +124,8 @@ async fn list(
     hub_state: &Arc<HubState>,
     scope: &ListScope,
     left: &mut BTreeSet<SourceRef>,
-) -> Result<(), String> {
-    let Some(kind) = Kind::by_resource(&scope.resource) else { return Err("it is of an unknown kind".to_owned()) };
+) -> Result<(), ListError> {
+    let Some(kind) = Kind::by_resource(&scope.resource) else { return Err(ListError::UnknownKind) };
     let path = Request::new(DynamicObject::url_path(&api_resource(kind), Some(&scope.namespace)));
     let (mut size, mut next, mut shown, wanted) = (PageSize::default(), None::<String>, 0, left.len());
     let mut all_readable = true;
@@ -114,14 +133,14 @@ async fn list(
         let bytes = match page(client, &path, (size.limit(), next.as_deref()), size.bytes()).await? {
             Some(bytes) => bytes,
             None if size.shrink() => continue,
-            None => return Err("an object is too large".to_owned()),
+            None => return Err(ListError::TooLarge),
         };
         size.fits(bytes.len());
         let (hub_state, wished) = (hub_state.clone(), left.clone());
         // Beside the threads that serve agents.
         let taken = tokio::task::spawn_blocking(move || take_in_page(&hub_state, kind, &wished, &bytes)).await;
         let Ok(Some(Page { seen, count, readable, go_on })) = taken else {
-            return Err("the API server's answer is not readable".to_owned());
+            return Err(ListError::Unreadable);
         };
         shown += count;
         all_readable &= readable;
@@ -145,14 +164,14 @@ async fn page(
     path: &Request,
     (limit, next): (u32, Option<&str>),
     bytes: usize,
-) -> Result<Option<Vec<u8>>, String> {
+) -> Result<Option<Vec<u8>>, ListError> {
     let mut params = ListParams::default().limit(limit);
     if let Some(token) = next {
         params = params.continue_token(token);
     }
-    let request = path.list(&params).map_err(|_| "there is no such request".to_owned())?;
-    let body = client.request_stream(request).await.map_err(|error| describe(&error))?;
-    read_page(body, bytes).await.map_err(|_| "the connection broke".to_owned())
+    let request = path.list(&params).map_err(|_| ListError::NoSuchRequest)?;
+    let body = client.request_stream(request).await.map_err(ListError::Api)?;
+    read_page(body, bytes).await.map_err(|_| ListError::Broken)
 }
 
 /// What a page has shown.

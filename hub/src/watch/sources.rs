@@ -8,6 +8,7 @@ use kube::api::{ApiResource, GroupVersionKind};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{Kind, SourceRef};
+use tracing::Instrument;
 
 use super::patience::Patience;
 use super::source_meta::SourceMeta;
@@ -30,6 +31,11 @@ pub fn api_resource(kind: &Kind) -> ApiResource {
 
 /// Watches the metadata of one kind in one place for ever, from the moment that some rule looks for sources there.
 pub async fn watch_sources(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, place: WatchScope) {
+    let span = tracing::info_span!("watch", resource = kind.resource, namespace = place.namespace.as_deref());
+    follow(client, hub_state, kind, place).instrument(span).await;
+}
+
+async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, place: WatchScope) {
     let mut needed = hub_state.needed.subscribe();
     if needed.wait_for(|needed| needed.contains(&place)).await.is_err() {
         return;
@@ -126,11 +132,7 @@ impl SourceWatch {
     /// The list of this round is not waited for any longer: rules that need this place are stalled, and all others served.
     fn give_up(&mut self) {
         let why = self.patience.why();
-        tracing::error!(
-            resource = self.kind.resource,
-            "cannot list {}: {why}; the rules that need it are stalled, their copies stay",
-            self.place
-        );
+        tracing::error!("cannot list {}: {why}; the rules that need it are stalled, their copies stay", self.place);
         self.patience.give_up();
         self.cannot_read(why);
     }
@@ -212,15 +214,13 @@ impl SourceWatch {
     }
 
     fn log_watch_error(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {
-        let resource = self.kind.resource;
         match refusal(error, &missing_right(&self.place)) {
             Some(why) if !self.is_believed() => {
-                tracing::warn!(resource, "cannot watch {}: {why}; trying again before that is believed", self.place);
+                tracing::warn!("cannot watch {}: {why}; trying again before that is believed", self.place);
                 WatchActivity::Refusal
             }
             Some(why) => {
                 tracing::error!(
-                    resource,
                     "cannot watch {}: {why}; the rules that need it are stalled, their copies stay",
                     self.place
                 );
@@ -229,7 +229,7 @@ impl SourceWatch {
             }
             None => {
                 self.patience.failed(failure(error));
-                tracing::warn!(resource, namespace = self.place.namespace.as_deref(), %error, "the watch of sources broke; trying again");
+                tracing::warn!(%error, "the watch of sources broke; trying again");
                 WatchActivity::Something
             }
         }

@@ -20,6 +20,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use runnel_proto::model::{ClusterName, RuleUid};
 use tokio::sync::mpsc;
+use tracing::Instrument;
 
 pub use events::{WAITING, publish_events};
 pub use removals::RemovalRecorder;
@@ -261,7 +262,8 @@ impl Writer {
         }
         let this = &*self;
         let writes = due.into_iter().map(|(uid, look)| async move {
-            let result = this.write_rule(&uid, look, now).await;
+            let span = tracing::debug_span!("write", rule = %this.object_cache.name_of(&uid));
+            let result = this.write_rule(&uid, look, now).instrument(span).await;
             (uid, look, result)
         });
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;

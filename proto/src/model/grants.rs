@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConflictPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, Terms};
+use super::{NamespaceChoice, Terms};
 
 /// One thing that is granted. Grants add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -105,23 +105,12 @@ impl Terms {
             Some(sum.unwrap_or(Allowance { max_copies, max_bytes, ..Allowance::default() }).and(grant))
         })
     }
-
-    /// The oldest protocol whose agents carry these terms out: to an older agent the rule is not said at all.
-    pub fn protocol(&self) -> u32 {
-        let keeps = self.conflict_policy != ConflictPolicy::default() || self.drift_policy != DriftPolicy::default();
-        let shares = !self.ignore_fields.is_empty() || self.immutable_policy != ImmutablePolicy::default();
-        if self.grants.is_some() || self.versions.is_some() || keeps || shares {
-            crate::TERMS_SINCE
-        } else {
-            crate::PROTOCOL_MIN
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{FieldMap, FieldPath, Operator, Pattern, Requirement, Selector};
+    use crate::model::{Operator, Pattern, Requirement, Selector};
 
     fn terms(grants: Option<Vec<Grant>>) -> Terms {
         Terms { create_namespaces: true, grants, ..Terms::default() }
@@ -173,21 +162,5 @@ mod tests {
         let grant = Grant { resources: vec!["secrets".into()], namespaces: Some(choice), ..Grant::default() };
         assert!(grant.includes("x-1", None, "r") && !grant.includes("y", None, "r"));
         assert!(grant.includes("y", Some(&BTreeMap::new()), "r") && grant.has_selector());
-    }
-
-    #[test]
-    fn terms_that_an_older_agent_would_misread_are_not_sent() {
-        assert_eq!(Terms::default().protocol(), crate::PROTOCOL_MIN);
-        let ignored = [FieldPath::new(FieldMap::Data, "k")].into();
-        for terms in [
-            Terms { ignore_fields: ignored, ..Terms::default() },
-            Terms { immutable_policy: ImmutablePolicy::Recreate, ..Terms::default() },
-            Terms { conflict_policy: ConflictPolicy::AdoptIfEqual, ..Terms::default() },
-            Terms { conflict_policy: ConflictPolicy::Overwrite, ..Terms::default() },
-            Terms { drift_policy: DriftPolicy::Report, ..Terms::default() },
-            terms(Some(vec![])),
-        ] {
-            assert_eq!(terms.protocol(), crate::TERMS_SINCE, "{terms:?}");
-        }
     }
 }

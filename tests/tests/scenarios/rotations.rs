@@ -137,7 +137,7 @@ fn longest_gap(fleet: &Fleet) -> Result<Duration> {
     for (message, begins) in [("agent connected", true), ("session ended", false)] {
         for line in lines(fleet.hub_log(), message)? {
             let at = line["timestamp"].as_str().context("a line without a time")?.parse()?;
-            told.push((at, line["cluster"].as_str().unwrap_or_default().to_owned(), begins));
+            told.push((at, line["span"]["cluster"].as_str().unwrap_or_default().to_owned(), begins));
         }
     }
     told.sort();

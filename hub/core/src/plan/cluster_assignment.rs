@@ -173,11 +173,6 @@ impl ClusterAssignment {
         named.next().is_some_and(|other| other.plain() == plain && self.sends(other))
     }
 
-    /// The oldest protocol in which this can be said.
-    pub fn protocol(&self) -> u32 {
-        self.plan.protocol().max(self.terms.protocol())
-    }
-
     /// Whether two are one and the same, so that nothing need be compared.
     pub fn is(&self, other: &ClusterAssignment) -> bool {
         Arc::ptr_eq(&self.plan, &other.plan)

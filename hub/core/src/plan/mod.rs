@@ -29,7 +29,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{Content, ContentDigest, FieldPath, Payload, Revision, RuleUid, SetDigest, SourceRef};
-use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_plans::{ClusterPlans, Labels};
@@ -44,7 +43,7 @@ pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rollout_target::RolloutTarget;
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
-pub use secret_refs::{REFERENCED_KIND, SecretRefs};
+pub use secret_refs::{REFERENCED_KIND, SecretRefError, SecretRefs};
 pub use shape::Shape;
 pub use watch_scope::{Scope, WatchScope};
 
@@ -142,8 +141,6 @@ pub struct RulePlan {
     pub scope: Scope,
     /// What the last changes touched: a session that holds a former plan finds its delta without comparing whole sets.
     pub edits: Edits,
-    /// How many of the intents have another name than their source.
-    renamed: usize,
 }
 
 impl RulePlan {
@@ -168,13 +165,7 @@ impl RulePlan {
             unknown: BTreeSet::new(),
             scope: scope.clone(),
             edits: Edits::default(),
-            renamed: 0,
         }
-    }
-
-    /// The oldest protocol in which this can be said: an older agent does not know that copies can have other names.
-    pub fn protocol(&self) -> u32 {
-        if self.renamed > 0 { RENAMES_SINCE } else { PROTOCOL_MIN }
     }
 
     /// Whether the hub cannot tell what becomes of this source: it must not be removed anywhere, and stays as it is,
@@ -237,7 +228,6 @@ impl RulePlan {
     fn put_in(&mut self, intent: SourceRef, content: Arc<SourceContent>) {
         self.digest.insert(&intent, &content.revision);
         self.digests.entry(intent.resource.clone()).or_default().insert(&intent, &content.revision);
-        self.renamed += usize::from(intent.is_renamed());
         self.shown.put_in(&intent, &content);
         self.intents.insert(intent, content);
     }
@@ -246,7 +236,6 @@ impl RulePlan {
         if let Some(content) = self.intents.remove(intent) {
             self.digest.remove(intent, &content.revision);
             self.digests.entry(intent.resource.clone()).or_default().remove(intent, &content.revision);
-            self.renamed -= usize::from(intent.is_renamed());
             self.shown.take_out(intent, &content);
         }
     }

@@ -10,6 +10,32 @@ use super::{RulePlan, SourceState};
 /// The kind that is lent.
 pub const REFERENCED_KIND: &str = "secrets";
 
+/// Why a value of a Secret cannot be used. The text holds no value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretRefError {
+    /// The hub cannot read the Secret now.
+    #[error("{0} cannot be read now; the hub tries again, and its log says why")]
+    Unreadable(SourceRef),
+    /// The Secret must not be distributed.
+    #[error(
+        "{0} is never distributed (its type, its size or its annotation runnel.dev/distribute forbids it); name another Secret"
+    )]
+    Refused(SourceRef),
+    /// There is no such Secret, or the rule may not distribute it.
+    #[error(
+        "there is no {0} that may be distributed; create it, name another one, or narrow the clusters of this entry"
+    )]
+    Missing(SourceRef),
+    /// The Secret has no such key.
+    #[error("{secret} has no key {key}; add it, or name another key")]
+    NoKey {
+        /// The Secret.
+        secret: SourceRef,
+        /// The key.
+        key: String,
+    },
+}
+
 /// What is known of the Secrets from which a rule takes values.
 pub struct SecretRefs<'a> {
     selection: &'a RulePlan,
@@ -24,28 +50,24 @@ impl<'a> SecretRefs<'a> {
     /// The value of a key, as it stands in the object; `None`: it is still being read.
     ///
     /// # Errors
-    /// When there is none, with a sentence for a person that holds no value.
-    pub fn value(&self, namespace: &str, name: &str, key: &str) -> Result<Option<Value>, String> {
+    /// [`SecretRefError`], when there is none.
+    pub fn value(&self, namespace: &str, name: &str, key: &str) -> Result<Option<Value>, SecretRefError> {
         let secret = SourceRef::new(REFERENCED_KIND, namespace, name);
         let content = match self.selection.secret_refs.get(&secret) {
             Some(SourceState::Unread) => return Ok(None),
             Some(SourceState::Read(content) | SourceState::Stale(content)) => content,
             Some(SourceState::Unreadable) => {
-                return Err(format!("{secret} cannot be read now; the hub tries again, and its log says why"));
+                return Err(SecretRefError::Unreadable(secret));
             }
             Some(SourceState::Refused(_)) => {
-                let why = "its type, its size or its annotation runnel.dev/distribute forbids it";
-                return Err(format!("{secret} is never distributed ({why}); name another Secret"));
+                return Err(SecretRefError::Refused(secret));
             }
             None if self.selection.cannot_see(&secret) => return Ok(None),
-            None => {
-                let hint = "create it, name another one, or narrow the clusters of this entry";
-                return Err(format!("there is no {secret} that may be distributed; {hint}"));
-            }
+            None => return Err(SecretRefError::Missing(secret)),
         };
         let decoded = content.payload.decode().ok();
         let value = decoded.and_then(|content| content.fields.get("data")?.get(key).cloned());
-        value.map(Some).ok_or_else(|| format!("{secret} has no key {key}; add it, or name another key"))
+        value.map(Some).ok_or_else(|| SecretRefError::NoKey { secret, key: key.to_owned() })
     }
 }
 

@@ -33,8 +33,6 @@ use runnel_proto::model::{
     Terms, TermsDigest, Tombstone,
 };
 
-use runnel_proto::PROTOCOL_MAX;
-
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, SourceContent};
 use beyond::Beyond;
@@ -76,15 +74,6 @@ impl Heading {
     }
 }
 
-/// A version of the protocol.
-struct Spoken(u32);
-
-impl Default for Spoken {
-    fn default() -> Self {
-        Self(PROTOCOL_MAX)
-    }
-}
-
 /// One agent's view.
 #[derive(Default)]
 pub struct Session {
@@ -108,8 +97,6 @@ pub struct Session {
     /// What the agent holds, is not wanted, and nobody has judged yet; no sources: the whole rule.
     orphaned_intents: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     unacked: BTreeSet<u64>,
-    /// The protocol that is spoken.
-    protocol: Spoken,
     nonce: u64,
     /// The version of the index up to which claims were taken in.
     version: u64,
@@ -127,11 +114,6 @@ pub struct Session {
 }
 
 impl Session {
-    /// The agent speaks this protocol.
-    pub fn speak(&mut self, protocol: u32) {
-        self.protocol = Spoken(protocol);
-    }
-
     /// Takes in the agent's account of what it holds; may be called several times before [`Session::hello_done`].
     pub fn hello(&mut self, rules: Vec<RuleState>) {
         for state in rules.into_iter().filter(|state| !state.gone) {
@@ -305,18 +287,6 @@ impl Session {
     }
 
     fn reconcile(&mut self, uid: &RuleUid, directive: Directive) {
-        let directive = match directive {
-            // An agent that could not keep to the terms is not told of them.
-            Directive::Wanted(assignment)
-            | Directive::Cordoned(assignment)
-            | Directive::Suspended(assignment)
-            | Directive::AwaitingWave(assignment)
-                if assignment.protocol() > self.protocol.0 =>
-            {
-                Directive::Unknown
-            }
-            other => other,
-        };
         let directive = self.restrict(uid, directive);
         if !matches!(directive, Directive::Wanted(_)) {
             self.forget_beyond(uid);

@@ -315,7 +315,6 @@ mod tests {
             certificate_expires: Timestamp::MAX,
             key: "k".into(),
             boot_id: "b".into(),
-            protocol: 3,
         }
     }
 

@@ -43,8 +43,6 @@ pub struct SessionFacts {
     pub kubernetes_version: String,
     /// Uid of the member's `kube-system` namespace.
     pub cluster_uid: String,
-    /// The protocol that is spoken.
-    pub protocol: u32,
     /// The fingerprint of the key that it is held with.
     pub key: String,
     /// Tells the agent's process from others.
@@ -151,12 +149,9 @@ impl ReportStore {
         self.presence(cluster).is_some_and(Connectivity::is_unconfirmed)
     }
 
-    /// Whether what takes this protocol is said to a cluster: its agent is not too old for it, and nobody has to confirm
-    /// anything first.
-    pub fn is_told(&self, cluster: &ClusterName, protocol: u32) -> bool {
-        let presence = self.clusters.get(cluster).filter(|presence| !presence.unconfirmed);
-        let session = presence.and_then(|presence| presence.session.as_ref());
-        session.is_some_and(|session| session.protocol >= protocol)
+    /// Whether a cluster is connected, and nobody has to confirm anything first.
+    pub fn takes_edits(&self, cluster: &ClusterName) -> bool {
+        self.presence(cluster).is_some_and(|presence| presence.session.is_some() && !presence.unconfirmed)
     }
 
     /// An agent is connected and says all that it holds; what it said before is void. `number` tells its session from
@@ -398,7 +393,6 @@ mod tests {
             agent_version: "1".into(),
             kubernetes_version: "v1".into(),
             cluster_uid: "c".into(),
-            protocol: 3,
             key: String::new(),
             boot_id: String::new(),
             certificate_expires: Timestamp::MAX,

@@ -8,8 +8,8 @@ use super::cluster_view::ClusterView;
 use super::fold::{ConditionValue, counted};
 use super::report_store::RuleReport;
 use super::rule_cluster_state::{
-    Proved, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, is_too_old,
-    proved, standing,
+    Proved, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, proved,
+    standing,
 };
 use super::{Now, ReportStore, View};
 use crate::index::Former;
@@ -136,9 +136,6 @@ fn is_silent(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> bool {
 fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     if is_silent(view, cluster, now) {
         return Health::Away;
-    }
-    if is_too_old(cluster, now.instant) {
-        return Health::Failed;
     }
     let account = cluster.account.filter(|account| holds_the_plan(view, cluster, account));
     let Some(account) = account else {

@@ -72,13 +72,8 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         return ClusterState::Failed;
     }
     let Some(account) = cluster.account else {
-        return if view.awaits(cluster.name) && !is_reading(view) {
-            ClusterState::Waiting
-        } else if is_too_old(cluster, now) {
-            ClusterState::Failed
-        } else if cluster.is_unconfirmed()
-            || (view.target_clusters.cordoned.contains(cluster.name) && !is_reading(view))
-        {
+        let rests = view.awaits(cluster.name) || view.target_clusters.cordoned.contains(cluster.name);
+        return if cluster.is_unconfirmed() || (rests && !is_reading(view)) {
             ClusterState::Waiting
         } else {
             ClusterState::Progressing
@@ -92,7 +87,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         || (view.goes_back(cluster.name) && holds_the_plan(view, cluster, account) && counts.is_settled())
     {
         ClusterState::Waiting
-    } else if is_too_old(cluster, now) || !cluster.sent.render_errors.is_empty() {
+    } else if !cluster.sent.render_errors.is_empty() {
         ClusterState::Failed
     } else if is_behind(view, cluster, account) || is_unconfirmed(view, cluster, account) {
         ClusterState::Waiting
@@ -138,10 +133,6 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
         ClusterState::Failed if cluster.is_beyond(view) => (Reason::RuleLimit, beyond(cluster)),
-        ClusterState::Failed if counts.failed == 0 && is_too_old(cluster, now) => {
-            let message = "the agent is too old for what this rule says, or is granted; upgrade it";
-            (model::Reason::Unsupported.into(), message.to_owned())
-        }
         ClusterState::Failed if account.is_some_and(|all| proved(view, cluster, all) == Proved::No) => {
             (Reason::DigestMismatch, DIFFERS.to_owned())
         }
@@ -256,13 +247,6 @@ pub(super) fn is_given_up(view: &View<'_>, account: &RuleReport) -> bool {
 
 fn failed() -> (Reason, String) {
     (Reason::CopiesFailed, "copies failed".to_owned())
-}
-
-/// Whether the agent could not keep to the rule's terms, so that they are not said to it.
-pub(super) fn is_too_old(cluster: &ClusterView<'_>, now: Instant) -> bool {
-    let terms = cluster.terms.map_or(0, |terms| terms.protocol());
-    let needed = terms.max(cluster.sent.protocol());
-    cluster.session(now).is_some_and(|session| session.protocol < needed)
 }
 
 /// Whether a cordoned cluster has not what the rule wants now.

@@ -51,6 +51,7 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("signal", "name of a signal"),
     ("skipped", "how many lines about the same thing were left out before"),
     ("source", "a source, as resource/namespace/name"),
+    ("span", "what the line is part of: `name` is session, watch, write or copy; the other keys are of this list"),
     ("status", "HTTP status of an API server's answer, 0 for none"),
     ("term", "how many times the lead has changed within an epoch"),
     ("token", "id of a join token, which is no secret"),
@@ -205,6 +206,7 @@ mod tests {
         let writer = kept.clone();
         let subscriber = subscriber(format, EnvFilter::new("info"), move || Escaped(writer.clone()));
         tracing::subscriber::with_default(subscriber, || {
+            let _in_session = tracing::info_span!("session", cluster = "eu-1").entered();
             tracing::info!(name = "a\u{1b}[2Jb", "one\nline \u{9b}31m");
             tracing::debug!("unseen");
         });
@@ -225,6 +227,7 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&logged(LogFormat::Json)).unwrap();
         assert!(line["message"].as_str().unwrap().starts_with("one\nline"));
         assert_eq!(line["level"], "INFO");
+        assert_eq!(line["span"], serde_json::json!({"name": "session", "cluster": "eu-1"}));
         let time = line["timestamp"].as_str().unwrap();
         assert!(time.ends_with('Z') && time.as_bytes()[10] == b'T', "{time}");
     }

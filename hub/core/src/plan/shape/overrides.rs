@@ -17,6 +17,17 @@ pub(super) struct Override {
     patch: Vec<runnel_api::PatchStep>,
 }
 
+/// Why a JSON patch cannot be applied. The text holds no data.
+#[derive(Debug, thiserror::Error)]
+enum PatchError {
+    #[error("step {number} is not about /data/KEY")]
+    NotData { number: usize },
+    #[error("step {number} lacks what {op} needs")]
+    Incomplete { number: usize, op: String },
+    #[error("step {number} ({op} {path}) fails")]
+    Failed { number: usize, op: String, path: String },
+}
+
 impl From<&runnel_api::Override> for Override {
     fn from(said: &runnel_api::Override) -> Self {
         Self {
@@ -103,18 +114,21 @@ impl Override {
         Ok(())
     }
 
-    fn patched(&self, data: Map<String, Value>) -> Result<Map<String, Value>, String> {
+    fn patched(&self, data: Map<String, Value>) -> Result<Map<String, Value>, PatchError> {
         let mut document = json!({"data": data});
         for (number, step) in self.patch.iter().enumerate() {
             let path =
                 |text: &str| text.strip_prefix("/data/").is_some_and(|key| !key.is_empty() && !key.contains('/'));
             if !path(&step.path) || step.from.as_deref().is_some_and(|from| !path(from)) {
-                return Err(format!("step {number} is not about /data/KEY"));
+                return Err(PatchError::NotData { number });
             }
             let operation = serde_json::to_value(step).and_then(serde_json::from_value::<json_patch::PatchOperation>);
-            let operation = operation.map_err(|_| format!("step {number} lacks what {} needs", step.op))?;
-            json_patch::patch(&mut document, &[operation])
-                .map_err(|_| format!("step {number} ({} {}) fails", step.op, step.path))?;
+            let operation = operation.map_err(|_| PatchError::Incomplete { number, op: step.op.clone() })?;
+            json_patch::patch(&mut document, &[operation]).map_err(|_| PatchError::Failed {
+                number,
+                op: step.op.clone(),
+                path: step.path.clone(),
+            })?;
         }
         match document["data"].take() {
             Value::Object(data) => Ok(data),

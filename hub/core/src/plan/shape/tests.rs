@@ -255,14 +255,13 @@ fn what_fails_for_one_cluster_is_sent_to_the_others() {
 fn copies_are_called_by_their_content_where_the_rule_says_so() {
     let versioned = rule(json!({"transform": {"name": "${source.name}-v", "versionedName": {"keep": 3}}}));
     assert_eq!(versioned.terms.versions, Some(3));
-    assert_eq!(versioned.terms.protocol(), runnel_proto::TERMS_SINCE, "an older agent would take it for a rename");
     let source = SourceRef::new("configmaps", "team", "app");
     let mut selection = RulePlan::empty(&versioned);
     selection.set(&source, Some(&body("one")));
     let mut cluster_plans = cluster_plans(&versioned, &selection, &fleet(&[None, None]));
     let named = |cluster_plans: &ClusterPlans| {
         let plan = cluster_plans.plan_of(&"c0".into()).unwrap();
-        assert_eq!((plan.intents.len(), plan.protocol()), (1, runnel_proto::RENAMES_SINCE));
+        assert_eq!(plan.intents.len(), 1);
         plan.intents.keys().next().unwrap().copy_name().to_owned()
     };
     let first = named(&cluster_plans);
