@@ -314,7 +314,7 @@ impl ApplyRun<'_> {
 
     async fn adopt(&mut self, target: ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
         // What may be overwritten may be adopted.
-        if let Some(denied) = body.limits.policy.denies_adopting().filter(|_| !body.asks) {
+        if let Some(denied) = body.limits.policy.denies_adopting() {
             return Err(denied);
         }
         let content = self.content(body).await?;

@@ -31,6 +31,7 @@ pub use pending::Pending;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub_core::epoch::{Divergences, LeaderPosition};
 use runnel_hub_core::index::{Effect, Index, RuleEntry};
+use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{ClusterAssignment, RevisionHasher, WatchScope};
 use runnel_hub_core::session::Session;
 pub use settings::Settings;
@@ -217,8 +218,14 @@ impl HubState {
         if self.serving_since().is_some() || !self.leads() {
             return false;
         }
-        let own =
-            ["memberclusters", "distributionrules", "clusterdistributionrules", "distributiongrants", "namespaces"];
+        let own = [
+            "memberclusters",
+            "distributionrules",
+            "clusterdistributionrules",
+            "distributiongrants",
+            "fleets",
+            "namespaces",
+        ];
         let definitions = [DistributionRule::crd_name(), ClusterDistributionRule::crd_name()];
         let own = own.into_iter().chain(definitions).map(Watched::Own).chain([COMPLETED_STATES]);
         // A place in which this hub does not look has no watch.
@@ -270,25 +277,21 @@ impl HubState {
     /// Judges what these rules no longer want.
     fn judge(&self, index: &mut Index, rules: BTreeSet<RuleUid>) -> Effect {
         let mut effect = Effect::default();
-        if rules.is_empty() {
+        let now = Now { instant: Instant::now(), wall: jiff::Timestamp::now() };
+        if rules.is_empty() && index.next_judgement().is_none_or(|due| due > now.instant) {
             return effect;
         }
-        let (report_store, now) = (self.report_store.lock(), Instant::now());
-        for uid in rules {
-            effect.merge(index.judge(&uid, &|rule, cluster| report_store.holding(rule, cluster), now));
-        }
+        let report_store = self.report_store.lock();
+        effect.merge(index.judge(&rules, &|rule, cluster| report_store.holding(rule, cluster), now));
         if index.next_judgement().is_some() {
             self.deadline_changed.notify_one();
         }
         effect
     }
 
-    /// Judges the rules whose time has come.
+    /// Judges the removals whose time has come.
     pub fn judge_due(&self) {
-        self.change(|index| {
-            let due = index.next_judgement().filter(|(at, _)| *at <= Instant::now());
-            Effect { judge: due.into_iter().map(|(_, uid)| uid).collect(), ..Effect::default() }
-        });
+        self.change(|_| Effect::default());
     }
 
     fn spread(&self, effect: Effect) {

@@ -24,8 +24,8 @@ use runnel_hub::object_cache::ObjectCache;
 use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
 use runnel_hub::watch;
-use runnel_hub::writer::{RemovalRecorder, RollbackStore, WAITING, Writer, publish_events};
-use runnel_hub_core::brake::Limit;
+use runnel_hub::writer::{FleetWriter, RemovalRecorder, RollbackStore, WAITING, Writer, publish_events};
+use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::PlaceState;
 use runnel_hub_core::plan::Scope;
 use runnel_proto::model::KINDS;
@@ -306,6 +306,8 @@ async fn start(
     forever(tasks, stop(), "watch of cluster rules", watched);
     let grants = watch::watch_grants(client.clone(), hub_state.clone(), options.grant_everything);
     forever(tasks, stop(), "watch of grants", grants);
+    let fleet = watch::watch_fleet(client.clone(), hub_state.clone());
+    forever(tasks, stop(), "watch of the fleet", fleet);
     let namespaces = watch::watch_hub_namespaces(client.clone(), hub_state.clone());
     forever(tasks, stop(), "watch of namespaces", namespaces);
     let definition = watch::watch_definition::<DistributionRule>(client.clone(), hub_state.clone());
@@ -337,6 +339,8 @@ async fn start(
     forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
     let recorder = RemovalRecorder::new(client.clone(), hub_state.clone(), object_cache.clone());
     forever(tasks, stop(), "recorder of removals", recorder.run());
+    let overview = FleetWriter::new(client.clone(), hub_state.clone(), object_cache.clone());
+    forever(tasks, stop(), "writer of the fleet", overview.run());
     let slots = usize::from(options.rollback_storage);
     let store = RollbackStore::new(client.clone(), hub_state.clone(), slots);
     forever(tasks, stop(), "store of completed rollouts", store.run());

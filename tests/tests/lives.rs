@@ -15,7 +15,9 @@ use runnel_agent_core::policy::{Facts, Policy};
 use runnel_agent_core::queue::Key;
 use runnel_agent_core::reconciler::{Event, Reconciler, Setup};
 use runnel_agent_core::records::Observed;
+use runnel_hub_core::guard::DELAY;
 use runnel_hub_core::index::{Cluster, Directive, Holding, Index, PlaceState};
+use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_hub_core::session::Session;
 use runnel_proto::model::*;
@@ -282,7 +284,11 @@ impl World {
     fn set_rule(&mut self, uid: &RuleUid, of: &ApiRule, is_deleting: bool) {
         self.index.set_rule(rule(uid, of, is_deleting));
         let holds = |_: &RuleUid, _: &ClusterName| Some(Holding { copies: 1, intents: 1, ..Holding::default() });
-        self.index.judge(uid, &holds, self.now);
+        let judged = BTreeSet::from([uid.clone()]);
+        let at = |instant| Now { instant, wall: jiff::Timestamp::UNIX_EPOCH };
+        self.index.judge(&judged, &holds, at(self.now));
+        // Its namespace could have been deleted with it; nothing else comes.
+        self.index.judge(&judged, &holds, at(self.now + DELAY));
     }
 
     /// As the hub's watch of rules does it.

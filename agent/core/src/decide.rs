@@ -2,9 +2,9 @@
 //! action has been carried out, deciding again gives rest.
 //!
 //! An object that is not ours is changed only as the conflict policy says, but for one that was retained from a copy and
-//! is taken back when it is equal; and what would be lost by that only when the hub has named it, see
-//! [`crate::takeovers`]. Nothing is removed without an order (a tombstone, a removal, a namespace that the
-//! terms no longer name), and of the last kind nothing that the hub has not named. What the member's policy denies is not written, whatever the hub says.
+//! is taken back when it is equal. Nothing is removed without an order (a tombstone, a removal, a namespace that the
+//! terms no longer name), and of the last kind nothing that the hub has not named, see [`crate::prunes`]. What the
+//! member's policy denies is not written, whatever the hub says.
 //!
 //! Where drift is only reported, a copy that somebody changed or deleted stays so until its source changes: a new
 //! revision is written over it and ends the drift.
@@ -88,8 +88,6 @@ pub enum Takeover {
     IfEqual,
     /// In any case.
     Always,
-    /// If its content is what should stand there; in any other case when the hub has said so.
-    Asked,
     /// The rule says so, but this cluster does not let it.
     Denied(CopyError),
 }
@@ -263,11 +261,6 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
         Takeover::Denied(denied) if !hands_off && live.ownership != Ownership::Retained => {
             Decision::Noop(CopyStatus::Failed(denied.clone()))
         }
-        // What a copy of another hub holds is not looked into.
-        Takeover::Asked if !hands_off && live.ownership == Ownership::OtherHub => {
-            Decision::Noop(CopyStatus::Failed(waits(live)))
-        }
-        Takeover::Asked if !hands_off => Decision::Act(Action::Adopt(target)),
         // A copy of another hub is that hub's, however equal.
         Takeover::IfEqual if !hands_off && live.ownership != Ownership::OtherHub => {
             Decision::Act(Action::Adopt(target))
@@ -312,12 +305,6 @@ pub fn differs(live: &Live) -> CopyError {
         return CopyError { reason, message };
     }
     CopyError::new(reason, format!("{message}; its content differs from the source's, so it is not adopted"))
-}
-
-/// The failure for an object that is to be overwritten, once the hub says so.
-pub fn waits(live: &Live) -> CopyError {
-    let message = format!("{}; it is to be overwritten, which waits for the word of the hub", what_stands(live));
-    CopyError::new(Reason::TakeoverWaiting, message)
 }
 
 fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {

@@ -95,11 +95,6 @@ fn conflict_names_object_manager_and_hint() {
         "an object that is not Runnel's stands here (written by argocd-controller); delete it or rename it; its content \
          differs from the source's, so it is not adopted"
     );
-    assert_eq!(
-        &*waits(&live(Ownership::Foreign, Some("helm"))).message,
-        "an object that is not Runnel's stands here (written by helm); it is to be overwritten, which waits for the word \
-         of the hub"
-    );
 }
 
 fn observed_copies() -> impl Strategy<Value = Observed> {
@@ -125,7 +120,6 @@ fn policies() -> impl Strategy<Value = Policies> {
         Just(Takeover::Never),
         Just(Takeover::IfEqual),
         Just(Takeover::Always),
-        Just(Takeover::Asked),
         Just(Takeover::Denied(CopyError::new(Reason::Denied, "no"))),
     ];
     let drift = prop_oneof![Just(DriftPolicy::Correct), Just(DriftPolicy::Report)];
@@ -292,7 +286,7 @@ proptest! {
             Action::Overwrite(_) => prop_assert_eq!(takeover, Takeover::Always),
             // The equality is checked when it is carried out, against the version that was seen.
             Action::Adopt(_) => {
-                let by_policy = matches!(takeover, Takeover::IfEqual | Takeover::Asked);
+                let by_policy = matches!(takeover, Takeover::IfEqual);
                 let equal = by_policy && live.ownership != Ownership::OtherHub;
                 prop_assert!(equal || live.ownership == Ownership::Retained);
             }

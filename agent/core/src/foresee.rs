@@ -9,10 +9,10 @@
 //! ([`is_untold`]), and no write is tried there, as an API server may tell the one from the other.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{Foreseen, Kind, Reason, SourceRef, Supposed, SupposedCopy};
+use runnel_proto::model::{Foreseen, Kind, SourceRef, Supposed, SupposedCopy};
 
 use crate::copy::CopyStatus;
-use crate::decide::{Action, Decision, Takeover, Want, decide, differs};
+use crate::decide::{Action, Decision, Want, decide, differs};
 use crate::job::Said;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
@@ -49,9 +49,6 @@ pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Said>
         Decision::Noop(outcome) => match outcome {
             CopyStatus::Applied => plain(Foreseen::Unchanged),
             CopyStatus::UnderWay => plain(Foreseen::Rest),
-            CopyStatus::Failed(copy_error) if copy_error.reason == Reason::TakeoverWaiting => {
-                plain(Foreseen::Overwrite)
-            }
             CopyStatus::Failed(copy_error) => Some((Foreseen::Refused, Some(copy_error))),
             CopyStatus::Waiting => plain(Foreseen::Wait),
             CopyStatus::Drifted(copy_error) => Some((Foreseen::Unchanged, Some(copy_error))),
@@ -62,9 +59,10 @@ pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Said>
             Action::CreateNamespace | Action::Create => plain(Foreseen::Create),
             Action::Read => None,
             Action::Change(_) => plain(Foreseen::Change),
-            Action::Adopt(_) if is_untold(want, observed) => plain(untold(want)),
+            Action::Adopt(_) if is_untold(want, observed) => plain(Foreseen::AdoptIfEqual),
             Action::Adopt(_) if is_equal => plain(Foreseen::Adopt),
-            Action::Adopt(_) => refused_or_asked(want, observed),
+            Action::Adopt(_) => refused(observed),
+            Action::Overwrite(_) if is_equal && !is_untold(want, observed) => plain(Foreseen::Adopt),
             Action::Overwrite(_) => plain(Foreseen::Overwrite),
             Action::Compare(_) | Action::Demote(_) => plain(Foreseen::Unchanged),
             Action::Delete(_) => plain(Foreseen::Remove),
@@ -73,17 +71,9 @@ pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Said>
     }
 }
 
-fn untold(want: &Want) -> Foreseen {
-    match want {
-        Want::Copy(wanted) if wanted.policies.takeover == Takeover::Asked => Foreseen::Overwrite,
-        _ => Foreseen::AdoptIfEqual,
-    }
-}
-
-fn refused_or_asked(want: &Want, observed: &Observed) -> Option<Said> {
-    match (want, observed) {
-        (Want::Copy(wanted), _) if wanted.policies.takeover == Takeover::Asked => Some((Foreseen::Overwrite, None)),
-        (_, Observed::Live(live)) => Some((Foreseen::Refused, Some(differs(live)))),
+fn refused(observed: &Observed) -> Option<Said> {
+    match observed {
+        Observed::Live(live) => Some((Foreseen::Refused, Some(differs(live)))),
         _ => None,
     }
 }

@@ -8,7 +8,7 @@ use runnel_proto::model::{FieldPath, FieldsKey, Foreseen, Payload, Revision, Rul
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
 use crate::copy::NewPayload;
-use crate::decide::{ExpectedObject, Want, differs, waits};
+use crate::decide::{ExpectedObject, Want, differs};
 use crate::live::Live;
 use crate::policy::Policy;
 use crate::queue::Key;
@@ -147,8 +147,6 @@ pub struct DesiredObject {
     pub version: Option<u64>,
     /// Whether a copy that does not take the change is deleted and created anew.
     pub recreate: Recreate,
-    /// Whether an object that is not equal waits for the hub's word, and is no conflict.
-    pub asks: bool,
     /// By what the content is judged once more, right before it is written.
     pub limits: Limits,
 }
@@ -156,7 +154,7 @@ pub struct DesiredObject {
 impl DesiredObject {
     /// The failure for an object that is not adopted, as it is not equal.
     pub fn unequal(&self, live: &Live) -> CopyError {
-        if self.asks { waits(live) } else { differs(live) }
+        differs(live)
     }
 }
 

@@ -17,11 +17,8 @@ closed_list! {
         Reconciling,
         /// Rule: it cannot go on without a person. Present only while true.
         Stalled,
-        /// Rule: a removal is larger than its removalLimit and is held until a person releases it. Present only while true.
-        DeletionHeld,
-        /// Rule: more objects that are not Runnel's would be overwritten than its removalLimit, and that is held until a person
-        /// releases it. Present only while true.
-        TakeoverHeld,
+        /// Rule: a removal is above a limit and is blocked until a person approves it. Present only while true.
+        ApprovalRequired,
         /// Rule: more clusters failed than `spec.rollout.maxFailures`, and nothing further is sent. Present only while true.
         RolloutStopped,
         /// Rule: more clusters failed than `spec.rollout.maxFailures`, and as `onFailure` says clusters get what the last
@@ -116,10 +113,12 @@ closed_list! {
         Progressing,
         /// The rule is being deleted: its copies are being removed.
         Deleting,
-        /// A removal of more copies than the rule's removalLimit is held.
+        /// A removal is above the limit of the rule, of a member cluster or of the fleet, and waits for approval.
         RemovalLimit,
-        /// Takeovers of more objects than the rule's removalLimit are held.
-        TakeoverLimit,
+        /// On the fleet: every member cluster is connected and every rule is ready.
+        FleetReady,
+        /// On the fleet: not every member cluster is connected, or not every rule is ready.
+        FleetNotReady,
         /// The cluster holds as many rules as one cluster takes: the rule is not sent there.
         RuleLimit,
         /// A change travels in waves, and has not reached every cluster.

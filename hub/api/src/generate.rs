@@ -5,18 +5,25 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt;
 
-use super::{ClusterDistributionRule, DistributionGrant, DistributionRule, MemberCluster, limits};
+use super::{ClusterDistributionRule, DistributionGrant, DistributionRule, FLEET, Fleet, MemberCluster, limits};
 
 /// The definitions, ready to be applied.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    let mut definitions =
-        vec![DistributionRule::crd(), ClusterDistributionRule::crd(), DistributionGrant::crd(), MemberCluster::crd()];
+    let mut definitions = vec![
+        DistributionRule::crd(),
+        ClusterDistributionRule::crd(),
+        DistributionGrant::crd(),
+        MemberCluster::crd(),
+        Fleet::crd(),
+    ];
     for definition in &mut definitions {
         let is_member = definition.spec.names.kind == "MemberCluster";
+        let is_fleet = definition.spec.names.kind == "Fleet";
         for version in &mut definition.spec.versions {
             version.additional_printer_columns = Some(match definition.spec.names.kind.as_str() {
                 "MemberCluster" => member_columns(),
                 "DistributionGrant" => grant_columns(),
+                "Fleet" => fleet_columns(),
                 _ => rule_columns(),
             });
             let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) else {
@@ -26,6 +33,13 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
             root.title = None;
             if is_member {
                 root.x_kubernetes_validations.get_or_insert_default().push(cluster_name_rule());
+            }
+            if is_fleet {
+                root.x_kubernetes_validations.get_or_insert_default().push(ValidationRule {
+                    rule: format!("self.metadata.name == '{FLEET}'"),
+                    message: Some(format!("metadata.name: there is one Fleet, named {FLEET}")),
+                    ..ValidationRule::default()
+                });
             }
         }
     }
@@ -102,6 +116,18 @@ fn grant_columns() -> Vec<CustomResourceColumnDefinition> {
         column("All-Clusters", "boolean", ".spec.clusters.all", "Whether they may be sent to every cluster."),
         column("All-Namespaces", "boolean", ".spec.namespaces.all", "Whether they may be sent to every namespace."),
         column("Age", "date", ".metadata.creationTimestamp", "How long the grant has existed."),
+    ]
+}
+
+/// What `kubectl get` shows of the fleet.
+fn fleet_columns() -> Vec<CustomResourceColumnDefinition> {
+    let pending = "How many causes of removals wait for approval.";
+    vec![
+        column("Ready", "string", &of_condition("Ready", "status"), "Whether everything is as it should be."),
+        column("Clusters", "string", ".status.clusters", "Connected member clusters, of all that are accepted."),
+        column("Rules", "string", ".status.rules", "Rules that are ready, of all."),
+        column("Copies", "string", ".status.copies", "Copies that are applied, of all that should exist."),
+        column("Pending", "integer", ".status.pending", pending),
     ]
 }
 
@@ -217,7 +243,7 @@ mod tests {
             let read: CustomResourceDefinition = serde_saphyr::from_str(&text).unwrap();
             assert!(read == definition, "{name}");
         }
-        assert_eq!(yaml().matches("---\napiVersion: apiextensions.k8s.io/v1\n").count(), 4);
+        assert_eq!(yaml().matches("---\napiVersion: apiextensions.k8s.io/v1\n").count(), 5);
     }
 
     #[test]

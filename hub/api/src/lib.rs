@@ -7,6 +7,7 @@
 
 mod check;
 pub mod conditions;
+mod fleet;
 mod generate;
 mod grant;
 mod member;
@@ -18,6 +19,7 @@ mod selector;
 mod shape;
 
 pub use check::{SpecError, check_spec};
+pub use fleet::{Deliberate, Fleet, FleetLimit, FleetRemovalLimit, FleetSpec, FleetStatus, MemberLimit, PendingCause};
 pub use generate::{chart_files, definitions, files, yaml};
 pub use grant::{DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules};
 pub use member::{
@@ -30,7 +32,7 @@ pub use rule::{
     DistributionRule, DistributionRuleSpec, DriftPolicy, ImmutablePolicy, Namespaces, OnRuleDelete, RemovalLimit,
     RuleTerms, Source,
 };
-pub use rule_status::{ClusterState, ClusterStatus, Display, RemovalStatus, RuleStatus, Summary};
+pub use rule_status::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary};
 pub use selector::{LabelExpression, LabelSelector, Operator};
 pub use shape::{
     Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom, VersionedName,
@@ -43,9 +45,11 @@ pub const VERSION: &str = "v1alpha1";
 /// The finalizer on rules: a rule is gone only when its copies have been seen to.
 pub const FINALIZER: &str = "runnel.dev/copies";
 
-/// The annotation of a rule by which a person releases what the condition `DeletionHeld` or `TakeoverHeld` names: its digest,
-/// or several with commas between them.
-pub const RELEASE: &str = "runnel.dev/release";
+/// The annotation of a rule, or of the `Fleet`, by which a person approves the removal that its status names: the digest, or
+/// several with commas between them.
+pub const APPROVE: &str = "runnel.dev/approve";
+/// The name of the only `Fleet`.
+pub const FLEET: &str = "default";
 
 /// What a spec may hold at most, so that the API server can bound the cost of checking it.
 pub mod limits {
@@ -79,6 +83,10 @@ pub mod limits {
     pub const MESSAGE: usize = 1024;
     /// Characters in a `MemberCluster`'s name: it also stands in label values.
     pub const CLUSTER_NAME: usize = 63;
+    /// Names in a pending approval.
+    pub const PENDING_NAMES: usize = 5;
+    /// Pending approvals in the status of the `Fleet`.
+    pub const PENDING_CAUSES: usize = 32;
     /// Keys that one member may hold at a time: during a renewal, the old and the new one.
     pub const KEYS: usize = 4;
     /// Used tokens that one member's status remembers.

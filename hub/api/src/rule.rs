@@ -112,8 +112,8 @@ pub struct RuleTerms {
     pub create_namespaces: bool,
     /// What to do when an object that is not a copy stands where a copy should. Fail: leave it alone and report it, with
     /// who wrote it. AdoptIfEqual: take it over if its data, binaryData, type and immutable equal the source's; otherwise
-    /// as Fail. Overwrite: take it over in any case; what it held is lost. More of those at a time than removalLimit allows
-    /// are held, and the condition TakeoverHeld says how to release them. A member may refuse Overwrite.
+    /// as Fail. Overwrite: take it over in any case; what it held is lost. The rule's grant
+    /// and the member's policy have to allow Overwrite.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
     /// What to do when a copy was changed or deleted in a member cluster. Correct: put it back. Report: leave it so and
@@ -148,11 +148,10 @@ pub struct RuleTerms {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::OVERRIDES))]
     pub overrides: Vec<Override>,
-    /// How many copies may go at a time because of an edit, a label or the like. A removal of more is held, in every
-    /// cluster, and the condition DeletionHeld says how many, where, and how to release it. A deliberate act is not
-    /// held: the delete of a source or of the rule, or of a literal name out of a list. Copies in namespaces that are no longer
-    /// targets count, whether the rule, a grant or a label in the member says so. As many objects may be overwritten at a
-    /// time, as conflictPolicy says.
+    /// How many copies may go at a time because of an edit, a label or the like. A removal of more is blocked, in every
+    /// cluster, and the condition ApprovalRequired says how many, where, and how to approve it. A deliberate act is not
+    /// blocked: the delete of a source or of the rule, or of a literal name out of a list. Copies in namespaces that are no longer
+    /// targets count, whether the rule, a grant or a label in the member says so. The Fleet limits all rules together.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
     /// How a change travels. Without it, it goes to all clusters at once.
@@ -256,8 +255,8 @@ pub struct RemovalLimit {
     #[schemars(transform = schema::between(0, 100))]
     pub percent: i64,
     /// Whether the delete of the rule itself counts as deliberate. Allow: its copies go, as deletionPolicy says. Hold:
-    /// where they are more than the limit they are held until they are released, and the rule stays until then. A rule
-    /// that is deleted as one of more than ten within a minute, as with its definition, is held in any case.
+    /// where they are more than the limit they stay until that is approved, and the rule stays until then. The delete of
+    /// its namespace or of its definition is under the limits in any case.
     pub on_rule_delete: OnRuleDelete,
 }
 

@@ -25,25 +25,15 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Display")]
     pub display: Option<Display>,
-    /// The removal that is held, or the one that was released last.
+    /// The removal that waits for approval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "RemovalStatus")]
-    pub removal: Option<RemovalStatus>,
-    /// The takeovers by `conflictPolicy: Overwrite` that are held, or those that were released last; `copies` says how many
-    /// objects they are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "RemovalStatus")]
-    pub takeovers: Option<RemovalStatus>,
-    /// The removal of copies in namespaces that the rule gave up, as its members' agents found out, that is held; or the one
-    /// that was released last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "RemovalStatus")]
-    pub given_up: Option<RemovalStatus>,
+    #[schemars(with = "PendingApproval")]
+    pub pending_approval: Option<PendingApproval>,
     /// How far the rollout of the newest change has come, where `spec.rollout` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "RolloutStatus")]
     pub rollout: Option<RolloutStatus>,
-    /// Ready and Applied always; Reconciling, Stalled, DeletionHeld, TakeoverHeld, RolloutStopped, RolloutReverted and Suspended while they
+    /// Ready and Applied always; Reconciling, Stalled, ApprovalRequired, RolloutStopped, RolloutReverted and Suspended while they
     /// are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
@@ -79,28 +69,32 @@ pub struct Summary {
     pub copies_drifted: i64,
 }
 
-/// What is held until it is released, or was released.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// A removal above a limit, which waits for approval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct RemovalStatus {
-    /// Names exactly what is held: the annotation runnel.dev/release with this value releases it, and nothing else. Several
+pub struct PendingApproval {
+    /// Names exactly this set: the annotation runnel.dev/approve with this value approves it, and nothing else. Several
     /// values have commas between them.
     #[schemars(transform = schema::text(64))]
     pub digest: String,
+    /// Why the copies would be removed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(transform = schema::text(limits::MESSAGE))]
+    pub cause: String,
     /// How many copies it is, as the agents counted them.
     #[serde(default)]
     pub copies: i64,
-    /// Whether it was released.
+    /// In how many member clusters.
     #[serde(default)]
-    pub released: bool,
-    /// Stands for what the rule wants besides. Opaque.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    #[schemars(transform = schema::text(64))]
-    pub wanted: String,
-    /// The digest that was released before.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    #[schemars(transform = schema::text(64))]
-    pub previous: String,
+    pub clusters: i64,
+    /// The first of what would go: sources, clusters or rules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::text_list(limits::PENDING_NAMES, limits::MESSAGE))]
+    pub names: Vec<String>,
+    /// Since when it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub since: Option<Time>,
 }
 
 /// The counts of a rule as `kubectl get` shows them.

@@ -147,6 +147,16 @@ pub(super) fn list(max: usize) -> impl FnMut(&mut Schema) {
     }
 }
 
+/// A list of texts of a bounded length.
+pub(super) fn text_list(max: usize, longest: usize) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        list(max)(schema);
+        if let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) {
+            items.insert("maxLength".into(), json!(longest));
+        }
+    }
+}
+
 /// A list of objects that are told apart by `key`.
 pub(super) fn keyed_list(key: &'static str, max: usize) -> impl FnMut(&mut Schema) {
     move |schema| {

@@ -4,15 +4,15 @@
 //! - [`index`]: everything that the hub knows of rules, sources, grants and clusters.
 //! - [`session`]: what one agent is sent next.
 //! - [`rollout`]: which clusters may have a change now.
-//! - [`brake`]: what may not be removed without approval.
+//! - [`guard`]: what may not be removed without approval.
 //! - [`status`]: what a rule's status says.
 //! - [`epoch`]: the history of leaders, and what it says about a hub that was restored.
 //! - [`lease`]: what a candidate does to lead, and what the Lease records of leaders.
 //! - [`whatif`]: what a rule would do.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types, clippy::disallowed_macros))]
 
-pub mod brake;
 pub mod epoch;
+pub mod guard;
 pub mod index;
 pub mod lease;
 pub mod names;

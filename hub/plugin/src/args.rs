@@ -22,7 +22,7 @@ pub struct Cli {
     /// The context of the hub; for join, unjoin and import that of the member, and --hub-context is the hub's.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// Namespace of the rule (status, release, plan), of the sources (import), or of hub and agents (other commands; runnel-system).
+    /// Namespace of the rule (status, approve, plan), of the sources (import), or of hub and agents (other commands; runnel-system).
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// What to do.
@@ -41,8 +41,8 @@ pub enum Command {
     Status(Status),
     /// Show the member clusters.
     Members(Members),
-    /// Approve the removals and takeovers that a rule's removalLimit holds: shows them, asks, and releases exactly those.
-    Release(Release),
+    /// Approve removals above a limit, of one rule or of the fleet: shows them, asks, and approves exactly those.
+    Approve(Approve),
     /// Let a cluster leave in order: its copies go or stay as each rule's deletionPolicy says.
     Unjoin(Unjoin),
     /// Remove Runnel from the hub: rules, members, the hub itself, its definitions.
@@ -198,11 +198,11 @@ pub struct Status {
     pub hub_namespace: String,
 }
 
-/// Let a held removal go.
+/// Approve removals that wait.
 #[derive(Debug, Args)]
-pub struct Release {
-    /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
-    pub rule: String,
+pub struct Approve {
+    /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule; without it, all that waits in the fleet.
+    pub rule: Option<String>,
     /// Do not ask.
     #[arg(short = 'y', long)]
     pub yes: bool,

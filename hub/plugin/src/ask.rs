@@ -39,9 +39,9 @@ pub struct RuleQuery<'a> {
     pub rule: &'a Value,
 }
 
-/// What is held of a rule.
-pub struct PendingApproval {
-    /// What releases it.
+/// What of a rule waits for approval.
+pub struct BlockedItems {
+    /// The digest that approves it.
     pub digest: String,
     /// How many copies it is.
     pub copies: i64,
@@ -69,13 +69,13 @@ pub async fn clusters(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result
 ///
 /// # Errors
 /// A sentence with the cure.
-pub async fn held(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result<Option<PendingApproval>> {
+pub async fn blocked(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result<Option<BlockedItems>> {
     within(hub, question.place(), question.asked(), async |mut client, request| {
         let mut pages = client.rule_held(request).await.map_err(refused)?.into_inner();
         let mut held = None;
         while let Some(page) = pages.message().await.map_err(refused)? {
             let held =
-                held.get_or_insert_with(|| PendingApproval { digest: page.digest, copies: page.copies, items: vec![] });
+                held.get_or_insert_with(|| BlockedItems { digest: page.digest, copies: page.copies, items: vec![] });
             held.items.extend(page.items.into_iter().map(|item| [item.what, item.cluster, item.object]));
         }
         Ok(held)

@@ -274,14 +274,10 @@ pub fn rules(objects: &[Value]) -> Vec<Check> {
     for object in objects.iter().filter(|object| !ready(object)) {
         let (name, seen) = (full_name(object), condition(object, ConditionType::Ready));
         let hint = format!("kubectl runnel status {name}");
-        let held = [ConditionType::DeletionHeld, ConditionType::TakeoverHeld];
-        let held = held.into_iter().find(|kind| condition(object, *kind).holds());
-        if let Some(held) = held {
-            let hint = format!("undo what led to it, or carry it out: kubectl runnel release {name}");
-            checks.push(Check::warn(
-                format!("rule {name}: {}: {}", held.as_str(), condition(object, held).message),
-                hint,
-            ));
+        let blocked = condition(object, ConditionType::ApprovalRequired);
+        if blocked.holds() {
+            let hint = format!("undo what led to it, or approve it: kubectl runnel approve {name}");
+            checks.push(Check::warn(format!("rule {name}: ApprovalRequired: {}", blocked.message), hint));
         } else if object.pointer("/metadata/deletionTimestamp").is_some() {
             checks.push(Check::warn(format!("rule {name} is being deleted and waits for its copies"), hint));
         } else if seen.status.is_empty() {

@@ -69,7 +69,8 @@ fn a_hub_with_everything_wrong() {
     going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     let mut held = rule("held", "False", "RemovalLimit", "24 copies would be removed");
     let why = "24 copies in 2 clusters would be removed: the rule is deleted";
-    held["status"]["conditions"] = json!([held["status"]["conditions"][0], said("DeletionHeld", "RemovalLimit", why)]);
+    held["status"]["conditions"] =
+        json!([held["status"]["conditions"][0], said("ApprovalRequired", "RemovalLimit", why)]);
     held["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     let all_rules = [
         held,

@@ -3,6 +3,7 @@
 //! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `hints`, `explained`, `import/*`, `limit`, `parts`, `planned`, `rights`, `rules`, `seen`,
 //! `table`, `values`. The others talk to clusters, to helm and to the person.
 mod access;
+mod approve;
 pub mod args;
 mod ask;
 mod checks;
@@ -24,7 +25,7 @@ mod observed_json;
 mod plan;
 mod planned;
 mod progress;
-mod release;
+
 mod rights;
 pub(crate) mod rules;
 mod status;
@@ -116,7 +117,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Join(options) => join::run(&session, &options).await,
         Command::Status(options) => status::run(&session, &options).await,
         Command::Members(options) => status::members(&session, &options).await,
-        Command::Release(options) => release::run(&session, &options).await,
+        Command::Approve(options) => approve::run(&session, &options).await,
         Command::Unjoin(options) => unjoin::run(&session, &options).await,
         Command::Uninstall(options) => uninstall::run(&session, &options).await,
         Command::Doctor(options) => doctor::run(&session, &options).await,

@@ -29,6 +29,9 @@ pub fn rule_path(object: &Value) -> String {
     format!("{API}/namespaces/{namespace}/distributionrules/{name}")
 }
 
+/// The path of the only `Fleet`.
+pub const FLEET_PATH: &str = "/apis/runnel.dev/v1alpha1/fleets/default";
+
 /// All members.
 ///
 /// # Errors

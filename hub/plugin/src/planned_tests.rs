@@ -20,7 +20,7 @@ fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> Plan
 fn planned() -> Planned {
     let conflict =
         "an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
-    let held = "removalLimit holds it, as too much would go at a time: `kubectl runnel release` would let it go";
+    let held = "it is above a removalLimit: `kubectl runnel approve` would let it go";
     let head = PlanPage {
         sources: vec![PlanSource {
             source: "configmaps/team/settings".into(),

@@ -11,7 +11,7 @@ use super::progress::Progress;
 use super::unjoin::remove;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
 use runnel_api::conditions::ConditionType;
-use runnel_api::{self, FINALIZER, RELEASE};
+use runnel_api::{self, APPROVE, FINALIZER};
 use runnel_hub_core::plan::ROLLBACK_SECRETS;
 
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -114,14 +114,14 @@ impl Removing<'_> {
             for rule in left {
                 let path = look::rule_path(&rule);
                 if let Some(now) = self.hub.get("read the rule", &path).await? {
-                    // All of them at once is what the brake is there for, and what was asked for here.
-                    let digest = text(&now, "/status/removal/digest");
-                    if condition(&now, ConditionType::DeletionHeld).holds()
-                        && now.pointer("/metadata/annotations").and_then(|all| all.get(RELEASE)) != Some(&json!(digest))
+                    // All of them at once is what the removal guard is there for, and what was asked for here.
+                    let digest = text(&now, "/status/pendingApproval/digest");
+                    if condition(&now, ConditionType::ApprovalRequired).holds()
+                        && now.pointer("/metadata/annotations").and_then(|all| all.get(APPROVE)) != Some(&json!(digest))
                     {
-                        let patch = json!({"metadata": {"annotations": {RELEASE: digest}}});
+                        let patch = json!({"metadata": {"annotations": {APPROVE: digest}}});
                         self.hub
-                            .patch(&format!("release the removal of rule {}", full_name(&rule)), &path, patch)
+                            .patch(&format!("approve the removal of rule {}", full_name(&rule)), &path, patch)
                             .await?;
                     }
                     still.push(rule);

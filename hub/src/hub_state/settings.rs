@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use runnel_proto::model::RevisionKey;
 
-use runnel_hub_core::brake::Limit;
+use runnel_hub_core::guard::Limit;
 #[cfg(test)]
 use runnel_hub_core::plan::RENDER_BUDGET;
 use runnel_hub_core::plan::Scope;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures::{Stream, stream};
-use runnel_proto::model::RuleName;
+use runnel_proto::model::{RuleName, RuleUid};
 use runnel_proto::wire;
 use runnel_transport::grpc::query_server::{Query, QueryServer};
 use tokio::sync::Semaphore;
@@ -23,8 +23,8 @@ use crate::lease::Caller;
 use crate::object_cache::ObjectCache;
 use crate::writer::view;
 pub use review::{AUDIENCE, Reviewer};
-use runnel_hub_core::brake::{Item, Matter};
-use runnel_hub_core::status::{ClusterDetail, details};
+use runnel_hub_core::guard::Item;
+use runnel_hub_core::status::{ClusterDetail, ReportStore, details};
 
 /// Clusters, or what is held, on a page.
 const PAGE: usize = 256;
@@ -71,7 +71,7 @@ impl Questions {
         let (uid, _) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let status = self.object_cache.rule(uid).map(|object| object.status).unwrap_or_default();
         let report_store = self.hub_state.report_store.lock();
-        let view = view(&index, uid, &status, since, false, &report_store)?;
+        let view = view(&index, uid, &status, since, false)?;
         Some(details(&view, &report_store, Instant::now()))
     }
 
@@ -81,30 +81,10 @@ impl Questions {
         let index = self.hub_state.index.read();
         let (uid, entry) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let report_store = self.hub_state.report_store.lock();
-        let (_, held) = index.brake_of(uid, &|rule, cluster| report_store.holding(rule, cluster));
         let mut all = AllHeld::default();
-        if let Some(held) = held {
-            all.add(held.memory.digest, held.memory.copies);
-            all.items.extend(entry.brake.held().iter().map(held_item));
-        }
-        let of = |matter| match matter {
-            Matter::GivenUp => (index.given_up_of(uid), entry.brake.given_up()),
-            Matter::Takeovers => (index.takeovers_of(uid), entry.brake.takeovers()),
-        };
-        for matter in [Matter::GivenUp, Matter::Takeovers] {
-            let (said, brake) = of(matter);
-            let Some(held) = said.filter(|held| !held.memory.released) else { continue };
-            all.add(held.memory.digest, held.memory.copies);
-            all.items.extend(brake.held().iter().map(|(cluster, asked)| {
-                let (what, object) = match matter {
-                    Matter::GivenUp => {
-                        let namespaces = report_store.namespaces_given_up(uid, cluster).join(", ");
-                        ("GivenUp", format!("{} ({namespaces})", asked.objects))
-                    }
-                    Matter::Takeovers => ("Takeover", asked.objects.to_string()),
-                };
-                wire::HeldItem { what: what.to_owned(), cluster: cluster.as_str().to_owned(), object }
-            }));
+        if let Some(pending) = entry.guard.pending() {
+            all.add(pending.digest.clone(), u64::try_from(pending.copies).unwrap_or_default());
+            all.items.extend(entry.guard.blocked().iter().map(|item| held_item(uid, item, &report_store)));
         }
         Some(all)
     }
@@ -202,7 +182,7 @@ impl AllHeld {
     }
 }
 
-fn held_item(item: &Item) -> wire::HeldItem {
+fn held_item(uid: &RuleUid, item: &Item, report_store: &ReportStore) -> wire::HeldItem {
     let (what, cluster, object) = match item {
         Item::Rule => ("Rule", None, String::new()),
         Item::Cluster(cluster) => ("Cluster", Some(cluster), String::new()),
@@ -210,6 +190,12 @@ fn held_item(item: &Item) -> wire::HeldItem {
         Item::Copy(cluster, intent) => ("Copy", Some(cluster), intent.to_string()),
         Item::Name(intent) => ("Name", None, intent.to_string()),
         Item::Source(source) => ("Source", None, source.to_string()),
+        Item::Prune(cluster, _) => {
+            let copies =
+                report_store.holding(uid, cluster).and_then(|held| held.prunes).map_or(0, |asked| asked.objects);
+            let namespaces = report_store.namespaces_given_up(uid, cluster).join(", ");
+            ("Prune", Some(cluster), format!("{copies} ({namespaces})"))
+        }
     };
     let cluster = cluster.map(|cluster| cluster.as_str().to_owned()).unwrap_or_default();
     wire::HeldItem { what: what.to_owned(), cluster, object }

@@ -20,6 +20,7 @@ use super::{Questions, address, aside, broken, review};
 use crate::hub_state::Unasked;
 use crate::watch::{api_resource, body_of};
 use runnel_hub_core::index::Holding;
+use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
 use runnel_hub_core::whatif::{AgentQuestion, Ask, Asking, ClusterEligibility, Row, Said, Scene, SourceRow};
 
@@ -98,7 +99,7 @@ impl Questions {
         let known = self.known(&scene);
         let judged = move || {
             let mut scene = scene;
-            scene.judge(&|rule, cluster| known.holding(rule, cluster), Instant::now());
+            scene.judge(&|rule, cluster| known.holding(rule, cluster), now());
             let asks = scene.clusters(&|rule, cluster| known.holding(rule, cluster));
             (scene, known, asks)
         };
@@ -294,7 +295,7 @@ fn pages(mut scene: Scene, received: Vec<ClusterAnswer>, known: &ReportedHolding
         answers.extend(one.said.map(|said| (ClusterName::from(one.cluster.name.as_str()), said)));
         clusters.push(one.cluster);
     }
-    let rows = scene.conclude(answers, &|rule, cluster| known.holding(rule, cluster), Instant::now());
+    let rows = scene.conclude(answers, &|rule, cluster| known.holding(rule, cluster), now());
     let head = wire::PlanPage {
         sources: scene.sources(SOURCES).into_iter().map(source_row).collect(),
         clusters,
@@ -330,4 +331,7 @@ fn copy_row(row: Row) -> wire::PlanCopy {
         reason: row.reason.to_owned(),
         message: row.message,
     }
+}
+fn now() -> Now {
+    Now { instant: Instant::now(), wall: jiff::Timestamp::now() }
 }

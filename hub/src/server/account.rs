@@ -10,7 +10,6 @@ use tonic::Status;
 use super::admission;
 use super::session::Running;
 use crate::metrics::PeerLimit;
-use runnel_hub_core::brake::Matter;
 use runnel_hub_core::index::Effect;
 use runnel_hub_core::session::RULES_LIMIT;
 use runnel_hub_core::status::{Sent, SessionFacts};
@@ -110,7 +109,7 @@ impl Running {
             drop(index);
         }
         self.reported(states);
-        self.ask_brake();
+        self.judge_orphaned();
     }
 
     /// The agent has lost watches of its cluster, or has them back.
@@ -237,7 +236,7 @@ impl Running {
         let judge: BTreeSet<_> = {
             let (index, report_store) = (self.hub_state.index.read(), self.hub_state.report_store.lock());
             let said = |uid: &RuleUid| report_store.holding(uid, cluster).unwrap_or_default();
-            rules.iter().filter(|uid| index.asks_anew(uid, cluster, said(uid))).cloned().collect()
+            rules.iter().filter(|uid| index.prune_differs(uid, cluster, said(uid))).cloned().collect()
         };
         let judge = self.judged_now(judge);
         if !judge.is_empty() {
@@ -246,24 +245,15 @@ impl Running {
     }
 
     /// Notes what the agent waits for. Returns false for a rule of which it should hold nothing.
-    fn note_waiting(
-        &self,
-        state: &RuleState,
-        again: &mut BTreeSet<(RuleUid, Matter)>,
-        lapsed: &mut Vec<RuleUid>,
-    ) -> bool {
+    fn note_waiting(&self, state: &RuleState, again: &mut BTreeSet<RuleUid>, lapsed: &mut Vec<RuleUid>) -> bool {
         let mut session = self.live.session.lock();
         if !state.gone && !session.holds(&state.uid) {
             return false;
         }
-        // What was permitted and waits all the same: of what is to be overwritten, and of what is to go.
-        let takeovers = state.takeovers.filter(|_| state.counts.under_way() == 0);
-        if takeovers.is_some_and(|asked| session.approval_consumed(&state.uid, asked.digest)) {
-            again.insert((state.uid.clone(), Matter::Takeovers));
-        }
         let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
+        // What was approved and waits all the same.
         if waits.is_some_and(|asked| session.prune_approval_consumed(&state.uid, asked)) {
-            again.insert((state.uid.clone(), Matter::GivenUp));
+            again.insert(state.uid.clone());
         }
         if session.pending_prune_changed(&state.uid, waits) {
             lapsed.push(state.uid.clone());
@@ -271,11 +261,11 @@ impl Running {
         true
     }
 
-    fn judge_again(&self, again: &BTreeSet<(RuleUid, Matter)>) {
+    fn judge_again(&self, again: &BTreeSet<RuleUid>) {
         if !again.is_empty() {
             self.hub_state.change(|index| {
-                again.iter().for_each(|(uid, matter)| index.has_used_up(uid, *matter, &self.identity.cluster));
-                Effect { judge: again.iter().map(|(uid, _)| uid.clone()).collect(), ..Effect::default() }
+                again.iter().for_each(|uid| index.prune_again(uid, &self.identity.cluster));
+                Effect { judge: again.clone(), ..Effect::default() }
             });
         }
     }

@@ -234,7 +234,7 @@ impl Running {
 
 /// Whether all that is said of a rule is that the hub does not know it.
 fn is_only_unclaimed(delta: &RuleDelta) -> bool {
-    let says_terms = delta.terms.is_some() || delta.overwrite.is_some() || delta.let_go.is_some();
+    let says_terms = delta.terms.is_some() || delta.prune.is_some();
     let says_copies = !delta.upserts.is_empty() || !delta.tombstones.is_empty() || delta.removal.is_some();
     delta.orphaned && !says_terms && !says_copies
 }

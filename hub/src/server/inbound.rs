@@ -170,7 +170,7 @@ impl Running {
             (AgentFrame::LostWatches(watches), _, true) => self.lost_watches(watches),
             (AgentFrame::Detail(uid, intents, last), _, true) => {
                 self.live.session.lock().detail(&uid, intents, last);
-                self.ask_brake();
+                self.judge_orphaned();
             }
             (AgentFrame::Ack(nonce, refused), _, true) => {
                 self.live.session.lock().ack(nonce);

@@ -298,7 +298,7 @@ impl Running {
             self.hub_state.dirty_rules.add(free);
         }
         self.say_beyond();
-        self.ask_brake();
+        self.judge_orphaned();
         if has_forgotten {
             // What was forgotten long ago is not among them.
             self.claim_held();
@@ -306,7 +306,7 @@ impl Running {
     }
 
     /// Has judged what the agent holds and nobody wants. Whatever may go is said with the next update.
-    pub(super) fn ask_brake(&self) {
+    pub(super) fn judge_orphaned(&self) {
         let orphaned_intents = self.live.session.lock().take_orphaned_intents();
         if orphaned_intents.is_empty() {
             return;

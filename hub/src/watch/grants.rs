@@ -18,7 +18,8 @@ use super::patience::Patience;
 use super::{Own, RelistingWatch, WatchEvent, events, failure, own_events, refusal};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
-use runnel_api::DistributionGrant;
+use runnel_api::{DistributionGrant, FLEET, Fleet};
+use runnel_hub_core::guard::FleetTerms;
 use runnel_hub_core::index::{Effect, Index, SeenNamespace};
 use runnel_hub_core::plan::RuleGrant;
 
@@ -60,6 +61,28 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
     let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.rounds.subscribe(), grants);
     into.follow(events, &hub_state, |grant| RuleGrant::read(&grant)).await;
+}
+
+/// Watches the `Fleet` for ever. While it cannot be read, what it said last holds.
+pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
+    let into = Into::<FleetTerms> {
+        resource: "fleets",
+        one: |index, name, terms| match name {
+            FLEET => index.set_fleet_terms(terms.unwrap_or_default()),
+            _ => Effect::default(),
+        },
+        all: |index, all| match all {
+            Some(mut all) => index.set_fleet_terms(all.remove(FLEET).unwrap_or_default()),
+            None => Effect::default(),
+        },
+        known: |_, _| None,
+        without: "Its limits stay as they are",
+    };
+    let looked = client.clone();
+    let defined = Defined::by(move || look(looked.clone(), Fleet::crd_name()));
+    let fleets = move || defined.events(own_events::<Fleet>(client.clone()).boxed());
+    let events = RelistingWatch::new(hub_state.rounds.subscribe(), fleets);
+    into.follow(events, &hub_state, |fleet| FleetTerms::of(Some(&fleet))).await;
 }
 
 /// Watches the labels of the hub's namespaces for ever.

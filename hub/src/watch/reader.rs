@@ -272,7 +272,7 @@ pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject
     }
 }
 
-/// Removes vanished sources when their grace is over, and judges deletions of rules when it is time, for ever.
+/// Removes vanished sources when their grace is over, and judges removals when it is time, for ever.
 pub async fn bury_sources(hub_state: Arc<HubState>) {
     let grace = hub_state.settings.source_gone_grace;
     loop {
@@ -285,7 +285,7 @@ pub async fn bury_sources(hub_state: Arc<HubState>) {
         tokio::select! {
             () = hub_state.deadline_changed.notified() => {}
             () = until(next) => hub_state.change(|index| index.expire_deleted(Instant::now(), grace)),
-            () = until(judgement.map(|(at, _)| at)) => hub_state.judge_due(),
+            () = until(judgement) => hub_state.judge_due(),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! A status is written at most once a second and only when it says something new; an edit that reaches every cluster
 //! within a second costs one write, whatever the number of clusters. What fails is logged and tried again.
 mod events;
+mod fleet;
 mod members;
 mod pending;
 mod release;
@@ -23,6 +24,7 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 pub use events::{WAITING, publish_events};
+pub use fleet::FleetWriter;
 pub use removals::RemovalRecorder;
 pub use rollback_store::RollbackStore;
 pub(crate) use rules::view;
@@ -223,7 +225,7 @@ impl Writer {
     }
 
     /// Whether the status of a rule need not wait: nothing is under way, or there is more to do than to write it. A deleted
-    /// rule is gone in a moment and has no use for a status, unless a person must release what is held.
+    /// rule is gone in a moment and has no use for a status, unless a person must approve what is blocked.
     fn is_settled(&self, uid: &RuleUid, now: Instant) -> bool {
         let started = self.hub_state.serving_since().unwrap_or(now);
         let index = self.hub_state.index.read();
@@ -231,9 +233,9 @@ impl Writer {
         self.object_cache.with_rule(uid, |object| {
             let Some(object) = object.filter(|object| object.has_finalizer) else { return true };
             if object.deleting {
-                return index.is_held(uid);
+                return index.is_blocked(uid);
             }
-            let view = rules::view(&index, uid, &object.status, started, false, &report_store);
+            let view = rules::view(&index, uid, &object.status, started, false);
             view.is_none_or(|view| is_settled(&view, &report_store, now))
         })
     }

@@ -26,9 +26,9 @@ impl Writer {
     /// Returns whether the rule was released.
     pub(super) async fn release(&self, uid: &RuleUid, object: &RuleObject, now: Now) -> Result<bool, WriteError> {
         if !self.hub_state.index.read().may_go(uid) {
-            if object.is_gone && self.hub_state.index.read().is_held(uid) {
+            if object.is_gone && self.hub_state.index.read().is_blocked(uid) {
                 let rule = self.object_cache.name_of(uid);
-                tracing::warn!(%rule, "a rule is gone, and more copies than its removalLimit would go with it: they stay");
+                tracing::warn!(%rule, "a rule is gone, and its copies wait for approval: they stay");
                 forget(uid, &self.hub_state, &self.object_cache);
             }
             return Ok(false);

@@ -7,15 +7,15 @@ use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation, TestOperation};
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
-use runnel_proto::model::{ClusterName, NAMESPACES_LIMIT, RuleUid};
+use runnel_proto::model::{ClusterName, RuleUid};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::{Look, Looked, RuleObject, WriteError, Writer, is_to_be_released};
 use runnel_api::{FINALIZER, RuleStatus};
-use runnel_hub_core::index::{BlockedAgentWork, Cluster, Index, StoredState};
+use runnel_hub_core::index::{Cluster, Index, StoredState};
 use runnel_hub_core::rollout::{Gate, Phase, Progress};
-use runnel_hub_core::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
+use runnel_hub_core::status::{Now, Rolling, SETTLING, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
 pub(crate) fn view<'a>(
@@ -24,18 +24,13 @@ pub(crate) fn view<'a>(
     previous: &'a RuleStatus,
     hub_started: Instant,
     overdue: bool,
-    report_store: &ReportStore,
 ) -> Option<View<'a>> {
     let entry = index.rule(uid)?;
     let (cluster_plans, target_clusters) = entry.sent();
-    let given_up = index.given_up_of(uid);
-    let (removal, held) = index.brake_of(uid, &|rule, cluster| report_store.holding(rule, cluster));
     Some(View {
-        removal,
-        held,
-        takeovers: index.takeovers_of(uid),
-        given_up_in: given_up_in(given_up.as_ref(), uid, report_store),
-        given_up,
+        pending: entry.guard.pending().cloned(),
+        blocks_removals: entry.guard.blocks_removals(),
+        blocks_prunes: entry.guard.blocks_prunes(),
         rule: &entry.rule,
         plan: &entry.plan,
         cluster_plans,
@@ -74,13 +69,6 @@ fn completed_state(index: &Index, uid: &RuleUid, view: &mut View<'_>) -> Option<
     Some(Some(StoredState { revision, state: Ok(state.ok()?) }))
 }
 
-/// Some of the namespaces in which copies are given up and held.
-fn given_up_in(held: Option<&BlockedAgentWork>, uid: &RuleUid, report_store: &ReportStore) -> Vec<String> {
-    let clusters = held.into_iter().flat_map(|held| &held.clusters.first);
-    let named: BTreeSet<_> = clusters.flat_map(|(cluster, _)| report_store.namespaces_given_up(uid, cluster)).collect();
-    named.into_iter().take(NAMESPACES_LIMIT).cloned().collect()
-}
-
 impl Writer {
     /// Does what is to be done about a rule.
     pub(super) async fn write_rule(&self, uid: &RuleUid, look: Look, now: Now) -> Result<Looked, WriteError> {
@@ -96,17 +84,17 @@ impl Writer {
         if object.is_gone {
             return Ok(Looked::Nothing);
         }
-        self.settle_brake(uid, now);
+        self.settle_guard(uid, now);
         let written = self.write_status(uid, &object, overdue, now).await?;
         Ok(if written { Looked::Written } else { Looked::Nothing })
     }
 
     /// Once every cluster has said what it holds, or has been away for long, nothing is left that only an earlier process of
     /// the hub knew of.
-    fn settle_brake(&self, uid: &RuleUid, now: Now) {
+    fn settle_guard(&self, uid: &RuleUid, now: Now) {
         let away: BTreeSet<_> = {
             let index = self.hub_state.index.read();
-            if !index.is_held(uid) || self.uptime(now) < SETTLING {
+            if !index.is_blocked(uid) || self.uptime(now) < SETTLING {
                 return;
             }
             let report_store = self.hub_state.report_store.lock();
@@ -115,7 +103,7 @@ impl Writer {
             };
             index.clusters().filter(silent).map(|(name, _)| name.clone()).collect()
         };
-        self.hub_state.change(|index| index.settle_brake(uid, &away));
+        self.hub_state.change(|index| index.settle_guard(uid, &away));
     }
 
     fn api_of(&self, object: &RuleObject) -> Api<DynamicObject> {
@@ -166,7 +154,7 @@ impl Writer {
             let started = self.hub_state.serving_since().unwrap_or(now.instant);
             let index = self.hub_state.index.read();
             let report_store = self.hub_state.report_store.lock();
-            let Some(mut view) = view(&index, uid, &object.status, started, overdue, &report_store) else {
+            let Some(mut view) = view(&index, uid, &object.status, started, overdue) else {
                 return Ok(false);
             };
             let gate = view.take_step(index.turns(uid, view.progress()), &report_store, now);
@@ -222,6 +210,9 @@ impl Writer {
     /// nothing waits for them.
     fn tell(&self, object: &RuleObject, status: &RuleStatus) {
         for notice in notices(&object.status, status) {
+            if notice.reason == runnel_api::conditions::ConditionType::ApprovalRequired.into() {
+                tracing::warn!(rule = %object.name, namespace = object.namespace, "{}", notice.message);
+            }
             if self.events.try_send((object.reference.clone(), notice)).is_err() {
                 tracing::debug!(rule = %object.name, "too many Events at once: one is dropped");
             }

@@ -7,8 +7,8 @@ use super::parts::{
 use super::suppose::{supposed, supposed_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AgentFrame, Asked, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, KINDS, LostWatch,
-    NAMESPACES, NAMESPACES_LIMIT, Proof, Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
+    AgentFrame, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, KINDS, LostWatch, NAMESPACES,
+    NAMESPACES_LIMIT, Proof, Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -67,7 +67,6 @@ fn hello(wire: &wire::Hello) -> Hello {
 
 /// What is held of which rule must be readable; of the rest, what is not counts as not said.
 fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
-    let takeovers = asked_digest(&wire.takeovers_digest).map(|digest| Asked { objects: wire.takeovers, digest });
     let given_up = asked_digest(&wire.given_up_digest).map(|digest| GivenUp {
         copies: wire.given_up,
         digest,
@@ -91,7 +90,6 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         failures: wire.failures.into_iter().take(FAILURES_LIMIT).filter_map(|wire| failure(wire).ok()).collect(),
         gone: wire.gone,
         last_batch: wire.last_batch,
-        takeovers,
         given_up,
         suspended: wire.suspended,
         proof: wire.proof.as_ref().try_into().ok().map(Proof),
@@ -197,8 +195,6 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         gone: state.gone,
         last_batch: state.last_batch,
         intents: state.intents,
-        takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
-        takeovers_digest: state.takeovers.map(|takeovers| takeovers.digest.0.to_vec().into()).unwrap_or_default(),
         given_up: given_up.map_or(0, |given_up| given_up.copies),
         given_up_digest: given_up.map(|given_up| given_up.digest.0.to_vec().into()).unwrap_or_default(),
         given_up_namespaces: given_up.map(|given_up| given_up.namespaces.clone()).unwrap_or_default(),

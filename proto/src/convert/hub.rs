@@ -157,18 +157,11 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
         Some(Err(part)) => refused.add_rule(part.into()),
     }
     (delta.orphaned, delta.suspend) = (wire.orphaned, wire.suspend);
-    match wire.overwrite.as_ref() {
+    match wire.prune.as_ref() {
         [] => {}
         bytes => match bytes.try_into() {
-            Ok(digest) => delta.overwrite = Some(AskedDigest(digest)),
-            Err(_) => refused.add_rule(ItemError::Unreadable("overwrite")),
-        },
-    }
-    match wire.let_go.as_ref() {
-        [] => {}
-        bytes => match bytes.try_into() {
-            Ok(digest) => delta.let_go = Some(AskedDigest(digest)),
-            Err(_) => refused.add_rule(ItemError::Unreadable("let_go")),
+            Ok(digest) => delta.prune = Some(AskedDigest(digest)),
+            Err(_) => refused.add_rule(ItemError::Unreadable("prune")),
         },
     }
     delta
@@ -234,8 +227,7 @@ fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
         tombstones: delta.tombstones.iter().map(tombstone_to_wire).collect(),
         removal: delta.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
         orphaned: delta.orphaned,
-        overwrite: delta.overwrite.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
-        let_go: delta.let_go.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
+        prune: delta.prune.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
         suspend: delta.suspend,
     }
 }

@@ -117,7 +117,6 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::Drifted) => Reason::Drifted,
         Ok(wire::Reason::Contended) => Reason::Contended,
         Ok(wire::Reason::DeleteLimit) => Reason::DeleteLimit,
-        Ok(wire::Reason::TakeoverWaiting) => Reason::TakeoverWaiting,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -139,7 +138,6 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::Drifted => wire::Reason::Drifted,
         Reason::Contended => wire::Reason::Contended,
         Reason::DeleteLimit => wire::Reason::DeleteLimit,
-        Reason::TakeoverWaiting => wire::Reason::TakeoverWaiting,
     };
     wire as i32
 }

@@ -48,12 +48,11 @@ fn state() -> impl Strategy<Value = RuleState> {
         message,
     });
     let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
-    let takeovers = prop::option::of((any::<u32>(), any::<[u8; 16]>()));
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
     let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
-    let rest = (any::<[bool; 2]>(), takeovers, given_up, any::<u64>(), any::<Option<[u8; 16]>>());
+    let rest = (any::<[bool; 2]>(), given_up, any::<u64>(), any::<Option<[u8; 16]>>());
     (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, ([gone, suspended], takeovers, given_up, last_batch, proof))| RuleState {
+        |(head, n, failures, ([gone, suspended], given_up, last_batch, proof))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -63,7 +62,6 @@ fn state() -> impl Strategy<Value = RuleState> {
             failures,
             gone,
             last_batch,
-            takeovers: takeovers.map(|(objects, digest)| Asked { objects, digest: AskedDigest(digest) }),
             given_up: given_up.map(|(copies, digest, namespaces)| GivenUp {
                 copies,
                 digest: AskedDigest(digest),
@@ -190,20 +188,10 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
     let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
-    let said = (permit(), permit(), any::<Option<bool>>());
+    let said = (permit(), any::<Option<bool>>());
     (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), said).prop_map(
-        |(uid, terms, (upserts, tombstones), removal, orphaned, (overwrite, let_go, suspend))| {
-            Unprinted(RuleDelta {
-                uid,
-                terms,
-                upserts: bare(upserts),
-                tombstones,
-                removal,
-                orphaned,
-                overwrite,
-                let_go,
-                suspend,
-            })
+        |(uid, terms, (upserts, tombstones), removal, orphaned, (prune, suspend))| {
+            Unprinted(RuleDelta { uid, terms, upserts: bare(upserts), tombstones, removal, orphaned, prune, suspend })
         },
     )
 }
@@ -220,8 +208,7 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
         && a.removal == b.removal
         && a.orphaned == b.orphaned
         && a.suspend == b.suspend
-        && a.overwrite == b.overwrite
-        && a.let_go == b.let_go
+        && a.prune == b.prune
 }
 
 fn batch(rules: Vec<wire::RuleDelta>) -> (Batch, Vec<Refusal>) {
@@ -365,7 +352,6 @@ fn the_largest_possible_item_fits_a_frame() {
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,
         last_batch: u64::MAX,
-        takeovers: Some(Asked { objects: u32::MAX, digest: AskedDigest([1; 16]) }),
         given_up: Some(GivenUp {
             copies: u32::MAX,
             digest: AskedDigest([1; 16]),

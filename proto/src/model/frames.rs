@@ -124,10 +124,8 @@ pub struct RuleDelta {
     pub removal: Option<DeletionPolicy>,
     /// The hub does not know this rule.
     pub orphaned: bool,
-    /// The objects that may be overwritten.
-    pub overwrite: Option<AskedDigest>,
-    /// The copies in namespaces given up that may be deleted.
-    pub let_go: Option<AskedDigest>,
+    /// The copies in namespaces that are no longer targets that may be deleted.
+    pub prune: Option<AskedDigest>,
     /// Whether the rule rests, whatever its terms say, if that changed.
     pub suspend: Option<bool>,
 }
@@ -142,8 +140,7 @@ impl RuleDelta {
             tombstones: vec![],
             removal: None,
             orphaned: false,
-            overwrite: None,
-            let_go: None,
+            prune: None,
             suspend: None,
         }
     }

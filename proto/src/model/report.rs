@@ -13,8 +13,6 @@ closed_list! {
     pub enum Reason {
         /// An object that is not ours stands where the copy should.
         Conflict,
-        /// An object that is not ours is to be overwritten, and that waits for the word of the hub.
-        TakeoverWaiting,
         /// The member's API server refused the object.
         Invalid,
         /// The agent lacks a right.
@@ -115,8 +113,6 @@ pub struct RuleState {
     pub gone: bool,
     /// With `gone`: the nonce of the last batch of the stream that the agent took in before.
     pub last_batch: u64,
-    /// What is to be overwritten and waits for the hub's word.
-    pub takeovers: Option<Asked>,
     /// What is to be deleted and waits for the hub's word.
     pub given_up: Option<GivenUp>,
     /// Whether the rule rests here, by its terms or by the word that it does.
@@ -140,7 +136,6 @@ impl RuleState {
             failures: Vec::new(),
             gone: false,
             last_batch: 0,
-            takeovers: None,
             given_up: None,
             suspended: false,
             proof: None,
@@ -148,8 +143,7 @@ impl RuleState {
     }
 }
 
-/// Objects in one cluster about which the agent asks the hub, for one rule: they are not ours and are to be overwritten, or
-/// they are copies that are to go.
+/// Copies of one rule in one cluster that the agent asks the hub to let go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// How many.

@@ -81,7 +81,7 @@ pub enum DeletionPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TermsDigest(pub [u8; 16]);
 
-/// Opaque digest of objects that are to be overwritten, or of copies that are to go, made by the agent; a hub only gives it
+/// Opaque digest of copies that are to go, made by the agent; a hub only gives it
 /// back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AskedDigest(pub [u8; 16]);

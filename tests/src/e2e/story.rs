@@ -22,10 +22,11 @@ const SETTINGS: &str = "app-settings";
 pub(super) const TARGETS: [&str; 2] = ["default", "another-test"];
 /// The copies in each of them.
 pub(super) const COPIES: [&str; 2] = ["configmap/app-settings", "secret/app-login"];
-pub(super) const DEFINITIONS: [&str; 4] = [
+pub(super) const DEFINITIONS: [&str; 5] = [
     "clusterdistributionrules.runnel.dev",
     "distributiongrants.runnel.dev",
     "distributionrules.runnel.dev",
+    "fleets.runnel.dev",
     "memberclusters.runnel.dev",
 ];
 

@@ -91,7 +91,6 @@ async fn foreign_object_with_the_key_in_another_map_is_overwritten() -> Result<(
     let mut wanted = alone.rule(&["a"], &[("one", "1"), ("two", &text)]);
     wanted.terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..wanted.terms };
     alone.hub.want("r", wanted);
-    alone.hub.allow_takeovers("r", 2).await?;
     alone.hub.hears_applied("r", 2).await?;
     alone.is_exact(&alone.id("a", "one"), "1").await?;
     alone.is_exact(&alone.id("a", "two"), &text).await

@@ -143,16 +143,6 @@ impl FakeHub {
         state.batch(vec![delta]);
     }
 
-    /// Waits until an agent asks whether it may overwrite so many objects, and allows it.
-    pub async fn allow_takeovers(&self, uid: &str, objects: u64) -> Result<()> {
-        let asks =
-            |state: &RuleState| state.takeovers.as_ref().is_some_and(|asked| u64::from(asked.objects) == objects);
-        let state = self.hears("takeovers that wait", uid, asks).await?;
-        let overwrite = state.takeovers.map(|asked| asked.digest);
-        self.shared.state.lock().batch(vec![RuleDelta { overwrite, ..RuleDelta::new(uid.into()) }]);
-        Ok(())
-    }
-
     /// Removes a rule.
     pub fn remove(&self, uid: &str, policy: DeletionPolicy) {
         let mut state = self.shared.state.lock();
@@ -302,7 +292,7 @@ impl Service {
             if theirs.and_then(|state| state.terms_digest) != Some(digest(&wanted.terms)) {
                 delta.terms = Some((wanted.terms.clone(), digest(&wanted.terms)));
             }
-            delta.let_go = theirs.and_then(|state| Some(state.given_up.as_ref()?.digest));
+            delta.prune = theirs.and_then(|state| Some(state.given_up.as_ref()?.digest));
             if theirs.is_none_or(|state| state.intents_digest != own_digest(wanted)) {
                 let intents = wanted.intents.iter().map(|(source, content)| intent(source, content));
                 let holds = |new: &Intent| pairs.iter().any(|p| p.source == new.source && p.revision == new.revision);
@@ -375,8 +365,8 @@ impl Service {
             } else if let AgentFrame::Report(states) = frame {
                 // It has no limit.
                 let named = states.into_iter().filter_map(|state| {
-                    let let_go = Some(state.given_up?.digest);
-                    Some(RuleDelta { let_go, ..RuleDelta::new(state.uid) })
+                    let prune = Some(state.given_up?.digest);
+                    Some(RuleDelta { prune, ..RuleDelta::new(state.uid) })
                 });
                 let named: Vec<_> = named.collect();
                 if !named.is_empty() {

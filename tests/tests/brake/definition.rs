@@ -45,21 +45,21 @@ impl Stage {
     async fn is_held(&self, name: &str) -> Result<String> {
         let rule = Id::rule(HOME, name);
         let told = self.scene.hub.sees("held", &rule, |rule| {
-            let held = condition(rule, "DeletionHeld")?;
-            let removal = &rule["status"]["removal"];
-            ensure!(held["status"] == "True" && removal["copies"] == SOURCES && removal["released"] == false, "{held}");
+            let held = condition(rule, "ApprovalRequired")?;
+            let removal = &rule["status"]["pendingApproval"];
+            ensure!(held["status"] == "True" && removal["copies"] == SOURCES, "{held}");
             ensure!(rule["metadata"]["deletionTimestamp"].is_string(), "it is not being deleted");
             Ok(())
         });
         let told = told.await?;
         let there = self.copies(name).await?;
         ensure!(there == SOURCES, "{there} copies are left of {name}");
-        Ok(told["status"]["removal"]["digest"].as_str().context("no digest")?.to_owned())
+        Ok(told["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
     }
 
     async fn release(&self, name: &str, digest: &str) -> Result<()> {
         let rule = Id::rule(HOME, name);
-        self.scene.hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/release": digest}}})).await?;
+        self.scene.hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}})).await?;
         eventually("what was released to go", SOON, async || Ok((self.copies(name).await? == 0).then_some(()))).await
     }
 }

@@ -89,7 +89,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
         beat(&stage, edit).await?;
         let now = everywhere().await?;
         gone.push((Instant::now(), before.difference(&now).count()));
-        held = if condition(&hub.get(&stage.rule).await?, "DeletionHeld").is_ok() { held + 1 } else { 0 };
+        held = if condition(&hub.get(&stage.rule).await?, "ApprovalRequired").is_ok() { held + 1 } else { 0 };
         holds += usize::from(held > 0);
         before = now;
         let lately: usize = gone.iter().filter(|(at, _)| at.elapsed() < LATELY).map(|(_, copies)| copies).sum();

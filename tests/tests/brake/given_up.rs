@@ -70,21 +70,21 @@ impl Stage {
     async fn holds(&self, copies: u64, members: &[&str]) -> Result<String> {
         let what = format!("{copies} copies in namespaces given up held");
         let told = self.scene.hub.sees(&what, &self.rule, |rule| {
-            let (held, given_up) = (condition(rule, "DeletionHeld")?, &rule["status"]["givenUp"]);
-            ensure!(given_up["copies"] == copies && given_up["released"] == false, "{held} {given_up}");
+            let (held, given_up) = (condition(rule, "ApprovalRequired")?, &rule["status"]["pendingApproval"]);
+            ensure!(given_up["copies"] == copies, "{held} {given_up}");
             let digest = given_up["digest"].as_str().unwrap_or_default();
             let message = held["message"].as_str().unwrap_or_default();
             ensure!(
-                digest.len() == 20 && message.contains("runnel.dev/release=") && message.contains(digest),
+                digest.len() == 20 && message.contains("runnel.dev/approve=") && message.contains(digest),
                 "{message}"
             );
-            ensure!(message.contains("in namespaces given up"), "{message}");
+            ensure!(message.contains("namespaces in cluster"), "{message}");
             ensure!(members.iter().all(|member| message.contains(member)), "{message}");
             let ready = condition(rule, "Ready")?;
             ensure!(ready["status"] == "False" && ready["reason"] == "RemovalLimit", "{ready}");
             Ok(())
         });
-        Ok(told.await?["status"]["givenUp"]["digest"].as_str().context("no digest")?.to_owned())
+        Ok(told.await?["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
     }
 
     async fn lacks_all(&self, member: usize, namespace: &str) -> Result<()> {
@@ -110,7 +110,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
 
     // Relabelled by mistake, in one member; and undone. Nothing was touched.
     stage.relabel(1, "one", "no").await?;
-    let first = stage.holds(12, &["member-1 (12)", "one"]).await?;
+    let first = stage.holds(12, &["member-1"]).await?;
     stage.held_metric(1.0).await?;
     let told = hub.get(&stage.rule).await?;
     ensure!(told["status"]["summary"]["copiesFailed"] == 0, "{}", told["status"]["summary"]);
@@ -125,15 +125,15 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     let everything = Id::of(&everything)?;
     let granted = |namespaces: Value| json!({"spec": {"namespaces": namespaces}});
     hub.change(&everything, granted(json!({"all": null, "names": ["one", "lit-*"]}))).await?;
-    stage.holds(24, &["member-1 (12)", "member-2 (12)"]).await?;
+    stage.holds(24, &["member-1", "member-2"]).await?;
     hub.change(&everything, granted(json!({"all": true, "names": null}))).await?;
     stage.is_not_held().await?;
     hub.all_applied(&stage.rule, all).await?;
     ensure!(stage.uids().await? == whole);
 
-    // The same again is the same set.
+    // The same again needs approval again.
     stage.relabel(1, "one", "no").await?;
-    ensure!(stage.holds(12, &["member-1 (12)"]).await? == first, "the same set has another digest");
+    ensure!(stage.holds(12, &["member-1"]).await? != first, "the former digest fits again");
 
     // A literal name is taken out on purpose: that goes at once, and nothing else.
     hub.change(&stage.rule, by_name(&["lit-1"])).await?;
@@ -150,7 +150,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     for member in 1..=MEMBERS {
         stage.fleet.connected(member).await?;
     }
-    let grown = stage.holds(24, &["member-1 (12)", "member-2 (12)"]).await?;
+    let grown = stage.holds(24, &["member-1", "member-2"]).await?;
     ensure!(grown != first);
     stage.fleet.kill_agent(1)?;
     stage.fleet.kill_hub()?;
@@ -159,28 +159,28 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     for member in 1..=MEMBERS {
         stage.fleet.connected(member).await?;
     }
-    ensure!(stage.holds(24, &["member-1 (12)", "member-2 (12)"]).await? == grown, "another digest after restarts");
+    ensure!(stage.holds(24, &["member-1", "member-2"]).await? == grown, "another digest after restarts");
     ensure!(stage.uids().await? == left);
 
     // The former digest releases nothing, and neither does who only looks. Then exactly that goes, and nothing else.
     stage.release(&stage.rule, &first).await?;
     let shown = runnel_tests::wait::eventually("both members to have spoken", runnel_tests::scene::SOON, async || {
-        let (code, said) = stage.runnel(&["release", "all"]).await?;
+        let (code, said) = stage.runnel(&["approve", "all"]).await?;
         ensure!(code == Some(2) && said.contains("--yes"), "{said}");
         let lines = [
-            "12 copies in member-1: in namespaces given up (one)",
-            "12 copies in member-2: in namespaces given up (two)",
+            "12 copies in member-1: in namespaces that are no longer targets (one)",
+            "12 copies in member-2: in namespaces that are no longer targets (two)",
         ];
         Ok(lines.iter().all(|line| said.contains(line)).then_some(()))
     });
     shown.await?;
     ensure!(stage.holds(24, &[]).await? == grown && stage.uids().await? == left);
-    let (code, said) = stage.runnel(&["release", "all", "--yes"]).await?;
-    ensure!(code == Some(0) && said.contains("Released: 24 copies"), "{said}");
+    let (code, said) = stage.runnel(&["approve", "all", "--yes"]).await?;
+    ensure!(code == Some(0) && said.contains("Approved: 24 copies"), "{said}");
     stage.lacks_all(1, "one").await?;
     stage.lacks_all(2, "two").await?;
     let told = stage.is_not_held().await?;
-    ensure!(told["status"]["givenUp"]["released"] == true, "{}", told["status"]);
+    ensure!(told["status"]["pendingApproval"].is_null(), "{}", told["status"]);
     hub.all_applied(&stage.rule, 4 * SOURCES).await?;
     ensure!(stage.uids().await? == without(&left, &[(1, "one"), (2, "two")]));
     stage.held_metric(0.0).await?;
@@ -189,7 +189,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     stage.relabel(1, "one", "yes").await?;
     hub.all_applied(&stage.rule, 5 * SOURCES).await?;
     stage.relabel(1, "one", "no").await?;
-    ensure!(![first, grown].contains(&stage.holds(12, &["member-1 (12)"]).await?));
+    ensure!(![first, grown].contains(&stage.holds(12, &["member-1"]).await?));
     stage.relabel(1, "one", "yes").await?;
     stage.is_not_held().await?;
     hub.change(&stage.rule, json!({"spec": {"removalLimit": {"count": 12}}})).await?;
@@ -205,24 +205,25 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
         stage.label(number, "b").await?;
     }
     let deselected = hub.sees("8 copies of deselected sources held", &stage.rule, |rule| {
-        ensure!(rule["status"]["removal"]["copies"] == 8, "{}", rule["status"]);
+        ensure!(rule["status"]["pendingApproval"]["copies"] == 8, "{}", rule["status"]);
         Ok(())
     });
     deselected.await?;
     stage.relabel(2, "one", "no").await?;
-    stage.holds(12, &["member-2 (12)", "2 sources are no longer selected"]).await?;
-    let (code, said) = stage.runnel(&["release", "all"]).await?;
+    stage.holds(20, &["member-2", "configmaps/braked/s0"]).await?;
+    let (code, said) = stage.runnel(&["approve", "all"]).await?;
     ensure!(code == Some(2), "{said}");
-    for line in
-        ["configmaps/braked/s1 everywhere: no longer selected", "12 copies in member-2: in namespaces given up (one)"]
-    {
+    for line in [
+        "configmaps/braked/s1 everywhere: no longer selected",
+        "12 copies in member-2: in namespaces that are no longer targets (one)",
+    ] {
         ensure!(said.contains(line), "{said}");
     }
     ensure!(stage.uids().await? == before);
-    let (code, said) = stage.runnel(&["release", "all", "--yes"]).await?;
-    ensure!(code == Some(0) && said.contains("Released: 20 copies are being removed"), "{said}");
+    let (code, said) = stage.runnel(&["approve", "all", "--yes"]).await?;
+    ensure!(code == Some(0) && said.contains("Approved: 20 copies are being removed"), "{said}");
     let told = stage.is_not_held().await?["status"].clone();
-    ensure!(told["removal"]["released"] == true && told["givenUp"]["released"] == true, "{told}");
+    ensure!(told["pendingApproval"].is_null(), "{told}");
     hub.all_applied(&stage.rule, 3 * (SOURCES - 2)).await?;
     let goes = |(member, namespace, name): &(usize, String, String)| {
         ["s0", "s1"].contains(&name.as_str()) || (*member, namespace.as_str()) == (2, "one")

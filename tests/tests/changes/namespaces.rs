@@ -206,7 +206,7 @@ async fn namespace_of_sources_goes_and_its_rule_stays() -> Result<()> {
     // What is above it is held: nobody has named one of them. Ten copies may go within a minute, in all.
     hub.delete(&Id::namespace(many)).await?;
     let told = hub.sees("held", &rule, |rule| {
-        let held = condition(rule, "DeletionHeld")?;
+        let held = condition(rule, "ApprovalRequired")?;
         ensure!(held["status"] == "True" && rule["status"]["summary"]["sources"] == 2, "{}", rule["status"]);
         Ok(())
     });
@@ -216,13 +216,13 @@ async fn namespace_of_sources_goes_and_its_rule_stays() -> Result<()> {
     for source in &of_many {
         left += u64::from(member.find(&Id::of(source)?.within(target)).await?.is_some());
     }
-    let held = told["status"]["removal"]["copies"].as_u64().unwrap_or_default();
+    let held = told["status"]["pendingApproval"]["copies"].as_u64().unwrap_or_default();
     ensure!(held >= 2 && left == held, "{held} are held and {left} are left");
     for source in &of_few {
         member.has_copy(source, target, &rule).await?;
     }
-    let digest = told["status"]["removal"]["digest"].clone();
-    hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/release": digest}}})).await?;
+    let digest = told["status"]["pendingApproval"]["digest"].clone();
+    hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}})).await?;
     for source in &of_many {
         member.lacks(&Id::of(source)?.within(target)).await?;
     }

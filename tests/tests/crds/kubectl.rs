@@ -47,9 +47,7 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         revision: Some("r1".to_owned()),
         display: Some(Display::from(&summary)),
         summary: Some(summary),
-        removal: None,
-        takeovers: None,
-        given_up: None,
+        pending_approval: None,
         rollout: Some(RolloutStatus { revision: "r2".to_owned(), wave: 3, ..RolloutStatus::default() }),
         conditions: Vec::new(),
         clusters: vec![ClusterStatus {

@@ -11,7 +11,9 @@ use runnel_agent_core::desired::{Desired, Home, Namespace};
 use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::Records;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
+use runnel_hub_core::guard::DELAY;
 use runnel_hub_core::index::{Cluster, Effect, Index, PlaceState};
+use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};
 use runnel_hub_core::session::Session;
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
@@ -136,10 +138,12 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
     index
 }
 
-/// So few copies may go.
+/// The guard lets so few copies go, once their removals are gathered.
 fn judge(index: &mut Index, effect: Effect) {
-    for uid in effect.judge {
-        index.judge(&uid, &|_, _| None, Instant::now());
+    let begin = Instant::now();
+    for instant in [begin, begin + DELAY] {
+        let now = Now { instant, wall: jiff::Timestamp::UNIX_EPOCH };
+        index.judge(&effect.judge, &|_, _| None, now);
     }
 }
 

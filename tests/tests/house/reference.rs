@@ -122,7 +122,11 @@ fn reference_of_grants_and_members_equals_the_crds() -> Result<()> {
     let rows = crd("memberclusters")?;
     let about = "`MemberCluster`, short name `member`, cluster-scoped, for administrators. Its labels are what rules select by.";
     let text = heading("Member clusters", about) + "\n## Spec\n\n" + &part(&rows, "spec");
-    check("members.md", &(text + "\n## Status\n\n" + &part(&rows, "status")))
+    check("members.md", &(text + "\n## Status\n\n" + &part(&rows, "status")))?;
+    let rows = crd("fleets")?;
+    let about = "`Fleet`, cluster-scoped, for administrators; there is one, named `default`. See [Removal guard](../removal-guard.md).";
+    let text = heading("Fleet", about) + "\n## Spec\n\n" + &part(&rows, "spec");
+    check("fleet.md", &(text + "\n## Status\n\n" + &part(&rows, "status")))
 }
 
 /// The rows of a chart's table: value, default, meaning.
@@ -378,5 +382,5 @@ fn reference_of_conditions_equals_the_closed_lists() -> Result<()> {
 }
 
 const EVENTS: &str = "Ordinary edits cause no Event. A rule gets one Event when copies begin to fail, with the reason of `Ready`. It gets one \
-when `DeletionHeld`, `TakeoverHeld`, `RolloutStopped` or `RolloutReverted` appears. A `MemberCluster` gets one when a condition appears that \
+when `ApprovalRequired`, `RolloutStopped` or `RolloutReverted` appears. A `MemberCluster` gets one when a condition appears that \
 needs a person, such as `KeyShared`. Kubernetes counts repeated Events in one series and keeps the text of the first. The other Events are:\n\n";

@@ -57,7 +57,7 @@ async fn orphaned_copies_do_not_delay_a_leaving_cluster() -> Result<()> {
     hub.all_applied(&orphan, 1).await?;
     hub.delete(&orphan).await?;
     hub.sees("held", &orphan, |rule| {
-        let shown = condition(rule, "DeletionHeld")?;
+        let shown = condition(rule, "ApprovalRequired")?;
         ensure!(shown["status"] == "True", "it is {shown}");
         Ok(())
     })

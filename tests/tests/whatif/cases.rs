@@ -197,7 +197,7 @@ fn takeovers() -> Vec<Case> {
         let case = Case::new(name, summary).sources(1).standing("s0", value);
         case.rule(move |rule, _| named(rule, &["s0"]).with("conflictPolicy", json!(policy)))
     };
-    let mut many = Case::new("too-many-takeovers", json!({"create": 12, "held": 12})).sources(12);
+    let mut many = Case::new("many-takeovers", json!({"create": 12, "takeOver": 12})).sources(12);
     for number in 0..12 {
         many = many.standing(&format!("s{number}"), "theirs");
     }

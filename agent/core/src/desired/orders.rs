@@ -8,7 +8,7 @@ use crate::copy::IntentKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ordered {
     pub policy: DeletionPolicy,
-    /// This agent computed it: the copy's namespace is no longer a target. So it is braked, where the hub brakes what it
+    /// This agent computed it: the copy's namespace is no longer a target. So it is counted, where the hub brakes what it
     /// orders itself.
     pub given_up: bool,
     /// The [generation](Desired::generation) that must be stored first.

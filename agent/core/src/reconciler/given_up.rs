@@ -1,4 +1,4 @@
-//! What goes because its namespace is no longer a target: it waits until the hub has named it, as [`crate::takeovers`] do.
+//! What goes because its namespace is no longer a target: it waits until the hub has named it, see [`crate::prunes`].
 //!
 //! Only this agent knows which copies these are: the hub says which namespaces are chosen and granted, and people here
 //! label them. So the hub is told how many wait, with a digest that names exactly these by their uids, weighs them with those
@@ -12,7 +12,7 @@ use runnel_proto::model::{AskedDigest, GivenUp, NAMESPACES_LIMIT, RuleUid, Sourc
 
 use super::Reconciler;
 use crate::decide::Want;
-use crate::takeovers::digest_of;
+use crate::prunes::digest_of;
 
 impl Reconciler {
     /// What the hub has named may go.

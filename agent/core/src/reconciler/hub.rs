@@ -31,15 +31,13 @@ impl Reconciler {
         }
     }
 
-    /// The stream has ended: nothing is overwritten, and nothing goes whose namespace is given up, without a word of the
-    /// hub in another one.
+    /// The stream has ended: nothing goes whose namespace is no longer a target before the hub names it in another one.
     pub(super) fn lost(&mut self, now: Instant) {
         self.session = None;
         self.suppositions.clear();
         self.questions.clear();
         self.told.clear();
-        let allowed = [self.takeovers.end_stream(), self.given_up.end_stream()];
-        for copy in allowed.concat() {
+        for copy in self.given_up.end_stream() {
             self.reconcile_now(&copy, now);
         }
     }
@@ -58,7 +56,6 @@ impl Reconciler {
             failures: self.report.failures(uid),
             gone: false,
             last_batch: 0,
-            takeovers: self.takeovers_of(uid),
             given_up: self.given_up_of(uid),
             suspended: held.suspended,
             proof,
@@ -131,10 +128,8 @@ impl Reconciler {
         if let Some(session) = &mut self.session {
             session.last_batch = nonce;
         }
-        let offers: Vec<_> =
-            batch.rules.iter().filter_map(|delta| Some((delta.uid.clone(), delta.overwrite?))).collect();
         // What was named is what waits now: a tombstone beside it may take a part of that along.
-        for (uid, digest) in batch.rules.iter().filter_map(|delta| Some((&delta.uid, delta.let_go?))) {
+        for (uid, digest) in batch.rules.iter().filter_map(|delta| Some((&delta.uid, delta.prune?))) {
             self.hear_let_go(uid, digest, now);
         }
         let taken = self.desired.take(batch, unreadable, &self.records);
@@ -148,10 +143,6 @@ impl Reconciler {
         }
         for copy in &taken.looks {
             self.reconcile_now(copy, now);
-        }
-        for (uid, offer) in offers {
-            self.takeovers.offer(&uid, offer);
-            self.take_offer(&uid, now);
         }
         for uid in &taken.rules {
             self.take_let_go(uid, now);
@@ -198,7 +189,6 @@ impl Reconciler {
             .into_iter()
             .map(|gone| {
                 self.report.forget(&gone.uid);
-                self.takeovers.forget_rule(&gone.uid);
                 self.note_told(&gone.uid, None);
                 self.desired.note_change();
                 RuleState { rule: gone.rule, gone: true, last_batch, ..RuleState::new(gone.uid) }
@@ -243,13 +233,9 @@ impl Reconciler {
     fn say_states(&mut self, now: Instant) {
         let due = self.report.take_due(now);
         for uid in &due {
-            self.take_offer(uid, now);
             self.take_let_go(uid, now);
         }
         let states: Vec<_> = due.iter().filter_map(|uid| self.state(uid)).collect();
-        for state in states.iter().filter(|state| state.counts.under_way() == 0) {
-            self.takeovers.tell(&state.uid, state.takeovers.map(|waiting| waiting.digest));
-        }
         for state in &states {
             self.note_told(&state.uid, digest_in(state));
         }

@@ -13,7 +13,6 @@ mod reconcile_copy;
 mod revoke;
 mod stored;
 mod suppose;
-mod takeovers;
 #[cfg(test)]
 mod tests;
 mod watched;
@@ -38,10 +37,10 @@ use crate::inflight_budget::{InflightBudget, ROOM_BYTES};
 use crate::job::Supposition;
 use crate::job::Wrote;
 use crate::policy::{Area, Policy};
+use crate::prunes::Allowed;
 use crate::queue::{Key, Queue};
 use crate::records::{Records, Usage};
 use crate::report::Report;
-use crate::takeovers::Allowed;
 
 pub use event::{Event, Notice, WatchScope};
 use stored::Stored;
@@ -186,8 +185,6 @@ pub struct Reconciler {
     lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
     /// Copies that held what they should until somebody wrote another revision with our marks: what they held.
     rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
-    /// Objects that the hub lets us overwrite.
-    takeovers: Allowed,
     /// Copies in namespaces given up that the hub lets us delete.
     given_up: Allowed,
     /// What the hub was told last of the copies in namespaces given up, by rule.
@@ -253,7 +250,6 @@ impl Reconciler {
             compared: BTreeMap::new(),
             lost: BTreeMap::new(),
             rewritten: BTreeMap::new(),
-            takeovers: Allowed::default(),
             given_up: Allowed::default(),
             told: BTreeMap::new(),
             suppositions: VecDeque::new(),

@@ -102,7 +102,6 @@ impl Reconciler {
         if let Want::Copy(wanted) = &mut want {
             wanted.policies.version = self.desired.version(&wanted.intent, copy, &self.records);
         }
-        self.ask_first(copy, &mut want);
         self.ask_to_go(copy, &mut want);
         self.add_history(copy, &mut want);
         self.apply_quota(copy, &mut want);
@@ -125,7 +124,6 @@ impl Reconciler {
         if let Some(copy_error) = unknown.or_else(|| self.watched(copy).filter(|_| !settled)?.forbidden.clone()) {
             self.queue.cancel(&Self::key(copy));
             self.room.leave(copy);
-            self.takeovers.forget(copy);
             self.given_up.forget(copy);
             self.record_outcome(
                 copy,
@@ -156,7 +154,6 @@ impl Reconciler {
         if outcome.is_none() {
             self.contentions.forget(copy);
         }
-        self.takeovers.forget(copy);
         let key = Self::key(copy);
         if self.reread.contains(copy) {
             self.queue.add(&key);
@@ -275,7 +272,6 @@ impl Reconciler {
 
     /// Says how a copy is, for every rule that has to do with it.
     fn record_outcome(&mut self, copy: &SourceRef, want: &Want, outcome: Option<CopyStatus>) {
-        let outcome = self.still_waits(copy, want, outcome);
         let mut outcomes = self.desired.others(copy);
         match (want, outcome) {
             (Want::Copy(wanted), Some(outcome)) => {

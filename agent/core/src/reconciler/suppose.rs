@@ -8,7 +8,7 @@ use runnel_proto::model::{
 
 use super::Reconciler;
 use crate::copy::{CopyError, CopyStatus};
-use crate::decide::{Decision, Takeover, TargetNamespace, Want, WantedCopy, decide};
+use crate::decide::{Decision, TargetNamespace, Want, WantedCopy, decide};
 use crate::foresee::foresee;
 use crate::job::{ContentSource, DesiredObject, Limits, Recreate};
 use crate::job::{CopyKnowledge, Item, Open, Said, Supposition};
@@ -143,7 +143,6 @@ impl Reconciler {
             ignored: wanted.policies.ignored.clone(),
             version: wanted.policies.version.map(|least| least.max(number)),
             recreate: if wanted.policies.recreate { Recreate::Yes } else { Recreate::No },
-            asks: wanted.policies.takeover == Takeover::Asked,
             limits: Limits { policy: self.policy.clone(), home: self.home.clone() },
         })
     }

@@ -8,7 +8,7 @@ use super::reconcile_copy::about;
 use super::{Compared, Failed, Notice, PARALLEL, Reconciler, RunningJob};
 use crate::backoff::{COPY, RECHECK, UNAVAILABLE};
 use crate::copy::{CopyError, CopyStatus};
-use crate::decide::{Action, Decision, Takeover, TargetNamespace, Want, WantedCopy, decide};
+use crate::decide::{Action, Decision, TargetNamespace, Want, WantedCopy, decide};
 use crate::job::{ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
 use crate::queue::Key;
 use crate::records::{Observed, Usage};
@@ -187,11 +187,10 @@ impl Reconciler {
         } else {
             Recreate::Yes
         };
-        let asks = wanted.policies.takeover == Takeover::Asked;
         // What is the newest already keeps its number, though its label was lost.
         let number = self.records.live(copy).map_or(0, |live| live.number);
         let version = wanted.policies.version.map(|least| least.max(number));
-        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, asks, limits })
+        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, limits })
     }
 
     /// Takes in what came of a piece of work.
@@ -294,7 +293,7 @@ impl Reconciler {
     /// Waits before the next try, at least for as long as the API server asks.
     pub(super) fn retry(&mut self, key: &Key, copy_error: &CopyError, after: Option<Duration>, now: Instant) {
         let backoff = match copy_error.reason {
-            Reason::Conflict | Reason::TakeoverWaiting | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
+            Reason::Conflict | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
         };

@@ -1,10 +1,10 @@
-//! What a rule no longer wants, and what it wants again: told to its brake.
+//! What a rule no longer wants, and what it wants again: told to its removal guard.
 use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};
 
 use super::RuleEntry;
-use crate::brake::{Cause, Item};
+use crate::guard::{Cause, Item};
 use crate::plan::{NamedTerms, RulePlan, TargetClusters};
 
 impl RuleEntry {
@@ -20,6 +20,8 @@ impl RuleEntry {
             Item::Copy(cluster, intent) => plan(cluster).is_some_and(|plan| plan.wants(intent)),
             Item::Name(intent) => self.cluster_plans.plans(&self.plan).any(|(_, plan)| plan.wants(intent)),
             Item::Source(source) => self.plan.wants(source),
+            // What agents ask is taken in where it is judged.
+            Item::Prune(..) => false,
         }
     }
 
@@ -30,9 +32,9 @@ impl RuleEntry {
 
     /// Nothing of what is wanted may go.
     pub(super) fn keep_wanted(&mut self) {
-        let mut brake = std::mem::take(&mut self.brake);
-        brake.keep_wanted(|item| self.wants(item));
-        self.brake = brake;
+        let mut guard = std::mem::take(&mut self.guard);
+        guard.keep_wanted(|item| self.wants(item));
+        self.guard = guard;
     }
 
     /// What would go where a cluster holds an intent that it should not have; `None` if it should, or nobody can tell.
@@ -57,7 +59,7 @@ impl RuleEntry {
     }
 }
 
-/// Tells the brake what changed between two states of a rule. Returns whether something is to be judged.
+/// Tells the guard what changed between two states of a rule. Returns whether something is to be judged.
 pub(super) fn note_changes(
     former: Option<&RuleEntry>,
     entry: &mut RuleEntry,
@@ -65,30 +67,30 @@ pub(super) fn note_changes(
 ) -> bool {
     let (before, now) = (former.map(|former| former.rule.terms.deletion_policy), entry.rule.terms.deletion_policy);
     match now {
-        DeletionPolicy::Retain => entry.brake.reopen(),
-        DeletionPolicy::Delete if before == Some(DeletionPolicy::Retain) => entry.brake.doubt(),
+        DeletionPolicy::Retain => entry.guard.reopen(),
+        DeletionPolicy::Delete if before == Some(DeletionPolicy::Retain) => entry.guard.judge_again(),
         DeletionPolicy::Delete => {}
     }
     entry.keep_wanted();
     if entry.rule.deleting {
-        entry.brake.remove(Item::Rule, Cause::Deleted)
+        entry.guard.remove(Item::Rule, Cause::Deleted)
     } else {
-        entry.brake.keep(&Item::Rule)
+        entry.guard.keep(&Item::Rule)
     }
-    let Some(former) = former else { return entry.brake.is_open() };
+    let Some(former) = former else { return entry.guard.is_open() };
     for source in former.plan.wanted().filter(|source| !entry.plan.wants(source)) {
         let cause = if entry.plan.refused.contains_key(source) {
             Cause::Deleted
         } else if entry.rule.has_dropped_source(&former.rule, source) {
             Cause::Named
         } else {
-            Cause::Indirect
+            Cause::RuleEdited
         };
-        entry.brake.remove(Item::Source(source.clone()), cause);
+        entry.guard.remove(Item::Source(source.clone()), cause);
     }
     let (now, before) = (entry.rule.clone(), &former.rule);
     note_goes(&former.target_clusters, entry, takes_part, |cluster| {
-        if now.has_dropped_cluster(before, cluster) { Cause::Named } else { Cause::Indirect }
+        if now.has_dropped_cluster(before, cluster) { Cause::Named } else { Cause::RuleEdited }
     });
     if former.cluster_plans.differs_by_cluster() || entry.cluster_plans.differs_by_cluster() {
         let both: Vec<_> = former
@@ -99,14 +101,14 @@ pub(super) fn note_changes(
             .collect();
         for cluster in both {
             if let Some(plan) = former.cluster_plans.plan(cluster, &former.plan) {
-                note_names(plan, entry, cluster);
+                note_names(plan, entry, cluster, Cause::RuleEdited);
             }
         }
     }
-    entry.brake.is_open() || former.rule.removal != entry.rule.removal
+    entry.guard.is_open() || former.rule.removal != entry.rule.removal
 }
 
-/// Tells the brake what a rule no longer wants where.
+/// Tells the guard what a rule no longer wants where.
 pub(super) fn note_goes(
     former: &TargetClusters,
     entry: &mut RuleEntry,
@@ -116,25 +118,25 @@ pub(super) fn note_goes(
     for (cluster, before) in &former.clusters {
         match entry.target_clusters.clusters.get(cluster).cloned() {
             // Before the hub could tell, nothing was said.
-            Some(now) if !former.unknown => note_kinds(before, &now, entry, cluster),
+            Some(now) if !former.unknown => note_kinds(before, &now, entry, cluster, cause(cluster)),
             Some(_) => {}
-            None if takes_part(cluster) => entry.brake.remove(Item::Cluster(cluster.clone()), cause(cluster)),
+            None if takes_part(cluster) => entry.guard.remove(Item::Cluster(cluster.clone()), cause(cluster)),
             // What is revoked hears nothing, and what leaves does so on purpose.
             None => {}
         }
     }
 }
 
-fn note_kinds(before: &NamedTerms, now: &NamedTerms, entry: &mut RuleEntry, cluster: &ClusterName) {
+fn note_kinds(before: &NamedTerms, now: &NamedTerms, entry: &mut RuleEntry, cluster: &ClusterName, cause: Cause) {
     let lost = |kind: &&str| before.grants_kind(kind) && !now.grants_kind(kind);
     let kinds: Vec<Arc<str>> = entry.rule.resources().filter(lost).map(Arc::from).collect();
     for kind in kinds {
-        entry.brake.remove(Item::Kind(cluster.clone(), kind), Cause::Indirect);
+        entry.guard.remove(Item::Kind(cluster.clone(), kind), cause);
     }
 }
 
 /// The copies of sources that are still selected and have other names now.
-fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterName) {
+fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterName, cause: Cause) {
     let Some(now) = entry.cluster_plans.plan(cluster, &entry.plan).cloned() else { return };
     if Arc::ptr_eq(before, &now) {
         return;
@@ -145,7 +147,7 @@ fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterNa
     };
     let gone: Vec<_> = before.intents.keys().filter(other).cloned().collect();
     for intent in gone {
-        entry.brake.remove(Item::Copy(cluster.clone(), intent), Cause::Indirect);
+        entry.guard.remove(Item::Copy(cluster.clone(), intent), cause);
     }
 }
 
@@ -156,21 +158,20 @@ pub(super) fn note_choice(
     former: (Option<NamedTerms>, Option<Arc<RulePlan>>),
     takes_part: bool,
 ) {
-    entry.brake.wants_something_else();
     match (entry.target_clusters.clusters.get(cluster).cloned(), former) {
         (Some(now), (Some(before), plan)) => {
             if !entry.target_clusters.unknown {
-                note_kinds(&before, &now, entry, cluster);
+                note_kinds(&before, &now, entry, cluster, Cause::Clusters);
             }
             if let Some(plan) = plan.filter(|_| entry.cluster_plans.differs_by_cluster()) {
-                note_names(&plan, entry, cluster);
+                note_names(&plan, entry, cluster, Cause::Clusters);
             }
         }
-        (None, (Some(_), _)) if takes_part => entry.brake.remove(Item::Cluster(cluster.clone()), Cause::Indirect),
+        (None, (Some(_), _)) if takes_part => entry.guard.remove(Item::Cluster(cluster.clone()), Cause::Clusters),
         _ => {}
     }
     if !takes_part {
-        entry.brake.forget(cluster);
+        entry.guard.forget(cluster);
     }
     entry.keep_wanted();
 }

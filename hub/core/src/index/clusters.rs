@@ -6,6 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::changes::note_choice;
 use super::{Effect, Index};
+use crate::guard::{Cause, Item};
 use crate::plan::{EffectiveTerms, Rule, TermsResolver};
 use runnel_api::{MemberCluster, PendingRemoval};
 
@@ -147,14 +148,20 @@ impl Index {
         let all = exceeded != entry.cluster_plans.exceeds();
         let chosen = entry.target_clusters.set(&entry.rule, name, effective_terms, cordoned);
         let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
-        if !takes_part && entry.brake.holds_in(name) {
-            // Nothing that is held there is for the brake any more.
-            entry.brake.forget(name);
+        let leaves = |cluster: &Cluster| cluster.accepted && cluster.leaving && self.guard.terms.holds_deliberate;
+        let leaves = self.clusters.get(name).is_some_and(leaves);
+        if !takes_part && !leaves && entry.guard.blocks_in(name) {
+            // Nothing that is blocked there needs a decision any more.
+            entry.guard.forget(name);
             effect.rules.insert(uid.clone());
         }
         if chosen || dealt {
-            note_choice(entry, name, former, takes_part);
-            if entry.brake.is_open() {
+            let was_chosen = former.0.is_some();
+            note_choice(entry, name, former, takes_part || leaves);
+            if leaves && was_chosen {
+                entry.guard.remove(Item::Cluster(name.clone()), Cause::Deleted);
+            }
+            if entry.guard.is_open() {
                 effect.judge.insert(uid.clone());
             }
         }

@@ -1,13 +1,14 @@
 //! Rules that are deleted with what they lie in or what defines them.
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use kube::CustomResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
 use super::{Cluster, Holding, Index, PlaceState};
-use crate::brake::DELAY;
+use crate::guard::DELAY;
+use crate::now::Now;
 use crate::plan::{Rule, WatchScope};
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 
@@ -44,14 +45,12 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     index.reset_removal_guards();
     happens(&mut index);
     index.set_rule(rule(uid, true));
-    let holds =
-        move |_: &RuleUid, _: &ClusterName| Some(Holding { copies, intents: 1, takeovers: None, given_up: None });
-    let now = Instant::now();
+    let holds = move |_: &RuleUid, _: &ClusterName| Some(Holding { copies, intents: 1, prunes: None });
+    let now = Now { instant: Instant::now(), wall: jiff::Timestamp::UNIX_EPOCH };
     let uid = RuleUid::from(uid);
-    index.judge(&uid, &holds, now);
-    // What its limit lets pass in any case waits for nothing.
-    assert_eq!(index.may_go(&uid), copies <= 10, "judged before its namespace could be heard of");
-    index.judge(&uid, &holds, now + DELAY + Duration::from_millis(1));
+    index.judge(&BTreeSet::from([uid.clone()]), &holds, now);
+    assert!(!index.may_go(&uid), "judged before its namespace could be heard of");
+    index.judge(&BTreeSet::new(), &holds, Now { instant: now.instant + DELAY, ..now });
     index.may_go(&uid)
 }
 

@@ -9,7 +9,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::changes::note_goes;
 use super::{Effect, Index, RuleEntry};
-use crate::brake::Cause;
+use crate::guard::Cause;
 use crate::plan::{Rule, RuleGrant, TargetClusters, TermsResolver};
 
 /// A namespace of the hub, as its watch shows it.
@@ -130,10 +130,9 @@ impl Index {
         };
         let former = std::mem::replace(&mut entry.target_clusters, target_clusters);
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
-        note_goes(&former, entry, takes_part, |_| Cause::Indirect);
-        entry.brake.wants_something_else();
+        note_goes(&former, entry, takes_part, |_| Cause::Grants);
         entry.keep_wanted();
-        if entry.brake.is_open() {
+        if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
         effect.clusters.extend(former.clusters.into_keys());

@@ -6,12 +6,14 @@
 //!
 //! Sessions do not get desired sets pushed: they ask for the [`Directive`]s that changed since the version they last saw.
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
-mod brake;
 mod changes;
 mod clusters;
 #[cfg(test)]
 mod going_tests;
 mod grants;
+mod guard;
+#[cfg(test)]
+mod guard_tests;
 mod labels;
 mod observed_versions;
 mod orphaned_intents;
@@ -31,21 +33,21 @@ mod suppose;
 mod tests;
 mod weigh;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::brake::{Brake, Item, Limit, wanted_digest};
+use crate::guard::{FleetGuard, Item, Limit, RemovalGuard};
 use crate::plan::{
     ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, RolloutTarget, Rule, RulePlan, Scope, Source,
     TargetClusters, WatchScope,
 };
 use crate::rollout::Gate;
-pub use brake::{BlockedAgentWork, BlockedRemovals, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
+pub use guard::{Holding, Holdings, PendingCause};
 use labels::LabelRoom;
 pub use observed_versions::version_number;
 pub use places::PlaceState;
@@ -69,7 +71,7 @@ pub enum Directive {
     Unwanted(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
     Suspended(ClusterAssignment),
-    /// The rule is known and does not go to the cluster any more, but that did not pass the brake: nothing is said, and
+    /// The rule is known and does not go to the cluster any more, but that did not pass the removal guard: nothing is said, and
     /// what is there stays as it is.
     RemovalBlocked,
     /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed. Whether the rule rests
@@ -124,15 +126,13 @@ pub struct RuleEntry {
     /// The clusters that it chooses, leaving clusters not included, by what is granted there.
     pub target_clusters: TargetClusters,
     /// What of it may be removed.
-    pub brake: Brake,
+    pub guard: RemovalGuard,
     /// Which clusters may have it, where changes travel in waves.
     pub gate: Option<Gate>,
     /// What has changed and waits to be rendered.
     unrendered: Unrendered,
     version: u64,
-    /// Names what it wants, once somebody has asked since that changed.
-    wanted: OnceLock<String>,
-    /// Names what it brings, likewise.
+    /// Names what it brings, once somebody has asked since that changed.
     target: OnceLock<RolloutTarget>,
     /// What it sends where it is rolled back, if that is kept.
     former: Former,
@@ -140,22 +140,9 @@ pub struct RuleEntry {
 
 impl RuleEntry {
     fn share_of(&self, cluster: &ClusterName, plan: &Arc<RulePlan>, terms: &NamedTerms) -> ClusterAssignment {
-        let judged = self.brake.judged().clone();
+        let judged = self.guard.decision().clone();
         let rolled_back = self.rollback().and_then(|_| self.cluster_plans.plan(cluster, &self.plan)).cloned();
         ClusterAssignment { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged, rolled_back }
-    }
-
-    /// Names what the rule wants.
-    fn wanted_digest(&self) -> String {
-        let compute = || {
-            let ungranted = |(name, terms): (_, &NamedTerms)| {
-                (name, self.rule.resources().filter(|kind| !terms.grants_kind(kind)).collect())
-            };
-            let clusters = self.target_clusters.clusters.iter().map(ungranted);
-            let sent = self.cluster_plans.plans(&self.plan).map(|(cluster, plan)| (cluster, plan.wanted()));
-            wanted_digest(self.rule.uid.as_str(), self.rule.deleting, clusters, sent)
-        };
-        self.wanted.get_or_init(compute).clone()
     }
 
     /// What a cluster should have of the rule; `None` if the rule does not go there.
@@ -194,10 +181,8 @@ pub struct Index {
     forgotten: BTreeMap<u64, RuleUid>,
     /// The version of the newest rule that was forgotten and is not remembered as such.
     forgotten_before: u64,
-    /// When sources and rules were deleted, or refused from then on, as far back as it matters.
-    deletions: VecDeque<Instant>,
-    /// How many more went since something was judged last.
-    undated_deletions: usize,
+    /// What is counted across rules before something is removed.
+    guard: FleetGuard,
     /// Namespaces that are being deleted.
     dying: BTreeSet<String>,
     /// Definitions of rules that are being deleted.
@@ -264,7 +249,7 @@ impl Index {
             return if self.is_awaited(uid) { Directive::Unknown } else { self.pending_claim(uid, cluster) };
         };
         let policy = entry.rule.terms.deletion_policy;
-        let judged = entry.brake.judged();
+        let judged = entry.guard.decision();
         if entry.rule.deleting && judged.passes(&Item::Rule) {
             return Directive::Unwanted(policy);
         }
@@ -288,7 +273,8 @@ impl Index {
             };
         }
         let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);
-        if leaving {
+        // Where deliberate deletes are under the limits, so is what goes with a cluster that leaves.
+        if leaving && !self.guard.terms.holds_deliberate {
             Directive::Unwanted(policy)
         } else if entry.rule.terms.suspend {
             Directive::Suspended(entry.share_of(cluster, &entry.plan, &entry.rule.terms))
@@ -337,7 +323,7 @@ impl Index {
         if let Some(entry) = self.rules.get_mut(uid) {
             self.changes.remove(&entry.version);
             entry.version = version;
-            (entry.wanted, entry.target) = (OnceLock::new(), OnceLock::new());
+            entry.target = OnceLock::new();
             entry.former.renew();
             self.changes.insert(version, uid.clone());
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use runnel_proto::model::{ClusterName, KINDS, RuleUid, SourceRef};
 
 use super::{Cluster, Effect, Index};
-use crate::brake::{Cause, Item};
+use crate::guard::{Cause, Item};
 
 impl Index {
     /// An agent holds these of a rule that does not want them, and nobody has judged that.
@@ -20,15 +20,15 @@ impl Index {
             .into_iter()
             .map(|source| {
                 let refused = self.rules.get(uid).is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
-                let cause = if refused || absent(&source) { Cause::Missed } else { Cause::Indirect };
+                let cause = if refused || absent(&source) { Cause::Missed } else { Cause::Reconnected };
                 (source, cause)
             })
             .collect();
         let Some(entry) = self.rules.get_mut(uid) else { return effect };
-        let carried = entry.brake.was_awaited(cluster);
-        let mut room = entry.brake.room();
+        let carried = entry.guard.was_awaited(cluster);
+        let mut room = entry.guard.room();
         for (intent, cause) in causes {
-            let Some(item) = entry.orphaned_intent(cluster, &intent).filter(|item| entry.brake.is_news(item)) else {
+            let Some(item) = entry.orphaned_intent(cluster, &intent).filter(|item| entry.guard.is_new(item)) else {
                 continue;
             };
             if cause == Cause::Missed {
@@ -36,7 +36,7 @@ impl Index {
                 let Some(left) = room.checked_sub(1) else { continue };
                 room = left;
             }
-            entry.brake.remove(item, if carried { Cause::Carried } else { cause });
+            entry.guard.remove(item, if carried { Cause::Carried } else { cause });
             effect.judge.insert(uid.clone());
         }
         effect
@@ -45,14 +45,16 @@ impl Index {
     /// A cluster holds copies of a rule that does not choose it, and nobody has judged that.
     pub fn orphaned_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
         let mut effect = Effect::default();
-        let takes_part = self.clusters.get(cluster).is_some_and(Cluster::takes_part);
+        let leaves = |cluster: &Cluster| cluster.accepted && cluster.leaving && self.guard.terms.holds_deliberate;
+        let leaves = self.clusters.get(cluster).is_some_and(leaves);
+        let takes_part = leaves || self.clusters.get(cluster).is_some_and(Cluster::takes_part);
         if let Some(entry) = self.rules.get_mut(uid)
             && takes_part
             && !entry.target_clusters.clusters.contains_key(cluster)
         {
-            let cause = if entry.brake.was_awaited(cluster) { Cause::Carried } else { Cause::Indirect };
-            entry.brake.remove(Item::Cluster(cluster.clone()), cause);
-            if entry.brake.is_open() {
+            let cause = if entry.guard.was_awaited(cluster) { Cause::Carried } else { Cause::Reconnected };
+            entry.guard.remove(Item::Cluster(cluster.clone()), cause);
+            if entry.guard.is_open() {
                 effect.judge.insert(uid.clone());
             }
         }
@@ -63,8 +65,8 @@ impl Index {
     pub fn holds_only(&mut self, cluster: &ClusterName, rules: &BTreeSet<RuleUid>) -> Effect {
         let mut effect = Effect::default();
         let others = self.rules.iter_mut().filter(|(uid, _)| !rules.contains(*uid));
-        for (uid, entry) in others.filter(|(_, entry)| entry.brake.holds_in(cluster)) {
-            entry.brake.forget(cluster);
+        for (uid, entry) in others.filter(|(_, entry)| entry.guard.blocks_in(cluster)) {
+            entry.guard.forget(cluster);
             effect.rules.insert(uid.clone());
         }
         effect
@@ -72,11 +74,10 @@ impl Index {
 
     /// Every agent has said what it holds, but for those that are `away`: what an earlier process held of a rule is held
     /// by now, or over.
-    pub fn settle_brake(&mut self, uid: &RuleUid, away: &BTreeSet<ClusterName>) -> Effect {
+    pub fn settle_guard(&mut self, uid: &RuleUid, away: &BTreeSet<ClusterName>) -> Effect {
         let mut effect = Effect::default();
-        if self.rules.get_mut(uid).is_some_and(|entry| entry.brake.settle(away)) {
+        if self.rules.get_mut(uid).is_some_and(|entry| entry.guard.settle(away)) {
             effect.rules.insert(uid.clone());
-            // What waits to be overwritten may pass now.
             effect.judge.insert(uid.clone());
         }
         effect

@@ -52,9 +52,8 @@ impl Index {
         Arc::make_mut(&mut entry.plan).unknown = unknown;
         // Whether a Secret is missing from which values are taken, or cannot be seen, is another question now.
         let takes = entry.rule.shape.lenders().next().is_some().then(|| entry.rule.clone());
-        entry.brake.wants_something_else();
         entry.keep_wanted();
-        if entry.brake.is_open() {
+        if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
         self.touch(uid, &mut effect);

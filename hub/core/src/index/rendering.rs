@@ -60,7 +60,7 @@ impl Rendering {
         self.awaited.keys()
     }
 
-    /// What is said of a rule's brake is this now.
+    /// What a rule says about removals is this now.
     pub(super) fn set_removal(&mut self, uid: &RuleUid, removal: &RemovalTerms) {
         if let Some(awaited) = self.awaited.get_mut(uid) {
             awaited.rule.removal = removal.clone();
@@ -331,9 +331,7 @@ impl Index {
             if entry.plan.awaits(source) {
                 effect.read.insert(source.clone());
             }
-            if former_plan.wants(source) != entry.plan.wants(source) {
-                entry.brake.wants_something_else();
-            }
+            if former_plan.wants(source) != entry.plan.wants(source) {}
         }
         entry.unrendered.outdated = entry.unrendered.outdated.filter(|last| rendered.number <= *last);
         for name in clusters {
@@ -342,7 +340,7 @@ impl Index {
         let has_left = self.drop_unchosen(&entry.rule, &entry.plan.clone(), &mut entry.cluster_plans);
         entry.unrendered.again |= has_left && entry.cluster_plans.exceeds();
         entry.keep_wanted();
-        if entry.brake.is_open() {
+        if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
         self.rendering.drop_later(former);

@@ -117,7 +117,7 @@ impl RuleEntry {
     /// # Errors
     /// Why it cannot be kept.
     pub fn completed_state(&self) -> Result<Arc<CompletedState>, RollbackBlocker> {
-        if self.brake.is_holding() {
+        if self.guard.blocks_removals() {
             // A copy whose removal is held is no part of the state, and would look as if the next change had created it.
             return Err(RollbackBlocker::Incomplete("removals were held when it was completed"));
         }

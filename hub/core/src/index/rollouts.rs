@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{Effect, Index, RuleEntry};
-use crate::brake::Item;
+use crate::guard::Item;
 use crate::plan::RolloutTarget;
 use crate::rollout::{Gate, Progress, RolloutPosition};
 
@@ -14,12 +14,12 @@ impl RuleEntry {
         self.target.get_or_init(|| RolloutTarget::of(&self.rule, &self.plan)).name(self.holds_content())
     }
 
-    /// Whether the brake holds something of what clusters have that are chosen; or did so in an earlier process, and nobody
+    /// Whether the removal guard blocks something of what clusters have that are chosen; or did so in an earlier process, and nobody
     /// can tell yet of what.
     fn holds_content(&self) -> bool {
-        let held = self.brake.held();
-        let is_of_content = |item: &Item| !matches!(item, Item::Rule | Item::Cluster(_));
-        self.brake.is_holding() && (held.is_empty() || held.iter().any(is_of_content))
+        let held = self.guard.blocked();
+        let is_of_content = |item: &Item| !matches!(item, Item::Rule | Item::Cluster(_) | Item::Prune(..));
+        self.guard.blocks_removals() && (held.is_empty() || held.iter().any(is_of_content))
     }
 
     /// Whether a cluster's turn has not come: it keeps what it has and hears nothing of the rule. While the rule rests, no turn

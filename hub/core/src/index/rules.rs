@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 use super::changes::note_changes;
 use super::rendering::Unrendered;
 use super::{Effect, Index, RuleEntry};
-use crate::brake::{Cause, Item};
+use crate::guard::{Cause, Item};
 use crate::plan::{ClusterPlans, RemovalTerms, Rule, RulePlan, Source, SourceState, plan};
 use crate::rollout::Gate;
 
@@ -34,9 +34,6 @@ impl Index {
         let mut effect = Effect::default();
         let uid = rule.uid.clone();
         let former = self.unregister(&uid);
-        if rule.deleting && former.as_ref().is_none_or(|former| !former.rule.deleting) {
-            self.record_deliberate_removal();
-        }
         let target_clusters = self.target_clusters(&rule);
         if let Some(former) = &former {
             effect.clusters.extend(former.target_clusters.clusters.keys().cloned());
@@ -60,25 +57,24 @@ impl Index {
         let before = former.as_ref().map(|former| former.plan.clone());
         let waited: Vec<_> = former.iter().flat_map(|former| former.unrendered.sources().cloned()).collect();
         let mut former = former;
-        let brake = match &mut former {
-            Some(former) => std::mem::take(&mut former.brake),
-            None => rule.removal.brake(),
+        let guard = match &mut former {
+            Some(former) => std::mem::take(&mut former.guard),
+            None => rule.removal.guard(),
         };
         // Whom a rollout let in before its rule was suspended has had no time meanwhile: who is at work is found out anew.
         let goes_on = former.as_ref().is_some_and(|former| former.rule.terms.suspend) && !rule.terms.suspend;
         let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.reverts());
         let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(stays);
-        let (wanted, target, former_state) = (OnceLock::new(), OnceLock::new(), self.completed.former(&uid));
+        let (target, former_state) = (OnceLock::new(), self.completed.former(&uid));
         let mut entry = RuleEntry {
             rule,
             plan,
             cluster_plans,
             target_clusters,
-            brake,
+            guard,
             gate,
             unrendered,
             version,
-            wanted,
             target,
             former: former_state,
         };
@@ -91,10 +87,7 @@ impl Index {
                 entry.plan = former.plan;
                 self.rendering.drop_later(std::mem::replace(&mut entry.cluster_plans, former.cluster_plans));
             }
-            former => {
-                entry.brake.wants_something_else();
-                former.into_iter().for_each(|former| self.rendering.drop_later(former.cluster_plans));
-            }
+            former => former.into_iter().for_each(|former| self.rendering.drop_later(former.cluster_plans)),
         }
         effect.relist = self.register(entry);
         self.drop_unselected(before.iter().flat_map(|before| all_sources(before)).chain(&waited));
@@ -107,15 +100,15 @@ impl Index {
         effect
     }
 
-    /// What is said of a rule's brake is this now, and nothing else has changed: nothing is planned anew. Most of that are
-    /// the hub's own words in the status, which only another process needs.
+    /// What a rule says about removals is this now, and nothing else has changed: nothing is planned again. Most of that is
+    /// the hub's own status, which only another process needs.
     pub fn set_removal(&mut self, uid: &RuleUid, removal: RemovalTerms) -> Effect {
         let mut effect = Effect::default();
         self.rendering.set_removal(uid, &removal);
         let Some(entry) = self.rules.get_mut(uid) else { return effect };
         let former = std::mem::replace(&mut entry.rule.removal, removal);
         let now = &entry.rule.removal;
-        if (&former.release, former.limit, former.on_rule_delete) != (&now.release, now.limit, now.on_rule_delete) {
+        if (&former.approve, former.limit, former.on_rule_delete) != (&now.approve, now.limit, now.on_rule_delete) {
             effect.judge.insert(uid.clone());
         }
         effect
@@ -230,12 +223,11 @@ impl Index {
         } else {
             entry.cluster_plans.update(&entry.rule, &entry.plan, source, &self.revision_hasher);
         }
-        if wanted != entry.plan.wants(source) {
-            entry.brake.wants_something_else();
-        }
         entry.keep_wanted();
         if wanted && !entry.plan.wants(source) {
-            entry.brake.remove(Item::Source(source.clone()), cause);
+            entry.guard.remove(Item::Source(source.clone()), cause);
+        }
+        if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
         match selected {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::{Effect, Index};
-use crate::brake::Cause;
+use crate::guard::Cause;
 use crate::plan::{Source, SourceState, WatchScope};
 
 impl Index {
@@ -39,8 +39,6 @@ impl Index {
     ) -> Effect {
         self.vanished.remove(&source);
         let known = self.sources.get(&source).map(|known| known.body.clone());
-        let was_sent = matches!(known, Some(SourceState::Read(_) | SourceState::Stale(_)))
-            && self.selected_by.contains_key(&source);
         // Content that was read before outlives a failure to read it again.
         let body = match (body, known) {
             (None | Some(SourceState::Unread), Some(known @ (SourceState::Read(_) | SourceState::Stale(_)))) => known,
@@ -50,14 +48,11 @@ impl Index {
             (Some(body), _) => body,
             (None, known) => known.unwrap_or(SourceState::Unread),
         };
-        if was_sent && matches!(body, SourceState::Refused(_)) {
-            self.record_deliberate_removal();
-        }
         let mut effect = Effect::default();
         for uid in self.touched(&source, &labels) {
             let selects = self.rules.get(&uid).is_some_and(|entry| entry.rule.selects(&source, &labels));
             // A source that refuses is as one that is deleted.
-            let cause = if matches!(body, SourceState::Refused(_)) { Cause::Deleted } else { Cause::Indirect };
+            let cause = if matches!(body, SourceState::Refused(_)) { Cause::Deleted } else { Cause::SourceLabels };
             self.update_plan(&uid, &source, selects.then_some(&body), cause, &mut effect);
             let lends = self.update_referenced(&uid, &source, Some(&body), &mut effect);
             if (selects || lends) && matches!(body, SourceState::Unread) {
@@ -98,9 +93,6 @@ impl Index {
             self.vanished.remove(&source);
             self.labels.release(&source);
             let labels = self.sources.remove(&source).map(|known| known.labels).unwrap_or_default();
-            if self.selected_by.contains_key(&source) {
-                self.record_deletion(now);
-            }
             for uid in self.touched(&source, &labels) {
                 self.update_plan(&uid, &source, None, Cause::Deleted, &mut effect);
                 self.update_referenced(&uid, &source, None, &mut effect);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Index;
-use crate::brake::Brake;
+use crate::guard::RemovalGuard;
 use crate::plan::Rule;
 use crate::rollout::Gate;
 
@@ -14,7 +14,7 @@ const OTHERS: usize = 256;
 pub struct Around {
     part: Index,
     others: Vec<Rule>,
-    former: Option<(Rule, Brake, Option<Gate>)>,
+    former: Option<(Rule, RemovalGuard, Option<Gate>)>,
 }
 
 impl Around {
@@ -24,11 +24,11 @@ impl Around {
         for other in others {
             part.set_rule(other);
         }
-        if let Some((rule, brake, gate)) = former {
+        if let Some((rule, guard, gate)) = former {
             let uid = rule.uid.clone();
             part.set_rule(rule);
             if let Some(entry) = part.rules.get_mut(&uid) {
-                (entry.brake, entry.gate) = (brake, gate);
+                (entry.guard, entry.gate) = (guard, gate);
             }
         }
         part
@@ -37,7 +37,7 @@ impl Around {
 
 impl Index {
     /// A copy of what has to do with a rule: clusters, grants, the sources that it needs or needed, the rules beside it, and
-    /// the rule itself as it is now, its brake included. Whatever is done to it, this index stays as it is. Payloads are
+    /// the rule itself as it is now, its removal guard included. Whatever is done to it, this index stays as it is. Payloads are
     /// shared.
     pub fn around(&self, rule: &Rule) -> Around {
         let former = self.rules.get(&rule.uid);
@@ -47,8 +47,7 @@ impl Index {
             places: self.places.clone(),
             clusters: self.clusters.clone(),
             grants: self.grants.clone(),
-            deletions: self.deletions.clone(),
-            undated_deletions: self.undated_deletions,
+            guard: self.guard.for_part(self.rules.keys().cloned().collect()),
             dying: self.dying.clone(),
             dying_definitions: self.dying_definitions.clone(),
             ceiling: self.ceiling,
@@ -64,7 +63,7 @@ impl Index {
         let others: BTreeSet<_> = readers.filter(|uid| **uid != rule.uid).cloned().collect();
         let others = others.iter().take(OTHERS).filter_map(|uid| self.rules.get(uid));
         let others = others.map(|other| other.rule.clone()).collect();
-        let former = former.map(|entry| (entry.rule.clone(), entry.brake.clone(), entry.gate.clone()));
+        let former = former.map(|entry| (entry.rule.clone(), entry.guard.clone(), entry.gate.clone()));
         Around { part, others, former }
     }
 }

@@ -256,6 +256,14 @@ fn namespaced_list_marks_deleted_only_in_its_namespace() {
     assert_eq!((wanted(&index, "r1", "one"), wanted(&index, "r2", "one")), (Some(0), Some(1)));
 }
 
+fn only(uid: &str) -> BTreeSet<RuleUid> {
+    BTreeSet::from([uid.into()])
+}
+
+fn at(instant: Instant) -> crate::now::Now {
+    crate::now::Now { instant, wall: jiff::Timestamp::UNIX_EPOCH }
+}
+
 #[test]
 fn known_rule_removes_where_not_chosen_and_unknown_does_not() {
     let mut index = known_index();
@@ -266,7 +274,10 @@ fn known_rule_removes_where_not_chosen_and_unknown_does_not() {
     assert!(effect.clusters.contains(&ClusterName::from("one")));
     assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::RemovalBlocked), "nobody has judged it");
     assert_eq!(effect.judge, BTreeSet::from(["r1".into()]));
-    let effect = index.judge(&"r1".into(), &|_, _| None, Instant::now());
+    let now = Instant::now();
+    index.judge(&only("r1"), &|_, _| None, at(now));
+    assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::RemovalBlocked), "more may come");
+    let effect = index.judge(&BTreeSet::new(), &|_, _| None, at(now + crate::guard::DELAY));
     assert!(effect.clusters.contains(&ClusterName::from("one")));
     assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::Unwanted(_)));
     assert!(matches!(index.directive(&"other".into(), &"one".into()), Directive::Orphaned));
@@ -286,20 +297,21 @@ fn what_one_cluster_is_permitted_wakes_no_other() {
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     let asked = Asked { objects: 1, digest: AskedDigest([1; 16]) };
     let holds = |_: &RuleUid, name: &ClusterName| {
-        let given_up = Some(asked).filter(|_| name.as_str() == "one");
-        Some(Holding { copies: 2, given_up, ..Holding::default() })
+        let prunes = Some(asked).filter(|_| name.as_str() == "one");
+        Some(Holding { copies: 2, prunes, ..Holding::default() })
     };
     let now = Instant::now();
-    assert!(index.judge(&"r1".into(), &holds, now).clusters.is_empty());
-    let effect = index.judge(&"r1".into(), &holds, now + crate::brake::DELAY);
+    assert!(index.judge(&only("r1"), &holds, at(now)).clusters.is_empty());
+    let effect = index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY));
     assert_eq!(effect.clusters, BTreeSet::from(["one".into()]));
     let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
-    assert_eq!(assignment.let_go(), Some(asked.digest));
+    assert_eq!(assignment.prune(), Some(asked.digest));
     // What the hub itself removes is for all.
     index.set_source(source("a", "s"), labelled("y"), Some(body("1")));
-    let effect = index.judge(&"r1".into(), &holds, now + crate::brake::DELAY);
+    assert!(index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY)).clusters.is_empty());
+    let effect = index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY * 2));
     assert_eq!(effect.clusters.len(), 2);
-    assert!(index.judge(&"r1".into(), &holds, now + crate::brake::DELAY).clusters.is_empty());
+    assert!(index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY * 3)).clusters.is_empty());
 }
 
 #[test]
@@ -312,10 +324,10 @@ fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
     assert_eq!(effect.clusters.len(), 2);
     let now = Instant::now();
     let holds = |_: &RuleUid, _: &ClusterName| Some(Holding { copies: 11, intents: 11, ..Holding::default() });
-    index.judge(&"r1".into(), &holds, now);
-    let (due, uid) = index.next_judgement().unwrap();
+    index.judge(&only("r1"), &holds, at(now));
+    let (due, uid) = (index.next_judgement().unwrap(), RuleUid::from("r1"));
     assert!(due > now && !index.may_go(&uid), "that of its namespace may be heard yet");
-    index.judge(&uid, &holds, due);
+    index.judge(&BTreeSet::new(), &holds, at(due));
     assert!(index.may_go(&uid));
     assert!(matches!(index.directive(&"r1".into(), &"two".into()), Directive::Unwanted(_)));
 }

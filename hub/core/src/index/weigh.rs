@@ -1,21 +1,32 @@
 //! How many copies a removal is.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{ClusterName, Pattern, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
 
-use super::brake::Holdings;
+use super::guard::Holdings;
 use super::{Index, RuleEntry};
-use crate::brake::{Item, Judged};
+use crate::guard::Item;
 use crate::plan::Rule;
 
 impl Index {
     /// How many copies a set is: as agents counted them; where none did, as many as the rule's literal names say. What
     /// another rule wants in the same place changes hands there, and is no removal.
-    pub(super) fn weigh(&self, entry: &RuleEntry, items: &BTreeSet<Item>, holdings: Holdings<'_>) -> u64 {
-        let whole = |cluster: &ClusterName| self.copies(entry, cluster, holdings);
-        if items.contains(&Item::Rule) {
-            return entry.target_clusters.clusters.keys().map(whole).fold(0, u64::saturating_add);
+    pub(super) fn weigh<'a>(
+        &self,
+        entry: &RuleEntry,
+        items: impl Iterator<Item = &'a Item>,
+        holdings: Holdings<'_>,
+    ) -> BTreeMap<ClusterName, u64> {
+        if entry.rule.terms.deletion_policy == DeletionPolicy::Retain {
+            // What is only left without marks is not removed.
+            return BTreeMap::new();
         }
+        let whole = |cluster: &ClusterName| (cluster.clone(), self.copies(entry, cluster, holdings));
+        let items: BTreeSet<_> = items.collect();
+        if items.contains(&Item::Rule) {
+            return entry.target_clusters.clusters.keys().map(whole).collect();
+        }
+        let mut prunes: BTreeMap<ClusterName, u64> = BTreeMap::new();
         let (mut clusters, mut everywhere, mut here) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
         for item in items {
             match item {
@@ -28,6 +39,11 @@ impl Index {
                 }
                 Item::Copy(cluster, intent) => here.entry(cluster).or_insert_with(Vec::new).push(intent),
                 Item::Name(intent) | Item::Source(intent) => everywhere.push(intent),
+                Item::Prune(cluster, digest) => {
+                    let asked = holdings(&entry.rule.uid, cluster).and_then(|held| held.prunes);
+                    let copies = asked.filter(|asked| asked.digest == *digest).map_or(0, |asked| asked.objects.into());
+                    prunes.insert(cluster.clone(), copies);
+                }
             }
         }
         // Where the rule's copies are held, its sources' copies would go as soon as it goes there again.
@@ -42,9 +58,11 @@ impl Index {
             let stay = |intent: &&&SourceRef| self.is_wanted_by_another(entry, cluster, intent);
             let own = here.get(cluster).into_iter().flatten();
             let go = everywhere.len() + own.clone().count() - contested.iter().chain(own).filter(stay).count();
-            self.copies_of_one(entry, cluster, holdings).saturating_mul(go as u64)
+            let pruned = prunes.get(cluster).copied().unwrap_or_default();
+            let copies = self.copies_of_one(entry, cluster, holdings).saturating_mul(go as u64).saturating_add(pruned);
+            (cluster.clone(), copies)
         });
-        clusters.iter().map(|cluster| whole(cluster)).chain(intents).fold(0, u64::saturating_add)
+        clusters.iter().map(|cluster| whole(cluster)).chain(intents).filter(|(_, copies)| *copies > 0).collect()
     }
 
     /// All copies of a rule, of which its limit is a part: as agents counted them, where a part of what is not known is
@@ -56,9 +74,10 @@ impl Index {
     /// selectors), the hub does not know the namespaces of a member, and a cluster adds no more than all others together:
     /// no member alone can more than double what the others say. Where one cluster has all copies there is nobody else to
     /// protect.
-    pub(super) fn all_copies(&self, entry: &RuleEntry, judged: &Judged, leaving: u64, holdings: Holdings<'_>) -> u64 {
+    pub(super) fn all_copies(&self, entry: &RuleEntry, holdings: Holdings<'_>) -> u64 {
+        let (decision, leaving) = (entry.guard.decision(), entry.guard.leaving());
         let outside = self.clusters.keys().filter(|name| {
-            !entry.target_clusters.clusters.contains_key(*name) && judged.holds(&Item::Cluster((*name).clone()))
+            !entry.target_clusters.clusters.contains_key(*name) && decision.blocks(&Item::Cluster((*name).clone()))
         });
         let said = entry.target_clusters.clusters.keys().chain(outside).filter_map(|cluster| {
             let copies = holdings(&entry.rule.uid, cluster)?.copies;
@@ -80,10 +99,7 @@ impl Index {
             None if self.may_hold(cluster) => targets(&entry.rule).saturating_mul(entry.plan.sources() as u64),
             None => 0,
         };
-        let Some((_, plan)) = entry.cluster_plans.plans(&entry.plan).find(|(of, _)| of.is_none_or(|of| of == cluster))
-        else {
-            return all;
-        };
+        let Some(plan) = entry.cluster_plans.plan(cluster, &entry.plan) else { return all };
         let stay = plan.wanted().filter(|intent| self.is_wanted_by_another(entry, cluster, intent)).count();
         all.saturating_sub(self.copies_of_one(entry, cluster, holdings).saturating_mul(stay as u64))
     }

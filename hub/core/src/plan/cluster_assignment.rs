@@ -8,7 +8,7 @@ use ring::digest;
 use runnel_proto::model::{AskedDigest, ClusterName, Proof, ProofKey, SetDigest, SourceRef, Terms, TermsDigest};
 
 use super::{RulePlan, SourceContent};
-use crate::brake::Judged;
+use crate::guard::GuardDecision;
 
 /// Terms and their digest. Clusters to which the same is said share them.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ pub struct ClusterAssignment {
     /// The terms in this cluster.
     pub terms: NamedTerms,
     /// What of the rule may be removed.
-    pub judged: Arc<Judged>,
+    pub judged: Arc<GuardDecision>,
     /// What the cluster was sent by the change from which it is rolled back; `None` where it is not.
     pub rolled_back: Option<Arc<RulePlan>>,
 }
@@ -121,8 +121,8 @@ impl ClusterAssignment {
     }
 
     /// Whether a source must not be removed, and stays as it is: the hub cannot tell what becomes of it, or its removal
-    /// did not pass the brake. Where contents have names of their own, another name is an edit and no removal. What a change
-    /// created that is rolled back goes, whatever the brake holds.
+    /// did not pass the removal guard. Where contents have names of their own, another name is an edit and no removal. What a change
+    /// created that is rolled back goes, whatever the guard blocks.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
         let is_edit = || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
         self.is_unknown(source)
@@ -134,14 +134,9 @@ impl ClusterAssignment {
         self.rolled_back.as_ref().is_some_and(|plan| plan.intents.contains_key(source))
     }
 
-    /// What may be overwritten in the cluster.
-    pub fn permit(&self) -> Option<AskedDigest> {
-        self.judged.permit(&self.cluster)
-    }
-
-    /// What may go in the cluster of what is in namespaces given up.
-    pub fn let_go(&self) -> Option<AskedDigest> {
-        self.judged.let_go(&self.cluster)
+    /// What may go in the cluster of the copies in namespaces that are no longer targets.
+    pub fn prune(&self) -> Option<AskedDigest> {
+        self.judged.prune(&self.cluster)
     }
 
     /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is. What is not
@@ -152,7 +147,7 @@ impl ClusterAssignment {
 
     /// Whether a source that is not wanted stays only because nobody has judged its removal.
     pub fn is_unjudged(&self, source: &SourceRef) -> bool {
-        !self.is_unknown(source) && self.must_stay(source) && !self.judged.holds_intent(&self.cluster, source)
+        !self.is_unknown(source) && self.must_stay(source) && !self.judged.blocks_intent(&self.cluster, source)
     }
 
     /// The intents in which this can differ from what `former` was, if there are but few.

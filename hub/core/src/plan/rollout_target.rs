@@ -7,7 +7,7 @@ use super::{Rule, RulePlan, SourceState};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutTarget {
     whole: String,
-    /// While the brake holds a part of it.
+    /// While the removal guard blocks a part of it.
     held: String,
 }
 
@@ -35,7 +35,7 @@ impl RolloutTarget {
         Self { held: format!("{whole}-held"), whole }
     }
 
-    /// Its name, while the brake holds a part of it or not.
+    /// Its name, while the removal guard blocks a part of it or not.
     pub fn name(&self, held: bool) -> &str {
         if held { &self.held } else { &self.whole }
     }

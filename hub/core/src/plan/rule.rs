@@ -2,7 +2,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use kube::ResourceExt;
 use ring::digest;
 use runnel_proto::model::{
@@ -11,8 +10,9 @@ use runnel_proto::model::{
 
 use super::secret_refs::REFERENCED_KIND;
 use super::{NamedTerms, Scope, Shape, WatchScope};
-use crate::brake::{Brake, Limit, Memory};
+use crate::guard::{Limit, RemovalGuard};
 use crate::rollout::Rollout;
+use runnel_api::PendingApproval;
 
 /// One entry of a rule's `sources`.
 #[derive(Clone, Debug)]
@@ -43,28 +43,22 @@ pub struct ClusterChoice {
 }
 
 /// How much of a rule may be removed at a time, and what was said about that.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RemovalTerms {
-    /// What may go without a release.
+    /// What may go without approval.
     pub limit: Limit,
     /// Whether the limit holds for the deletion of the rule, too.
     pub on_rule_delete: bool,
-    /// The digests that the rule's annotation releases.
-    pub release: Option<String>,
-    /// What the status remembers of removals.
-    pub memory: Option<Memory>,
-    /// What it remembers of takeovers.
-    pub takeovers: Option<Memory>,
-    /// What it remembers of copies in namespaces given up.
-    pub given_up: Option<Memory>,
-    /// When the rule was deleted.
-    pub deleted_at: Option<Timestamp>,
+    /// The digests that the rule's annotation approves.
+    pub approve: Option<String>,
+    /// What waits for approval, as the status says.
+    pub pending: Option<PendingApproval>,
 }
 
 impl RemovalTerms {
-    /// A brake that remembers what the status says.
-    pub fn brake(&self) -> Brake {
-        Brake::remembering(self.memory.as_ref(), self.takeovers.as_ref(), self.given_up.as_ref())
+    /// A guard that continues with what the status says.
+    pub fn guard(&self) -> RemovalGuard {
+        RemovalGuard::remembering(self.pending.as_ref())
     }
 }
 
@@ -334,11 +328,8 @@ fn build(
                 percent: u64::try_from(said.removal_limit.percent).unwrap_or_default(),
             },
             on_rule_delete: said.removal_limit.on_rule_delete == runnel_api::OnRuleDelete::Hold,
-            release: object.annotations().get(runnel_api::RELEASE).cloned(),
-            memory: status.and_then(|status| status.removal.as_ref()).map(Memory::from),
-            takeovers: status.and_then(|status| status.takeovers.as_ref()).map(Memory::from),
-            given_up: status.and_then(|status| status.given_up.as_ref()).map(Memory::from),
-            deleted_at: meta.deletion_timestamp.as_ref().map(|time| time.0),
+            approve: object.annotations().get(runnel_api::APPROVE).cloned(),
+            pending: status.and_then(|status| status.pending_approval.clone()),
         },
         runnel_namespace: runnel_namespace.into(),
     })

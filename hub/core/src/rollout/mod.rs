@@ -4,7 +4,7 @@
 //! A change is another *target*: what the rule selects, how copies are made of it, and its terms (but for `suspend`, which
 //! is an emergency stop and goes everywhere at once). Which clusters are chosen, their labels and what is granted there are
 //! no part of it: who is newly chosen waits for its turn while a rollout is under way and gets the newest at once after it.
-//! What the brake holds is no part of it either; when it is released, that is another target.
+//! What the removal guard blocks is no part of it either; when it is approved, that is another target.
 //!
 //! Clusters stand in one order ([`RolloutPosition`]): by the value of a label, in natural order, then by name. So what has been
 //! reached is one cursor, which stands in the rule's status and survives a restart and a change of leader without a list of
@@ -29,7 +29,7 @@
 //!   faster than a wave takes never reach the second one; how often in a row that happened, and since when, is told.
 //! - It ends, or waits for a person: who is away is passed over after [`AWAY_LIMIT`], and who does not settle counts as
 //!   failed after [`STUCK_LIMIT`]. Only while no cluster at all is connected does it wait for one.
-//! - Where the brake holds something, what a cluster has cannot be compared with the target. Such a cluster counts neither as
+//! - Where the removal guard blocks something, what a cluster has cannot be compared with the target. Such a cluster counts neither as
 //!   applied nor as failed, and has settled when it was at no work for [`QUIET_FOR`] after it was let in.
 //! - With `onFailure: Revert`, too many failures roll the target back: every cluster gets the state of the last completed rollout
 //!   again, in order and no more at a time than `maxConcurrency`; a cluster that was away gets it when it is back. No cluster is

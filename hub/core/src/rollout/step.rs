@@ -13,7 +13,7 @@ use crate::now::Now;
 pub enum Health {
     /// It has it, and nothing is wrong.
     Applied,
-    /// Nothing is under way and nothing is wrong, but what it has cannot be compared with the target, as where the brake
+    /// Nothing is under way and nothing is wrong, but what it has cannot be compared with the target, as where the guard
     /// holds a removal.
     Quiet,
     /// It has it, and copies failed.

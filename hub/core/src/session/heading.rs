@@ -18,14 +18,13 @@ impl Session {
                 let rests = heading.terms.as_ref().map(|(terms, _)| terms.suspend).or(heading.suspend);
                 held.told_rests = rests.or(held.told_rests);
                 let next = Some(self.nonce + 1);
-                held.permit_sent = next.filter(|_| heading.overwrite.is_some()).or(held.permit_sent);
-                held.let_go_sent = next.filter(|_| heading.let_go.is_some()).or(held.let_go_sent);
+                held.prune_sent = next.filter(|_| heading.prune.is_some()).or(held.prune_sent);
             }
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
             (delta.orphaned, delta.suspend) = (heading.orphaned, heading.suspend);
-            (delta.overwrite, delta.let_go) = (heading.overwrite, heading.let_go);
+            delta.prune = heading.prune;
             if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
                 return !self.headings.is_empty();
             }

@@ -59,18 +59,15 @@ pub const RULES_LIMIT: usize = 20_000;
 struct Heading {
     terms: Option<(Arc<Terms>, TermsDigest)>,
     orphaned: bool,
-    /// What may be overwritten.
-    overwrite: Option<AskedDigest>,
-    /// What may go of what is in namespaces given up.
-    let_go: Option<AskedDigest>,
+    /// What may go of the copies in namespaces that are no longer targets.
+    prune: Option<AskedDigest>,
     /// Whether the rule rests, where its terms are not said.
     suspend: Option<bool>,
 }
 
 impl Heading {
     fn is_empty(&self) -> bool {
-        let permits = self.overwrite.is_some() || self.let_go.is_some();
-        self.terms.is_none() && !self.orphaned && !permits && self.suspend.is_none()
+        self.terms.is_none() && !self.orphaned && self.prune.is_none() && self.suspend.is_none()
     }
 }
 
@@ -185,7 +182,7 @@ impl Session {
         self.hello_done && self.left_out_rules == 0 && self.version >= version && !self.rules.contains_key(uid)
     }
 
-    /// What the agent holds, is not wanted, and was not judged: whether it may go is for the brake to say. No sources:
+    /// What the agent holds, is not wanted, and was not judged: the removal guard decides whether it may go. No sources:
     /// whatever the agent holds of the rule.
     pub fn take_orphaned_intents(&mut self) -> BTreeMap<RuleUid, BTreeSet<SourceRef>> {
         std::mem::take(&mut self.orphaned_intents)
@@ -265,7 +262,6 @@ impl Session {
             if !is_whole {
                 return true;
             }
-            self.flush_approval(&uid);
             items += count;
         }
         false
@@ -337,7 +333,7 @@ impl Session {
         if self.knows_items(uid, assignment) {
             self.follow(uid, assignment);
         }
-        self.permit(uid, assignment);
+        self.send_prune(uid, self.may_prune(uid, assignment.prune()));
     }
 
     /// Brings what the agent holds of a rule to its share.

@@ -6,7 +6,6 @@ use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
 
 use super::rule_stream_state::Items;
 use super::{Heading, Session};
-use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
 impl Session {
@@ -21,7 +20,7 @@ impl Session {
             held.terms = held.told;
             held.rests = held.told_rests;
             held.sent_orphaned = false;
-            (held.permit, held.let_go) = (None, None);
+            held.prune = None;
         }
         self.take_back(uid);
     }
@@ -36,7 +35,7 @@ impl Session {
         }
         // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.
         let has_terms = self.rules.get(uid).is_some_and(|held| held.told == Some(assignment.terms.digest));
-        self.say_permits(uid, None, self.may_let_go(uid, assignment.let_go().filter(|_| has_terms)));
+        self.send_prune(uid, self.may_prune(uid, assignment.prune().filter(|_| has_terms)));
         if !self.knows_items(uid, assignment) {
             return;
         }
@@ -65,7 +64,7 @@ impl Session {
         }
         held.removing = Some(policy);
         held.sent_orphaned = false;
-        (held.permit, held.let_go) = (None, None);
+        held.prune = None;
         // Until the order is sent, the agent holds what it held.
         held.items = Items::Uncertain;
         held.terms = None;
@@ -85,7 +84,7 @@ impl Session {
         if held.removing.is_some() {
             return;
         }
-        (held.items, held.permit, held.let_go) = (Items::Uncertain, None, None);
+        (held.items, held.prune) = (Items::Uncertain, None);
         held.rests = held.told_rests;
         let was_told = std::mem::replace(&mut held.sent_orphaned, true);
         self.ask.remove(uid);
@@ -119,39 +118,15 @@ impl Session {
         self.unsent.tombstones(uid).any(|source| assignment.must_stay(source))
     }
 
-    /// What was judged may go. What may be overwritten only once the agent has all content that is wanted: what it asks for
-    /// before that is a part, and a part may be within a limit that the whole is not.
-    pub(super) fn permit(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
-        let said = self.rules.get(uid).and_then(|held| held.permit);
-        let is_part = assignment.is_growing() || self.unsent.has_contents(uid);
-        let overwrite = if is_part { said } else { assignment.permit() };
-        self.say_permits(uid, overwrite, self.may_let_go(uid, assignment.let_go()));
-    }
-
-    /// The last content that waited for the agent has been taken out.
-    pub(super) fn flush_approval(&mut self, uid: &RuleUid) {
-        let Some(held) = self.rules.get(uid) else { return };
-        if let Some(Directive::Wanted(assignment)) = &held.directive
-            && !assignment.is_growing()
-        {
-            self.say_permits(uid, assignment.permit(), held.let_go);
-        }
-    }
-
-    /// What may be overwritten, and what may go in namespaces given up, is said once, when it is judged.
-    pub(super) fn say_permits(&mut self, uid: &RuleUid, overwrite: Option<AskedDigest>, let_go: Option<AskedDigest>) {
+    /// What may go in namespaces that are no longer targets is sent once, when it is decided.
+    pub(super) fn send_prune(&mut self, uid: &RuleUid, prune: Option<AskedDigest>) {
         let Some(held) = self.rules.get_mut(uid) else { return };
-        let before = (std::mem::replace(&mut held.permit, overwrite), std::mem::replace(&mut held.let_go, let_go));
-        if before == (overwrite, let_go) {
+        if std::mem::replace(&mut held.prune, prune) == prune {
             return;
         }
+        held.prune_sent = None;
         let heading = self.headings.entry(uid.clone()).or_default();
-        if before.0 != overwrite {
-            (held.permit_sent, heading.overwrite) = (None, overwrite);
-        }
-        if before.1 != let_go {
-            (held.let_go_sent, heading.let_go) = (None, let_go);
-        }
+        heading.prune = prune;
         if heading.is_empty() {
             self.headings.remove(uid);
         }
@@ -162,15 +137,15 @@ impl Session {
     /// when something else waited: the agent did not heed it.
     pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
         let Some(held) = self.rules.get_mut(uid) else { return false };
-        let (permit, before) = (held.permit, std::mem::replace(&mut held.waits, waits));
-        if held.let_go.is_some() && held.let_go != waits {
-            held.lapsed = held.let_go;
-            self.say_permits(uid, permit, None);
+        let before = std::mem::replace(&mut held.waits, waits);
+        if held.prune.is_some() && held.prune != waits {
+            held.lapsed = held.prune;
+            self.send_prune(uid, None);
             return false;
         }
-        let was_early = held.let_go.is_some() && before != waits && held.let_go_sent.is_some();
+        let was_early = held.prune.is_some() && before != waits && held.prune_sent.is_some();
         if was_early {
-            (held.let_go, held.let_go_sent) = (None, None);
+            (held.prune, held.prune_sent) = (None, None);
         }
         let has_lapsed = waits.is_some() && held.lapsed == waits;
         if has_lapsed {
@@ -179,18 +154,12 @@ impl Session {
         was_early || has_lapsed
     }
 
-    /// The agent asks for exactly what it was told that it may overwrite, and has taken that in before: it has used that up,
-    /// or does not keep to it any more. It is told of nothing until that is judged anew.
-    pub fn approval_consumed(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
-        let held = self.rules.get_mut(uid);
-        held.is_some_and(|held| is_used_up(&mut held.permit, &mut held.permit_sent, asked, &self.unacked))
-    }
-
-    /// The same of what may go of what is in namespaces given up. Before the end of the snapshot an agent may only keep in
-    /// mind what is named.
+    /// The agent asks for exactly what it was named that it may remove, and has taken that in before: it has used that up, or
+    /// does not keep to it any more. It is named nothing until that is judged again. Before the end of the snapshot an agent
+    /// may only keep in mind what is named.
     pub fn prune_approval_consumed(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
         let held = self.rules.get_mut(uid).filter(|_| self.knows_end);
-        held.is_some_and(|held| is_used_up(&mut held.let_go, &mut held.let_go_sent, asked, &self.unacked))
+        held.is_some_and(|held| is_used_up(&mut held.prune, &mut held.prune_sent, asked, &self.unacked))
     }
 }
 

@@ -19,14 +19,11 @@ pub(super) struct RuleStreamState {
     /// Whether it does.
     pub(super) told_rests: Option<bool>,
     pub(super) items: Items,
-    /// What the agent was told that it may overwrite, or will be when what waits is sent.
-    pub(super) permit: Option<AskedDigest>,
-    /// The batch that told it, once it is sent.
-    pub(super) permit_sent: Option<u64>,
-    /// The same of what may go of what is in namespaces given up.
-    pub(super) let_go: Option<AskedDigest>,
-    pub(super) let_go_sent: Option<u64>,
-    /// What was said so, and lapsed because something else waited.
+    /// The copies in namespaces that are no longer targets that the agent may remove, or may when what waits is sent.
+    pub(super) prune: Option<AskedDigest>,
+    /// The batch that named them, once it is sent.
+    pub(super) prune_sent: Option<u64>,
+    /// What was named so, and lapsed because something else waited.
     pub(super) lapsed: Option<AskedDigest>,
     /// What the agent said last that waits there.
     pub(super) waits: Option<AskedDigest>,

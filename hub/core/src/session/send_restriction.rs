@@ -71,8 +71,8 @@ impl Session {
     }
 
     /// What may go of what is in namespaces given up.
-    pub(super) fn may_let_go(&self, uid: &RuleUid, let_go: Option<AskedDigest>) -> Option<AskedDigest> {
-        let_go.filter(|_| !self.keeps(uid))
+    pub(super) fn may_prune(&self, uid: &RuleUid, prune: Option<AskedDigest>) -> Option<AskedDigest> {
+        prune.filter(|_| !self.keeps(uid))
     }
 }
 

@@ -9,7 +9,7 @@ use runnel_proto::model::{
 use serde_json::json;
 
 use super::{RULES_LIMIT, SendRestriction, Session};
-use crate::brake::{Item, Judged};
+use crate::guard::{GuardDecision, Item};
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent, SourceState};
 
@@ -130,8 +130,8 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, SourceState)]) -> ClusterAss
         plan.set(&source(*name), Some(body));
     }
     plan.edits = Default::default();
-    // What the brake holds is another matter.
-    let judged = Judged::passing((0..=99).map(|name| Item::Source(source(name))));
+    // What the guard blocks is another matter.
+    let judged = GuardDecision::passing((0..=99).map(|name| Item::Source(source(name))));
     ClusterAssignment { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged, rolled_back: None }
 }
 
@@ -524,7 +524,7 @@ impl LongAccounts {
     }
 
     fn assignment(rule: &str) -> ClusterAssignment {
-        let judged = Judged::passing(Self::foreign(rule).map(Item::Source));
+        let judged = GuardDecision::passing(Self::foreign(rule).map(Item::Source));
         ClusterAssignment { judged, ..share_of(rule, false, &[(1, content(1))]) }
     }
 
@@ -655,13 +655,15 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
     let digest = |name| AskedDigest([name; 16]);
     let assignment = |suspend, name: Option<u8>| {
         let assignment = share_of("r", suspend, &[(1, content(1))]);
-        let judged =
-            name.map_or_else(|| assignment.judged.clone(), |name| Judged::letting_go(&"one".into(), digest(name)));
+        let judged = name.map_or_else(
+            || assignment.judged.clone(),
+            |name| GuardDecision::passing([Item::Prune("one".into(), digest(name))]),
+        );
         ClusterAssignment { judged, ..assignment }
     };
     let said = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
-        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.let_go).collect::<Vec<_>>()
+        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.prune).collect::<Vec<_>>()
     };
     let uid = RuleUid::from("r");
     let mut agent = Agent::default();
@@ -701,11 +703,13 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
 fn repeated_prune_approval_precedes_the_snapshot_end() {
     let digest = |name| AskedDigest([name; 16]);
     let assignment = share_of("r", false, &[(1, content(1))]);
-    let letting =
-        |name| ClusterAssignment { judged: Judged::letting_go(&"one".into(), digest(name)), ..assignment.clone() };
+    let letting = |name| ClusterAssignment {
+        judged: GuardDecision::passing([Item::Prune("one".into(), digest(name))]),
+        ..assignment.clone()
+    };
     let said = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
-        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.let_go).collect::<Vec<_>>()
+        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.prune).collect::<Vec<_>>()
     };
     let uid = RuleUid::from("r");
     let asks = |name| runnel_proto::model::GivenUp { copies: 1, digest: digest(name), namespaces: vec![] };
@@ -724,101 +728,13 @@ fn repeated_prune_approval_precedes_the_snapshot_end() {
 }
 
 #[test]
-fn takeover_approval_is_sent_once_per_stream_unless_cordoned() {
-    let digest = |name| AskedDigest([name; 16]);
-    let assignment = |permit: Option<u8>| {
-        let assignment = share_of("r", false, &[(1, content(1))]);
-        let judged = permit.map_or_else(
-            || assignment.judged.clone(),
-            |name| assignment.judged.permitting(&"one".into(), digest(name)),
-        );
-        ClusterAssignment { judged, ..assignment }
-    };
-    let said = |session: &mut Session| {
-        let batches = std::iter::from_fn(|| session.next_batch());
-        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.overwrite).collect::<Vec<_>>()
-    };
-    let mut agent = Agent::default();
-    let mut session = agent.connect();
-    session.update([("r".into(), Directive::Wanted(assignment(None)))]);
-    agent.drain(&mut session);
-    session.update([("r".into(), Directive::Wanted(assignment(Some(1))))]);
-    let batch = session.next_batch().unwrap();
-    assert_eq!((batch.rules[0].overwrite, batch.rules[0].terms.is_some()), (Some(digest(1)), false));
-    agent.take(&batch);
-    session.ack(batch.nonce);
-    session.update([("r".into(), Directive::Wanted(assignment(Some(1))))]);
-    assert!(session.next_batch().is_none(), "it is said once");
-    // Another set; taken back before it was said; the terms are known as before.
-    session.update([("r".into(), Directive::Wanted(assignment(Some(2))))]);
-    session.update([("r".into(), Directive::Wanted(assignment(None)))]);
-    assert!(said(&mut session).is_empty());
-    session.update([("r".into(), Directive::Wanted(assignment(Some(2))))]);
-    session.update([("r".into(), Directive::Cordoned(assignment(Some(2))))]);
-    assert!(said(&mut session).is_empty());
-    session.update([("r".into(), Directive::Wanted(assignment(Some(2))))]);
-    assert_eq!(said(&mut session), [digest(2)]);
-    // Another stream.
-    let mut again = agent.connect();
-    again.update([("r".into(), Directive::Wanted(assignment(Some(2))))]);
-    assert_eq!(said(&mut again), [digest(2)]);
-}
-
-#[test]
-fn takeover_approval_is_sent_once_after_all_content() {
-    let digest = AskedDigest([1; 16]);
-    let mut agent = Agent::default();
-    let mut session = agent.connect();
-    session.update([("r".into(), Directive::Wanted(share_of("r", false, &[(1, content(1))])))]);
-    agent.drain(&mut session);
-    // A source goes, another one comes, and what the agent asks for is permitted.
-    let assignment = share_of("r", false, &[(2, content(1))]);
-    let judged = assignment.judged.permitting(&"one".into(), digest);
-    session.update([("r".into(), Directive::Wanted(ClusterAssignment { judged, ..assignment }))]);
-    let mut said = Vec::new();
-    while let Some(batch) = session.next_batch() {
-        agent.take(&batch);
-        session.ack(batch.nonce);
-        let delta = &batch.rules[0];
-        said.push((delta.upserts.len(), delta.tombstones.len(), delta.overwrite));
-    }
-    assert_eq!(said, [(1, 1, None), (0, 0, Some(digest))]);
-}
-
-#[test]
-fn approved_takeover_that_still_waits_is_judged_again() {
-    let digest = |name| AskedDigest([name; 16]);
-    let assignment = share_of("r", false, &[(1, content(1))]);
-    let permitting = |name| ClusterAssignment {
-        judged: assignment.judged.permitting(&"one".into(), digest(name)),
-        ..assignment.clone()
-    };
-    let mut agent = Agent::default();
-    let mut session = agent.connect();
-    session.update([("r".into(), Directive::Wanted(assignment.clone()))]);
-    agent.drain(&mut session);
-    session.update([("r".into(), Directive::Wanted(permitting(1)))]);
-    assert!(!session.approval_consumed(&"r".into(), digest(1)), "it was not said yet");
-    let batch = session.next_batch().unwrap();
-    assert!(!session.approval_consumed(&"r".into(), digest(1)), "what the agent says now it said before it heard");
-    agent.take(&batch);
-    session.ack(batch.nonce);
-    assert!(!session.approval_consumed(&"r".into(), digest(2)), "that is another set, and judged as such");
-    assert!(session.approval_consumed(&"r".into(), digest(1)));
-    assert!(!session.approval_consumed(&"r".into(), digest(1)), "once");
-    // It was judged, and passed again.
-    session.update([("r".into(), Directive::Wanted(permitting(1)))]);
-    let batch = session.next_batch().unwrap();
-    assert_eq!(batch.rules[0].overwrite, Some(digest(1)));
-    assert!(!session.approval_consumed(&"r".into(), digest(1)));
-}
-
-#[test]
 fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
     let digest = |name| AskedDigest([name; 16]);
     let assignment = share_of("r", false, &[(1, content(1))]);
-    let letting =
-        |name| ClusterAssignment { judged: Judged::letting_go(&"one".into(), digest(name)), ..assignment.clone() };
+    let letting = |name| ClusterAssignment {
+        judged: GuardDecision::passing([Item::Prune("one".into(), digest(name))]),
+        ..assignment.clone()
+    };
     let uid = RuleUid::from("r");
     let mut session = Agent::default().connect();
     // By terms that are only remembered an agent lets nothing go, and asks for the same until the snapshot ends.
@@ -834,12 +750,11 @@ fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
     assert!(!session.prune_approval_consumed(&uid, digest(2)), "what the agent says now it said before it heard");
     session.ack(batch.nonce);
     assert!(!session.prune_approval_consumed(&uid, digest(1)), "that is another set, and judged as such");
-    assert!(!session.approval_consumed(&uid, digest(2)), "and another matter");
     assert!(session.prune_approval_consumed(&uid, digest(2)));
     assert!(!session.prune_approval_consumed(&uid, digest(2)), "once");
     // It was judged, and passed again.
     session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
-    assert_eq!(session.next_batch().unwrap().rules[0].let_go, Some(digest(2)));
+    assert_eq!(session.next_batch().unwrap().rules[0].prune, Some(digest(2)));
     assert!(!session.prune_approval_consumed(&uid, digest(2)));
 }
 

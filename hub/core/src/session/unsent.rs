@@ -36,11 +36,6 @@ impl Unsent {
         !self.tombstones.is_empty()
     }
 
-    /// Whether contents of a rule wait.
-    pub(super) fn has_contents(&self, uid: &RuleUid) -> bool {
-        self.upserts.contains_key(uid)
-    }
-
     /// All of these wait, of a rule of which nothing did.
     pub(super) fn put_all(&mut self, uid: &RuleUid, upserts: &Upserts) {
         if !upserts.is_empty() {

@@ -6,18 +6,16 @@ use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
-use super::held::{said_of_held, said_of_takeovers};
+use super::pending::describe_pending;
 use super::render_errors::from_any;
 use super::rolling::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
 use super::rule_cluster_state::{RuleClusterState, is_awaited, is_reading, standing};
 use super::{Now, ReportStore, SETTLING};
-use crate::brake::Memory;
-use crate::index::{BlockedAgentWork, BlockedRemovals};
 use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, UnsupportedSource, WatchScope};
 use runnel_api::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
-use runnel_api::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
+use runnel_api::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -31,16 +29,12 @@ pub struct View<'a> {
     pub target_clusters: &'a TargetClusters,
     /// The places that it needs and that cannot be read, and why.
     pub unreadable: BTreeMap<WatchScope, String>,
-    /// What the brake has to remember.
-    pub removal: Option<Memory>,
-    /// What the brake holds.
-    pub held: Option<BlockedRemovals>,
-    /// What it says of takeovers, held or released.
-    pub takeovers: Option<BlockedAgentWork>,
-    /// What it says of copies in namespaces given up, held or released.
-    pub given_up: Option<BlockedAgentWork>,
-    /// Some of those namespaces, of the clusters that are named there.
-    pub given_up_in: Vec<String>,
+    /// What waits for approval.
+    pub pending: Option<PendingApproval>,
+    /// Whether a removal that the hub decided on is blocked.
+    pub blocks_removals: bool,
+    /// Whether removals in namespaces that are no longer targets are blocked.
+    pub blocks_prunes: bool,
     /// The rollout of its newest change, where it wants one.
     pub rolling: Option<Rolling<'a>>,
     /// The status that is there.
@@ -87,9 +81,7 @@ pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<Rul
     status.observed_generation = Some(view.rule.generation);
     status.display = Some(Display::from(&summary));
     status.summary = Some(summary);
-    status.removal = view.removal.clone().map(Into::into);
-    status.takeovers = view.takeovers.as_ref().map(|takeovers| takeovers.memory.clone().into());
-    status.given_up = view.given_up.as_ref().map(|given_up| given_up.memory.clone().into());
+    status.pending_approval.clone_from(&view.pending);
     let ready = set_conditions(&mut status, view, &standings, now);
     if ready {
         status.revision = Some(revision(view));
@@ -163,12 +155,11 @@ fn set_conditions(
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<ConditionValue>); 8] = [
+    let said: [(ConditionType, Option<ConditionValue>); 7] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
-        (ConditionType::DeletionHeld, deletion_held(view)),
-        (ConditionType::TakeoverHeld, takeover_held(view)),
+        (ConditionType::ApprovalRequired, approval_required(view)),
         (ConditionType::RolloutStopped, rollout_stopped(view)),
         (ConditionType::RolloutReverted, rollout_reverted(view)),
         (ConditionType::Suspended, suspended(view)),
@@ -211,9 +202,8 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
     } else if let Some(source) = view.plan.unreadable.first() {
         format!("{source} cannot be read on the hub; its copies stay as they are")
     } else {
-        let held = || deletion_held(view).or_else(|| takeover_held(view));
         let rolling = || rollout_stopped(view).or_else(|| went_wrong(view));
-        return render_errors(view).or_else(held).or_else(rolling);
+        return render_errors(view).or_else(|| approval_required(view)).or_else(rolling);
     };
     Some(ConditionValue::new(ConditionStatus::True, Reason::SourceUnreadable, message))
 }
@@ -224,23 +214,14 @@ fn render_errors(view: &View<'_>) -> Option<ConditionValue> {
     Some(ConditionValue::new(ConditionStatus::True, reason, message))
 }
 
-fn deletion_held(view: &View<'_>) -> Option<ConditionValue> {
-    let given_up = view.given_up.as_ref().filter(|given_up| !given_up.memory.released);
-    if view.held.is_none() && given_up.is_none() {
-        return None;
-    }
-    let message = said_of_held(view.rule, view.held.as_ref(), given_up, &view.given_up_in);
+fn approval_required(view: &View<'_>) -> Option<ConditionValue> {
+    let message = describe_pending(view.rule, view.pending.as_ref()?);
     Some(ConditionValue::new(ConditionStatus::True, Reason::RemovalLimit, message))
-}
-
-fn takeover_held(view: &View<'_>) -> Option<ConditionValue> {
-    let held = view.takeovers.as_ref().filter(|takeovers| !takeovers.memory.released)?;
-    Some(ConditionValue::new(ConditionStatus::True, Reason::TakeoverLimit, said_of_takeovers(view.rule, held)))
 }
 
 fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
     use ConditionStatus::{False, True};
-    if let Some(ConditionValue { reason, message, .. }) = deletion_held(view).filter(|_| view.rule.deleting) {
+    if let Some(ConditionValue { reason, message, .. }) = approval_required(view).filter(|_| view.rule.deleting) {
         return ConditionValue::new(False, reason, message);
     }
     if view.rule.deleting {

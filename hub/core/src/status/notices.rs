@@ -34,7 +34,7 @@ pub struct Notice {
     pub message: String,
 }
 
-/// The Events that a change of status is worth: copies that began to fail, a removal that is held, clusters lost and
+/// The Events that a change of status is worth: copies that began to fail, a removal that waits for approval, clusters lost and
 /// back. None for ordinary edits.
 pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     let mut notices = Vec::new();
@@ -47,13 +47,9 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
             notices.push(Notice { warning: true, reason: reason.into(), message: now.message });
         }
     }
-    let held = |status: &RuleStatus| condition(&status.conditions, ConditionType::DeletionHeld).cloned();
-    if let Some(now) = held(next).filter(|_| held(previous).is_none()) {
-        notices.push(Notice { warning: true, reason: ConditionType::DeletionHeld.into(), message: now.message });
-    }
-    let overwriting = |status: &RuleStatus| condition(&status.conditions, ConditionType::TakeoverHeld).cloned();
-    if let Some(now) = overwriting(next).filter(|_| overwriting(previous).is_none()) {
-        notices.push(Notice { warning: true, reason: ConditionType::TakeoverHeld.into(), message: now.message });
+    let blocked = |status: &RuleStatus| condition(&status.conditions, ConditionType::ApprovalRequired).cloned();
+    if let Some(now) = blocked(next).filter(|_| blocked(previous).is_none()) {
+        notices.push(Notice { warning: true, reason: ConditionType::ApprovalRequired.into(), message: now.message });
     }
     let stopped = |status: &RuleStatus| condition(&status.conditions, ConditionType::RolloutStopped).cloned();
     if let Some(now) = stopped(next).filter(|_| stopped(previous).is_none()) {

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    Asked, ClusterName, Counts, Failure, GivenUp, LostWatch, NAMESPACES, Proof, ProofKey, RuleName, RuleState, RuleUid,
-    SetDigest, TermsDigest,
+    self, Asked, ClusterName, Counts, Failure, GivenUp, LostWatch, NAMESPACES, Proof, ProofKey, RuleName, RuleState,
+    RuleUid, SetDigest, TermsDigest,
 };
 
 use super::SILENCE;
@@ -21,17 +21,27 @@ pub(super) struct RuleReport {
     pub(super) intents: u32,
     pub(super) counts: Counts,
     pub(super) failures: Vec<Failure>,
-    /// What is to be overwritten, as it was when nothing was under way: what is being found out is not all of it. What
-    /// cannot be removed does not count, as it may wait for a copy that waits itself.
-    pub(super) takeovers: Option<Asked>,
-    /// How many of the copies that failed wait to be overwritten.
-    pub(super) waiting_takeovers: u32,
     /// What is to go because its namespace is no longer a target.
     pub(super) given_up: Option<GivenUp>,
     /// What it shows of its copies.
     pub(super) proof: Option<Proof>,
     /// About how much all this takes.
     pub(super) bytes: usize,
+}
+
+impl RuleReport {
+    /// The copies that another rule or nobody of ours has: where all failures that are named are of that kind, all failures
+    /// are.
+    fn foreign(&self) -> u32 {
+        let is_foreign =
+            |failure: &&Failure| matches!(failure.reason, model::Reason::Superseded | model::Reason::Conflict);
+        let named = self.failures.iter().filter(is_foreign).count();
+        if named == self.failures.len() && named > 0 {
+            self.counts.failed
+        } else {
+            self.counts.failed.min(u32::try_from(named).unwrap_or(u32::MAX))
+        }
+    }
 }
 
 /// What a session says about its member.
@@ -176,7 +186,6 @@ impl ReportStore {
             if let (Some(account), Some(before)) = (account, before.get(&uid))
                 && (account.counts.under_way() > 0 || (before.intents_digest, before.terms_digest) != digests)
             {
-                account.takeovers = before.takeovers;
                 account.given_up = before.given_up.clone().or_else(|| account.given_up.take());
             }
         }
@@ -267,10 +276,7 @@ impl ReportStore {
         let bytes = state_bytes(&state);
         presence.bytes += bytes;
         presence.names.insert(state.uid.clone(), state.rule);
-        let before = presence.accounts.get(&state.uid).and_then(|account| account.takeovers);
         let account = RuleReport {
-            takeovers: if state.counts.under_way() == 0 { state.takeovers } else { before },
-            waiting_takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
             given_up: state.given_up.filter(|given_up| given_up.copies > 0),
             intents_digest: state.intents_digest,
             terms_digest: state.terms_digest,
@@ -355,11 +361,11 @@ impl ReportStore {
     /// What a cluster last said that it holds of a rule.
     pub fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
         let account = self.account(cluster, rule)?;
-        let takeovers = account.takeovers.filter(|takeovers| takeovers.objects > 0);
-        let given_up = account.given_up.as_ref();
-        let given_up = given_up.map(|said| Asked { objects: said.copies, digest: said.digest });
-        let copies = account.counts.copies.saturating_add(given_up.map_or(0, |given_up| given_up.objects));
-        Some(Holding { copies: copies.into(), intents: account.intents.into(), takeovers, given_up })
+        let prunes = account.given_up.as_ref();
+        let prunes = prunes.map(|said| Asked { objects: said.copies, digest: said.digest });
+        let own = account.counts.copies.saturating_sub(account.foreign());
+        let copies = own.saturating_add(prunes.map_or(0, |prunes| prunes.objects));
+        Some(Holding { copies: copies.into(), intents: account.intents.into(), prunes })
     }
 
     /// Some of the namespaces in which copies of a rule are given up in a cluster.
@@ -399,8 +405,8 @@ mod tests {
         }
     }
 
-    /// A rule of 16 copies in one cluster, of which so many wait to be overwritten and the rest is as said. As many are in
-    /// a namespace given up.
+    /// A rule of 16 copies in one cluster, of which so many failed and the rest is as given. As many are in a namespace that
+    /// is no longer a target.
     fn state(objects: u32, change: impl FnOnce(&mut Counts)) -> RuleState {
         let mut counts = Counts { copies: 16, failed: objects, applied: 16 - objects, ..Counts::default() };
         change(&mut counts);
@@ -409,20 +415,14 @@ mod tests {
             intents: 16,
             terms_digest: Some(TermsDigest([1; 16])),
             counts,
-            takeovers: (objects > 0).then_some(Asked { objects, digest }),
             given_up: Some(GivenUp { copies: objects, digest, namespaces: vec![] }),
             ..RuleState::new("r".into())
         }
     }
 
-    fn waiting(report_store: &ReportStore) -> u32 {
-        let holding = report_store.holding(&"r".into(), &"a".into()).unwrap();
-        holding.takeovers.map_or(0, |takeovers| takeovers.objects)
-    }
-
     fn going(report_store: &ReportStore) -> u32 {
         let holding = report_store.holding(&"r".into(), &"a".into()).unwrap();
-        holding.given_up.map_or(0, |given_up| given_up.objects)
+        holding.prunes.map_or(0, |prunes| prunes.objects)
     }
 
     #[test]
@@ -451,18 +451,6 @@ mod tests {
     }
 
     #[test]
-    fn pending_content_is_taken_when_nothing_is_under_way() {
-        let (mut report_store, cluster) = (ReportStore::default(), ClusterName::from("a"));
-        report_store.connected(&cluster, 1, facts(), vec![state(0, |_| {})]);
-        report_store.report(&cluster, 1, state(6, |counts| counts.applied -= 1));
-        assert_eq!(waiting(&report_store), 0, "there may be more of them");
-        assert_eq!(going(&report_store), 6, "these are known at once");
-        // The old copy goes when its successor stands, and the successor waits.
-        report_store.report(&cluster, 1, state(7, |counts| counts.removing = 1));
-        assert_eq!(waiting(&report_store), 7);
-    }
-
-    #[test]
     fn returning_agent_keeps_pending_approvals_until_it_knows() {
         let cluster = ClusterName::from("a");
         let back = |hello: RuleState| {
@@ -478,14 +466,14 @@ mod tests {
         let orphaned = RuleState { terms_digest: None, ..state(0, |_| {}) };
         for hello in [state(0, |counts| counts.applied = 3), restarted, orphaned] {
             let mut report_store = back(hello);
-            assert_eq!((waiting(&report_store), going(&report_store)), (6, 6));
+            assert_eq!(going(&report_store), 6);
             report_store.report(&cluster, 2, state(2, |_| {}));
-            assert_eq!((waiting(&report_store), going(&report_store)), (2, 2));
+            assert_eq!(going(&report_store), 2);
             report_store.report(&cluster, 2, state(0, |_| {}));
-            assert_eq!((waiting(&report_store), going(&report_store)), (0, 0));
+            assert_eq!(going(&report_store), 0);
         }
         // It was only away.
         let report_store = back(state(2, |_| {}));
-        assert_eq!((waiting(&report_store), going(&report_store)), (2, 2));
+        assert_eq!(going(&report_store), 2);
     }
 }

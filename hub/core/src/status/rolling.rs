@@ -8,8 +8,7 @@ use super::cluster_view::ClusterView;
 use super::fold::{ConditionValue, counted};
 use super::report_store::RuleReport;
 use super::rule_cluster_state::{
-    Proved, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, proved,
-    standing,
+    Proved, holds_the_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading, proved, standing,
 };
 use super::{Now, ReportStore, View};
 use crate::index::Former;
@@ -143,10 +142,10 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
         return if takes_nothing { Health::Away } else { Health::Pending };
     };
     let counts = account.counts;
-    if counts.under_way() > 0 || is_given_up(view, account) {
+    if counts.under_way() > 0 || is_pruning(view, account) {
         Health::Pending
     } else if !cluster.sent.render_errors.is_empty()
-        || ((failed_copies(view, account) > 0 || counts.removing > 0) && has_failed(account))
+        || ((account.counts.failed > 0 || counts.removing > 0) && has_failed(account))
     {
         Health::Failed
     } else if counts.failed > 0 || counts.removing > 0 {

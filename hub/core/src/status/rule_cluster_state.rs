@@ -81,7 +81,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     };
     let counts = account.counts;
     // Copies that cannot be removed fail the cluster: what is left of them says why.
-    if failed_copies(view, account) > 0 || (counts.removing > 0 && account.failures.iter().any(is_failure)) {
+    if account.counts.failed > 0 || (counts.removing > 0 && account.failures.iter().any(is_failure)) {
         ClusterState::Failed
     } else if (view.awaits(cluster.name) && !is_reading(view))
         || (view.goes_back(cluster.name) && holds_the_plan(view, cluster, account) && counts.is_settled())
@@ -92,7 +92,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     } else if is_behind(view, cluster, account) || is_unconfirmed(view, cluster, account) {
         ClusterState::Waiting
     } else if is_reading(view)
-        || is_given_up(view, account)
+        || is_pruning(view, account)
         || !holds_the_plan(view, cluster, account)
         || !counts.is_settled()
         || counts.failed > 0
@@ -179,7 +179,7 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
         state,
         copies: counts.copies.into(),
         applied: counts.applied.into(),
-        failed: account.map_or(0, |account| failed_copies(view, account)).into(),
+        failed: account.map_or(0, |account| account.counts.failed).into(),
         waiting: counts.waiting.into(),
         drifted: counts.drifted.into(),
         reason,
@@ -201,9 +201,9 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
     }
 }
 
-/// What is left as somebody changed it has not failed, and what waits to be overwritten says nothing of a removal.
+/// What is left as somebody changed it has not failed.
 pub(super) fn is_failure(failure: &Failure) -> bool {
-    !matches!(failure.reason, model::Reason::Drifted | model::Reason::TakeoverWaiting)
+    !matches!(failure.reason, model::Reason::Drifted)
 }
 
 fn was_connected(before: &ClusterStatus) -> bool {
@@ -233,16 +233,10 @@ fn beyond(cluster: &ClusterView<'_>) -> String {
     )
 }
 
-/// The copies that failed. What waits to be overwritten and is not held is on its way.
-pub(super) fn failed_copies(view: &View<'_>, account: &RuleReport) -> u32 {
-    let held = view.takeovers.as_ref().is_some_and(|takeovers| !takeovers.memory.released);
-    if held { account.counts.failed } else { account.counts.failed.saturating_sub(account.waiting_takeovers) }
-}
-
-/// Whether copies are in namespaces given up. What is held stays, and what is not is on its way.
-pub(super) fn is_given_up(view: &View<'_>, account: &RuleReport) -> bool {
-    let held = view.given_up.as_ref().is_some_and(|given_up| !given_up.memory.released);
-    account.given_up.is_some() && !held
+/// Whether copies are to go because their namespaces are no longer targets. What is blocked stays, and what is not is on
+/// its way.
+pub(super) fn is_pruning(view: &View<'_>, account: &RuleReport) -> bool {
+    account.given_up.is_some() && !view.blocks_prunes
 }
 
 fn failed() -> (Reason, String) {
@@ -281,7 +275,7 @@ pub struct Sent<'a> {
     plan: &'a RulePlan,
     cluster_plans: &'a ClusterPlans,
     target_clusters: &'a TargetClusters,
-    /// The brake holds something of it.
+    /// A removal that the hub decided on is blocked.
     held: bool,
 }
 
@@ -291,7 +285,7 @@ impl<'a> From<&'a RuleEntry> for Sent<'a> {
             plan: &entry.plan,
             cluster_plans: entry.sent().0,
             target_clusters: entry.sent().1,
-            held: entry.brake.is_holding(),
+            held: entry.guard.blocks_removals(),
         }
     }
 }
@@ -303,7 +297,7 @@ impl<'a> Sent<'a> {
             plan: view.plan,
             cluster_plans: view.cluster_plans,
             target_clusters: view.target_clusters,
-            held: view.held.is_some(),
+            held: view.blocks_removals,
         }
     }
 
@@ -341,10 +335,10 @@ impl<'a> Sent<'a> {
     }
 }
 
-/// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the brake
-/// holds one, it cannot.
+/// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the guard
+/// blocks one, it cannot.
 pub(super) fn is_comparable(view: &View<'_>, cluster: &ClusterView<'_>) -> bool {
-    can_be_compared(cluster.sent) && view.held.is_none()
+    can_be_compared(cluster.sent) && !view.blocks_removals
 }
 
 /// Whether a plan can tell about every source.

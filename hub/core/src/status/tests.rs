@@ -29,11 +29,9 @@ struct World {
     started: Instant,
     seconds: u64,
     overdue: bool,
-    held: Option<crate::index::BlockedRemovals>,
-    takeovers: Option<runnel_proto::model::Asked>,
-    held_takeovers: Option<crate::index::BlockedAgentWork>,
+    pending: Option<runnel_api::PendingApproval>,
+    blocks_removals: bool,
     given_up: Option<runnel_proto::model::GivenUp>,
-    held_given_up: Option<crate::index::BlockedAgentWork>,
     rolling: Option<rollouts::Under>,
     proof: Option<Proof>,
 }
@@ -85,11 +83,9 @@ impl World {
             started: Instant::now(),
             seconds: 60,
             overdue: false,
-            held: None,
-            takeovers: None,
-            held_takeovers: None,
+            pending: None,
+            blocks_removals: false,
             given_up: None,
-            held_given_up: None,
             rolling: None,
             proof: None,
         }
@@ -113,11 +109,9 @@ impl World {
             cluster_plans: &self.cluster_plans,
             target_clusters: &self.target_clusters,
             unreadable: BTreeMap::new(),
-            removal: self.held.as_ref().map(|held| held.memory.clone()),
-            held: self.held.clone(),
-            takeovers: self.held_takeovers.clone(),
-            given_up_in: self.given_up.iter().flat_map(|given_up| given_up.namespaces.clone()).collect(),
-            given_up: self.held_given_up.clone(),
+            pending: self.pending.clone(),
+            blocks_removals: self.blocks_removals,
+            blocks_prunes: self.pending.is_some() && !self.blocks_removals,
             rolling: self.rolling.as_ref().map(|under| under.rolling((&self.cluster_plans, &self.target_clusters))),
             previous,
             hub_started: self.started,
@@ -141,7 +135,6 @@ impl World {
             intents: 1,
             terms_digest: Some(terms.digest),
             counts,
-            takeovers: self.takeovers,
             given_up: self.given_up.clone(),
             proof: self.proof,
             ..RuleState::new("r".into())
@@ -473,62 +466,6 @@ proptest! {
 }
 
 #[test]
-fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
-    let mut world = World::new(&["one", "two"]);
-    let digest = runnel_proto::model::AskedDigest([1; 16]);
-    let waits = |world: &mut World| {
-        world.takeovers = Some(runnel_proto::model::Asked { objects: 2, digest });
-        let failures = vec![failure(Reason::TakeoverWaiting, "it is to be overwritten"); 2];
-        // The copy of the former name goes when its successor stands.
-        world.report("one", Counts { copies: 2, failed: 2, removing: 1, ..Counts::default() }, failures);
-        world.takeovers = None;
-    };
-    waits(&mut world);
-    world.applied("two");
-    world.fold();
-    assert_eq!(world.ready(), pair("False", "Progressing"));
-    assert_eq!(world.status.summary.unwrap().copies_failed, 0, "nothing has failed");
-
-    let memory = crate::brake::Memory { digest: "0123456789abcdef0123".to_owned(), copies: 2, ..Default::default() };
-    let clusters = crate::index::Several { first: vec![("one".into(), 2)], all: 1 };
-    world.held_takeovers = Some(crate::index::BlockedAgentWork { memory: memory.clone(), clusters });
-    world.fold();
-    assert_eq!(world.ready(), pair("False", "TakeoverLimit"));
-    assert_eq!(world.says(ConditionType::TakeoverHeld), pair("True", "TakeoverLimit"));
-    assert_eq!(world.says(ConditionType::DeletionHeld), pair("", ""));
-    let said = condition(&world.status.conditions, ConditionType::TakeoverHeld).unwrap().message.clone();
-    assert_eq!(
-        said,
-        "the takeover of 2 objects that are not Runnel's is held (spec.removalLimit): 1 cluster holds them: one (2). \
-         To overwrite exactly these: kubectl annotate drule r -n a --overwrite runnel.dev/release=0123456789abcdef0123; \
-         to keep them, set conflictPolicy to AdoptIfEqual or Fail"
-    );
-    assert_eq!(world.status.clusters[0].reason, "TakeoverWaiting");
-    assert_eq!(world.status.takeovers.as_ref().unwrap().copies, 2);
-    let clusters = crate::index::Several { first: vec![("one".into(), 1)], all: 1 };
-    let one = crate::brake::Memory { copies: 1, ..memory.clone() };
-    world.held_takeovers = Some(crate::index::BlockedAgentWork { memory: one, clusters });
-    world.fold();
-    let said = &condition(&world.status.conditions, ConditionType::TakeoverHeld).unwrap().message;
-    let held = "the takeover of 1 object that is not Runnel's is held (spec.removalLimit): 1 cluster holds it: one (1). \
-                To overwrite exactly this one: kubectl ";
-    assert!(said.starts_with(held), "{said}");
-
-    // While something else is under way, what waits is not counted anew.
-    let before = world.report_store.holding(&"r".into(), &"one".into()).unwrap().takeovers;
-    world.report("one", Counts { copies: 2, failed: 1, ..Counts::default() }, vec![]);
-    assert_eq!(world.report_store.holding(&"r".into(), &"one".into()).unwrap().takeovers, before);
-
-    let released = crate::brake::Memory { released: true, ..memory };
-    world.held_takeovers = Some(crate::index::BlockedAgentWork { memory: released, ..Default::default() });
-    world.applied("one");
-    world.fold();
-    assert_eq!((world.ready().0.as_str(), world.says(ConditionType::TakeoverHeld)), ("True", pair("", "")));
-    assert!(world.status.takeovers.as_ref().unwrap().released);
-    assert_eq!(world.report_store.holding(&"r".into(), &"one".into()).unwrap().takeovers, None);
-}
-
-#[test]
 fn pending_prunes_are_under_way_until_blocked() {
     let mut world = World::new(&["one", "two"]);
     let digest = runnel_proto::model::AskedDigest([1; 16]);
@@ -540,36 +477,49 @@ fn pending_prunes_are_under_way_until_blocked() {
     world.fold();
     assert_eq!(world.ready(), pair("False", "Progressing"));
     let holding = world.report_store.holding(&"r".into(), &"one".into()).unwrap();
-    assert_eq!((holding.copies, holding.given_up.unwrap().objects), (13, 12));
+    assert_eq!((holding.copies, holding.prunes.unwrap().objects), (13, 12));
     assert_eq!(world.report_store.namespaces_given_up(&"r".into(), &"one".into()), ["a", "b"]);
 
-    let memory = |digest: &str, copies| crate::brake::Memory { digest: digest.into(), copies, ..Default::default() };
-    let clusters = crate::index::Several { first: vec![("one".into(), 12)], all: 1 };
-    world.held_given_up = Some(crate::index::BlockedAgentWork { memory: memory("0123", 12), clusters });
+    world.pending = Some(runnel_api::PendingApproval {
+        digest: "0123".to_owned(),
+        cause: "namespaces in member clusters are no longer targets".to_owned(),
+        copies: 12,
+        clusters: 1,
+        names: vec!["namespaces in cluster one".to_owned()],
+        since: None,
+    });
     world.given_up =
         Some(runnel_proto::model::GivenUp { copies: 12, digest, namespaces: vec!["a".into(), "b".into()] });
     world.fold();
-    assert_eq!((world.ready(), world.says(ConditionType::DeletionHeld)), {
-        (pair("False", "RemovalLimit"), pair("True", "RemovalLimit"))
-    });
-    let said = |world: &World| {
-        condition(&world.status.conditions, ConditionType::DeletionHeld).map(|held| held.message.clone()).unwrap()
-    };
+    let blocked = (pair("False", "RemovalLimit"), pair("True", "RemovalLimit"));
+    assert_eq!((world.ready(), world.says(ConditionType::ApprovalRequired)), blocked);
+    let said = condition(&world.status.conditions, ConditionType::ApprovalRequired).map(|held| held.message.clone());
     assert_eq!(
-        said(&world),
-        "the removal of 12 copies is held (spec.removalLimit): 1 cluster has copies in namespaces given up: one (12) \
-         (namespaces a, b among them). To remove exactly these: kubectl annotate drule r -n a --overwrite \
-         runnel.dev/release=0123; to keep them, undo the change"
+        said.unwrap(),
+        "the removal of 12 copies in 1 cluster needs approval: namespaces in member clusters are no longer targets \
+         (namespaces in cluster one). To remove exactly these: kubectl annotate drule r -n a --overwrite \
+         runnel.dev/approve=0123; to keep them, undo the change"
     );
     assert_eq!(world.status.clusters.iter().filter(|cluster| cluster.state == ClusterState::Ready).count(), 2);
-    assert_eq!(world.status.given_up.as_ref().unwrap().copies, 12);
-
-    let sources = crate::index::Several { first: vec![SourceRef::new("configmaps", "a", "s")], all: 1 };
-    world.held = Some(crate::index::BlockedRemovals { memory: memory("4567", 2), sources, ..Default::default() });
+    assert_eq!(world.status.pending_approval.as_ref().unwrap().copies, 12);
+    world.pending = None;
+    world.given_up = None;
+    world.applied("one");
     world.fold();
-    let both = said(&world);
-    assert!(
-        both.starts_with("the removal of 14 copies is") && both.contains("runnel.dev/release=4567,0123;"),
-        "{both}"
+    assert_eq!((world.says(ConditionType::ApprovalRequired), &world.status.pending_approval), (pair("", ""), &None));
+}
+
+#[test]
+fn copies_of_other_rules_are_not_counted_as_own() {
+    let mut world = World::new(&["one"]);
+    let own = |world: &World| world.report_store.holding(&"r".into(), &"one".into()).unwrap().copies;
+    let counts = Counts { copies: 12, failed: 12, ..Counts::default() };
+    world.report("one", counts, vec![failure(Reason::Superseded, "another rule has it"); 5]);
+    assert_eq!(own(&world), 0, "the rule has none of them");
+    world.report(
+        "one",
+        counts,
+        vec![failure(Reason::Unavailable, "no answer"), failure(Reason::Superseded, "not ours")],
     );
+    assert_eq!(own(&world), 11, "what is not certain counts");
 }

@@ -1,9 +1,9 @@
 //! What a rule would do that is not saved. Pure.
 //!
 //! The rule is tried in a copy of the part of the index that has to do with it ([`Around`]): the same planner, the
-//! same grants, the same brake as for a saved one, and nobody hears of it. What only the agents know, namespaces and what
+//! same grants, the same removal guard as for a saved one, and nobody hears of it. What only the agents know, namespaces and what
 //! stands in them, they are asked: each hears what would be said to it ([`Scene::ask`]), decides as it would, and forgets
-//! it. With their answers the brake is asked about what only they could find ([`Scene::settle`]).
+//! it. With their answers the guard judges what only they could find ([`Scene::settle`]).
 //!
 //! A plan carries no payload to a member: digests with a key of the question's own let the agent compare what stands there.
 //! The key travels along, as the agent computes with it: whoever has a member in his hands could test what he guesses that a
@@ -15,20 +15,18 @@ mod said;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
-use crate::brake::DELAY;
-use crate::index::{Around, Holding, Index, PlaceState, RuleEntry};
+use crate::guard::DELAY;
+pub use crate::index::Holdings;
+use crate::index::{Around, Index, PlaceState, RuleEntry};
+use crate::now::Now;
 use crate::plan::{ClusterAssignment, Rule, SourceState, WatchScope};
 
 pub use ask::{AgentQuestion, Ask, Asking, ClusterEligibility};
 pub use outcome::{Row, SourceRow};
 pub use said::Said;
-
-/// What is known of what agents hold.
-pub type Holdings<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<Holding>;
 
 /// A rule, tried.
 pub struct Scene {
@@ -116,7 +114,7 @@ impl Scene {
     }
 
     /// Judges what the rule would no longer want.
-    pub fn judge(&mut self, holdings: Holdings<'_>, now: Instant) {
+    pub fn judge(&mut self, holdings: Holdings<'_>, now: Now) {
         for (cluster, former) in &self.former {
             let Some(assignment) = self.index.rule(&self.uid).and_then(|entry| entry.assignment(cluster)) else {
                 continue;
@@ -131,14 +129,19 @@ impl Scene {
                 self.index.orphaned_intents(&self.uid, cluster, orphaned_intents.into_iter().cloned().collect());
             }
         }
-        self.index.judge(&self.uid, holdings, now);
+        self.judge_now(holdings, now);
     }
 
     /// Judges what agents would ask for: `told` is what they would say that they hold.
-    pub fn settle(&mut self, told: Holdings<'_>, now: Instant) {
-        self.index.judge(&self.uid, told, now);
-        // What is within the limit passes when nothing else has come for a while.
-        self.index.judge(&self.uid, told, now + DELAY * 8);
+    pub fn settle(&mut self, told: Holdings<'_>, now: Now) {
+        self.judge_now(told, now);
+    }
+
+    /// Removals are judged when nothing else has come for a while.
+    fn judge_now(&mut self, holdings: Holdings<'_>, now: Now) {
+        let uids = BTreeSet::from([self.uid.clone()]);
+        self.index.judge(&uids, holdings, now);
+        self.index.judge(&uids, holdings, Now { instant: now.instant + DELAY * 8, ..now });
     }
 
     /// The index in which it is tried.

@@ -7,25 +7,23 @@ use super::{Holdings, Said, Scene};
 use crate::index::Holding;
 use crate::plan::{RulePlan, UnsupportedSource};
 
-/// By what the brake knows a set that nobody has.
-const TAKEOVERS: AskedDigest = AskedDigest([0x74; 16]);
-const GIVEN_UP: AskedDigest = AskedDigest([0x67; 16]);
+/// How the removal guard knows a set that no agent has.
+const PRUNES: AskedDigest = AskedDigest([0x67; 16]);
 
-/// What the brake says of what it holds.
-const HELD: &str = "removalLimit holds it, as too much would go at a time: `kubectl runnel release` would let it go";
+/// Why a removal is blocked.
+const HELD: &str = "it is above a removalLimit: `kubectl runnel approve` would let it go";
 /// What is said of Secrets that are not Runnel's, of which nobody is told whether they are equal.
 const UNTOLD: &str = "a Secret that is not Runnel's stands here: it is taken over if it equals the source, and left alone \
                       (Conflict) if not; a plan does not tell which";
 const LOST: &str = "what stands there is lost";
 const LOST_OR_EQUAL: &str = "what stands there is lost, unless it is equal: of a Secret a plan does not tell";
-const EQUAL_COUNT: &str = "Secrets that stand there and are equal are counted here, and would not be held";
 
 /// What would become of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The cluster.
     pub cluster: ClusterName,
-    /// What an agent said, with the brake's word.
+    /// What an agent said, with the guard's decision.
     pub copy: SupposedCopy,
     /// A word, see `proto/query.proto`.
     pub verdict: &'static str,
@@ -49,12 +47,12 @@ pub struct SourceRow {
 }
 
 impl Scene {
-    /// Asks the brake about what agents would ask for, and says what becomes of each copy.
+    /// Judges what agents would ask for, and returns what becomes of each copy.
     pub fn conclude(
         &mut self,
         answers: BTreeMap<ClusterName, Said>,
         holdings: Holdings<'_>,
-        now: std::time::Instant,
+        now: crate::now::Now,
     ) -> Vec<Row> {
         let told: BTreeMap<ClusterName, Holding> =
             answers.iter().map(|(cluster, answer)| (cluster.clone(), self.holding(cluster, answer))).collect();
@@ -79,8 +77,7 @@ impl Scene {
         Holding {
             copies: answer.all().saturating_sub(gone) as u64,
             intents: assignment.map_or(0, |assignment| assignment.intents().count() as u64),
-            takeovers: asked(Foreseen::Overwrite, TAKEOVERS),
-            given_up: asked(Foreseen::GiveUp, GIVEN_UP),
+            prunes: asked(Foreseen::GiveUp, PRUNES),
         }
     }
 
@@ -136,30 +133,26 @@ impl Scene {
     }
 }
 
-/// What becomes of each copy, as the brake has judged it.
+/// What becomes of each copy, as the guard has decided.
 fn rows(scene: &Scene, answers: BTreeMap<ClusterName, Said>) -> Vec<Row> {
     let of_cluster = |(cluster, answer): (ClusterName, Said)| -> Vec<Row> {
         let assignment = scene.index().rule(scene.uid()).and_then(|entry| entry.assignment(&cluster));
-        let overwrites = assignment.as_ref().is_some_and(|assignment| assignment.permit() == Some(TAKEOVERS));
-        let lets_go = assignment.as_ref().is_some_and(|assignment| assignment.let_go() == Some(GIVEN_UP));
-        answer.copies.into_iter().map(|copy| row(&cluster, copy, overwrites, lets_go)).collect()
+        let prunes = assignment.as_ref().is_some_and(|assignment| assignment.prune() == Some(PRUNES));
+        answer.copies.into_iter().map(|copy| row(&cluster, copy, prunes)).collect()
     };
     answers.into_iter().flat_map(of_cluster).collect()
 }
 
-fn row(cluster: &ClusterName, copy: SupposedCopy, overwrites: bool, lets_go: bool) -> Row {
+fn row(cluster: &ClusterName, copy: SupposedCopy, prunes: bool) -> Row {
     let (reason, message) =
         copy.copy_error.clone().map_or(("", String::new()), |(reason, message)| (reason.as_str(), message));
     let held = |reason| ("held", reason, HELD.to_owned());
     let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
     let and = |words: &str, more: &str| if more.is_empty() { words.to_owned() } else { format!("{words}; {more}") };
     let (verdict, reason, message) = match copy.foreseen {
-        Foreseen::Overwrite if overwrites => {
-            ("takeOver", "Overwritten", and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message))
-        }
-        Foreseen::Overwrite => ("held", "Takeover", and(HELD, if is_secret { EQUAL_COUNT } else { "" })),
+        Foreseen::Overwrite => ("takeOver", "Overwritten", and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message)),
         Foreseen::AdoptIfEqual => ("adoptIfEqual", "", and(UNTOLD, &message)),
-        Foreseen::GiveUp if lets_go => ("remove", reason, message),
+        Foreseen::GiveUp if prunes => ("remove", reason, message),
         Foreseen::GiveUp | Foreseen::Held => held("Removal"),
         Foreseen::Adopt if message.is_empty() => ("takeOver", "Equal", "what stands there is equal".to_owned()),
         Foreseen::Adopt => ("takeOver", reason, message),

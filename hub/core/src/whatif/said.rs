@@ -1,4 +1,4 @@
-//! What is kept of the agents' answers: what the brake asks for as numbers, and copies as far as there is room for them.
+//! What is kept of the agents' answers: what the removal guard counts, and copies as far as there is room for them.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{Foreseen, Supposed, SupposedCopy};

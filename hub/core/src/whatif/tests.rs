@@ -1,9 +1,7 @@
-//! A rule is tried without a trace; the brake judges it as it would.
+//! A rule is tried without a trace; the removal guard judges it as it would.
 use std::sync::Arc;
 
-use runnel_proto::model::{
-    Content, FieldsKey, Foreseen, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy,
-};
+use runnel_proto::model::{Content, FieldsKey, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose};
 use serde_json::{Value, json};
 
 use super::*;
@@ -72,7 +70,11 @@ fn ask(scene: &Scene, cluster: &str, rehearse: bool) -> (Box<Suppose>, usize) {
     (question.asked, question.left_out)
 }
 
-fn nobody(_: &RuleUid, _: &ClusterName) -> Option<Holding> {
+fn now() -> crate::now::Now {
+    crate::now::Now { instant: std::time::Instant::now(), wall: jiff::Timestamp::UNIX_EPOCH }
+}
+
+fn nobody(_: &RuleUid, _: &ClusterName) -> Option<crate::index::Holding> {
     None
 }
 
@@ -91,7 +93,7 @@ fn a_rule_that_nobody_saved_leaves_no_trace() {
     // What no rule has needed so far is not known.
     assert_eq!(scene.unread().len(), 2);
     read_all(&mut scene);
-    scene.judge(&nobody, Instant::now());
+    scene.judge(&nobody, now());
     let clusters: Vec<_> = scene.clusters(&nobody).into_iter().map(|ask| (ask.cluster, ask.standing)).collect();
     assert_eq!(clusters, [("one".into(), ClusterEligibility::Asked), ("two".into(), ClusterEligibility::Asked)]);
     let (asked, left_out) = ask(&scene, "one", false);
@@ -126,17 +128,18 @@ fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
         index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
     }
     let copies = sources as u64;
-    let holds = |_: &RuleUid, _: &ClusterName| Some(Holding { copies, intents: copies, ..Holding::default() });
+    let holds =
+        |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies, intents: copies, ..Default::default() });
     let mut scene = scene_of(&index, to);
     assert!(scene.exists());
     read_all(&mut scene);
-    scene.judge(&holds, Instant::now());
+    scene.judge(&holds, now());
     let (asked, _) = ask(&scene, "one", false);
     (asked.tombstones.len(), asked.held.len())
 }
 
 #[test]
-fn what_an_edit_removes_goes_or_is_held_as_the_brake_says() {
+fn removals_of_an_edit_are_judged_by_the_guard() {
     let all = || rule(&["s*"], &json!({}));
     let few = || rule(&["s0", "s1"], &json!({}));
     assert_eq!(edited(4, all(), few()), (2, 0));
@@ -158,34 +161,9 @@ fn what_goes_beyond_what_one_question_says_is_counted() {
     }
     let unlimited = json!({"removalLimit": {"count": 100_000, "percent": 100}});
     let mut scene = scene_of(&index, rule(&["none"], &unlimited));
-    scene.judge(&nobody, Instant::now());
+    scene.judge(&nobody, now());
     let (asked, left_out) = ask(&scene, "one", false);
     assert_eq!((asked.tombstones.len() + asked.held.len(), left_out), (SUPPOSED_LIMIT, 1));
-}
-
-#[test]
-fn takeovers_pass_up_to_the_limit() {
-    let of = |objects: usize| -> Vec<&'static str> {
-        let index = index(objects);
-        let mut scene = scene_of(&index, rule(&["s*"], &json!({"conflictPolicy": "Overwrite"})));
-        read_all(&mut scene);
-        scene.judge(&nobody, Instant::now());
-        let copy = |number: usize| SupposedCopy {
-            copy: source(&format!("s{number}")),
-            source: source(&format!("s{number}")),
-            foreseen: Foreseen::Overwrite,
-            copy_error: None,
-        };
-        let copies = (0..objects).map(copy).collect();
-        let unanswered = String::new();
-        let answer = Supposed { question: 1, copies, more: 0, last: true, unanswered };
-        // What is not told counts as what is.
-        let answers = BTreeMap::from([(ClusterName::from("one"), Said::of(answer, &mut 5))]);
-        let rows = scene.conclude(answers, &nobody, Instant::now());
-        rows.into_iter().map(|row| row.verdict).collect()
-    };
-    assert_eq!(of(10), ["takeOver"; 5]);
-    assert_eq!(of(11), ["held"; 5]);
 }
 
 #[test]
@@ -198,14 +176,14 @@ fn who_is_behind_in_a_rollout_under_way_is_named() {
     }
     let behind = |index: &Index, more: &Value| -> Vec<bool> {
         let mut scene = scene_of(index, rule(&["s*"], more));
-        scene.judge(&nobody, Instant::now());
+        scene.judge(&nobody, now());
         scene.clusters(&nobody).into_iter().map(|ask| ask.message.contains("the rollout that is under way")).collect()
     };
     let let_in = |index: &mut Index, reach: AdmittedClusters| {
         let revision = index.rule(&"all".into()).unwrap().target().to_owned();
         index.let_in(&"all".into(), Gate { revision, reach, rests: false, back_to: None });
     };
-    let_in(&mut index, AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())])));
+    let_in(&mut index, AdmittedClusters::Only(BTreeMap::from([("one".into(), now().instant)])));
     assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false, true], vec![false, true]));
     let_in(&mut index, AdmittedClusters::All);
     assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false; 2], vec![false; 2]));
@@ -219,7 +197,7 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     index.set_cluster("calm".into(), cordoned);
     let mut scene = scene_of(&index, rule(&["s*"], &json!({"rollout": {"maxConcurrency": 2}})));
     read_all(&mut scene);
-    scene.judge(&nobody, Instant::now());
+    scene.judge(&nobody, now());
     let said: Vec<_> = scene.clusters(&nobody).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
     let expected = [
         ("away".into(), ClusterEligibility::NotAccepted, 0),

@@ -260,8 +260,8 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
     let mut both = self::world();
     both.set_namespace("a", Some(labelled("test")));
     both.settle();
-    let (let_go, tombstones) = (Some(digest(&both)), vec![tombstone("s1")]);
-    both.batch(vec![RuleDelta { let_go, tombstones, ..RuleDelta::new("r".into()) }]);
+    let (prune, tombstones) = (Some(digest(&both)), vec![tombstone("s1")]);
+    both.batch(vec![RuleDelta { prune, tombstones, ..RuleDelta::new("r".into()) }]);
     both.settle();
     assert_eq!((both.objects.len(), waiting(&both)), (2, None));
     // With terms that want it again nothing goes.
@@ -269,8 +269,8 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
     undone.batch(vec![numbered(chosen(&["a"], None), 2)]);
     undone.settle();
     assert_eq!(waiting(&undone).unwrap().copies, 4);
-    let let_go = Some(digest(&undone));
-    undone.batch(vec![RuleDelta { let_go, ..numbered(chosen(&[], Some("prod")), 3) }]);
+    let prune = Some(digest(&undone));
+    undone.batch(vec![RuleDelta { prune, ..numbered(chosen(&[], Some("prod")), 3) }]);
     undone.settle();
     assert_eq!((undone.objects.len(), waiting(&undone)), (6, None));
     undone.batch(vec![numbered(chosen(&["a"], None), 4)]);
@@ -476,7 +476,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 if let Some(digest) = digest.filter(|_| connected) {
                     // Exactly what the digest stands for may go, if it is what waits.
                     let set = world.core.waiting_to_go(&"r".into());
-                    if crate::takeovers::digest_of(&"r".into(), &set) == digest {
+                    if crate::prunes::digest_of(&"r".into(), &set) == digest {
                         named.extend(set.into_values());
                     }
                     world.let_go("r", digest);

@@ -15,7 +15,6 @@ mod renames;
 mod revoke;
 mod stored;
 mod supposed;
-mod takeovers;
 mod versions;
 mod world;
 

@@ -172,11 +172,11 @@ fn equality_of_a_foreign_secret_is_told_to_nobody() {
     assert_eq!(said(&mut world, ConflictPolicy::Fail), ["Refused"; 4]);
     let expected = ["Adopt", "Refused", "AdoptIfEqual", "AdoptIfEqual"];
     assert_eq!(said(&mut world, ConflictPolicy::AdoptIfEqual), expected);
-    assert_eq!(said(&mut world, ConflictPolicy::Overwrite), ["Overwrite"; 4]);
-    // What is known to stand there is asked about where it differs.
+    // The ConfigMap that is equal is adopted; of Secrets nothing is told.
+    let expected = ["Adopt", "Overwrite", "Overwrite", "Overwrite"];
+    assert_eq!(said(&mut world, ConflictPolicy::Overwrite), expected);
     let upserts = vec![intent("s0", 1), Intent { source: secrets.clone(), ..intent("s0", 1) }];
     world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b"])) }]);
     world.settle();
-    let expected = ["Adopt", "Overwrite", "Overwrite", "Overwrite"];
     assert_eq!(said(&mut world, ConflictPolicy::Overwrite), expected);
 }

@@ -584,7 +584,7 @@ impl World {
                 self.write(&copy, Some(&target), &body, &mut done, false);
             }
             Work::Adopt(target, body) => match self.objects.get(&copy) {
-                Some(_) if self.policy.adopt == Adopt::Never && !body.asks => {
+                Some(_) if self.policy.adopt == Adopt::Never => {
                     done.copy_error = self.policy.denies_adopting();
                 }
                 Some(object) if self.is(&copy, &target) && !object.is_adoptable(&body) => {
@@ -716,22 +716,9 @@ impl World {
         })
     }
 
-    /// The hub lets what waits be overwritten, and everything happens that follows.
-    pub fn let_overwrite(&mut self, uid: &str) {
-        if let Some(waiting) = self.reported_state(uid).and_then(|state| state.takeovers) {
-            self.name_takeovers(uid, waiting.digest);
-        }
-        self.settle();
-    }
-
-    /// The hub names what may be overwritten.
-    pub fn name_takeovers(&mut self, uid: &str, digest: AskedDigest) {
-        self.batch(vec![RuleDelta { overwrite: Some(digest), ..RuleDelta::new(uid.into()) }]);
-    }
-
     /// The hub names what may go of what is in namespaces given up.
     pub fn let_go(&mut self, uid: &str, digest: AskedDigest) {
-        self.batch(vec![RuleDelta { let_go: Some(digest), ..RuleDelta::new(uid.into()) }]);
+        self.batch(vec![RuleDelta { prune: Some(digest), ..RuleDelta::new(uid.into()) }]);
     }
 
     /// The newest state of a rule that was sent.

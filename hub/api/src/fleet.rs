@@ -1,0 +1,127 @@
+//! The fleet as a whole: limits of removals, and the overview.
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{PendingApproval, limits, schema};
+
+/// Settings of the fleet.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "runnel.dev",
+    version = "v1alpha1",
+    kind = "Fleet",
+    doc = "The fleet as a whole. There is one, named default; the hub makes it. Its spec limits how many copies may be removed at a time, and its status is the overview.",
+    status = "FleetStatus",
+    category = "runnel",
+    derive = "PartialEq",
+    derive = "Default"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetSpec {
+    /// How many copies may be removed at a time because of an edit, a label, a grant or the like, counted over all rules. A
+    /// removal above a limit is blocked, with everything else that the same change would remove, until a person approves it.
+    #[serde(default)]
+    pub removal_limit: FleetRemovalLimit,
+}
+
+/// Limits of removals over all rules, within a minute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FleetRemovalLimit {
+    /// The limit of the fleet.
+    pub fleet: FleetLimit,
+    /// The limit of each member cluster.
+    pub member: MemberLimit,
+    /// Whether deliberate deletes are under the limits: of a rule, of a source, of a literal name out of a list, and of a
+    /// member cluster that leaves.
+    pub deliberate: Deliberate,
+}
+
+/// How many copies of the fleet may go at a time: the larger of count and percent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FleetLimit {
+    /// This many copies. 0 to 1000000000.
+    #[schemars(transform = schema::between(0, 1_000_000_000))]
+    pub count: i64,
+    /// This part of all copies of the fleet, in percent: 0 to 100.
+    #[schemars(transform = schema::between(0, 100))]
+    pub percent: i64,
+}
+
+impl Default for FleetLimit {
+    fn default() -> Self {
+        Self { count: 50, percent: 10 }
+    }
+}
+
+/// How many copies of a member cluster may go at a time: the larger of count and percent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MemberLimit {
+    /// This many copies. 0 to 1000000000.
+    #[schemars(transform = schema::between(0, 1_000_000_000))]
+    pub count: i64,
+    /// This part of all copies in the member cluster, in percent: 0 to 100.
+    #[schemars(transform = schema::between(0, 100))]
+    pub percent: i64,
+}
+
+impl Default for MemberLimit {
+    fn default() -> Self {
+        Self { count: 25, percent: 20 }
+    }
+}
+
+/// What a deliberate delete counts as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Deliberate {
+    /// It is never blocked.
+    #[default]
+    Allow,
+    /// It is under the limits.
+    Hold,
+}
+
+/// The overview.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetStatus {
+    /// Whether every accepted member cluster is connected, every rule is ready, and nothing waits for approval.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::conditions)]
+    pub conditions: Vec<Condition>,
+    /// Connected member clusters, of all that are accepted, such as `118/120`.
+    #[serde(default)]
+    #[schemars(transform = schema::text(64))]
+    pub clusters: String,
+    /// Rules that are ready, of all, such as `30/31`.
+    #[serde(default)]
+    #[schemars(transform = schema::text(64))]
+    pub rules: String,
+    /// Copies that are applied, of all that should exist, such as `9480/9600`.
+    #[serde(default)]
+    #[schemars(transform = schema::text(64))]
+    pub copies: String,
+    /// How many causes wait for approval.
+    #[serde(default)]
+    pub pending: i64,
+    /// What waits for approval, by cause, at most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::list(limits::PENDING_CAUSES))]
+    pub pending_approvals: Vec<PendingCause>,
+}
+
+/// What one cause would remove, in all rules.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingCause {
+    /// All of it as one set; its names are those of the first rules.
+    #[serde(flatten)]
+    pub approval: PendingApproval,
+    /// How many rules it concerns.
+    #[serde(default)]
+    pub rules: i64,
+}

@@ -1,0 +1,83 @@
+//! What was decided, as sessions see it.
+use std::collections::BTreeSet;
+#[cfg(test)]
+use std::sync::Arc;
+
+use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
+
+use super::{Item, items_of};
+
+/// What was decided. Sessions remove only what passed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuardDecision {
+    pub(super) passed: BTreeSet<Item>,
+    pub(super) blocked: BTreeSet<Item>,
+}
+
+impl GuardDecision {
+    /// These may go. For tests.
+    #[cfg(test)]
+    pub fn passing(items: impl IntoIterator<Item = Item>) -> Arc<Self> {
+        Arc::new(Self { passed: items.into_iter().collect(), ..Self::default() })
+    }
+
+    /// Whether it may be removed.
+    pub fn passes(&self, item: &Item) -> bool {
+        self.passed.contains(item)
+    }
+
+    /// Whether it waits for approval.
+    pub fn blocks(&self, item: &Item) -> bool {
+        self.blocked.contains(item)
+    }
+
+    /// Whether an intent may be removed in a cluster.
+    pub fn passes_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
+        items_of(cluster, intent).iter().any(|item| self.passes(item))
+    }
+
+    /// Whether an intent waits for approval in a cluster.
+    pub fn blocks_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
+        items_of(cluster, intent).iter().any(|item| self.blocks(item))
+    }
+
+    /// What may go in a cluster of the copies in namespaces that are no longer targets.
+    pub fn prune(&self, cluster: &ClusterName) -> Option<AskedDigest> {
+        prunes_in(&self.passed, cluster).find_map(|item| match item {
+            Item::Prune(_, digest) => Some(*digest),
+            _ => None,
+        })
+    }
+
+    /// What was decided of the copies in namespaces of a cluster that are no longer targets.
+    pub(super) fn prunes_in<'a>(&'a self, cluster: &'a ClusterName) -> impl Iterator<Item = &'a Item> {
+        prunes_in(&self.passed, cluster).chain(prunes_in(&self.blocked, cluster))
+    }
+
+    pub(super) fn has_prunes(&self) -> bool {
+        self.passed.last().is_some_and(|item| matches!(item, Item::Prune(..)))
+    }
+
+    /// Whether the decision differs in what clusters hear of that the rule does not choose.
+    pub fn differs_elsewhere(&self, former: &GuardDecision) -> bool {
+        let is_for_all = |item: &&Item| matches!(item, Item::Rule | Item::Cluster(_));
+        !self.passed.iter().take_while(is_for_all).eq(former.passed.iter().take_while(is_for_all))
+    }
+
+    /// The clusters to which alone the difference matters; `None` if it matters to all.
+    pub fn differing_prunes(&self, former: &GuardDecision) -> Option<BTreeSet<ClusterName>> {
+        let differing = self.passed.symmetric_difference(&former.passed);
+        differing
+            .chain(self.blocked.symmetric_difference(&former.blocked))
+            .map(|item| match item {
+                Item::Prune(cluster, _) => Some(cluster.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+fn prunes_in<'a>(items: &'a BTreeSet<Item>, cluster: &'a ClusterName) -> impl Iterator<Item = &'a Item> {
+    let from = Item::Prune(cluster.clone(), AskedDigest([0; 16]));
+    items.range(from..).take_while(move |item| item.cluster() == Some(cluster))
+}

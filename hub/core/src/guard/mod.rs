@@ -1,0 +1,399 @@
+//! The removal guard: an *indirect* removal above a limit is blocked until a person approves exactly that set. Pure.
+//!
+//! Nothing is removed that the guard has not passed. What a rule no longer wants comes in by [`RemovalGuard::remove`]
+//! with its [`Cause`] and stays in the clusters until it is judged. Deliberate deletes pass. Indirect removals of all
+//! rules are gathered for [`DELAY`] and judged together by [`FleetGuard`]: what one cause removes, with everything
+//! that went indirectly within [`WINDOW`], is counted per rule, per member cluster and in the fleet. Above a limit
+//! everything that the cause would remove is blocked, in every rule and cluster.
+//!
+//! # What a digest approves
+//! The items that it was made of. It also names when they were first blocked, so that the same change, undone and
+//! made again, needs approval again. An undone change takes its items out; what stays blocked is then judged again.
+//!
+//! # Another process
+//! The rule's status keeps the [`PendingApproval`]. A new leader blocks all indirect removals of such a rule until the
+//! agents have reported what they hold, and then judges them together.
+mod decision;
+mod digest;
+mod fleet;
+mod item;
+mod limit;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use runnel_api::PendingApproval;
+use runnel_api::conditions::whole_seconds;
+use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
+
+pub use decision::GuardDecision;
+use digest::digest_of;
+pub use digest::digest_of_all;
+pub use fleet::{FleetGuard, FleetTerms, Part, Totals};
+pub use item::{Cause, Item};
+pub use limit::Limit;
+
+/// Indirect removals within this time add up.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// Removals are judged when nothing else has come for this long.
+pub const DELAY: Duration = Duration::from_secs(1);
+/// More literal names than this, taken out of lists by one edit, are no deliberate delete.
+const NAMED_AT_ONCE: usize = 10;
+/// How many passed removals of one rule are remembered. What is forgotten is judged again.
+const REMEMBERED: usize = 20_000;
+/// How many digests of a set that changes can be approved.
+const DIGESTS: usize = 32;
+/// How many names a pending approval lists.
+const NAMES: usize = 5;
+
+/// The guard of one rule.
+#[derive(Clone, Default)]
+pub struct RemovalGuard {
+    decision: Arc<GuardDecision>,
+    /// Not judged yet.
+    open: BTreeMap<Item, Cause>,
+    /// Why each blocked item is to go.
+    causes: BTreeMap<Item, Cause>,
+    pending: Option<PendingApproval>,
+    /// The digests that people were shown lately, with their sets.
+    digests: VecDeque<(String, BTreeSet<Item>)>,
+    /// When the first of what is open or blocked was blocked.
+    since: Option<Timestamp>,
+    /// When the last of it was blocked, and how many copies it is, by cluster.
+    blocked: Option<(Instant, BTreeMap<ClusterName, u64>)>,
+    /// An earlier process blocked removals, and not all agents have reported yet.
+    carried: bool,
+    /// The clusters that were silent when that ended: they may hold a part of it.
+    awaited: BTreeSet<ClusterName>,
+    /// Something was opened since the last judgement.
+    is_news: bool,
+    /// Something blocked is wanted again.
+    undone: bool,
+}
+
+impl RemovalGuard {
+    /// A guard that continues with what the rule's status says.
+    pub fn remembering(pending: Option<&PendingApproval>) -> Self {
+        let since = pending.and_then(|pending| pending.since.as_ref()).map(|since| since.0);
+        Self { pending: pending.cloned(), since, carried: pending.is_some(), ..Self::default() }
+    }
+
+    /// What was decided, to be shared with sessions.
+    pub fn decision(&self) -> &Arc<GuardDecision> {
+        &self.decision
+    }
+
+    /// What waits for approval.
+    pub fn pending(&self) -> Option<&PendingApproval> {
+        self.pending.as_ref()
+    }
+
+    /// Whether removals wait for approval, blocked by this process or by an earlier one.
+    pub fn is_blocking(&self) -> bool {
+        !self.decision.blocked.is_empty() || self.pending.is_some()
+    }
+
+    /// Whether an earlier process blocked removals and not all agents have reported yet.
+    pub fn is_carried(&self) -> bool {
+        self.carried
+    }
+
+    /// Everything that waits for approval.
+    pub fn blocked(&self) -> &BTreeSet<Item> {
+        &self.decision.blocked
+    }
+
+    /// Whether a removal that the hub itself decided on waits for approval.
+    pub fn blocks_removals(&self) -> bool {
+        self.carried || self.blocked().iter().any(|item| !matches!(item, Item::Prune(..)))
+    }
+
+    /// Whether removals in namespaces that are no longer targets wait for approval.
+    pub fn blocks_prunes(&self) -> bool {
+        self.blocked().iter().any(|item| matches!(item, Item::Prune(..)))
+    }
+
+    /// Whether something is to be judged.
+    pub fn is_open(&self) -> bool {
+        !self.open.is_empty() || self.undone || self.is_blocking() || self.decision.has_prunes()
+    }
+
+    /// Something is not wanted any more. It stays until it is judged.
+    pub fn remove(&mut self, item: Item, cause: Cause) {
+        if self.decision.passes(&item) || self.decision.blocks(&item) {
+            return;
+        }
+        match self.open.get_mut(&item) {
+            Some(known) => *known = cause.max(*known),
+            None => {
+                self.open.insert(item, cause);
+                self.is_news = true;
+            }
+        }
+    }
+
+    /// Something is wanted, perhaps again.
+    pub fn keep(&mut self, item: &Item) {
+        self.open.remove(item);
+        if self.causes.remove(item).is_some() {
+            self.undone = true;
+        }
+        if self.decision.passes(item) || self.decision.blocks(item) {
+            let decision = Arc::make_mut(&mut self.decision);
+            decision.passed.remove(item);
+            decision.blocked.remove(item);
+        }
+        self.forget_if_over();
+    }
+
+    /// Nothing is left of what was blocked: the same change, made again, needs approval again.
+    fn forget_if_over(&mut self) {
+        if self.open.is_empty() && self.decision.blocked.is_empty() && !self.carried {
+            (self.pending, self.since, self.blocked) = (None, None, None);
+            self.digests.clear();
+        }
+    }
+
+    /// Everything that is wanted again.
+    pub fn keep_wanted(&mut self, is_wanted: impl Fn(&Item) -> bool) {
+        let all = self.decision.passed.iter().chain(&self.decision.blocked).chain(self.open.keys());
+        let back: Vec<_> = all.filter(|item| is_wanted(item)).cloned().collect();
+        back.iter().for_each(|item| self.keep(item));
+    }
+
+    /// The hub sends nothing to this cluster any more: its items need no decision.
+    pub fn forget(&mut self, gone: &ClusterName) {
+        self.keep_wanted(|item| item.cluster() == Some(gone));
+    }
+
+    /// Whether something is blocked in just this cluster.
+    pub fn blocks_in(&self, cluster: &ClusterName) -> bool {
+        self.blocked().iter().any(|item| item.cluster() == Some(cluster))
+    }
+
+    /// What has passed and has not gone yet is judged again.
+    pub fn judge_again(&mut self) {
+        if !self.decision.passed.is_empty() {
+            Arc::make_mut(&mut self.decision).passed.clear();
+        }
+    }
+
+    /// What is blocked is judged again.
+    pub fn reopen(&mut self) {
+        if !self.decision.blocked.is_empty() {
+            Arc::make_mut(&mut self.decision).blocked.clear();
+            self.open.append(&mut self.causes);
+            (self.is_news, self.blocked) = (true, None);
+        }
+    }
+
+    /// Whether something blocked was undone since this was asked last.
+    pub fn take_undone(&mut self) -> bool {
+        std::mem::take(&mut self.undone)
+    }
+
+    /// Whether something was opened since this was asked last.
+    pub fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.is_news)
+    }
+
+    /// Every agent has reported, but for those that are `away`. Returns whether an earlier process had blocked removals.
+    pub fn settle(&mut self, away: &BTreeSet<ClusterName>) -> bool {
+        let carried = std::mem::take(&mut self.carried);
+        if carried {
+            self.awaited.clone_from(away);
+            self.undone = true;
+            self.reopen();
+            self.forget_if_over();
+        }
+        carried
+    }
+
+    /// Whether a cluster that comes back may hold what an earlier process blocked; asked once.
+    pub fn was_awaited(&mut self, cluster: &ClusterName) -> bool {
+        self.awaited.remove(cluster)
+    }
+
+    /// How many intents are to go, as far as that is open or blocked.
+    pub fn leaving(&self) -> u64 {
+        let is_intent = |item: &&Item| matches!(item, Item::Copy(..) | Item::Name(_) | Item::Source(_));
+        self.open.keys().chain(self.blocked()).filter(is_intent).count() as u64
+    }
+
+    /// How many more unknown sources may wait: an agent can invent any number.
+    pub fn room(&self) -> usize {
+        REMEMBERED.saturating_sub(self.open.len() + self.blocked().len())
+    }
+
+    /// Whether the item has come for the first time.
+    pub fn is_new(&self, item: &Item) -> bool {
+        !self.open.contains_key(item) && !self.decision.passes(item) && !self.decision.blocks(item)
+    }
+
+    /// What agents would remove in namespaces that are no longer targets, cluster by cluster.
+    pub fn set_prunes(&mut self, prunes: &BTreeMap<ClusterName, AskedDigest>) {
+        self.keep_wanted(|item| match item {
+            Item::Prune(cluster, digest) => prunes.get(cluster) != Some(digest),
+            _ => false,
+        });
+        for (cluster, digest) in prunes {
+            self.remove(Item::Prune(cluster.clone(), *digest), Cause::TargetNamespaces);
+        }
+    }
+
+    /// Whether a cluster's agent asks about another set of copies than the one that was decided about.
+    pub fn prune_differs(&self, cluster: &ClusterName, digest: Option<AskedDigest>) -> bool {
+        let mut known = self.decision.prunes_in(cluster).chain(self.open.keys());
+        let known = known.find_map(|item| match item {
+            Item::Prune(name, digest) if name == cluster => Some(*digest),
+            _ => None,
+        });
+        known != digest
+    }
+
+    /// A cluster's agent asks again although its removals passed.
+    pub fn prune_again(&mut self, cluster: &ClusterName) {
+        let passed: Vec<_> =
+            self.decision.prunes_in(cluster).filter(|item| self.decision.passes(item)).cloned().collect();
+        passed.iter().for_each(|item| self.keep(item));
+    }
+
+    /// Takes out of what is open the deliberate deletes; `refine` finds out what a deletion really comes from.
+    pub fn take_deliberate(&mut self, refine: impl Fn(&Item, Cause) -> Cause) -> BTreeSet<Item> {
+        let named = self.open.values().filter(|cause| **cause == Cause::Named).count();
+        for (item, cause) in &mut self.open {
+            *cause = match *cause {
+                Cause::Named if named > NAMED_AT_ONCE => Cause::RuleEdited,
+                cause => refine(item, cause),
+            };
+        }
+        let (deliberate, others): (BTreeMap<_, _>, _) =
+            std::mem::take(&mut self.open).into_iter().partition(|(_, cause)| cause.is_deliberate());
+        self.open = others;
+        deliberate.into_keys().collect()
+    }
+
+    /// Whether something open waits for the next judgement of the fleet.
+    pub fn waits(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Puts off the deletion of the rule until the next judgement of the fleet.
+    pub fn put_back(&mut self, item: Item, cause: Cause) {
+        self.open.insert(item, cause);
+    }
+
+    /// Takes everything that is open, by cause.
+    pub fn take_open(&mut self) -> BTreeMap<Cause, BTreeSet<Item>> {
+        let mut all: BTreeMap<Cause, BTreeSet<Item>> = BTreeMap::new();
+        for (item, cause) in std::mem::take(&mut self.open) {
+            all.entry(cause).or_default().insert(item);
+        }
+        all
+    }
+
+    /// These may go.
+    pub fn pass(&mut self, items: BTreeSet<Item>) {
+        if items.is_empty() {
+            return;
+        }
+        let decision = Arc::make_mut(&mut self.decision);
+        if decision.passed.len() + items.len() > REMEMBERED {
+            // A rule or a cluster that is forgotten would never go.
+            decision.passed.retain(|item| matches!(item, Item::Rule | Item::Cluster(_)));
+        }
+        decision.passed.extend(items);
+    }
+
+    /// These stay until somebody approves them.
+    pub fn block(&mut self, items: BTreeSet<Item>, cause: Cause) {
+        self.causes.extend(items.iter().map(|item| (item.clone(), cause)));
+        Arc::make_mut(&mut self.decision).blocked.extend(items);
+    }
+
+    /// The causes of what is blocked.
+    pub fn blocked_causes(&self) -> BTreeSet<Cause> {
+        self.causes.values().copied().collect()
+    }
+
+    /// What was blocked within [`WINDOW`], by cluster.
+    pub fn blocked_lately(&self, now: Instant) -> Option<&BTreeMap<ClusterName, u64>> {
+        let (at, copies) = self.blocked.as_ref()?;
+        (now.saturating_duration_since(*at) < WINDOW).then_some(copies)
+    }
+
+    /// What is blocked is this many copies now. Says so to people, once it is complete.
+    pub fn describe(&mut self, uid: &str, subject: &str, copies: BTreeMap<ClusterName, u64>, now: crate::now::Now) {
+        if self.carried {
+            return;
+        }
+        if self.decision.blocked.is_empty() {
+            self.forget_if_over();
+            return;
+        }
+        let since = *self.since.get_or_insert(whole_seconds(now.wall).0);
+        let digest = digest_of(uid, since, self.blocked());
+        if self.digests.back().is_none_or(|(last, _)| *last != digest) {
+            self.digests.push_back((digest.clone(), self.blocked().clone()));
+            if self.digests.len() > DIGESTS {
+                self.digests.pop_front();
+            }
+        }
+        let sum = copies.values().fold(0u64, |sum, copies| sum.saturating_add(*copies));
+        let clusters = copies.values().filter(|copies| **copies > 0).count();
+        let cause = self.causes.values().max().copied().unwrap_or(Cause::Reconnected);
+        self.pending = Some(PendingApproval {
+            digest,
+            cause: cause.describe(subject),
+            copies: i64::try_from(sum).unwrap_or(i64::MAX),
+            clusters: i64::try_from(clusters).unwrap_or(i64::MAX),
+            names: self.blocked().iter().take(NAMES).map(ToString::to_string).collect(),
+            since: Some(Time(since)),
+        });
+        let at = self.blocked.as_ref().map_or(now.instant, |(at, _)| *at);
+        self.blocked = Some((at, copies));
+    }
+
+    /// Lets go what an annotation approves, of what is blocked still. `all`: everything.
+    pub fn approve(&mut self, approval: Option<&str>, all: bool) -> bool {
+        if self.carried || self.decision.blocked.is_empty() {
+            return false;
+        }
+        let shown = self.digests.iter().rev().find(|(digest, _)| approves(approval, digest));
+        let go: BTreeSet<Item> = match shown {
+            _ if all => self.blocked().clone(),
+            Some((_, items)) => items.intersection(self.blocked()).cloned().collect(),
+            None => return false,
+        };
+        if go.is_empty() {
+            return false;
+        }
+        let decision = Arc::make_mut(&mut self.decision);
+        decision.blocked.retain(|item| !go.contains(item));
+        self.causes.retain(|item, _| !go.contains(item));
+        self.pass(go);
+        // What stays has a digest of its own, and those that were shown are used up.
+        (self.since, self.blocked) = (None, None);
+        self.digests.clear();
+        self.forget_if_over();
+        true
+    }
+}
+
+/// Whether an annotation approves a digest: it names one, or several with commas between them.
+pub(crate) fn approves(approval: Option<&str>, digest: &str) -> bool {
+    approval.is_some_and(|named| named.split(',').any(|one| one.trim() == digest))
+}
+
+/// The forms in which an intent can be to go in a cluster.
+fn items_of(cluster: &ClusterName, intent: &SourceRef) -> [Item; 4] {
+    [
+        Item::Source(intent.plain()),
+        Item::Name(intent.clone()),
+        Item::Copy(cluster.clone(), intent.clone()),
+        Item::Kind(cluster.clone(), intent.resource.clone()),
+    ]
+}

@@ -1,0 +1,242 @@
+//! `kubectl runnel approve`: removals that wait for approval are carried out, exactly as they were shown.
+use std::io::{BufRead, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::is_subdomain;
+use serde_json::{Value, json};
+
+use super::access::Cluster;
+use super::args::Approve;
+use super::ask::{self, BlockedItems, RuleQuery};
+use super::limit;
+use super::look::{FLEET_PATH, rule_path};
+use super::observed_json::{full_name, number, text};
+use super::wrap::printable;
+use super::{CommandContext, FAILED, IN_VAIN, ended, note, say, status, usage};
+use runnel_api::APPROVE;
+
+const BETWEEN: Duration = Duration::from_millis(250);
+/// The hub needs this long to take the annotation in.
+const HEEDED_WITHIN: Duration = Duration::from_secs(3);
+/// What a person reads before he answers; the rest is counted.
+const SHOWN: usize = 200;
+
+/// A removal that waits, as it is shown.
+struct Pending {
+    digests: Vec<String>,
+    copies: i64,
+    of: String,
+    path: String,
+}
+
+/// Shows what waits for approval, of one rule or of the fleet, and approves it.
+pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyhow::Result<()> {
+    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let hub = session.hub().await?;
+    let namespace = session.namespace.unwrap_or(&hub.default_namespace);
+    for (flag, name) in [("--namespace", namespace), ("--hub-namespace", options.hub_namespace.as_str())] {
+        if !is_subdomain(name) {
+            return Err(usage(format!("{flag} `{name}` is no name")));
+        }
+    }
+    let pending = match &options.rule {
+        Some(rule) => of_rule(&hub, rule, namespace, options).await?,
+        None => of_fleet(&hub).await?,
+    };
+    let copies = if pending.copies == 1 { "1 copy".to_owned() } else { format!("{} copies", pending.copies) };
+    if !options.yes && !is_confirmed(&format!("Remove these {copies} of {}?", pending.of))? {
+        return Err(ended(FAILED, "nothing was approved"));
+    }
+    let patch = json!({"metadata": {"annotations": {APPROVE: pending.digests.join(",")}}});
+    hub.patch("approve what waits", &pending.path, patch).await?;
+    match heeded(&hub, &pending, timeout).await? {
+        Heeded::All => say(&format!("Approved: {copies} are being removed.\n")),
+        Heeded::Other => {
+            let message =
+                "what waits has changed meanwhile and needs approval again: `kubectl runnel approve` shows it";
+            Err(ended(FAILED, message))
+        }
+        Heeded::No => Err(ended(
+            IN_VAIN,
+            format!(
+                "the annotation {APPROVE} is written, and the hub has not heeded it within {}: `kubectl runnel doctor` \
+                 shows whether the hub runs",
+                limit::words(timeout)
+            ),
+        )),
+    }
+}
+
+async fn of_rule(hub: &Cluster, rule: &str, namespace: &str, options: &Approve) -> anyhow::Result<Pending> {
+    let rule = status::one(hub, rule, namespace).await?;
+    let name = full_name(&rule);
+    let [digest] = digests(&rule).try_into().map_err(|_| ended(FAILED, format!("nothing of rule {name} waits")))?;
+    say(&format!("{}\n", describe(&rule["status"]["pendingApproval"])))?;
+    let question = RuleQuery { namespace: &options.hub_namespace, address: options.hub_url.as_deref(), rule: &rule };
+    match ask::blocked(hub, &question).await {
+        // The digest is that of what is shown.
+        Ok(Some(answer)) => {
+            say(&table(&answer))?;
+            return Ok(Pending {
+                digests: vec![answer.digest],
+                copies: answer.copies,
+                of: format!("rule {name}"),
+                path: rule_path(&rule),
+            });
+        }
+        Ok(None) => return Err(ended(FAILED, format!("nothing of rule {name} waits any more"))),
+        Err(why) => note(&format!("warning: the hub could not be asked for all of it ({why})")),
+    }
+    let copies = number(&rule, "/status/pendingApproval/copies");
+    Ok(Pending { digests: vec![digest], copies, of: format!("rule {name}"), path: rule_path(&rule) })
+}
+
+async fn of_fleet(hub: &Cluster) -> anyhow::Result<Pending> {
+    let fleet = hub.get("read the Fleet", FLEET_PATH).await?;
+    let fleet = fleet.ok_or_else(|| ended(FAILED, "there is no Fleet yet: does the hub run?"))?;
+    let digests = digests(&fleet);
+    if digests.is_empty() {
+        return Err(ended(FAILED, "nothing waits for approval"));
+    }
+    let causes: Vec<_> = causes(&fleet).collect();
+    for cause in &causes {
+        say(&format!("{}\n", describe(cause)))?;
+    }
+    let copies = causes.iter().map(|cause| number(cause, "/copies")).sum();
+    Ok(Pending { digests, copies, of: "the fleet".to_owned(), path: FLEET_PATH.to_owned() })
+}
+
+fn causes(object: &Value) -> impl Iterator<Item = &Value> {
+    object["status"]["pendingApprovals"].as_array().into_iter().flatten()
+}
+
+/// The digests of what waits, of a rule or of the fleet.
+fn digests(object: &Value) -> Vec<String> {
+    let own = object.pointer("/status/pendingApproval");
+    let all = own.into_iter().chain(causes(object));
+    all.filter_map(|pending| pending["digest"].as_str()).map(ToOwned::to_owned).collect()
+}
+
+fn describe(pending: &Value) -> String {
+    let names: Vec<_> = pending["names"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let rules = match number(pending, "/rules") {
+        0 => String::new(),
+        1 => " of 1 rule".to_owned(),
+        rules => format!(" of {rules} rules"),
+    };
+    format!(
+        "{}: {} copies{rules} in {} clusters wait for approval ({})",
+        text(pending, "/cause"),
+        number(pending, "/copies"),
+        number(pending, "/clusters"),
+        names.join(", "),
+    )
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Heeded {
+    /// Nothing of it waits any more.
+    All,
+    /// Another set waits.
+    Other,
+    /// It still waits.
+    No,
+}
+
+async fn heeded(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow::Result<Heeded> {
+    let begin = Instant::now();
+    loop {
+        let Some(object) = hub.get("read what waits", &pending.path).await? else { return Ok(Heeded::All) };
+        match seen(&object, &pending.digests) {
+            Heeded::All => return Ok(Heeded::All),
+            Heeded::Other if begin.elapsed() >= HEEDED_WITHIN => return Ok(Heeded::Other),
+            other if begin.elapsed() >= timeout => return Ok(other),
+            Heeded::Other | Heeded::No => tokio::time::sleep(BETWEEN).await,
+        }
+    }
+}
+
+fn seen(object: &Value, approved: &[String]) -> Heeded {
+    let waits = digests(object);
+    if waits.is_empty() {
+        Heeded::All
+    } else if waits.iter().any(|digest| approved.contains(digest)) {
+        Heeded::No
+    } else {
+        Heeded::Other
+    }
+}
+
+/// What goes, line by line.
+fn table(blocked: &BlockedItems) -> String {
+    let mut lines: String = blocked.items.iter().take(SHOWN).map(line).collect();
+    if blocked.items.len() > SHOWN {
+        lines += &format!("  and {} more\n", blocked.items.len() - SHOWN);
+    }
+    if lines.is_empty() { "The hub restarted, and not all agents have reported yet.\n".to_owned() } else { lines }
+}
+
+fn line([what, cluster, object]: &[String; 3]) -> String {
+    match what.as_str() {
+        "Rule" => "  all copies: the rule is deleted\n".to_owned(),
+        "Cluster" => format!("  all copies in {cluster}: no longer chosen, or not granted\n"),
+        "Kind" => format!("  all {object} in {cluster}: no longer granted\n"),
+        "Copy" => format!("  {object} in {cluster}: another name now\n"),
+        "Name" => format!("  {object} everywhere: another name now\n"),
+        "Prune" => {
+            let (copies, namespaces) = object.split_once(' ').unwrap_or((object, ""));
+            format!("  {copies} copies in {cluster}: in namespaces that are no longer targets {namespaces}\n")
+        }
+        "Source" => format!("  {object} everywhere: no longer selected\n"),
+        other => format!("  {other} {object} {cluster}\n"),
+    }
+}
+
+/// Asks a person. Without one there is no answer.
+fn is_confirmed(question: &str) -> anyhow::Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        return Err(usage("there is nobody to ask: --yes approves what is shown"));
+    }
+    eprint!("{} [y/N] ", printable(question));
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn approved_set_is_told_from_one_that_changed() {
+        let approved = ["d1".to_owned()];
+        let rule = |digest: &str| json!({"status": {"pendingApproval": {"digest": digest, "copies": 3}}});
+        assert_eq!(seen(&rule("d1"), &approved), Heeded::No);
+        assert_eq!(seen(&rule("d2"), &approved), Heeded::Other);
+        assert_eq!(seen(&json!({"status": {}}), &approved), Heeded::All);
+        let fleet = |digests: &[&str]| {
+            let all: Vec<_> = digests.iter().map(|digest| json!({"digest": digest, "rules": 2, "copies": 4})).collect();
+            json!({"status": {"pendingApprovals": all}})
+        };
+        assert_eq!(seen(&fleet(&["d0", "d1"]), &approved), Heeded::No);
+        assert_eq!(seen(&fleet(&["d0"]), &approved), Heeded::Other);
+        assert_eq!(digests(&fleet(&["d0", "d1"])), ["d0", "d1"]);
+    }
+
+    #[test]
+    fn pending_causes_and_items_are_listed() {
+        let cause =
+            json!({"cause": "grants changed", "copies": 60, "rules": 30, "clusters": 2, "names": ["a/r", "a/q"]});
+        let expected = "grants changed: 60 copies of 30 rules in 2 clusters wait for approval (a/r, a/q)";
+        assert_eq!(describe(&cause), expected);
+        let item = |what: &str, object: &str| [what.to_owned(), "eu-1".to_owned(), object.to_owned()];
+        let items = vec![item("Cluster", ""), item("Prune", "12 (a, b)")];
+        let blocked = BlockedItems { digest: "d".to_owned(), copies: 24, items };
+        assert_eq!(
+            table(&blocked),
+            "  all copies in eu-1: no longer chosen, or not granted\n  12 copies in eu-1: in namespaces that are no longer \
+             targets (a, b)\n"
+        );
+    }
+}
