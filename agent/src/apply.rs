@@ -347,6 +347,11 @@ impl ApplyRun<'_> {
         let content = self.content(body).await?;
         let Some(object) = self.same(target).await? else { return Ok(()) };
         let who = self.live().and_then(|live| live.others.clone());
+        if body.dry_run {
+            let copy_error = differ::planned(self.kind, &object, &content, &body.ignored);
+            self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
+            return Ok(());
+        }
         let copy_error = differ::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
         self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
         Ok(())

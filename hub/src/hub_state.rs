@@ -28,7 +28,7 @@ use crate::relist_barrier::{RelistBarrier, Watched};
 pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
 pub use pending::Pending;
-use runnel_api::{ClusterDistributionRule, DistributionRule};
+use runnel_api::{ClusterDistributionRule, DistributionRule, FleetStatus};
 use runnel_hub_core::epoch::{Divergences, LeaderPosition};
 use runnel_hub_core::index::{Effect, Index, RuleEntry};
 use runnel_hub_core::now::Now;
@@ -84,6 +84,8 @@ pub struct HubState {
     pub removal_overflow: Pending<(ClusterName, RuleUid)>,
     /// Rules of which the state of the last completed rollout is to be stored, or is not any more.
     pub completed_rules: Pending<RuleUid>,
+    /// The status of the `Fleet` that its watch showed last.
+    pub fleet_status: watch::Sender<Option<FleetStatus>>,
     /// Rules of which copies are to be rendered.
     pub to_render: Pending<RuleUid>,
     /// When the first of the edits was seen whose outcome is still being rendered.
@@ -136,6 +138,7 @@ impl HubState {
             sessions: DashMap::new(),
             to_read: Pending::default(),
             completed_rules: Pending::default(),
+            fleet_status: watch::Sender::default(),
             to_render: Pending::default(),
             rendered_edits: OrderedMutex::default(),
             index_holds: Holds::default(),
@@ -398,7 +401,7 @@ fn followed(entry: &RuleEntry, report_store: &ReportStore, cluster: &ClusterName
     // What a rollback sends is no edit.
     let is_rolled_back = entry.rollback().is_some();
     let rests = is_rolled_back
-        || entry.rule.terms.suspend
+        || entry.rule.terms.is_frozen()
         || entry.rule.deleting
         || entry.target_clusters.cordoned.contains(cluster);
     if rests {

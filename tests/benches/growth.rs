@@ -229,6 +229,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
             pending: None,
             blocks_removals: false,
             blocks_prunes: false,
+            planned_removals: BTreeMap::new(),
             rolling: None,
             previous: &previous,
             hub_started: started,

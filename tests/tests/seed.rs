@@ -47,6 +47,7 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
     let summary = json!({
         "sources": 2, "clusters": 2, "clustersReady": 1,
         "copies": 8, "copiesApplied": 6, "copiesFailed": 0, "copiesWaiting": 2, "copiesDrifted": 0,
+        "copiesToCreate": 0, "copiesToUpdate": 0, "copiesToDelete": 0,
     });
     ensure!(waiting["status"]["summary"] == summary, "{}", waiting["status"]);
     ensure!(entry_of(&waiting, "member-1")?["state"] == "Ready");

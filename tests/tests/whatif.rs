@@ -238,6 +238,7 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
     ensure!(cases.len() >= 40, "{}", cases.len());
     let _alone = ALONE.lock().await;
     let scene = Scene::of(fleet).await?;
+    scene.lift_fleet_limits().await?;
     // What is not labelled has no grant but its own.
     let everything =
         json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
@@ -272,6 +273,7 @@ async fn a_plan_is_what_happens_where_a_cluster_is_cordoned_or_away() -> Result<
     let fleet = fleet().await?;
     let _alone = ALONE.lock().await;
     let scene = Scene::of(fleet).await?;
+    scene.lift_fleet_limits().await?;
     let (cordoned, away) = (cases::without_one("cordoned"), cases::without_one("away"));
     for case in cordoned.iter().chain(&away) {
         set_up(&scene, case).await.with_context(|| format!("case {}", case.name))?;

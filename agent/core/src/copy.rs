@@ -39,6 +39,19 @@ pub enum CopyStatus {
     Removing(Option<CopyError>),
     /// Its namespace is no longer a target: it is to go, and that waits for the word of the hub.
     GivenUp,
+    /// Its rule is a dry run: this change would be made.
+    Planned(PlannedChange, CopyError),
+}
+
+/// What would be done to a copy of a rule that is a dry run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlannedChange {
+    /// It would be created.
+    Create,
+    /// It would be changed, adopted or overwritten.
+    Update,
+    /// It would be deleted, or left without marks.
+    Delete,
 }
 
 /// Why something failed.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use runnel_proto::model::{DeletionPolicy, DriftPolicy, FieldPath, Reason, Revision, RuleName};
 
 use crate::copy::IntentKey;
-use crate::copy::{CopyError, CopyStatus};
+use crate::copy::{CopyError, CopyStatus, PlannedChange};
 use crate::differ;
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
@@ -45,6 +45,8 @@ pub struct WantedCopy {
     pub place: TargetNamespace,
     /// The rule is suspended: nothing is done.
     pub suspend: bool,
+    /// The rule is a dry run: what would be done is reported.
+    pub dry_run: bool,
     /// Why the copy cannot be as the hub wants it, whatever the live object says.
     pub copy_error: Option<CopyError>,
     /// Nothing is done because two sources want the copy.
@@ -105,6 +107,8 @@ pub struct Order {
     /// An object that Runnel adopted may be deleted too: the rule, the grant and the member's policy let it be
     /// overwritten. Otherwise it is left.
     pub overwrites: bool,
+    /// The rule is a dry run: what would be done is reported.
+    pub dry_run: bool,
 }
 
 /// What should become of a copy.
@@ -165,8 +169,70 @@ pub enum Decision {
     Act(Action),
 }
 
-/// Decides about one copy.
+/// Decides about one copy. Of a rule that is a dry run no decision writes.
 pub fn decide(want: &Want, observed: &Observed) -> Decision {
+    match want {
+        Want::Copy(wanted) if wanted.dry_run => plan_wanted(wanted, observed),
+        Want::Gone(intent, _, order) if order.dry_run => plan_removal(intent, *order, observed),
+        _ => decide_enforced(want, observed),
+    }
+}
+
+/// What would be done about a wanted copy. At most a read: of what stands there, and of the fields in which it differs.
+fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
+    let planned = |change, message: &str| Decision::Noop(planned(change, message));
+    match decide_wanted(wanted, observed) {
+        Decision::Act(Action::CreateNamespace) => {
+            planned(PlannedChange::Create, "would be created, with its namespace")
+        }
+        Decision::Act(Action::Create) if *observed == Observed::Unknown => Decision::Act(Action::Read),
+        Decision::Act(Action::Create) => planned(PlannedChange::Create, "would be created"),
+        Decision::Act(Action::Change(target)) => match &wanted.compared {
+            Some((version, copy_error)) if *version == target.version => {
+                planned(PlannedChange::Update, &format!("would be updated: {}", copy_error.message))
+            }
+            _ if is_of_this_intent(wanted, observed) => Decision::Act(Action::Compare(target)),
+            // What another rule or source wrote may be unreadable for the author of this rule.
+            _ => planned(PlannedChange::Update, "would be updated: another rule or source wrote it"),
+        },
+        // Whether a foreign object is equal is reported to nobody.
+        Decision::Act(Action::Adopt(_)) => planned(PlannedChange::Update, "would be adopted if it is equal"),
+        Decision::Act(Action::Overwrite(_)) => planned(PlannedChange::Update, "would be overwritten"),
+        Decision::Act(Action::Demote(_) | Action::Delete(_) | Action::Retain(_)) => {
+            Decision::Noop(CopyStatus::UnderWay)
+        }
+        read @ Decision::Act(Action::Read | Action::Compare(_)) => read,
+        idle @ (Decision::Noop(_) | Decision::Forget) => idle,
+    }
+}
+
+/// Whether the object is sealed for this very intent, whatever its revision.
+fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
+    let Observed::Live(live) = observed else { return false };
+    let WantedCopy { intent, .. } = wanted;
+    live.sealed.as_ref().is_some_and(|seal| seal.rule == intent.rule && seal.source.plain() == intent.source.plain())
+}
+
+/// What would be done about a copy that is to go.
+fn plan_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {
+    let order = Order { held: false, asks: false, ..order };
+    match decide_removal(intent, order, observed) {
+        Decision::Act(Action::Retain(_)) => {
+            Decision::Noop(planned(PlannedChange::Delete, "would be left without marks"))
+        }
+        Decision::Act(Action::Delete(_)) => Decision::Noop(planned(PlannedChange::Delete, "would be deleted")),
+        Decision::Act(Action::Read) => Decision::Act(Action::Read),
+        Decision::Act(_) => Decision::Noop(CopyStatus::Removing(None)),
+        idle @ (Decision::Noop(_) | Decision::Forget) => idle,
+    }
+}
+
+/// The status of a copy for which a dry run plans a change.
+pub fn planned(change: PlannedChange, message: &str) -> CopyStatus {
+    CopyStatus::Planned(change, CopyError::new(Reason::DryRun, message))
+}
+
+fn decide_enforced(want: &Want, observed: &Observed) -> Decision {
     match want {
         Want::Nothing => Decision::Forget,
         Want::Copy(wanted) => decide_wanted(wanted, observed),

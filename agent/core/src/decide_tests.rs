@@ -143,6 +143,7 @@ fn wants() -> impl Strategy<Value = Want> {
             rule: RuleName::default(),
             revision: revision.map(|revision| Revision([revision; 16])),
             place,
+            dry_run: false,
             suspend,
             copy_error: (copy_error || hold).then(|| CopyError::new(Reason::TooLarge, "x")),
             hold,
@@ -156,7 +157,11 @@ fn wants() -> impl Strategy<Value = Want> {
     });
     let gone = (0u8..2, 0u8..2, any::<[bool; 3]>()).prop_map(|(rule, source, [retain, held, overwrites])| {
         let policy = if retain { DeletionPolicy::Retain } else { DeletionPolicy::Delete };
-        Want::Gone(intent(rule, source), RuleName::default(), Order { policy, held, asks: false, overwrites })
+        Want::Gone(
+            intent(rule, source),
+            RuleName::default(),
+            Order { policy, held, asks: false, overwrites, dry_run: false },
+        )
     });
     prop_oneof![1 => Just(Want::Nothing), 6 => copy, 3 => gone]
 }
@@ -333,6 +338,18 @@ proptest! {
                 prop_assert_eq!((&sealed.rule, &sealed.source), (&intent.rule, &intent.source));
             }
         }
+    }
+
+    #[test]
+    fn dry_run_never_writes(want in wants(), observed in observed_copies()) {
+        let mut want = want;
+        match &mut want {
+            Want::Copy(wanted) => wanted.dry_run = true,
+            Want::Gone(_, _, order) => order.dry_run = true,
+            Want::Nothing | Want::Kept(..) => {}
+        }
+        let decision = decide(&want, &observed);
+        prop_assert!(!matches!(decision, Decision::Act(action) if !matches!(action, Action::Read | Action::Compare(_))));
     }
 
     #[test]

@@ -25,13 +25,18 @@ pub fn changed(
     ignored: &BTreeSet<FieldPath>,
     who: Option<&str>,
 ) -> CopyError {
-    let list = list(kind, object, content, ignored);
+    let list = list(kind, object, content, ignored, !kind.sensitive);
     CopyError::new(Reason::Drifted, format!("changed here{} and left so: {list}", by(who)))
+}
+
+/// The fields that a dry run would change: paths without values, whatever the kind.
+pub fn planned(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> CopyError {
+    CopyError::new(Reason::DryRun, list(kind, object, content, ignored, false))
 }
 
 /// What a copy is reported with that is not what was just written: nobody else has written it since.
 pub fn rewritten(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> CopyError {
-    let list = list(kind, object, content, ignored);
+    let list = list(kind, object, content, ignored, !kind.sensitive);
     let message = format!(
         "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass Runnel's \
          copies, or leave the fields to it (ignoreFields): {list}"
@@ -39,9 +44,15 @@ pub fn rewritten(kind: &Kind, object: &DynamicObject, content: &Content, ignored
     CopyError::new(Reason::Denied, message)
 }
 
-/// All that differs, as far as it can be said in a message.
-fn list(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> String {
-    let all = differences(kind, object, &ignore::mask(canonical(content), ignored), ignored);
+/// All that differs, as far as it can be said in a message; with short values if `shows_values`.
+fn list(
+    kind: &Kind,
+    object: &DynamicObject,
+    content: &Content,
+    ignored: &BTreeSet<FieldPath>,
+    shows_values: bool,
+) -> String {
+    let all = differences(kind, object, &ignore::mask(canonical(content), ignored), ignored, shows_values);
     let mut list = String::new();
     let mut named = 0;
     for difference in &all {
@@ -75,7 +86,13 @@ fn by(who: Option<&str>) -> String {
     who.map(|who| format!(" by {who}")).unwrap_or_default()
 }
 
-fn differences(kind: &Kind, object: &DynamicObject, wanted: &Content, ignored: &BTreeSet<FieldPath>) -> Vec<String> {
+fn differences(
+    kind: &Kind,
+    object: &DynamicObject,
+    wanted: &Content,
+    ignored: &BTreeSet<FieldPath>,
+    shows_values: bool,
+) -> Vec<String> {
     let mut all = vec![];
     let none = Map::new();
     for field in kind.fields {
@@ -85,7 +102,7 @@ fn differences(kind: &Kind, object: &DynamicObject, wanted: &Content, ignored: &
             let map = if *field == "data" { FieldMap::Data } else { FieldMap::BinaryData };
             let present = present.and_then(Value::as_object).unwrap_or(&none);
             let should = should.and_then(Value::as_object).unwrap_or(&none);
-            let shows = !kind.sensitive && map == FieldMap::Data;
+            let shows = shows_values && map == FieldMap::Data;
             let keys: BTreeSet<&String> = present.keys().chain(should.keys()).collect();
             for key in keys {
                 let path = FieldPath::new(map, key.as_str());
@@ -106,7 +123,7 @@ fn differences(kind: &Kind, object: &DynamicObject, wanted: &Content, ignored: &
     let labels = object.metadata.labels.as_ref().unwrap_or(&none);
     let annotations = object.metadata.annotations.as_ref().unwrap_or(&none);
     let maps = [
-        (FieldMap::Labels, labels, &wanted.labels, !kind.sensitive),
+        (FieldMap::Labels, labels, &wanted.labels, shows_values),
         (FieldMap::Annotations, annotations, &wanted.annotations, false),
     ];
     for (map, present, should, shows) in maps {
@@ -168,6 +185,16 @@ mod tests {
              \"red\"; /data/lost is missing; /data/new was added as \"x\"; /immutable was added; /metadata/labels/team is \
              \"b\" instead of \"a\""
         );
+    }
+
+    #[test]
+    fn dry_run_names_paths_without_values() {
+        let kind = Kind::by_resource("configmaps").unwrap();
+        let live = json!({"data": {"color": "c4n4ry", "new": "c4n4ry"}});
+        let planned =
+            planned(kind, &object(kind, live), &content(json!({"data": {"color": "c4n4ry2"}})), &BTreeSet::new());
+        assert_eq!(planned.reason, Reason::DryRun);
+        assert_eq!(&*planned.message, "/data/color is another; /data/new was added; /metadata/labels/team is another");
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Said>
             CopyStatus::Waiting => plain(Foreseen::Wait),
             CopyStatus::Drifted(copy_error) => Some((Foreseen::Unchanged, Some(copy_error))),
             CopyStatus::Removing(_) => plain(Foreseen::Rest),
+            CopyStatus::Planned(..) => plain(Foreseen::Rest),
             CopyStatus::GivenUp => plain(Foreseen::GiveUp),
         },
         Decision::Act(action) => match action {

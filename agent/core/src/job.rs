@@ -147,6 +147,8 @@ pub struct DesiredObject {
     pub version: Option<u64>,
     /// Whether a copy that does not take the change is deleted and created anew.
     pub recreate: Recreate,
+    /// The rule is a dry run: it is compared and not written, and values are not named.
+    pub dry_run: bool,
     /// By what the content is judged once more, right before it is written.
     pub limits: Limits,
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleUid, SourceRef};
 
 use crate::copy::clip;
-use crate::copy::{CopyError, CopyStatus};
+use crate::copy::{CopyError, CopyStatus, PlannedChange};
 
 /// How often an unsettled rule is reported at most.
 pub const INTERVAL: Duration = Duration::from_millis(200);
@@ -68,6 +68,7 @@ impl Report {
         step(&mut self.sum, outcome, add);
         if let CopyStatus::Failed(copy_error)
         | CopyStatus::Drifted(copy_error)
+        | CopyStatus::Planned(_, copy_error)
         | CopyStatus::Removing(Some(copy_error)) = outcome
         {
             let key = (copy_error.reason.rank(), copy.clone());
@@ -187,7 +188,7 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
     let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
     match outcome {
         CopyStatus::Removing(_) => step(&mut counts.removing),
-        CopyStatus::GivenUp => {}
+        CopyStatus::GivenUp | CopyStatus::Planned(PlannedChange::Delete, _) => {}
         _ => step(&mut counts.copies),
     }
     match outcome {
@@ -195,6 +196,9 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
         CopyStatus::Waiting => step(&mut counts.waiting),
         CopyStatus::Failed(_) => step(&mut counts.failed),
         CopyStatus::Drifted(_) => step(&mut counts.drifted),
+        CopyStatus::Planned(PlannedChange::Create, _) => step(&mut counts.to_create),
+        CopyStatus::Planned(PlannedChange::Update, _) => step(&mut counts.to_update),
+        CopyStatus::Planned(PlannedChange::Delete, _) => step(&mut counts.to_delete),
         CopyStatus::UnderWay | CopyStatus::Removing(_) | CopyStatus::GivenUp => {}
     }
 }
@@ -255,6 +259,11 @@ mod tests {
         assert_eq!(report.next_due(now), None);
     }
 
+    fn planned(change: usize) -> CopyStatus {
+        let changes = [PlannedChange::Create, PlannedChange::Update, PlannedChange::Delete];
+        CopyStatus::Planned(changes[change], CopyError::new(Reason::DryRun, "would change"))
+    }
+
     fn outcomes() -> impl Strategy<Value = CopyStatus> {
         prop_oneof![
             Just(CopyStatus::UnderWay),
@@ -262,6 +271,7 @@ mod tests {
             Just(CopyStatus::Waiting),
             Just(CopyStatus::Removing(None)),
             Just(CopyStatus::GivenUp),
+            (0usize..3).prop_map(planned),
             (0usize..12).prop_map(|rank| failed(Reason::ALL[rank])),
         ]
     }
@@ -284,6 +294,13 @@ mod tests {
                     match outcome {
                         CopyStatus::Removing(_) => { expected.removing += 1; continue }
                         CopyStatus::GivenUp => { given_up += 1; continue }
+                        CopyStatus::Planned(PlannedChange::Delete, _) => {
+                            expected.to_delete += 1;
+                            failures += 1;
+                            continue;
+                        }
+                        CopyStatus::Planned(PlannedChange::Create, _) => { expected.to_create += 1; failures += 1 }
+                        CopyStatus::Planned(PlannedChange::Update, _) => { expected.to_update += 1; failures += 1 }
                         CopyStatus::Applied => expected.applied += 1,
                         CopyStatus::Waiting => expected.waiting += 1,
                         CopyStatus::Failed(_) => { expected.failed += 1; failures += 1 }

@@ -26,6 +26,9 @@ closed_list! {
         RolloutReverted,
         /// Rule: it rests, because `spec.suspend` is true. Present only while true.
         Suspended,
+        /// Rule: agents report what they would do and write nothing, because `spec.enforcement` is DryRun. Present only while
+        /// true.
+        DryRun,
         /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
         /// the namespaces that it chooses by glob or label may not be. Absent where everything is granted.
         Granted,

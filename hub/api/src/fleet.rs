@@ -109,7 +109,8 @@ pub struct FleetStatus {
     #[serde(default)]
     pub pending: i64,
     /// What waits for approval, by cause, at most 32.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    // Always written: a merge patch clears a list only by an empty one.
+    #[serde(default)]
     #[schemars(transform = schema::list(limits::PENDING_CAUSES))]
     pub pending_approvals: Vec<PendingCause>,
 }

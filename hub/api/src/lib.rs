@@ -29,8 +29,8 @@ pub use member::{
 pub use rollout::{CountOrPercent, OnFailure, ReachedUpTo, Rollout, RolloutPhase, RolloutStatus};
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
-    DistributionRule, DistributionRuleSpec, DriftPolicy, ImmutablePolicy, Namespaces, OnRuleDelete, RemovalLimit,
-    RuleTerms, Source,
+    DistributionRule, DistributionRuleSpec, DriftPolicy, Enforcement, ImmutablePolicy, Namespaces, OnRuleDelete,
+    RemovalLimit, RuleTerms, Source,
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary};
 pub use selector::{LabelExpression, LabelSelector, Operator};

@@ -161,6 +161,10 @@ pub struct RuleTerms {
     /// Whether the rule rests: while true nothing is created, corrected or removed, and the condition Suspended says so.
     #[serde(default)]
     pub suspend: bool,
+    /// Whether agents carry out what the rule asks for. Enforce: they do. DryRun: they report what they would create,
+    /// update and delete, and write nothing; existing copies stay as they are. The condition DryRun shows it.
+    #[serde(default)]
+    pub enforcement: Enforcement,
 }
 
 /// Chooses member clusters. At least one of selector, names and all; they add up.
@@ -234,6 +238,16 @@ pub enum DriftPolicy {
     Report,
 }
 
+/// Whether agents carry out what a rule asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Enforcement {
+    /// They do.
+    #[default]
+    Enforce,
+    /// They report it and write nothing.
+    DryRun,
+}
+
 /// What to do where a copy does not take a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ImmutablePolicy {
@@ -301,6 +315,15 @@ impl From<DriftPolicy> for model::DriftPolicy {
         match policy {
             DriftPolicy::Correct => model::DriftPolicy::Correct,
             DriftPolicy::Report => model::DriftPolicy::Report,
+        }
+    }
+}
+
+impl From<Enforcement> for model::Enforcement {
+    fn from(enforcement: Enforcement) -> Self {
+        match enforcement {
+            Enforcement::Enforce => model::Enforcement::Enforce,
+            Enforcement::DryRun => model::Enforcement::DryRun,
         }
     }
 }

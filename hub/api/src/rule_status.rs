@@ -33,8 +33,8 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "RolloutStatus")]
     pub rollout: Option<RolloutStatus>,
-    /// Ready and Applied always; Reconciling, Stalled, ApprovalRequired, RolloutStopped, RolloutReverted and Suspended while they
-    /// are true.
+    /// Ready and Applied always; Reconciling, Stalled, ApprovalRequired, RolloutStopped, RolloutReverted, Suspended and DryRun while
+    /// they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,
@@ -67,6 +67,12 @@ pub struct Summary {
     pub copies_waiting: i64,
     /// Copies that somebody changed or deleted, and that are left so (`driftPolicy: Report`).
     pub copies_drifted: i64,
+    /// Of a dry run: copies that would be created.
+    pub copies_to_create: i64,
+    /// Of a dry run: copies that would be updated, adopted or overwritten.
+    pub copies_to_update: i64,
+    /// Of a dry run: copies that would be deleted, or left without marks.
+    pub copies_to_delete: i64,
 }
 
 /// A removal above a limit, which waits for approval.
@@ -126,7 +132,7 @@ pub struct ClusterStatus {
     #[schemars(transform = schema::text(limits::CLUSTER_NAME))]
     pub name: String,
     /// Failed: a copy failed. Drifted: a copy was changed or deleted there and is left so. Unreachable: the cluster is not connected, and what is counted here is what it last said.
-    /// Waiting: a namespace does not exist yet. Progressing: copies are on their way. Ready: every copy is applied.
+    /// Waiting: a namespace does not exist yet. Progressing: copies are on their way. DryRun: the rule is a dry run and would change copies. Ready: every copy is applied.
     pub state: ClusterState,
     /// Copies that equal their source.
     #[serde(default)]
@@ -140,6 +146,15 @@ pub struct ClusterStatus {
     /// Copies that somebody changed or deleted there, and that are left so.
     #[serde(default)]
     pub drifted: i64,
+    /// Of a dry run: copies that would be created.
+    #[serde(default)]
+    pub to_create: i64,
+    /// Of a dry run: copies that would be updated, adopted or overwritten.
+    #[serde(default)]
+    pub to_update: i64,
+    /// Of a dry run: copies that would be deleted, or left without marks.
+    #[serde(default)]
+    pub to_delete: i64,
     /// The worst reason among the copies, or why the cluster is in this state: one CamelCase word.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(128))]
@@ -168,6 +183,8 @@ pub enum ClusterState {
     /// Copies are on their way.
     #[default]
     Progressing,
+    /// The rule is a dry run and would change copies here.
+    DryRun,
     /// Every copy is applied.
     Ready,
 }
@@ -190,6 +207,9 @@ mod tests {
             "copiesFailed",
             "copiesWaiting",
             "copiesDrifted",
+            "copiesToCreate",
+            "copiesToUpdate",
+            "copiesToDelete",
         ] {
             assert_eq!(written["summary"][count], zero, "{count}");
         }

@@ -99,6 +99,10 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
             },
         ),
     );
+    if condition(object, ConditionType::DryRun).holds() {
+        let (create, update) = (count("copiesToCreate"), count("copiesToUpdate"));
+        line("Dry run", &format!("would create {create}, update {update}, delete {}", count("copiesToDelete")));
+    }
     said
 }
 

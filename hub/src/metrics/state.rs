@@ -167,11 +167,11 @@ impl StateCollector {
 
     /// Whether each rule is Ready, as its status says. A rule that rests on purpose is left out.
     fn rules(&self) -> Samples<2> {
-        let help = "Whether a rule's condition Ready is True; a suspended rule is left out";
+        let help = "Whether a rule's condition Ready is True; a suspended rule and a dry run are left out";
         // Not `namespace`: that label is the one of the pod that was scraped.
         let mut samples = Samples::new("runnel_rule_ready", help, ["rule_namespace", "rule"]);
         let index = self.hub_state.index.read();
-        for (uid, entry) in index.rules().filter(|(_, entry)| !entry.rule.terms.suspend) {
+        for (uid, entry) in index.rules().filter(|(_, entry)| !entry.rule.terms.is_frozen()) {
             let known = self.object_cache.with_rule(uid, |object| {
                 let conditions = &object?.status.conditions;
                 Some(condition(conditions, ConditionType::Ready)?.status == ConditionStatus::True.as_str())
@@ -211,6 +211,9 @@ impl StateCollector {
             ("waiting", counts.waiting),
             ("drifted", counts.drifted),
             ("removing", counts.removing),
+            ("to_create", counts.to_create),
+            ("to_update", counts.to_update),
+            ("to_delete", counts.to_delete),
             ("under_way", counts.under_way()),
         ];
         for (state, count) in states {

@@ -131,6 +131,8 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
     }
     if terms.suspend {
         said("Suspended", "spec.suspend is true: nothing is created, corrected or removed")
+    } else if terms.is_dry_run() {
+        said("DryRun", "spec.enforcement is DryRun: agents report what they would do and write nothing")
     } else if entry.target_clusters.cordoned.contains(cluster) {
         said("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
     } else if entry.awaits(cluster) {

@@ -71,7 +71,7 @@ impl Questions {
         let (uid, _) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let status = self.object_cache.rule(uid).map(|object| object.status).unwrap_or_default();
         let report_store = self.hub_state.report_store.lock();
-        let view = view(&index, uid, &status, since, false)?;
+        let view = view(&index, &report_store, uid, &status, since, false)?;
         Some(details(&view, &report_store, Instant::now()))
     }
 

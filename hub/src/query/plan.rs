@@ -93,6 +93,8 @@ impl Questions {
             self.unsaved(&user, &asked.object).await?
         };
         self.may_read_sources(&user, &rule).await?;
+        // The question is what the rule does once it is enforced.
+        let rule = rule.enforced();
         let around = self.hub_state.index.read().around(&rule);
         let scene = aside(move || Scene::new(around, rule)).await?;
         let scene = self.list_and_read(scene, by - ANSWER).await?;

@@ -82,7 +82,13 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
     let defined = Defined::by(move || look(looked.clone(), Fleet::crd_name()));
     let fleets = move || defined.events(own_events::<Fleet>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.rounds.subscribe(), fleets);
-    into.follow(events, &hub_state, |fleet| FleetTerms::of(Some(&fleet))).await;
+    let read = |fleet: Fleet| {
+        if fleet.metadata.name.as_deref() == Some(FLEET) {
+            hub_state.fleet_status.send_replace(fleet.status.clone());
+        }
+        FleetTerms::of(Some(&fleet))
+    };
+    into.follow(events, &hub_state, read).await;
 }
 
 /// Watches the labels of the hub's namespaces for ever.

@@ -6,7 +6,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{FLEET, Fleet, FleetSpec, FleetStatus};
-use runnel_hub_core::status::{FleetCounts, Now, fold_fleet};
+use runnel_hub_core::status::{FleetCounts, Now, SETTLING, fold_fleet};
 use serde_json::json;
 
 use super::{BEAT, ObjectCache, WriteError, describe, serves, unless_gone};
@@ -41,9 +41,11 @@ impl FleetWriter {
             if served != since {
                 (served, written) = (since, None);
             }
-            let previous = written.clone().unwrap_or_default();
-            let status = self.status(&previous);
-            if written.as_ref() == Some(&status) {
+            let stored = self.hub_state.fleet_status.borrow().clone();
+            let previous = written.clone().or_else(|| stored.clone());
+            let status = self.status(&previous.clone().unwrap_or_default());
+            let is_same = previous.as_ref() == Some(&status);
+            if is_same || (previous.is_some() && self.is_settling(&status)) {
                 continue;
             }
             match self.write(&status).await {
@@ -55,6 +57,13 @@ impl FleetWriter {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Whether clusters may still connect to a hub that has just begun to serve: until then the status stays.
+    fn is_settling(&self, status: &FleetStatus) -> bool {
+        let is_young = self.hub_state.serving_since().is_some_and(|since| since.elapsed() < SETTLING);
+        let all_connected = status.clusters.split_once('/').is_some_and(|(connected, all)| connected == all);
+        is_young && !all_connected && status.pending == 0
     }
 
     fn status(&self, previous: &FleetStatus) -> FleetStatus {

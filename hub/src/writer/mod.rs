@@ -235,7 +235,7 @@ impl Writer {
             if object.deleting {
                 return index.is_blocked(uid);
             }
-            let view = rules::view(&index, uid, &object.status, started, false);
+            let view = rules::view(&index, &report_store, uid, &object.status, started, false);
             view.is_none_or(|view| is_settled(&view, &report_store, now))
         })
     }

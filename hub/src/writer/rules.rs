@@ -15,11 +15,12 @@ use super::{Look, Looked, RuleObject, WriteError, Writer, is_to_be_released};
 use runnel_api::{FINALIZER, RuleStatus};
 use runnel_hub_core::index::{Cluster, Index, StoredState};
 use runnel_hub_core::rollout::{Gate, Phase, Progress};
-use runnel_hub_core::status::{Now, Rolling, SETTLING, View, fold, notices};
+use runnel_hub_core::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
 pub(crate) fn view<'a>(
     index: &'a Index,
+    report_store: &ReportStore,
     uid: &RuleUid,
     previous: &'a RuleStatus,
     hub_started: Instant,
@@ -31,6 +32,7 @@ pub(crate) fn view<'a>(
         pending: entry.guard.pending().cloned(),
         blocks_removals: entry.guard.blocks_removals(),
         blocks_prunes: entry.guard.blocks_prunes(),
+        planned_removals: index.planned_removals(uid, &|rule, cluster| report_store.holding(rule, cluster)),
         rule: &entry.rule,
         plan: &entry.plan,
         cluster_plans,
@@ -154,7 +156,7 @@ impl Writer {
             let started = self.hub_state.serving_since().unwrap_or(now.instant);
             let index = self.hub_state.index.read();
             let report_store = self.hub_state.report_store.lock();
-            let Some(mut view) = view(&index, uid, &object.status, started, overdue) else {
+            let Some(mut view) = view(&index, &report_store, uid, &object.status, started, overdue) else {
                 return Ok(false);
             };
             let gate = view.take_step(index.turns(uid, view.progress()), &report_store, now);

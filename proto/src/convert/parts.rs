@@ -3,9 +3,9 @@ use std::sync::Arc;
 
 use super::NAME_LIMIT;
 use crate::model::{
-    ConflictPolicy, DeletionPolicy, DriftPolicy, FieldPath, Grant, ImmutablePolicy, MESSAGE_LIMIT, NamespaceChoice,
-    Operator, Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
-    is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_text,
+    ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, FieldPath, Grant, ImmutablePolicy, MESSAGE_LIMIT,
+    NamespaceChoice, Operator, Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms,
+    TermsDigest, is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_text,
 };
 use crate::wire;
 
@@ -117,6 +117,7 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::Drifted) => Reason::Drifted,
         Ok(wire::Reason::Contended) => Reason::Contended,
         Ok(wire::Reason::DeleteLimit) => Reason::DeleteLimit,
+        Ok(wire::Reason::DryRun) => Reason::DryRun,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -138,6 +139,7 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::Drifted => wire::Reason::Drifted,
         Reason::Contended => wire::Reason::Contended,
         Reason::DeleteLimit => wire::Reason::DeleteLimit,
+        Reason::DryRun => wire::Reason::DryRun,
     };
     wire as i32
 }
@@ -189,6 +191,11 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         drift_policy,
         deletion_policy: deletion_policy(wire.deletion_policy).map_err(|_| "terms.deletion_policy")?,
         suspend: wire.suspend,
+        enforcement: match wire::Enforcement::try_from(wire.enforcement) {
+            Ok(wire::Enforcement::Unspecified | wire::Enforcement::Enforce) => Enforcement::Enforce,
+            Ok(wire::Enforcement::DryRun) => Enforcement::DryRun,
+            Err(_) => return Err("terms.enforcement"),
+        },
         immutable_policy,
         ignore_fields: ignored.collect::<Result<_, _>>()?,
         versions: (wire.versions > 0).then_some(wire.versions),
@@ -220,6 +227,10 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
         drift_policy: drift_policy as i32,
         deletion_policy: deletion_policy_to_wire(terms.deletion_policy),
         suspend: terms.suspend,
+        enforcement: match terms.enforcement {
+            Enforcement::Enforce => wire::Enforcement::Enforce,
+            Enforcement::DryRun => wire::Enforcement::DryRun,
+        } as i32,
         immutable_policy: immutable_policy as i32,
         ignore_fields: terms.ignore_fields.iter().map(ToString::to_string).collect(),
         versions: terms.versions.unwrap_or_default(),

@@ -51,14 +51,24 @@ fn state() -> impl Strategy<Value = RuleState> {
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
     let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
     let rest = (any::<[bool; 2]>(), given_up, any::<u64>(), any::<Option<[u8; 16]>>());
-    (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
+    (head, any::<[u32; 9]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
         |(head, n, failures, ([gone, suspended], given_up, last_batch, proof))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
             intents: head.3,
             terms_digest: head.4.map(TermsDigest),
-            counts: Counts { copies: n[0], applied: n[1], failed: n[2], waiting: n[3], removing: n[4], drifted: n[5] },
+            counts: Counts {
+                copies: n[0],
+                applied: n[1],
+                failed: n[2],
+                waiting: n[3],
+                removing: n[4],
+                drifted: n[5],
+                to_create: n[6],
+                to_update: n[7],
+                to_delete: n[8],
+            },
             failures,
             gone,
             last_batch,
@@ -149,17 +159,20 @@ fn terms() -> impl Strategy<Value = Terms> {
         },
     );
     let grants = prop::option::of(prop::collection::vec(grant, 0..3));
-    let said = (prop::option::of(choice), any::<bool>(), policy(), any::<bool>());
+    let said = (prop::option::of(choice), any::<bool>(), policy(), any::<[bool; 2]>());
     (rule_name(), any::<i64>(), said, grants, keeping()).prop_map(
-        |(rule, created_at, (namespaces, create_namespaces, deletion_policy, suspend), grants, keeping)| Terms {
-            grants,
-            rule,
-            created_at,
-            namespaces,
-            create_namespaces,
-            deletion_policy,
-            suspend,
-            ..keeping
+        |(rule, created_at, (namespaces, create_namespaces, deletion_policy, [suspend, dry_run]), grants, keeping)| {
+            Terms {
+                grants,
+                rule,
+                created_at,
+                namespaces,
+                create_namespaces,
+                deletion_policy,
+                suspend,
+                enforcement: if dry_run { Enforcement::DryRun } else { Enforcement::Enforce },
+                ..keeping
+            }
         },
     )
 }
@@ -348,6 +361,9 @@ fn the_largest_possible_item_fits_a_frame() {
             waiting: u32::MAX,
             removing: 1,
             drifted: u32::MAX,
+            to_create: u32::MAX,
+            to_update: u32::MAX,
+            to_delete: u32::MAX,
         },
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,

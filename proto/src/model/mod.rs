@@ -30,8 +30,8 @@ pub use report::{Asked, Counts, FAILURES_LIMIT, Failure, GivenUp, MESSAGE_LIMIT,
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use suppose::{FieldsKey, Foreseen, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent};
 pub use terms::{
-    AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, Terms, TermsDigest,
-    is_closed_namespace,
+    AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, NamespaceChoice, Terms,
+    TermsDigest, is_closed_namespace,
 };
 pub use text::{is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text};
 

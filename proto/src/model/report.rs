@@ -41,6 +41,8 @@ closed_list! {
         WaitingForHub,
         /// The member's API server did not answer, or answered with a passing error.
         Unavailable,
+        /// The rule is a dry run: the message names the change that would be made.
+        DryRun,
     }
 }
 
@@ -51,7 +53,7 @@ impl Reason {
     }
 }
 
-/// Copies of one rule in one cluster. `copies - applied - failed - waiting - drifted` are under way.
+/// Copies of one rule in one cluster. `copies - applied - failed - waiting - drifted - to_create - to_update` are under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// All copies that should exist.
@@ -66,17 +68,23 @@ pub struct Counts {
     pub removing: u32,
     /// Not equal because somebody changed or deleted them there, and left so on purpose.
     pub drifted: u32,
+    /// Of a dry run: copies that would be created.
+    pub to_create: u32,
+    /// Of a dry run: copies that would be changed, adopted or overwritten.
+    pub to_update: u32,
+    /// Of a dry run: copies that would be deleted or left without marks. They are not part of `copies`.
+    pub to_delete: u32,
 }
 
 impl Counts {
-    /// Whether nothing is under way: every copy is applied, failed, waiting or drifted, and none is being removed.
+    /// Whether nothing is under way: every copy is applied, failed, waiting, drifted or of a dry run, and none is being removed.
     pub fn is_settled(&self) -> bool {
         self.removing == 0 && self.under_way() == 0
     }
 
     /// The copies about which something is being done.
     pub fn under_way(&self) -> u32 {
-        let settled = [self.applied, self.failed, self.waiting, self.drifted];
+        let settled = [self.applied, self.failed, self.waiting, self.drifted, self.to_create, self.to_update];
         self.copies.saturating_sub(settled.into_iter().fold(0, u32::saturating_add))
     }
 }

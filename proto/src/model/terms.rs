@@ -57,6 +57,16 @@ pub enum DriftPolicy {
     Report,
 }
 
+/// Whether a rule's decisions are carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Enforcement {
+    /// They are carried out.
+    #[default]
+    Enforce,
+    /// They are reported only: nothing is written.
+    DryRun,
+}
+
 /// What to do where a change meets an immutable copy, or an immutable field such as a Secret's type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ImmutablePolicy {
@@ -167,6 +177,9 @@ pub struct Terms {
     pub deletion_policy: DeletionPolicy,
     /// Nothing is created, corrected or removed.
     pub suspend: bool,
+    /// Whether the agent writes, or only reports what it would write.
+    #[serde(default)]
+    pub enforcement: Enforcement,
     /// For changes that an immutable copy does not take.
     #[serde(default)]
     pub immutable_policy: ImmutablePolicy,
@@ -196,6 +209,16 @@ impl<'de> Deserialize<'de> for RuleName {
 }
 
 impl Terms {
+    /// Whether decisions are reported and not carried out.
+    pub fn is_dry_run(&self) -> bool {
+        self.enforcement == Enforcement::DryRun
+    }
+
+    /// Whether existing copies stay as they are: the rule is suspended or a dry run.
+    pub fn is_frozen(&self) -> bool {
+        self.suspend || self.is_dry_run()
+    }
+
     /// Whose turn it is when two rules want one copy, smallest first: cluster-scoped rules, then the older, then
     /// namespace and name.
     pub fn precedence(&self) -> (bool, i64, &str, &str) {

@@ -14,7 +14,7 @@ mod rule;
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
 pub use copy::{HUB_LABEL, MANAGED_BY, MARKS, RETAINED, RULE, SEAL, SOURCE, is_copy_of, is_marked};
@@ -52,6 +52,19 @@ impl Scene {
     #[must_use]
     pub fn member(&self, number: usize) -> &Place {
         &self.members[number - 1]
+    }
+
+    /// Sets the limits of removals in the fleet and in each member so high that only those of rules count.
+    ///
+    /// # Errors
+    /// When the hub does not make the `Fleet`.
+    pub async fn lift_fleet_limits(&self) -> Result<()> {
+        let named = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "Fleet", "metadata": {"name": "default"}});
+        let fleet = Id::of(&named)?;
+        self.hub.sees("the Fleet", &fleet, |_| Ok(())).await?;
+        let unlimited = json!({"count": 1_000_000});
+        let limits = json!({"spec": {"removalLimit": {"fleet": unlimited, "member": unlimited}}});
+        self.hub.change(&fleet, limits).await.map(drop)
     }
 
     /// Makes namespaces on the hub.

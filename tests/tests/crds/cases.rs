@@ -125,6 +125,7 @@ pub fn targets() -> Vec<Case> {
         ("createNamespaces without namespaces", create(Value::Null), &["spec", "createNamespaces", "namespaces.names"]),
         ("an unknown conflictPolicy", json!({"conflictPolicy": "Merge"}), &["spec.conflictPolicy", "\"Merge\"", "\"Fail\"", "\"AdoptIfEqual\"", "\"Overwrite\""]),
         ("an unknown driftPolicy", json!({"driftPolicy": "Ignore"}), &["spec.driftPolicy", "\"Ignore\"", "\"Correct\"", "\"Report\""]),
+        ("an unknown enforcement", json!({"enforcement": "Warn"}), &["spec.enforcement", "\"Warn\"", "\"Enforce\"", "\"DryRun\""]),
         ("an unknown immutablePolicy", json!({"immutablePolicy": "Force"}), &["spec.immutablePolicy", "\"Report\"", "\"Recreate\""]),
         ("a field that no copy has", json!({"ignoreFields": ["/spec/x"]}), &["ignoreFields", "write /data/KEY"]),
         ("a mark among ignored fields", json!({"ignoreFields": ["/metadata/labels/runnel.dev~1hub"]}), &["ignoreFields", "Runnel's own"]),

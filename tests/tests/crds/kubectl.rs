@@ -33,6 +33,9 @@ fn rows(shown: &str) -> Vec<Vec<&str>> {
 
 fn rule_status(now: Timestamp) -> RuleStatus {
     let summary = Summary {
+        copies_to_create: 0,
+        copies_to_update: 0,
+        copies_to_delete: 0,
         sources: 4,
         clusters: 120,
         clusters_ready: 118,
@@ -57,6 +60,9 @@ fn rule_status(now: Timestamp) -> RuleStatus {
             failed: 2,
             waiting: 0,
             drifted: 0,
+            to_create: 0,
+            to_update: 0,
+            to_delete: 0,
             reason: "NamespaceTerminating".to_owned(),
             message: "ns-a is being deleted".to_owned(),
             since: Some(Time(now)),

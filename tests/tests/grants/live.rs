@@ -74,6 +74,7 @@ fn labelled(draft: Draft, thing: Thing) -> Value {
 }
 
 async fn make(scene: &Scene) -> Result<()> {
+    scene.lift_fleet_limits().await?;
     for home in HOMES {
         scene.hub.make(&labelled(Draft::namespace(home.name), home)).await?;
     }

@@ -165,7 +165,7 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
     let said = stage.runnel("doctor").await?;
     ensure!(said.code == 1 && said.out.contains("fail  0 of 1 pods of the hub are ready"), "{said:?}");
     for fine in [
-        "ok    the definitions of 4 kinds are installed and served",
+        "ok    the definitions of 5 kinds are installed and served",
         "ok    you have the rights that this plugin needs",
         "ok    1 of 1 members are connected and well",
         "ok    one hub leads: ",
@@ -215,13 +215,13 @@ async fn what_is_held_is_released_by_an_uninstall(all: &Clusters) -> Result<()> 
     let there = async || anyhow::Ok(!read(&all.member, "-n second configmap app-settings").await?.is_null());
     eventually("the second rule's copy", SOON, async || Ok(there().await?.then_some(()))).await?;
     hub.kubectl(&["-n", "ns-codis-test", "delete", "drule", "second", "--wait=false"]).await?;
-    eventually("the deleted rule to be held", SOON, async || {
+    eventually("the deleted rule to be blocked", SOON, async || {
         let rule = read(hub, "-n ns-codis-test drule second").await?;
-        ensure!(rule["status"]["removal"]["released"] == false, "{}", rule["status"]);
+        ensure!(rule["status"]["pendingApproval"]["copies"] == 1, "{}", rule["status"]);
         Ok(Some(()))
     })
     .await?;
-    ensure!(there().await?, "what is held is gone");
+    ensure!(there().await?, "what is blocked is gone");
 
     let mark = hub.mark();
     let said = stage.runnel("uninstall --copies=delete").await?.ok()?;

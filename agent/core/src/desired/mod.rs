@@ -98,6 +98,15 @@ impl Rule {
         }
     }
 
+    fn is_dry_run(&self) -> bool {
+        self.terms.as_ref().is_some_and(|(terms, _)| terms.is_dry_run())
+    }
+
+    /// Whether existing copies stay as they are.
+    fn is_frozen(&self) -> bool {
+        self.terms.as_ref().is_some_and(|(terms, _)| terms.is_frozen())
+    }
+
     fn is_suspended(&self) -> bool {
         self.terms.as_ref().is_some_and(|(terms, _)| terms.suspend)
     }

@@ -114,7 +114,8 @@ impl Desired {
     ) {
         let Some(rule) = self.rules.get(&key.rule) else { return };
         let Some((terms, _)) = rule.terms.clone() else { return };
-        let given_up = !dropped.contains(&copy.namespace);
+        // What a dry run would remove waits for the hub's approval once the rule is enforced.
+        let given_up = terms.is_dry_run() || !dropped.contains(&copy.namespace);
         let order = Ordered { given_up, ..Ordered::by_word(terms.deletion_policy) };
         if terms.suspend || rule.orphaned || (rule.unconfirmed && !order.asks()) {
             return;

@@ -1,7 +1,9 @@
 //! What would be wanted if the hub said something else of a rule: the same as when it says so, on a set that is thrown away.
 use std::collections::BTreeSet;
 
-use runnel_proto::model::{Batch, Kind, Refusal, RuleDelta, RuleUid, SourceRef, Suppose, SupposedIntent};
+use runnel_proto::model::{
+    Batch, Enforcement, Kind, Refusal, RuleDelta, RuleUid, SourceRef, Suppose, SupposedIntent, Terms,
+};
 
 use super::Desired;
 use super::take::{Taken, check_name};
@@ -16,7 +18,9 @@ impl Desired {
         let delta = || RuleDelta::new(asked.uid.clone());
         let batch = |delta: RuleDelta| Batch { nonce: 0, rules: vec![delta] };
         if asked.terms.is_some() {
-            self.take(batch(RuleDelta { terms: asked.terms.clone(), ..delta() }), vec![], records);
+            // The question is what the rule does once it is enforced.
+            let enforced = |(terms, digest): (Terms, _)| (Terms { enforcement: Enforcement::Enforce, ..terms }, digest);
+            self.take(batch(RuleDelta { terms: asked.terms.clone().map(enforced), ..delta() }), vec![], records);
         }
         let mut taken = Taken::default();
         for intent in &asked.intents {

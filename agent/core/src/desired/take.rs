@@ -115,7 +115,7 @@ impl Desired {
             dropped = dropped_names(rule, &terms);
             dropped.append(&mut rule.dropped);
             dropped.retain(|name| !targets.contains(name));
-            if terms.suspend {
+            if terms.is_frozen() {
                 rule.dropped.clone_from(&dropped);
             }
             // All that was taken out of a suspended rule is one act when it goes on.

@@ -17,7 +17,9 @@ impl Desired {
         let Some((key, other)) = self.winner(copy) else { return ordered };
         let Some(wanted) = self.wanted(copy, key, other) else { return ordered };
         // Who can take the copy over does, so that it is never missing. Who cannot does not keep it either.
-        let idle = wanted.suspend || wanted.hold || wanted.revision.is_none() || wanted.denied.is_some();
+        // A dry run takes nothing over.
+        let idle =
+            wanted.suspend || wanted.dry_run || wanted.hold || wanted.revision.is_none() || wanted.denied.is_some();
         // An adopted object is first let go by the rule that adopted it: the other one finds it as anybody would.
         let adopted = live.is_some_and(|live| live.ownership == Ownership::Ours && live.adopted);
         let idle = idle || (adopted && matches!(&ordered, Want::Gone(_, _, order) if !order.held));
@@ -75,11 +77,12 @@ impl Desired {
         Some((first, other))
     }
 
-    /// Whose turn it is, smallest first; the uid makes it total.
+    /// Whose turn it is, smallest first; the uid makes it total. A dry run keeps no rule from writing.
     fn rank<'a>(&'a self, uid: &'a RuleUid) -> impl Ord + 'a {
         let rule = self.rules.get(uid);
         let terms = rule.and_then(|rule| rule.terms.as_ref());
-        (rule.is_none_or(|rule| rule.orphaned), terms.map(|(terms, _)| terms.precedence()), uid)
+        let writes_nothing = rule.is_some_and(Rule::is_dry_run);
+        (rule.is_none_or(|rule| rule.orphaned), writes_nothing, terms.map(|(terms, _)| terms.precedence()), uid)
     }
 
     fn wanted(&self, copy: &SourceRef, key: &IntentKey, other: Option<&IntentKey>) -> Option<WantedCopy> {
@@ -93,6 +96,7 @@ impl Desired {
             revision: held.in_force,
             place: self.place(rule, copy),
             suspend: rule.is_suspended(),
+            dry_run: rule.is_dry_run(),
             hold: ambiguous.is_some(),
             denied: self.denied(rule, held, copy),
             copy_error: ambiguous.or(refused),
@@ -211,13 +215,14 @@ impl Desired {
         let order = own.and_then(|key| orders.get_key_value(&key)).or_else(|| orders.first_key_value());
         let Some((key, order)) = order else { return Want::Nothing };
         let Some(rule) = self.rules.get(&key.rule) else { return Want::Nothing };
-        let held = rule.is_suspended() && !rule.leaving;
+        let held = rule.is_frozen() && !rule.leaving;
+        let dry_run = rule.is_dry_run() && !rule.is_suspended() && !rule.leaving;
         // A rule that the hub has ordered away asks for nothing any more, whatever has become of its copies' seals.
         let asks = order.asks() && !rule.leaving;
         // What somebody else wants is never deleted for this rule's sake.
         let alone = !self.claims.contains_key(copy);
         let overwrites = alone && rule.terms.as_ref().is_some_and(|(terms, _)| self.overwrites(terms, copy));
-        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: order.policy, held, asks, overwrites })
+        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: order.policy, held, asks, overwrites, dry_run })
     }
 
     /// The rules that want a copy in vain, with the reason; and those that still have it removed.
@@ -250,6 +255,9 @@ impl Desired {
         let why = match (rule(winner), rule(loser)) {
             (Some((above, _)), Some((below, _))) if !above.orphaned && below.orphaned => {
                 "the hub no longer knows this rule"
+            }
+            (Some((_, Some(above))), Some((_, Some(below)))) if !above.is_dry_run() && below.is_dry_run() => {
+                "this rule is a dry run"
             }
             (Some((_, Some(above))), Some((_, Some(below)))) => {
                 if above.rule.is_cluster_scoped() && !below.rule.is_cluster_scoped() {

@@ -54,7 +54,9 @@ impl Reconciler {
     pub(super) fn is_unseen(&self, copy: &SourceRef, want: &Want) -> bool {
         let Want::Copy(wanted) = want else { return false };
         let foreign = self.records.live(copy).is_some_and(|live| live.ownership != Ownership::Ours);
-        (foreign || wanted.lost) && wanted.place == TargetNamespace::Ready && !wanted.suspend && !wanted.hold
+        // Nobody tells of an object that stands in the way of a planned copy.
+        let planned = wanted.dry_run && wanted.denied.is_none() && self.records.live(copy).is_none();
+        (foreign || wanted.lost || planned) && wanted.place == TargetNamespace::Ready && !wanted.suspend && !wanted.hold
     }
 
     /// Notes whether the copy was as it is wanted before somebody changed or deleted it.

@@ -1,4 +1,5 @@
 //! The member's policy in the core: what is watched under it, and what a change of it does.
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +17,8 @@ impl Reconciler {
         for area in areas {
             self.areas.entry(area).or_default();
         }
+        // Orders for what goes out of sight are dropped; what was reported of them ends, too.
+        let known: BTreeSet<_> = self.desired.all_copies().chain(self.records.all()).cloned().collect();
         self.desired.set_policy(policy);
         // Who is not watched any more may change unseen: what is known of it is worth nothing from now on.
         let unseen: Vec<_> = self.records.all().filter(|copy| self.policy.area(copy).is_none()).cloned().collect();
@@ -32,7 +35,6 @@ impl Reconciler {
         if !self.started {
             return self.start_if_ready(now);
         }
-        let known: Vec<_> = self.desired.all_copies().chain(self.records.all()).cloned().collect();
         for copy in known {
             self.reconcile_now(&copy, now);
         }

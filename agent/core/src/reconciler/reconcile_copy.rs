@@ -6,8 +6,8 @@ use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
 use super::{Notice, Reconciler};
 use crate::backoff::RECHECK;
 use crate::copy::IntentKey;
-use crate::copy::{CopyError, CopyStatus};
-use crate::decide::{Action, Decision, TargetNamespace, Want, decide};
+use crate::copy::{CopyError, CopyStatus, PlannedChange};
+use crate::decide::{Action, Decision, TargetNamespace, Want, decide, planned};
 use crate::queue::Key;
 use crate::{deletes, differ};
 
@@ -147,7 +147,7 @@ impl Reconciler {
         self.failed.remove(copy);
         self.room.leave(copy);
         self.drifted.remove(copy);
-        if !matches!(outcome, Some(CopyStatus::Drifted(_))) {
+        if !matches!(outcome, Some(CopyStatus::Drifted(_) | CopyStatus::Planned(..))) {
             self.compared.remove(copy);
             self.rewritten.remove(copy);
         }
@@ -196,6 +196,7 @@ impl Reconciler {
                 session.ask.insert(wanted.intent.clone());
             }
             let outcome = match action {
+                Action::Compare(_) if wanted.dry_run => planned(PlannedChange::Update, "would be updated"),
                 // That it differs is known, only in what is not.
                 Action::Compare(_) => {
                     let others = self.records.live(copy).and_then(|live| live.others.as_deref());

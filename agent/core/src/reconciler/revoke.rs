@@ -41,7 +41,8 @@ impl Reconciler {
             return Some(Want::Nothing);
         };
         let name = self.desired.held(rule).map(|held| held.rule).unwrap_or_default();
-        let order = Order { policy: DeletionPolicy::Delete, held: false, asks: false, overwrites: false };
+        let order =
+            Order { policy: DeletionPolicy::Delete, held: false, asks: false, overwrites: false, dry_run: false };
         Some(Want::Gone(IntentKey { rule: rule.clone(), source: source.clone() }, name, order))
     }
 

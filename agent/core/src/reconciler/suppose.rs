@@ -143,6 +143,7 @@ impl Reconciler {
             ignored: wanted.policies.ignored.clone(),
             version: wanted.policies.version.map(|least| least.max(number)),
             recreate: if wanted.policies.recreate { Recreate::Yes } else { Recreate::No },
+            dry_run: false,
             limits: Limits { policy: self.policy.clone(), home: self.home.clone() },
         })
     }

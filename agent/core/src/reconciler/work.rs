@@ -102,6 +102,7 @@ impl Reconciler {
             Want::Copy(wanted) => {
                 matches!(wanted.place, TargetNamespace::ToCreate(_))
                     && !wanted.suspend
+                    && !wanted.dry_run
                     && !wanted.hold
                     && wanted.denied.is_none()
                     && wanted.revision.is_some()
@@ -128,7 +129,11 @@ impl Reconciler {
             _ if reread => Work::Read,
             Decision::Act(Action::Read) => Work::Read,
             // Nobody tells what becomes of it.
-            Decision::Noop(CopyStatus::Failed(_) | CopyStatus::Drifted(_)) if self.is_unseen(copy, &want) => Work::Read,
+            Decision::Noop(CopyStatus::Failed(_) | CopyStatus::Drifted(_) | CopyStatus::Planned(..))
+                if self.is_unseen(copy, &want) =>
+            {
+                Work::Read
+            }
             Decision::Act(action) if self.waits_for_store(copy, &want, &action) => return None,
             Decision::Act(action) if self.delete_later(&action, now).is_some() => return None,
             Decision::Act(action) => self.write(copy, &want, action, now)?,
@@ -190,7 +195,8 @@ impl Reconciler {
         // What is the newest already keeps its number, though its label was lost.
         let number = self.records.live(copy).map_or(0, |live| live.number);
         let version = wanted.policies.version.map(|least| least.max(number));
-        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, limits })
+        let dry_run = wanted.dry_run;
+        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, dry_run, limits })
     }
 
     /// Takes in what came of a piece of work.

@@ -49,9 +49,11 @@ impl fmt::Display for Item {
     }
 }
 
-/// Why something is not wanted any more; of two causes the later one counts.
+/// Why something is not wanted any more; of two causes the one further down counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
+    /// A cluster that came back holds what the rule does not want. Any cause that the hub saw itself says more.
+    Reconnected,
     /// Its literal name was taken out of a list.
     Named,
     /// The source or the rule was deleted, or the cluster leaves.
@@ -74,9 +76,8 @@ pub enum Cause {
     Grants,
     /// Namespaces in member clusters are no longer targets.
     TargetNamespaces,
-    /// A cluster that came back holds what the rule does not want.
-    Reconnected,
-    /// The same, and it was away while an earlier process of the hub blocked removals.
+    /// A cluster that came back holds what the rule did not want, and blocked removals of an earlier process of the hub
+    /// may be among it.
     Carried,
 }
 
@@ -86,9 +87,9 @@ impl Cause {
         matches!(self, Cause::Named | Cause::Deleted)
     }
 
-    /// Whether each rule has a cause of its own.
+    /// Whether each rule has a cause of its own: what namespaces a rule goes to is mostly decided by itself.
     pub fn is_of_rule(self) -> bool {
-        matches!(self, Cause::RuleEdited)
+        matches!(self, Cause::RuleEdited | Cause::TargetNamespaces)
     }
 
     /// A clause for people; `subject` names the rule.

@@ -11,8 +11,8 @@
 //! made again, needs approval again. An undone change takes its items out; what stays blocked is then judged again.
 //!
 //! # Another process
-//! The rule's status keeps the [`PendingApproval`]. A new leader blocks all indirect removals of such a rule until the
-//! agents have reported what they hold, and then judges them together.
+//! The rule's status keeps the [`PendingApproval`]. A new leader blocks all indirect removals of such a rule until they
+//! are the set of that digest again, or until the agents have reported what they hold: then it judges them together.
 mod decision;
 mod digest;
 mod fleet;
@@ -276,6 +276,11 @@ impl RemovalGuard {
         deliberate.into_keys().collect()
     }
 
+    /// What is to go and is not judged yet.
+    pub fn open(&self) -> impl Iterator<Item = &Item> {
+        self.open.keys()
+    }
+
     /// Whether something open waits for the next judgement of the fleet.
     pub fn waits(&self) -> bool {
         !self.open.is_empty()
@@ -327,15 +332,19 @@ impl RemovalGuard {
 
     /// What is blocked is this many copies now. Says so to people, once it is complete.
     pub fn describe(&mut self, uid: &str, subject: &str, copies: BTreeMap<ClusterName, u64>, now: crate::now::Now) {
-        if self.carried {
-            return;
-        }
         if self.decision.blocked.is_empty() {
-            self.forget_if_over();
+            if !self.carried {
+                self.forget_if_over();
+            }
             return;
         }
         let since = *self.since.get_or_insert(whole_seconds(now.wall).0);
         let digest = digest_of(uid, since, self.blocked());
+        if self.carried && self.pending.as_ref().is_none_or(|pending| pending.digest != digest) {
+            return;
+        }
+        // All that an earlier process blocked is known again.
+        self.carried = false;
         if self.digests.back().is_none_or(|(last, _)| *last != digest) {
             self.digests.push_back((digest.clone(), self.blocked().clone()));
             if self.digests.len() > DIGESTS {

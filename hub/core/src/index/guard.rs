@@ -135,6 +135,13 @@ impl Index {
         let Some(mut guard) = self.take_guard(uid) else { return false };
         before.entry(uid.clone()).or_insert_with(|| guard.decision().clone());
         let Some(entry) = self.rules.get(uid) else { return false };
+        if is_preview(entry) {
+            // It removes nothing. What it no longer wants is judged once the rule is enforced.
+            if let Some(entry) = self.rules.get_mut(uid) {
+                entry.guard = guard;
+            }
+            return false;
+        }
         let prunes = prunes(entry, holdings);
         guard.set_prunes(&prunes);
         guard.approve(entry.rule.removal.approve.as_deref(), false);
@@ -169,7 +176,7 @@ impl Index {
             if !entry.guard.blocked().is_empty() && !entry.guard.is_carried() {
                 entry.guard.reopen();
             }
-            if entry.guard.waits() {
+            if entry.guard.waits() && !is_preview(entry) {
                 self.guard.wait(uid, entry.guard.take_news(), now);
             }
         }
@@ -197,7 +204,8 @@ impl Index {
     fn judge_together(&mut self, due: BTreeSet<RuleUid>, holdings: Holdings<'_>, now: Now, before: &mut Before) {
         let mut parts = Vec::new();
         for uid in &due {
-            let Some(mut guard) = self.take_guard(uid) else { continue };
+            let Some(entry) = self.rules.get_mut(uid).filter(|entry| !is_preview(entry)) else { continue };
+            let mut guard = std::mem::take(&mut entry.guard);
             before.entry(uid.clone()).or_insert_with(|| guard.decision().clone());
             let Some(entry) = self.rules.get(uid) else { continue };
             // Only now is it certain where the deletion of a rule comes from.
@@ -214,13 +222,20 @@ impl Index {
             }
         }
         let mut over = self.exceeding(&parts, holdings, now.instant);
-        // What a cause removes besides joins what is blocked of it already.
+        // What a cause removes besides joins what is blocked of it already: of the same rule, and for a while of others.
+        let mut joined = BTreeSet::new();
         for (uid, entry) in &self.rules {
-            let of_rule = |cause: &Cause| cause.is_of_rule().then(|| uid.clone());
-            over.extend(entry.guard.blocked_causes().iter().map(|cause| (*cause, of_rule(cause))));
+            let is_recent = entry.guard.blocked_lately(now.instant).is_some();
+            for cause in entry.guard.blocked_causes() {
+                joined.insert((cause, uid.clone()));
+                if is_recent && !cause.is_of_rule() {
+                    over.insert((cause, None));
+                }
+            }
         }
         for part in parts {
-            let is_blocked = over.contains(&part.key()) && (part.joins || part.copies.values().any(|count| *count > 0));
+            let is_over = over.contains(&part.key()) || joined.contains(&(part.cause, part.uid.clone()));
+            let is_blocked = is_over && (part.joins || part.copies.values().any(|count| *count > 0));
             self.decide(part, is_blocked, holdings, now);
         }
         for uid in due {
@@ -370,10 +385,21 @@ impl Index {
         self.rules.get(uid).is_none_or(|entry| entry.guard.decision().passes(&Item::Rule))
     }
 
+    /// How many copies a dry run would remove that the hub would order away, by cluster.
+    pub fn planned_removals(&self, uid: &RuleUid, holdings: Holdings<'_>) -> BTreeMap<ClusterName, u64> {
+        let entry = self.rules.get(uid).filter(|entry| is_preview(entry));
+        entry.map(|entry| self.weigh(entry, entry.guard.open(), holdings)).unwrap_or_default()
+    }
+
     /// Whether removals of a rule wait for approval.
     pub fn is_blocked(&self, uid: &RuleUid) -> bool {
         self.rules.get(uid).is_some_and(|entry| entry.guard.is_blocking())
     }
+}
+
+/// Whether a rule is a dry run, which its deletion ends.
+fn is_preview(entry: &RuleEntry) -> bool {
+    entry.rule.terms.is_dry_run() && !entry.rule.deleting
 }
 
 /// How many rules a cause names.

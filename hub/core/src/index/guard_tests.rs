@@ -118,6 +118,12 @@ impl World {
         index.judge(&BTreeSet::new(), &holding, *now);
     }
 
+    fn planned(&self, rule: &str) -> BTreeMap<ClusterName, u64> {
+        let holding =
+            |uid: &RuleUid, cluster: &ClusterName| self.holdings.get(&(uid.clone(), cluster.clone())).copied();
+        self.index.planned_removals(&rule.into(), &holding)
+    }
+
     fn change(&mut self, change: impl FnOnce(&mut Index) -> Effect) {
         let effect = change(&mut self.index);
         self.judge(effect);
@@ -326,6 +332,36 @@ fn what_joins_a_blocked_cause_needs_approval_again() {
 }
 
 #[test]
+fn small_removal_does_not_join_what_is_blocked_of_others() {
+    let mut world = World::new();
+    let asked = |copies| Some(Asked { objects: copies, digest: AskedDigest([7; 16]) });
+    for name in ["large", "small"] {
+        world.add(name, "team", 20);
+    }
+    let mut prune = |name: &str, copies: u32| {
+        let holding = Holding { copies: 20, intents: 20, prunes: asked(copies) };
+        world.holdings.insert((name.into(), MEMBERS[0].into()), holding);
+        world.judge(Effect { judge: BTreeSet::from([name.into()]), ..Effect::default() });
+        world.index.pending_approval(&name.into()).is_some()
+    };
+    assert!(prune("large", 20));
+    assert!(!prune("small", 1), "its own limits allow it");
+    // Of a cause that rules share, only what comes soon after belongs to the same change.
+    let mut world = World::new();
+    world.add("large", "team", 20);
+    world.add("small", "team", 1);
+    let other = json!({"clusters": {"selector": {"matchLabels": {"env": "prd"}}}});
+    world.index.set_rule(rule("small", "team", &other));
+    world.index.reset_removal_guards();
+    world.relabel("prd");
+    assert!(world.index.pending_approval(&"large".into()).is_some());
+    world.later(WINDOW * 2);
+    world.change(|index| index.set_cluster(MEMBERS[0].into(), cluster("pr")));
+    assert!(world.index.pending_approval(&"large".into()).is_some());
+    assert!(world.index.pending_approval(&"small".into()).is_none() && world.leaving() == 1);
+}
+
+#[test]
 fn prunes_of_agents_count_with_other_removals() {
     let mut world = World::new();
     world.add("one", "team", 50);
@@ -368,19 +404,31 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     edited.removal.pending = Some(blocked.clone());
     // Another process, to which the agents come back one after another, each with what is below every limit.
     let mut next = World::new();
-    next.index.set_rule(edited);
+    next.index.set_rule(edited.clone());
     next.index.reset_removal_guards();
     next.now.wall += Duration::from_secs(90);
     for member in MEMBERS {
         next.hold("one", member, 5);
         next.change(|index| index.orphaned_cluster(&"one".into(), &member.into()));
         assert_eq!(next.leaving(), 0);
-        assert_eq!(next.index.pending_approval(&"one".into()), Some(&blocked), "nothing flaps");
+        assert_eq!(next.index.pending_approval(&"one".into()).unwrap().digest, blocked.digest, "nothing flaps");
         next.later(WINDOW);
     }
     MEMBERS.iter().for_each(|member| next.hold("one", member, 12));
-    next.change(|index| index.settle_guard(&"one".into(), &BTreeSet::new()));
-    assert_eq!(next.index.pending_approval(&"one".into()).unwrap().digest, blocked.digest);
+    // The set is whole again, so it can be approved before every agent of the fleet has come back.
+    let mut approved = rule("one", "team", &none);
+    approved.removal.approve = Some(blocked.digest.clone());
+    next.change(|index| index.set_rule(approved));
+    assert_eq!((next.leaving(), next.pending().len()), (MEMBERS.len(), 0));
+    // Agents that hold another set are waited for.
+    let mut changed = World::new();
+    changed.index.set_rule(edited);
+    changed.index.reset_removal_guards();
+    changed.hold("one", MEMBERS[0], 12);
+    changed.change(|index| index.orphaned_cluster(&"one".into(), &MEMBERS[0].into()));
+    assert_eq!(changed.index.pending_approval(&"one".into()), Some(&blocked));
+    changed.change(|index| index.settle_guard(&"one".into(), &BTreeSet::new()));
+    assert_ne!(changed.index.pending_approval(&"one".into()).map(|pending| &pending.digest), Some(&blocked.digest));
     // A member that was silent meanwhile brings more of it.
     let mut late = World::new();
     let mut edited = rule("one", "team", &none);
@@ -392,6 +440,24 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     late.hold("one", "member-2", 5);
     late.change(|index| index.orphaned_cluster(&"one".into(), &"member-2".into()));
     assert_eq!((late.leaving(), late.pending().len()), (0, 1));
+}
+
+#[test]
+fn dry_run_counts_removals_that_are_judged_once_it_is_enforced() {
+    let mut world = World::new();
+    world.add("one", "team", 12);
+    let mut spec = json!({"enforcement": "DryRun"});
+    world.change(|index| index.set_rule(rule("one", "team", &spec)));
+    spec["clusters"] = json!({"selector": {"matchLabels": {"env": "none"}}});
+    world.change(|index| index.set_rule(rule("one", "team", &spec)));
+    world.later(WINDOW);
+    assert_eq!((world.leaving(), world.pending().len()), (0, 0), "nothing goes, and nothing waits for approval");
+    let planned = world.planned("one");
+    assert_eq!(planned.values().sum::<u64>(), 24, "{planned:?}");
+    spec["enforcement"] = json!("Enforce");
+    world.change(|index| index.set_rule(rule("one", "team", &spec)));
+    assert_eq!((world.leaving(), world.pending().len()), (0, 1));
+    assert_eq!(world.planned("one"), BTreeMap::new());
 }
 
 #[test]

@@ -276,7 +276,7 @@ impl Index {
         // Where deliberate deletes are under the limits, so is what goes with a cluster that leaves.
         if leaving && !self.guard.terms.holds_deliberate {
             Directive::Unwanted(policy)
-        } else if entry.rule.terms.suspend {
+        } else if entry.rule.terms.is_frozen() {
             Directive::Suspended(entry.share_of(cluster, &entry.plan, &entry.rule.terms))
         } else if judged.passes(&Item::Cluster(cluster.clone())) {
             Directive::Unwanted(policy)

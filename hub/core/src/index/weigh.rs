@@ -133,7 +133,7 @@ impl Index {
             let Some(terms) = target_clusters.clusters.get(cluster) else { return false };
             let rests = target_clusters.unknown
                 || target_clusters.cordoned.contains(cluster)
-                || terms.suspend
+                || terms.is_frozen()
                 || other.rule.deleting;
             let reaches = terms.namespaces == entry.rule.terms.namespaces
                 && (terms.grants.is_none() || former.is_some_and(|former| former.grants == terms.grants));

@@ -122,10 +122,11 @@ impl ClusterAssignment {
 
     /// Whether a source must not be removed, and stays as it is: the hub cannot tell what becomes of it, or its removal
     /// did not pass the removal guard. Where contents have names of their own, another name is an edit and no removal. What a change
-    /// created that is rolled back goes, whatever the guard blocks.
+    /// created that is rolled back goes, whatever the guard blocks. Of a dry run everything stays.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
         let is_edit = || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
-        self.is_unknown(source)
+        self.terms.is_dry_run()
+            || self.is_unknown(source)
             || !(is_edit() || self.is_rolled_back(source) || self.judged.passes_intent(&self.cluster, source))
     }
 
@@ -147,7 +148,10 @@ impl ClusterAssignment {
 
     /// Whether a source that is not wanted stays only because nobody has judged its removal.
     pub fn is_unjudged(&self, source: &SourceRef) -> bool {
-        !self.is_unknown(source) && self.must_stay(source) && !self.judged.blocks_intent(&self.cluster, source)
+        !self.is_unknown(source)
+            && !self.terms.is_dry_run()
+            && self.must_stay(source)
+            && !self.judged.blocks_intent(&self.cluster, source)
     }
 
     /// The intents in which this can differ from what `former` was, if there are but few.
@@ -174,6 +178,7 @@ impl ClusterAssignment {
             && Arc::ptr_eq(&self.judged, &other.judged)
             && self.rolled_back.as_ref().map(Arc::as_ptr) == other.rolled_back.as_ref().map(Arc::as_ptr)
             && self.terms.grants == other.terms.grants
+            && self.terms.enforcement == other.terms.enforcement
     }
 }
 

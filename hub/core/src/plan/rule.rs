@@ -5,7 +5,8 @@ use std::sync::Arc;
 use kube::ResourceExt;
 use ring::digest;
 use runnel_proto::model::{
-    ClusterName, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
+    ClusterName, Enforcement, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms,
+    matches_any,
 };
 
 use super::secret_refs::REFERENCED_KIND;
@@ -102,6 +103,15 @@ impl Rule {
             (&object.spec.terms, object.status.as_ref()),
             runnel_namespace,
         )
+    }
+
+    /// The rule with `enforcement: Enforce`.
+    pub fn enforced(self) -> Self {
+        if !self.terms.is_dry_run() {
+            return self;
+        }
+        let terms = Terms { enforcement: Enforcement::Enforce, ..Terms::clone(&self.terms) };
+        Self { terms: NamedTerms::new(terms), ..self }
     }
 
     /// Reads a `ClusterDistributionRule`; each entry says where it selects.
@@ -306,6 +316,7 @@ fn build(
         drift_policy: said.drift_policy.into(),
         deletion_policy: said.deletion_policy.into(),
         suspend: said.suspend,
+        enforcement: said.enforcement.into(),
         immutable_policy: said.immutable_policy.into(),
         // What the schema lets through and is no pointer names no field.
         ignore_fields: said.ignore_fields.iter().filter_map(|text| FieldPath::parse(text)).collect(),
@@ -319,7 +330,8 @@ fn build(
         sources,
         clusters: ClusterChoice::from(&said.clusters),
         made_by: made_by(&terms, said),
-        rollout: said.rollout.as_ref().map(Into::into),
+        // A dry run is previewed everywhere at once. With enforcement the rollout begins.
+        rollout: said.rollout.as_ref().filter(|_| !terms.is_dry_run()).map(Into::into),
         terms: NamedTerms::new(terms),
         shape: Shape::new(said).into(),
         removal: RemovalTerms {

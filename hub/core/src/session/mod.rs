@@ -333,7 +333,9 @@ impl Session {
         if self.knows_items(uid, assignment) {
             self.follow(uid, assignment);
         }
-        self.send_prune(uid, self.may_prune(uid, assignment.prune()));
+        if !assignment.terms.is_dry_run() {
+            self.send_prune(uid, self.may_prune(uid, assignment.prune()));
+        }
     }
 
     /// Brings what the agent holds of a rule to its share.

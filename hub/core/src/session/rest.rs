@@ -30,7 +30,7 @@ impl Session {
         if self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.unsent.has(uid) {
             self.rest(uid);
         }
-        if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || assignment.terms.suspend {
+        if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || assignment.terms.is_frozen() {
             return;
         }
         // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use runnel_proto::model::{
-    AskedDigest, Batch, DeletionPolicy, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision, RuleState,
-    RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    AskedDigest, Batch, DeletionPolicy, Enforcement, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision,
+    RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 use serde_json::json;
 
@@ -407,6 +407,29 @@ fn suspended_rule_sends_terms_only() {
     session.update([wanted("r", &[(2, content(2))])]);
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (3, 1));
+}
+
+#[test]
+fn dry_run_sends_content_and_no_tombstones() {
+    let dry = |items: &[(u8, SourceState)]| {
+        let assignment = share_of("r", false, items);
+        let terms = Terms { enforcement: Enforcement::DryRun, ..Terms::clone(&assignment.terms) };
+        Directive::Wanted(ClusterAssignment { terms: NamedTerms::new(terms), ..assignment })
+    };
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    session.update([("r".into(), dry(&[(2, content(2))]))]);
+    agent.drain(&mut session);
+    assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
+    let mut again = agent.connect();
+    again.update([("r".into(), dry(&[(2, content(2))]))]);
+    agent.drain(&mut again);
+    assert_eq!((agent.upserts, agent.removed.len()), (2, 0), "a new stream removes nothing either");
+    again.update([wanted("r", &[(2, content(2))])]);
+    agent.drain(&mut again);
+    assert_eq!((agent.upserts, agent.removed.len()), (2, 1), "enforcement removes what is no longer selected");
 }
 
 #[test]

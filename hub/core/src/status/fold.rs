@@ -35,6 +35,8 @@ pub struct View<'a> {
     pub blocks_removals: bool,
     /// Whether removals in namespaces that are no longer targets are blocked.
     pub blocks_prunes: bool,
+    /// How many copies a dry run would remove that the hub would order away, by cluster.
+    pub planned_removals: BTreeMap<ClusterName, u64>,
     /// The rollout of its newest change, where it wants one.
     pub rolling: Option<Rolling<'a>>,
     /// The status that is there.
@@ -101,7 +103,17 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, RuleClusterState)]) ->
         copies_failed: sum(|standing| standing.failed),
         copies_waiting: sum(|standing| standing.waiting),
         copies_drifted: sum(|standing| standing.drifted),
+        copies_to_create: sum(|standing| standing.to_create),
+        copies_to_update: sum(|standing| standing.to_update),
+        copies_to_delete: sum(|standing| standing.to_delete).saturating_add(removals_elsewhere(view)),
     }
+}
+
+/// How many copies a dry run would remove from clusters that the rule no longer chooses.
+fn removals_elsewhere(view: &View<'_>) -> i64 {
+    let elsewhere =
+        view.planned_removals.iter().filter(|(cluster, _)| !view.target_clusters.clusters.contains_key(*cluster));
+    i64::try_from(elsewhere.map(|(_, copies)| *copies).fold(0, u64::saturating_add)).unwrap_or(i64::MAX)
 }
 
 /// A hub that just started writes only improvements and definite failures: while a cluster may still connect, the
@@ -155,7 +167,7 @@ fn set_conditions(
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<ConditionValue>); 7] = [
+    let said: [(ConditionType, Option<ConditionValue>); 8] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
@@ -163,6 +175,7 @@ fn set_conditions(
         (ConditionType::RolloutStopped, rollout_stopped(view)),
         (ConditionType::RolloutReverted, rollout_reverted(view)),
         (ConditionType::Suspended, suspended(view)),
+        (ConditionType::DryRun, dry_run(view, &all)),
     ];
     for (condition_type, verdict) in said {
         match verdict {
@@ -176,7 +189,7 @@ fn set_conditions(
 }
 
 fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
-    let busy = view.rule.deleting || (view.overdue && !view.rule.terms.suspend && progressing);
+    let busy = view.rule.deleting || (view.overdue && !view.rule.terms.is_frozen() && progressing);
     let reason = if view.rule.deleting { Reason::Deleting } else { Reason::Progressing };
     busy.then(|| ConditionValue::new(ConditionStatus::True, reason, "changes are on their way to the clusters"))
 }
@@ -184,6 +197,22 @@ fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
 fn suspended(view: &View<'_>) -> Option<ConditionValue> {
     let message = "spec.suspend is true: nothing is created, corrected or removed";
     view.rule.terms.suspend.then(|| ConditionValue::new(ConditionStatus::True, Reason::Suspended, message))
+}
+
+/// What the clusters of a dry run report.
+fn dry_run(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> Option<ConditionValue> {
+    if !view.rule.terms.is_dry_run() {
+        return None;
+    }
+    let sum = |count: fn(&RuleClusterState) -> i64| standings.iter().map(|(_, standing)| count(standing)).sum::<i64>();
+    let message = format!(
+        "spec.enforcement is DryRun: nothing is written; agents would create {}, update {}, delete {}; {} failed",
+        sum(|standing| standing.to_create),
+        sum(|standing| standing.to_update),
+        sum(|standing| standing.to_delete).saturating_add(removals_elsewhere(view)),
+        sum(|standing| standing.failed),
+    );
+    Some(ConditionValue::new(ConditionStatus::True, model::Reason::DryRun, message))
 }
 
 fn stalled(view: &View<'_>) -> Option<ConditionValue> {
@@ -215,6 +244,10 @@ fn render_errors(view: &View<'_>) -> Option<ConditionValue> {
 }
 
 fn approval_required(view: &View<'_>) -> Option<ConditionValue> {
+    // A dry run removes nothing. With enforcement what is blocked counts again.
+    if view.rule.terms.is_dry_run() && !view.rule.deleting {
+        return None;
+    }
     let message = describe_pending(view.rule, view.pending.as_ref()?);
     Some(ConditionValue::new(ConditionStatus::True, Reason::RemovalLimit, message))
 }
@@ -231,7 +264,9 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
             "the rule is being deleted: waiting for its copies to be removed",
         );
     }
-    if let Some(ConditionValue { reason, message, .. }) = suspended(view).or_else(|| stalled(view)) {
+    if let Some(ConditionValue { reason, message, .. }) =
+        suspended(view).or_else(|| stalled(view)).or_else(|| dry_run(view, standings))
+    {
         return ConditionValue::new(False, reason, message);
     }
     if is_reading(view) {
@@ -389,6 +424,9 @@ fn list_clusters(
         failed: standing.failed,
         waiting: standing.waiting,
         drifted: standing.drifted,
+        to_create: standing.to_create,
+        to_update: standing.to_update,
+        to_delete: standing.to_delete,
         reason: standing.reason.as_str().to_owned(),
         message: shortened(&standing.message),
         since: Some(since(cluster, standing.state)),

@@ -354,6 +354,9 @@ impl ReportStore {
             sum.waiting = sum.waiting.saturating_add(counts.waiting);
             sum.drifted = sum.drifted.saturating_add(counts.drifted);
             sum.removing = sum.removing.saturating_add(counts.removing);
+            sum.to_create = sum.to_create.saturating_add(counts.to_create);
+            sum.to_update = sum.to_update.saturating_add(counts.to_update);
+            sum.to_delete = sum.to_delete.saturating_add(counts.to_delete);
             sum
         })
     }
@@ -363,7 +366,8 @@ impl ReportStore {
         let account = self.account(cluster, rule)?;
         let prunes = account.given_up.as_ref();
         let prunes = prunes.map(|said| Asked { objects: said.copies, digest: said.digest });
-        let own = account.counts.copies.saturating_sub(account.foreign());
+        // What a dry run would create does not exist.
+        let own = account.counts.copies.saturating_sub(account.foreign()).saturating_sub(account.counts.to_create);
         let copies = own.saturating_add(prunes.map_or(0, |prunes| prunes.objects));
         Some(Holding { copies: copies.into(), intents: account.intents.into(), prunes })
     }

@@ -36,6 +36,9 @@ pub(super) struct RuleClusterState {
     pub(super) failed: i64,
     pub(super) waiting: i64,
     pub(super) drifted: i64,
+    pub(super) to_create: i64,
+    pub(super) to_update: i64,
+    pub(super) to_delete: i64,
     pub(super) reason: Reason,
     pub(super) message: String,
     /// Whether the cluster counts as connected.
@@ -98,6 +101,8 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         || counts.failed > 0
     {
         ClusterState::Progressing
+    } else if counts.to_create > 0 || counts.to_update > 0 || to_delete(view, cluster, account) > 0 {
+        ClusterState::DryRun
     } else if counts.drifted > 0 {
         ClusterState::Drifted
     } else if proved(view, cluster, account) == Proved::No {
@@ -107,6 +112,12 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     } else {
         ClusterState::Ready
     }
+}
+
+/// How many copies a dry run would remove: those that the agent counts, and those that the hub would order away.
+fn to_delete(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> i64 {
+    let ordered = view.planned_removals.get(cluster.name).copied().unwrap_or_default();
+    i64::try_from(ordered.saturating_add(account.counts.to_delete.into())).unwrap_or(i64::MAX)
 }
 
 /// What a lost watch means, and what to do.
@@ -172,6 +183,10 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
             (Reason::Progressing, "the agent has not connected since the hub started".to_owned())
         }
         ClusterState::Progressing => (Reason::Progressing, "copies are on their way".to_owned()),
+        // The first change that is reported, with paths of fields.
+        ClusterState::DryRun => {
+            worst(account).unwrap_or_else(|| (model::Reason::DryRun.into(), "copies would change".to_owned()))
+        }
         ClusterState::Ready => (Reason::AllApplied, String::new()),
     };
     let fresh = cluster.is_connected(now) && reason != Reason::MemberAPIUnavailable;
@@ -182,6 +197,9 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
         failed: account.map_or(0, |account| account.counts.failed).into(),
         waiting: counts.waiting.into(),
         drifted: counts.drifted.into(),
+        to_create: counts.to_create.into(),
+        to_update: counts.to_update.into(),
+        to_delete: account.map_or(0, |account| to_delete(view, cluster, account)),
         reason,
         message,
         fresh,
@@ -190,11 +208,19 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
     let before = if account.is_none() && state == ClusterState::Unreachable { before() } else { None };
     match before {
         Some(before) => RuleClusterState {
-            copies: before.applied + before.failed + before.waiting + before.drifted,
+            copies: before.applied
+                + before.failed
+                + before.waiting
+                + before.drifted
+                + before.to_create
+                + before.to_update,
             applied: before.applied,
             failed: before.failed,
             waiting: before.waiting,
             drifted: before.drifted,
+            to_create: before.to_create,
+            to_update: before.to_update,
+            to_delete: before.to_delete,
             ..standing
         },
         None => standing,
@@ -203,7 +229,7 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
 
 /// What is left as somebody changed it has not failed.
 pub(super) fn is_failure(failure: &Failure) -> bool {
-    !matches!(failure.reason, model::Reason::Drifted)
+    !matches!(failure.reason, model::Reason::Drifted | model::Reason::DryRun)
 }
 
 fn was_connected(before: &ClusterStatus) -> bool {
@@ -336,9 +362,9 @@ impl<'a> Sent<'a> {
 }
 
 /// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the guard
-/// blocks one, it cannot.
+/// blocks one, it cannot. Nor for a dry run: sources that are no longer selected stay with the agent.
 pub(super) fn is_comparable(view: &View<'_>, cluster: &ClusterView<'_>) -> bool {
-    can_be_compared(cluster.sent) && !view.blocks_removals
+    can_be_compared(cluster.sent) && !view.blocks_removals && !view.rule.terms.is_dry_run()
 }
 
 /// Whether a plan can tell about every source.

@@ -30,6 +30,7 @@ struct World {
     seconds: u64,
     overdue: bool,
     pending: Option<runnel_api::PendingApproval>,
+    planned_removals: BTreeMap<ClusterName, u64>,
     blocks_removals: bool,
     given_up: Option<runnel_proto::model::GivenUp>,
     rolling: Option<rollouts::Under>,
@@ -84,6 +85,7 @@ impl World {
             seconds: 60,
             overdue: false,
             pending: None,
+            planned_removals: BTreeMap::new(),
             blocks_removals: false,
             given_up: None,
             rolling: None,
@@ -112,6 +114,7 @@ impl World {
             pending: self.pending.clone(),
             blocks_removals: self.blocks_removals,
             blocks_prunes: self.pending.is_some() && !self.blocks_removals,
+            planned_removals: self.planned_removals.clone(),
             rolling: self.rolling.as_ref().map(|under| under.rolling((&self.cluster_plans, &self.target_clusters))),
             previous,
             hub_started: self.started,
@@ -324,6 +327,29 @@ fn reconciling_stalled_and_suspended_exist_only_while_true() {
     world.fold();
     assert_eq!(world.says(ConditionType::Suspended), pair("True", "Suspended"));
     assert_eq!(world.ready(), pair("False", "Suspended"));
+}
+
+#[test]
+fn dry_run_shows_counts_and_the_first_change() {
+    let mut world = World::new(&["one", "two"]);
+    world.becomes(rule(json!({"enforcement": "DryRun"})));
+    let planned = Counts { copies: 3, applied: 1, to_create: 1, to_update: 1, to_delete: 2, ..Counts::default() };
+    world.report("one", planned, vec![failure(Reason::DryRun, "would be updated: /data/a is another")]);
+    world.report(
+        "two",
+        Counts { copies: 2, to_create: 1, failed: 1, ..Counts::default() },
+        vec![failure(Reason::Conflict, "no")],
+    );
+    world.planned_removals = BTreeMap::from([("one".into(), 4), ("elsewhere".into(), 8)]);
+    world.fold();
+    assert_eq!(world.says(ConditionType::DryRun), pair("True", "DryRun"));
+    assert_eq!(world.ready(), pair("False", "DryRun"));
+    let summary = world.status.summary.unwrap();
+    assert_eq!((summary.copies_to_create, summary.copies_to_update, summary.copies_to_delete), (2, 1, 14));
+    let states: Vec<_> = world.status.clusters.iter().map(|cluster| (cluster.name.as_str(), cluster.state)).collect();
+    assert_eq!(states, [("two", ClusterState::Failed), ("one", ClusterState::DryRun)], "the worst comes first");
+    assert_eq!(world.status.clusters[1].to_delete, 6);
+    assert!(world.status.clusters[1].message.contains("would be updated: /data/a"), "{:?}", world.status.clusters[1]);
 }
 
 #[test]

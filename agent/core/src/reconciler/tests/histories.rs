@@ -99,6 +99,8 @@ fn removals() -> impl Strategy<Value = Vec<Step>> {
 struct Hub {
     rules: BTreeMap<String, (Vec<String>, BTreeMap<String, u8>)>,
     connected: bool,
+    /// Every rule is a dry run.
+    dry_run: bool,
 }
 
 const CHOICES: [&[&str]; 4] = [&["a", "b"], &["a"], &["*"], &["b"]];
@@ -107,17 +109,18 @@ fn names(namespace: u8, source: u8) -> SourceRef {
     copy(["a", "b"][usize::from(namespace)], &format!("s{source}"))
 }
 
-fn rule_terms(uid: &str, namespaces: &[String]) -> Terms {
-    let names: Vec<_> = namespaces.iter().map(String::as_str).collect();
-    Terms { created_at: i64::from(uid == "r1"), ..terms(uid, &names) }
-}
-
 impl Hub {
+    fn terms_of(&self, uid: &str, namespaces: &[String]) -> RuleDelta {
+        let names: Vec<_> = namespaces.iter().map(String::as_str).collect();
+        let enforcement = if self.dry_run { Enforcement::DryRun } else { Enforcement::Enforce };
+        with_terms(uid, Terms { created_at: i64::from(uid == "r1"), enforcement, ..terms(uid, &names) })
+    }
+
     fn delta(&self, uid: &str) -> RuleDelta {
         match self.rules.get(uid) {
             Some((namespaces, sources)) => RuleDelta {
                 upserts: sources.iter().map(|(name, revision)| intent(name, *revision)).collect(),
-                ..with_terms(uid, rule_terms(uid, namespaces))
+                ..self.terms_of(uid, namespaces)
             },
             None => RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new(uid.into()) },
         }
@@ -176,7 +179,8 @@ impl Hub {
                 let uid = format!("r{rule}");
                 if let Some((namespaces, _)) = self.rules.get_mut(&uid) {
                     *namespaces = CHOICES[usize::from(*choice)].iter().map(|name| (*name).to_owned()).collect();
-                    let delta = with_terms(&uid, rule_terms(&uid, namespaces));
+                    let namespaces = namespaces.clone();
+                    let delta = self.terms_of(&uid, &namespaces);
                     self.send(world, delta);
                 }
             }
@@ -240,10 +244,15 @@ impl Hub {
 /// server fails on a write to one), and then nothing more is written. Meanwhile the policy changes and rights come and
 /// go: work that writes what the policy denies fails in [`World::give_out`].
 fn play(steps: &[Step]) -> Result<(), TestCaseError> {
+    play_with(steps, false)
+}
+
+/// The same. If `dry_run`, every rule is a dry run until the steps have ended, and nothing is written before.
+fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team", "a", "b"]);
     // What is to be stored waits, so that the agent can crash before and after.
     world.saves = false;
-    let mut hub = Hub::default();
+    let mut hub = Hub { dry_run, ..Hub::default() };
     hub.reconnect(&mut world);
     for step in steps {
         hub.step(&mut world, step);
@@ -251,6 +260,16 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     world.saves = true;
     world.settle_now();
     world.allow_everything();
+    if dry_run {
+        hub.reconnect(&mut world);
+        world.settle();
+        prop_assert_eq!(world.writes, 0, "a dry run writes");
+        for uid in hub.rules.keys() {
+            let counts = world.reported_state(uid).map(|state| state.counts).unwrap_or_default();
+            prop_assert!(counts.is_settled() && counts.applied == 0, "{} {:?}", uid, counts);
+        }
+        hub.dry_run = false;
+    }
     hub.reconnect(&mut world);
     world.settle();
     for namespace in ["team", "a", "b"] {
@@ -286,6 +305,13 @@ proptest! {
     #[test]
     fn crash_creates_nothing_again_that_was_removed(steps in removals()) {
         play(&steps)?;
+    }
+}
+
+proptest! {
+    #[test]
+    fn dry_run_writes_nothing_and_then_enforces(steps in steps()) {
+        play_with(&steps, true)?;
     }
 }
 
@@ -357,4 +383,10 @@ fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
 fn copies_that_come_to_light_while_others_are_removed_go_too() {
     use Step::{Bury, GiveOut, Policy, Right, Upsert};
     play(&[Upsert(1, 1, 1), GiveOut, Right(0, false), Policy(2), Bury(1, 1), Policy(5)]).unwrap();
+}
+
+#[test]
+fn removal_is_not_reported_once_its_place_is_out_of_sight() {
+    use Step::{Choose, HubBack, Later, Policy, Refuse, Upsert};
+    play_with(&[Upsert(1, 0, 1), Later, HubBack, Refuse(0, false), Choose(1, 1), Policy(2)], true).unwrap();
 }

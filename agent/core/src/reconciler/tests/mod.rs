@@ -1,5 +1,6 @@
 mod adoption;
 mod contention;
+mod dry_run;
 mod found;
 mod given_up;
 mod histories;

@@ -105,7 +105,17 @@ fn holds_former(world: &mut World, cluster: &str, counts: Counts) {
     world.report_store.report(&cluster.into(), 1, state);
 }
 
-const ALL_APPLIED: Counts = Counts { copies: 2, applied: 2, failed: 0, waiting: 0, removing: 0, drifted: 0 };
+const ALL_APPLIED: Counts = Counts {
+    copies: 2,
+    applied: 2,
+    failed: 0,
+    waiting: 0,
+    removing: 0,
+    drifted: 0,
+    to_create: 0,
+    to_update: 0,
+    to_delete: 0,
+};
 
 fn progress(world: &mut World) -> &mut Progress {
     &mut world.rolling.as_mut().unwrap().progress
