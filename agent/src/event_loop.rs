@@ -109,8 +109,8 @@ impl EventLoop {
             };
             match received {
                 Wakeup::Done(done) => self.core.handle(Event::Done(done), Instant::now()),
-                Wakeup::Watched(event) => self.hear_watched(event),
-                Wakeup::Link(event) => self.hear_link(event, &mut turn),
+                Wakeup::Watched(event) => self.handle_watched(event),
+                Wakeup::Link(event) => self.handle_link(event, &mut turn),
                 Wakeup::Due => {}
                 Wakeup::Right => self.core.set_active(self.right.holds()),
                 Wakeup::StoreDue => self.store(&mut turn),
@@ -131,7 +131,7 @@ impl EventLoop {
         }
     }
 
-    fn hear_watched(&mut self, event: Event) {
+    fn handle_watched(&mut self, event: Event) {
         let now = Instant::now();
         self.core.handle(event, now);
         for _ in 0..TURN {
@@ -140,7 +140,7 @@ impl EventLoop {
         }
     }
 
-    fn hear_link(&mut self, event: LinkEvent, turn: &mut LoopState) {
+    fn handle_link(&mut self, event: LinkEvent, turn: &mut LoopState) {
         let now = Instant::now();
         match event {
             LinkEvent::Open(frames) => {

@@ -24,7 +24,7 @@ fn copy() -> SourceRef {
 }
 
 /// An Event as `kubectl get events` would show it.
-fn told(notice: Notice) -> String {
+fn reported(notice: Notice) -> String {
     let (copy, event) = event(notice);
     let kind = match event.type_ {
         EventType::Normal => "Normal",
@@ -35,7 +35,7 @@ fn told(notice: Notice) -> String {
 }
 
 fn failed(copy_errors: impl IntoIterator<Item = CopyError>) -> String {
-    copy_errors.into_iter().map(|copy_error| told(Notice::Failed(copy(), copy_error))).collect()
+    copy_errors.into_iter().map(|copy_error| reported(Notice::Failed(copy(), copy_error))).collect()
 }
 
 fn live(ownership: Ownership, others: Option<&str>) -> Live {
@@ -57,7 +57,7 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
 }
 
 #[test]
-fn what_the_agent_did() {
+fn agent_writes_are_counted() {
     let rule = RuleName { kind: "DistributionRule".to_owned(), namespace: "team".to_owned(), name: "all".to_owned() };
     let all = [
         Notice::DriftCorrected(copy()),
@@ -65,11 +65,11 @@ fn what_the_agent_did() {
         Notice::Overwritten(copy(), rule, None),
         Notice::Recreated(copy()),
     ];
-    insta::assert_snapshot!(all.into_iter().map(told).collect::<String>());
+    insta::assert_snapshot!(all.into_iter().map(reported).collect::<String>());
 }
 
 #[test]
-fn whose_object_stands_there() {
+fn ownership_of_the_present_object_is_reported() {
     use Ownership::{Clone, Foreign, OtherHub, Retained, Untouchable};
     let all = [
         (Foreign, Some("helm")),
@@ -86,7 +86,7 @@ fn whose_object_stands_there() {
 }
 
 #[test]
-fn what_others_do_to_a_copy() {
+fn edits_of_others_are_classified() {
     let object = |kind: &Kind, data: Value| -> DynamicObject {
         let metadata = json!({"name": "x", "namespace": "a", "labels": {"team": "b"}});
         let whole = json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "data": data});
@@ -121,8 +121,8 @@ fn what_others_do_to_a_copy() {
 }
 
 #[test]
-fn what_the_api_server_refuses() {
-    let said = |code: u16, message: &str, causes: Value| {
+fn api_server_refusals_are_classified() {
+    let text = |code: u16, message: &str, causes: Value| {
         let status = json!({"code": code, "message": message, "reason": "X", "details": {"causes": causes}});
         classify::copy_error(&CallError::Refused(serde_json::from_value(status).unwrap()))
     };
@@ -130,33 +130,33 @@ fn what_the_api_server_refuses() {
     let area = Area { resource: "secrets", namespace: None };
     let watch: kube::core::Status = serde_json::from_value(json!({"code": 403, "message": "no"})).unwrap();
     let all = [
-        said(401, "Unauthorized", json!([])),
-        said(403, "x", json!([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}])),
-        said(403, "exceeded quota: q, requested: count/secrets=1", json!([])),
-        said(
+        text(401, "Unauthorized", json!([])),
+        text(403, "x", json!([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}])),
+        text(403, "exceeded quota: q, requested: count/secrets=1", json!([])),
+        text(
             403,
             &format!(
                 "secrets \"x\" is forbidden: {cannot} patch resource \"secrets\" in API group \"\" in the namespace \"team\""
             ),
             json!([]),
         ),
-        said(403, &format!("{cannot} do that"), json!([])),
-        said(403, "no", json!([])),
-        said(400, "admission webhook \"guard.example.com\" denied the request: its words stay out", json!([])),
-        said(422, "ValidatingAdmissionPolicy 'small' with binding 'b' denied request: its words stay out", json!([])),
-        said(
+        text(403, &format!("{cannot} do that"), json!([])),
+        text(403, "no", json!([])),
+        text(400, "admission webhook \"guard.example.com\" denied the request: its words stay out", json!([])),
+        text(422, "ValidatingAdmissionPolicy 'small' with binding 'b' denied request: its words stay out", json!([])),
+        text(
             422,
             "x",
             json!([{"reason": "FieldValueForbidden", "field": "data", "message": "field is immutable when"}]),
         ),
-        said(
+        text(
             422,
             "x",
             json!([{"reason": "FieldValueTooLong", "field": "data", "message": "Too long: may not be more"}]),
         ),
-        said(422, "x", json!([{"reason": "FieldValueInvalid", "field": "data[c4n4ry]", "message": "c4n4ry"}])),
-        said(413, "x", json!([])),
-        said(500, "x", json!([])),
+        text(422, "x", json!([{"reason": "FieldValueInvalid", "field": "data[c4n4ry]", "message": "c4n4ry"}])),
+        text(413, "x", json!([])),
+        text(500, "x", json!([])),
         classify::copy_error(&CallError::Unanswered),
         classify::refused_watch(&watch, &area),
     ];
@@ -166,7 +166,7 @@ fn what_the_api_server_refuses() {
 }
 
 #[test]
-fn what_the_members_policy_denies() {
+fn member_policy_denials_are_classified() {
     let text = "{namespaces: {allowed: [team, 'app-*', '*-x'], denied: [app-secret]}, kinds: [secrets], \
                 secretTypes: {allowed: ['kubernetes.io/*', Opaque], denied: [kubernetes.io/tls]}, maxObjectBytes: 10}";
     let policy = Policy::parse(text).unwrap();

@@ -313,16 +313,16 @@ mod tests {
             Certificate { own, authorities: vec![authority.certificate().clone()], renew_at: SystemTime::now() };
         let joined = Identity { certificate: Some(certificate.clone()), ..joined };
         let second = string(&hub, &authority);
-        let (before, anew) = prepared(&second, Some(joined.clone())).unwrap();
+        let (before, again) = prepared(&second, Some(joined.clone())).unwrap();
         assert_eq!((&before.key, &before.token_id), (&joined.key, &joined.token_id));
         assert_eq!(before.certificate.as_ref().map(|kept| &kept.own), Some(&certificate.own));
-        assert!(anew.certificate.is_none() && anew.key != joined.key && anew.token_id == second.token.id());
-        assert_eq!(before.pending.as_ref().map(|pending| &pending.key), Some(&anew.key));
+        assert!(again.certificate.is_none() && again.key != joined.key && again.token_id == second.token.id());
+        assert_eq!(before.pending.as_ref().map(|pending| &pending.key), Some(&again.key));
         let (_, retried) = prepared(&second, Some(before.clone())).unwrap();
-        assert_eq!(retried.key, anew.key);
+        assert_eq!(retried.key, again.key);
         // A third string gets a key of its own, beside the same certificate.
         let (before, third) = prepared(&string(&hub, &authority), Some(before)).unwrap();
-        assert!(third.key != anew.key && before.key == joined.key && before.certificate.is_some());
+        assert!(third.key != again.key && before.key == joined.key && before.certificate.is_some());
     }
 
     #[test]

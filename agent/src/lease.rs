@@ -236,7 +236,7 @@ impl Election {
         }
         let next = match &lead {
             Some(lead) => LeaseState::Active(lead.valid_until),
-            None if self.candidate.is_held_by_another() && self.led.is_none() => LeaseState::Standby,
+            None if self.candidate.belongs_to_another() && self.led.is_none() => LeaseState::Standby,
             None if self.led.is_some() => LeaseState::Lapsed,
             None => LeaseState::Starting,
         };
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_that_another_agent_has_held_since_is_taken() {
+    fn lease_of_another_agent_is_taken_once_expired() {
         let me = Holder { name: "a".into(), is_unique: true, random: "0".into(), address: None };
         let led = Lead { epoch: "e".into(), term: 3, valid_until: Instant::now() };
         assert!(is_taken(&led, &me, &lease("e", "b_1", 4)));

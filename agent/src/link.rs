@@ -272,9 +272,9 @@ impl Link {
             leave_at = leave_at.min(tokio::time::Instant::now() + stay);
         }
         let mut swap = self.swap();
-        let (mut draining, mut told) = (false, None);
+        let (mut draining, mut reported) = (false, None);
         loop {
-            swap = self.trust(swap, &mut told).await;
+            swap = self.trust(swap, &mut reported).await;
             tokio::select! {
                 frame = inbound.message() => {
                     let frame = match frame {
@@ -288,7 +288,7 @@ impl Link {
                     };
                     match self.pass(frame).await {
                         Ok(Passed::Whatever) => {}
-                        Ok(Passed::Authorities(all)) => told = Some(all).filter(|_| !behind).or(told.take()),
+                        Ok(Passed::Authorities(all)) => reported = Some(all).filter(|_| !behind).or(reported.take()),
                         Ok(Passed::HandedOver) => {
                             // Without a second connection it is as any other end that was planned.
                             let Some(connected) = swap.second() else { return Ended::Planned(Duration::ZERO) };
@@ -338,7 +338,7 @@ impl Link {
         };
         let is_end = matches!(frame, HubFrame::SnapshotEnd(_));
         self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)?;
-        self.history_token.hear(&words, leader);
+        self.history_token.receive(&words, leader);
         if is_end {
             self.history_token.store_soon();
         }
@@ -358,7 +358,7 @@ impl Link {
     /// For how long the agent's certificate is still good. Where the clock here says that it is not, and yet the hub
     /// takes it, the clock is wrong: then its whole life, as the hub ends the stream at the certificate's end.
     fn life_left(&self) -> Duration {
-        let read = self.identity.certificate.as_ref().and_then(|held| PeerCertificate::from_der(&held.own).ok());
+        let read = self.identity.certificate.as_ref().and_then(|acked| PeerCertificate::from_der(&acked.own).ok());
         read.map(|read| read.life_left(SystemTime::now())).unwrap_or_default()
     }
 }

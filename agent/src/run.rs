@@ -211,7 +211,7 @@ fn tasks(
         }),
     ));
     tasks.push(("events", task(drain.clone(), events::run(client, to_events))));
-    let mind = EventLoop {
+    let event_loop = EventLoop {
         core,
         hub: identity.hub.clone(),
         store: store.clone(),
@@ -242,7 +242,7 @@ fn tasks(
     tasks.push((
         "core",
         Box::pin(async {
-            mind.run().await;
+            event_loop.run().await;
             Ok(())
         }),
     ));
@@ -273,7 +273,7 @@ where
             Err(error) => {
                 failures += 1;
                 let delay = WAIT.jittered(failures, jitter.draw());
-                let cure = match error.code() {
+                let hint = match error.code() {
                     0 => "is it running, and is the kubeconfig's address right?",
                     401 => "it does not accept the agent's credentials",
                     403 => "grant the agent the rights of its Role and ClusterRole",
@@ -282,7 +282,7 @@ where
                 tracing::warn!(
                     status = error.code(),
                     waited = ?begin.elapsed(),
-                    "waiting for this cluster's API server to {what}: {cure}"
+                    "waiting for this cluster's API server to {what}: {hint}"
                 );
                 tokio::time::sleep(delay).await;
             }

@@ -24,9 +24,9 @@ pub const TERMS_SECRET: &str = "runnel-agent-terms";
 /// Another name than the one that applies copies, so that these never look like copies.
 const MANAGER: &str = "runnel-agent-store";
 /// Another one again: what is applied under the other name must not take this away.
-const WITNESS_MANAGER: &str = "runnel-agent-witness";
+const HISTORY_TOKEN_MANAGER: &str = "runnel-agent-witness";
 /// In the identity's Secret: what the agent remembers of its hub.
-const WITNESS: &str = "hub-witness";
+const HISTORY_TOKEN: &str = "hub-witness";
 /// The most that the stored terms may be when they are decompressed.
 const TERMS_LIMIT: usize = 64 * 1024 * 1024;
 /// The most that they may be as they are stored: an API server takes about 1 MiB of a Secret.
@@ -205,16 +205,16 @@ impl Store {
     /// # Errors
     /// [`CallError`], when the API server does not answer or refuses.
     pub async fn history_token(&self) -> Result<Option<Vec<u8>>, CallError> {
-        Ok(self.load(IDENTITY_SECRET).await?.and_then(|mut data| data.remove(WITNESS)))
+        Ok(self.load(IDENTITY_SECRET).await?.and_then(|mut data| data.remove(HISTORY_TOKEN)))
     }
 
     /// Stores it beside who the agent is, which is written by others.
     ///
     /// # Errors
     /// [`CallError`], when the API server does not answer or refuses.
-    pub async fn save_witness(&self, words: &[u8]) -> Result<(), CallError> {
-        let patch = Patch::Merge(json!({"data": {WITNESS: BASE64.encode(words)}}));
-        let params = PatchParams { field_manager: Some(WITNESS_MANAGER.to_owned()), ..PatchParams::default() };
+    pub async fn save_history_token(&self, words: &[u8]) -> Result<(), CallError> {
+        let patch = Patch::Merge(json!({"data": {HISTORY_TOKEN: BASE64.encode(words)}}));
+        let params = PatchParams { field_manager: Some(HISTORY_TOKEN_MANAGER.to_owned()), ..PatchParams::default() };
         with_timeout(self.api.patch(IDENTITY_SECRET, &params, &patch)).await.map(drop)
     }
 

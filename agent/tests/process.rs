@@ -59,7 +59,7 @@ fn refused(output: &Output, parts: &[&str]) {
 }
 
 #[test]
-fn wrong_usage_ends_with_one_sentence_and_its_cure() {
+fn wrong_usage_ends_with_one_sentence_and_a_hint() {
     let folder = Folder::new("usage");
     let (kubeconfig, good) = (folder.kubeconfig(), folder.write("empty", ""));
 

@@ -1,5 +1,5 @@
 //! The hub's identity in its Secret, and the authorities that members rely on while one replaces another.
-mod keeper;
+mod ca_rotator;
 mod overlap;
 mod secrets;
 mod stored;
@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
 use runnel_transport::identity::{AUTHORITY_LIFE, IdentityError, new_hub_id};
 
-pub use keeper::{Authorities, CaRotator, Parts};
+pub use ca_rotator::{Authorities, CaRotator, Parts};
 pub use overlap::TrustedAuthorities;
 use stored::{Data, Fresh};
 pub use stored::{HubIdentity, StoredError};

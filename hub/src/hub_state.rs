@@ -258,7 +258,7 @@ impl HubState {
     /// Changes the index without any effect.
     pub fn change_quietly<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
         let mut index = self.index.write();
-        let _hold = self.index_holds.begin();
+        let _restriction = self.index_holds.begin();
         change(&mut index)
     }
 
@@ -400,11 +400,11 @@ impl HubState {
 fn followed(entry: &RuleEntry, report_store: &ReportStore, cluster: &ClusterName) -> Option<ClusterAssignment> {
     // What a rollback sends is no edit.
     let is_rolled_back = entry.rollback().is_some();
-    let rests = is_rolled_back
+    let is_suspended = is_rolled_back
         || entry.rule.terms.is_frozen()
         || entry.rule.deleting
         || entry.target_clusters.cordoned.contains(cluster);
-    if rests {
+    if is_suspended {
         return None;
     }
     let assignment = entry.assignment(cluster)?;

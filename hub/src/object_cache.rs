@@ -184,7 +184,7 @@ impl ObjectCache {
     }
 
     /// A list of the rules of a kind begins.
-    pub fn doubt_rules<K: RuleKind>(&self) {
+    pub fn mark_rules_stale<K: RuleKind>(&self) {
         let kind = K::kind(&());
         let mut rules = self.rules.lock();
         rules.values_mut().filter(|object| object.api.kind == kind).for_each(|object| object.doubtful = true);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_comes_late_brings_nobody_back() {
+    fn late_answer_restores_no_session() {
         let (object_cache, name) = (ObjectCache::default(), ClusterName::from("eu-1"));
         assert!(object_cache.set_member(name.clone(), member(90)));
         let version = object_cache.members_version();
@@ -382,9 +382,9 @@ mod tests {
         assert!(object_cache.members_version() > version);
         // A write of before, whose answer is read now.
         assert!(!object_cache.set_member(name.clone(), member(91)) && object_cache.member(&name).is_none());
-        let mut anew = member(92);
-        anew.metadata.uid = Some("u2".to_owned());
-        assert!(object_cache.set_member(name.clone(), anew));
+        let mut relist = member(92);
+        relist.metadata.uid = Some("u2".to_owned());
+        assert!(object_cache.set_member(name.clone(), relist));
         assert!(!object_cache.set_member(name.clone(), member(93)));
         // A backup may have brought it back.
         object_cache.mark_members_stale();
@@ -401,7 +401,7 @@ mod tests {
         assert!(!object_cache.set_rule(uid.clone(), rule(85, 4), true));
         let known = object_cache.rule(&uid).unwrap();
         assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("90"), Some(5)));
-        object_cache.doubt_rules::<DistributionRule>();
+        object_cache.mark_rules_stale::<DistributionRule>();
         assert!(object_cache.set_rule(uid.clone(), rule(40, 2), true));
         let known = object_cache.rule(&uid).unwrap();
         assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("40"), Some(2)));

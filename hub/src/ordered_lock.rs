@@ -49,7 +49,7 @@ impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
 /// Access to what an ordered lock protects.
 pub struct Ordered<G> {
     guard: G,
-    _held: Held,
+    _rank: LockRank,
 }
 
 impl<T, const RANK: u8> OrderedMutex<T, RANK> {
@@ -60,8 +60,8 @@ impl<T, const RANK: u8> OrderedMutex<T, RANK> {
 
     /// Waits for the lock.
     pub fn lock(&self) -> Ordered<MutexGuard<'_, T>> {
-        let held = Held::rank(RANK);
-        Ordered { guard: self.0.lock(), _held: held }
+        let taken_rank = LockRank::rank(RANK);
+        Ordered { guard: self.0.lock(), _rank: taken_rank }
     }
 }
 
@@ -73,14 +73,14 @@ impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
 
     /// Waits until nobody writes.
     pub fn read(&self) -> Ordered<RwLockReadGuard<'_, T>> {
-        let held = Held::rank(RANK);
-        Ordered { guard: self.0.read(), _held: held }
+        let taken_rank = LockRank::rank(RANK);
+        Ordered { guard: self.0.read(), _rank: taken_rank }
     }
 
     /// Waits until nobody reads or writes.
     pub fn write(&self) -> Ordered<RwLockWriteGuard<'_, T>> {
-        let held = Held::rank(RANK);
-        Ordered { guard: self.0.write(), _held: held }
+        let taken_rank = LockRank::rank(RANK);
+        Ordered { guard: self.0.write(), _rank: taken_rank }
     }
 }
 
@@ -100,31 +100,31 @@ impl<G: DerefMut> DerefMut for Ordered<G> {
 
 /// The entry of one lock among those that its thread holds.
 #[cfg(debug_assertions)]
-struct Held(u8);
+struct LockRank(u8);
 
 #[cfg(debug_assertions)]
 thread_local! {
-    static HELD: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
+    static LOCKED_RANKS: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
 #[cfg(debug_assertions)]
-impl Held {
+impl LockRank {
     fn rank(rank: u8) -> Self {
-        HELD.with_borrow_mut(|held| {
-            let highest = held.iter().max().copied().unwrap_or_default();
+        LOCKED_RANKS.with_borrow_mut(|taken_rank| {
+            let highest = taken_rank.iter().max().copied().unwrap_or_default();
             assert!(highest < rank, "a lock of rank {rank} is taken under one of rank {highest}");
-            held.push(rank);
+            taken_rank.push(rank);
         });
         Self(rank)
     }
 }
 
 #[cfg(debug_assertions)]
-impl Drop for Held {
+impl Drop for LockRank {
     fn drop(&mut self) {
-        HELD.with_borrow_mut(|held| {
-            if let Some(at) = held.iter().rposition(|rank| *rank == self.0) {
-                held.remove(at);
+        LOCKED_RANKS.with_borrow_mut(|taken_rank| {
+            if let Some(at) = taken_rank.iter().rposition(|rank| *rank == self.0) {
+                taken_rank.remove(at);
             }
         });
     }
@@ -132,10 +132,10 @@ impl Drop for Held {
 
 /// Release builds do not check the order.
 #[cfg(not(debug_assertions))]
-struct Held;
+struct LockRank;
 
 #[cfg(not(debug_assertions))]
-impl Held {
+impl LockRank {
     fn rank(_: u8) -> Self {
         Self
     }
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a lock of rank 5 is taken under one of rank 5")]
-    fn two_locks_of_one_rank_are_not_held_at_once() {
+    fn two_locks_of_one_rank_are_not_taken_at_once() {
         let [one, other] = [1, 2].map(OrderedMutex::<_, SESSION>::new);
         let _one = one.lock();
         let _other = other.lock();

@@ -244,9 +244,9 @@ async fn start(
         authority_life: options.authority_life,
         events: events.clone(),
     };
-    let keeper = CaRotator::new(parts, identity, known);
-    let keeper = keeper.map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
-    let (tls, authorities) = (keeper.tls(), keeper.authorities());
+    let ca_rotator = CaRotator::new(parts, identity, known);
+    let ca_rotator = ca_rotator.map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
+    let (tls, authorities) = (ca_rotator.tls(), ca_rotator.authorities());
     registry.register_collector(Box::new(StateCollector {
         hub_state: hub_state.clone(),
         object_cache: object_cache.clone(),
@@ -268,8 +268,8 @@ async fn start(
     let registry = Arc::new(registry);
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
-    let (door, accepted) = ConnectionRouter::new(listener, replicas, hub_state.clone(), metrics.clone());
-    forever(tasks, shutdown.clone(), "door", door.run());
+    let (connection_router, accepted) = ConnectionRouter::new(listener, replicas, hub_state.clone(), metrics.clone());
+    forever(tasks, shutdown.clone(), "door", connection_router.run());
     let questions = Questions::new(
         hub_state.clone(),
         object_cache.clone(),
@@ -278,7 +278,7 @@ async fn start(
     );
     let serve = serve(accepted, tls, (server, questions), (hub_state.clone(), metrics), shutdown.clone());
     tasks.spawn(async move { ("server", serve.await) });
-    forever(tasks, shutdown.clone(), "authorities", keeper.run());
+    forever(tasks, shutdown.clone(), "authorities", ca_rotator.run());
 
     let [rules, cluster_rules, members] = awaited.map(|part| {
         let hub_state = hub_state.clone();
@@ -322,7 +322,7 @@ async fn start(
     }
     forever(tasks, stop(), "reader", watch::read_sources(client.clone(), hub_state.clone()));
     forever(tasks, stop(), "renderer", watch::render_rules(hub_state.clone()));
-    forever(tasks, stop(), "grace of vanished sources", watch::bury_sources(hub_state.clone()));
+    forever(tasks, stop(), "grace of vanished sources", watch::expire_deleted_sources(hub_state.clone()));
     let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());
     let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
     let namespace = &options.access.namespace;

@@ -47,7 +47,7 @@ pub const PROTOCOL_MAX: u32 = 1;
 /// The request metadata in which an agent shows a hub what it remembers of it; `sync.proto` says what for.
 pub const HISTORY_TOKEN_METADATA: &str = "runnel-history-token-bin";
 /// The longest witness, in bytes.
-pub const WITNESS_LIMIT: usize = 256;
+pub const HISTORY_TOKEN_LIMIT: usize = 256;
 
 /// The status metadata in which the hub says why it refuses, in a word that `sync.proto` lists.
 pub const REASON_METADATA: &str = "runnel-reason";

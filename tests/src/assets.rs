@@ -189,8 +189,8 @@ pub(crate) fn run_go(go: &Path, package: &[&str], binary: &Path, what: &str) -> 
     let _progress = Progress::start(what);
     let output = child.wait_with_output().context("cannot wait for go")?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("go build of the control plane in {MODULE} failed ({}):\n{}", output.status, said.trim_end());
+        let printed = String::from_utf8_lossy(&output.stderr);
+        bail!("go build of the control plane in {MODULE} failed ({}):\n{}", output.status, printed.trim_end());
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::memory::{Enforced, MemoryLimit};
 
-const WAITS_FOR_A_WORD: &str = r#"read -r _ && exec "$@" </dev/null"#;
+const WAITS_FOR_A_MESSAGE: &str = r#"read -r _ && exec "$@" </dev/null"#;
 const WATCHES: &str = r#"read -r watched || exit 0; read -r _ && exit 0; kill -s KILL -- "-$watched""#;
 
 /// A program with its arguments and environment, ready to be started any number of times.
@@ -101,7 +101,7 @@ impl Program {
     fn command(&self, limit: Option<&Enforced>) -> Result<Command> {
         let log = open_log(&self.log)?;
         let mut command = Command::new("sh");
-        command.arg("-c").arg(WAITS_FOR_A_WORD).arg("sh");
+        command.arg("-c").arg(WAITS_FOR_A_MESSAGE).arg("sh");
         command.args(limit.map(Enforced::prefix).unwrap_or_default()).arg(&self.path).args(&self.arguments);
         if !self.inherits {
             command.env_clear();

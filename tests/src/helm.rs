@@ -99,7 +99,7 @@ impl Helm {
     }
 
     async fn call(&self, kubeconfig: Option<&Path>, arguments: &[&str], input: &str) -> Result<String> {
-        let said = arguments.join(" ");
+        let printed = arguments.join(" ");
         let mut command = Command::new(&self.binary);
         command.args(arguments).kill_on_drop(true);
         for name in FOREIGN {
@@ -128,9 +128,9 @@ impl Helm {
             child.wait_with_output().await
         };
         let ended = tokio::time::timeout(LIMIT, talk).await;
-        let output = ended.with_context(|| format!("helm {said}: no end within {LIMIT:?}"))??;
+        let output = ended.with_context(|| format!("helm {printed}: no end within {LIMIT:?}"))??;
         if !output.status.success() {
-            bail!("helm {said}: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+            bail!("helm {printed}: {}", String::from_utf8_lossy(&output.stderr).trim_end());
         }
         String::from_utf8(output.stdout).context("helm printed something that is not text")
     }
@@ -180,8 +180,8 @@ fn build(go: &Path, folder: &Path) -> Result<()> {
         Progress::start(&format!("building helm {HELM_VERSION} once for this machine (about 2 minutes on 2 cores)"));
     let output = child.wait_with_output().context("cannot wait for go")?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("go install {package} failed ({}):\n{}", output.status, said.trim_end());
+        let printed = String::from_utf8_lossy(&output.stderr);
+        bail!("go install {package} failed ({}):\n{}", output.status, printed.trim_end());
     }
     fs::rename(&unfinished, folder).with_context(|| format!("cannot create {}", folder.display()))
 }

@@ -95,11 +95,11 @@ fn fetch(folder: &Path) -> Result<()> {
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    let said = format!("{command:?}");
-    let output = command.output().with_context(|| format!("cannot run {said}"))?;
+    let printed = format!("{command:?}");
+    let output = command.output().with_context(|| format!("cannot run {printed}"))?;
     if !output.status.success() {
         let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        bail!("{said}: {}{}", out.trim_end(), error.trim_end());
+        bail!("{printed}: {}{}", out.trim_end(), error.trim_end());
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
 //! Whatever changes on the hub or in a member is followed: sources, rules and namespaces that come, change and go.
 
+#[path = "changes/suspended.rs"]
+mod is_suspended;
 #[path = "changes/lengths.rs"]
 mod lengths;
 #[path = "changes/namespaces.rs"]
 mod namespaces;
-#[path = "changes/rests.rs"]
-mod rests;
 
 use std::time::Duration;
 
@@ -312,10 +312,10 @@ async fn ordinary_edits_are_not_worth_an_event() -> Result<()> {
     hub.delete(&Id::of(&source)?).await?;
     scene.vanishes(&source, &[home]).await?;
     hub.says_ready(&rule, "False", "NoSources").await?;
-    ensure!(hub.told_about(&rule).await?.is_empty(), "{:?}", hub.told_about(&rule).await?);
+    ensure!(hub.events_about(&rule).await?.is_empty(), "{:?}", hub.events_about(&rule).await?);
     for member in &scene.members {
-        let told = member.told_about(&Id::of(&source)?).await?;
-        ensure!(told.is_empty(), "{told:?}");
+        let observed = member.events_about(&Id::of(&source)?).await?;
+        ensure!(observed.is_empty(), "{observed:?}");
     }
     Ok(())
 }

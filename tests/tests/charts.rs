@@ -24,7 +24,7 @@ use runnel_tests::helm::{Helm, chart};
 use serde_json::Value;
 
 use render::{CHARTS, container, documents, one, texts, tried};
-use rights::{in_words, is_about_content, is_modest, rights, writes};
+use rights::{has_few_rights, in_words, is_about_content, rights, writes};
 
 /// What each golden file is rendered from.
 const RIGHTS: [(&str, &str, &str); 6] = [
@@ -68,7 +68,7 @@ async fn default_values_give_the_default_policy() -> Result<()> {
 }
 
 #[tokio::test]
-async fn whatever_the_values_the_binary_knows_what_it_is_told() -> Result<()> {
+async fn no_values_give_an_unknown_flag() -> Result<()> {
     let helm = Helm::find().await?;
     for chart in CHARTS {
         for (about, values) in tried(chart) {
@@ -86,13 +86,13 @@ async fn whatever_the_values_the_binary_knows_what_it_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn whatever_the_values_nobody_gets_a_star_a_pod_or_a_role() -> Result<()> {
+async fn no_values_give_a_wildcard_a_pod_or_a_role() -> Result<()> {
     let helm = Helm::find().await?;
     for chart in CHARTS {
         for (about, values) in tried(chart) {
             let given = rights(&documents(&helm, chart, values).await?)?;
             ensure!(given.len() >= 2, "{chart} with {about}: {given:?}");
-            given.iter().try_for_each(is_modest).with_context(|| format!("{chart} with {about}"))?;
+            given.iter().try_for_each(has_few_rights).with_context(|| format!("{chart} with {about}"))?;
         }
     }
     Ok(())
@@ -156,7 +156,7 @@ async fn a_refusal_does_not_repeat_what_is_secret() -> Result<()> {
 }
 
 #[tokio::test]
-async fn helm_finds_nothing_to_complain_about() -> Result<()> {
+async fn helm_lints_without_findings() -> Result<()> {
     let helm = Helm::find().await?;
     for name in CHARTS {
         let folder = chart(name);

@@ -86,11 +86,11 @@ async fn copies_that_people_change_or_delete_are_put_back() -> Result<()> {
     }
     hub.all_applied(&rule, 2 * edits.len()).await?;
     for copy in [Id::config_map(home, "a-key-added"), Id::secret(home, "a-value-changed")] {
-        let told = member.is_told(&copy, "DriftCorrected").await?;
-        ensure!(told.kind == "Normal" && told.note.contains("source on the hub"), "{told:?}");
+        let observed = member.has_event(&copy, "DriftCorrected").await?;
+        ensure!(observed.kind == "Normal" && observed.note.contains("source on the hub"), "{observed:?}");
     }
-    let told = hub.told_about(&rule).await?;
-    ensure!(told.is_empty(), "{told:?}");
+    let observed = hub.events_about(&rule).await?;
+    ensure!(observed.is_empty(), "{observed:?}");
     Ok(())
 }
 
@@ -134,7 +134,7 @@ async fn stripped_marks_are_restored() -> Result<()> {
 }
 
 #[tokio::test]
-async fn somebody_who_fights_for_a_copy_is_not_fought_without_end() -> Result<()> {
+async fn contended_copy_is_not_corrected_without_end() -> Result<()> {
     let home = "fight";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -157,13 +157,13 @@ async fn somebody_who_fights_for_a_copy_is_not_fought_without_end() -> Result<()
     let other = hub.make(&Draft::config_map(home, "other").json()).await?;
     member.has_copy(&other, home, &rule).await?;
     is_mended(&scene, &source, &rule, "the fight").await?;
-    member.is_told(&id, "Contended").await?;
-    let told = member.is_told(&id, "DriftCorrected").await?;
-    let events = member.told_about(&id).await?;
-    ensure!(told.times > 1 && events.len() == 2, "repeats are merged: {events:?}");
+    member.has_event(&id, "Contended").await?;
+    let observed = member.has_event(&id, "DriftCorrected").await?;
+    let events = member.events_about(&id).await?;
+    ensure!(observed.times > 1 && events.len() == 2, "repeats are merged: {events:?}");
     // It counts as a fight until it has been quiet for a while.
-    let counts = hub.sees("one fought for and one applied", &rule, |told| {
-        let summary = &told["status"]["summary"];
+    let counts = hub.sees("one fought for and one applied", &rule, |observed| {
+        let summary = &observed["status"]["summary"];
         ensure!(summary["copiesApplied"] == 1 && summary["copiesFailed"] == 1, "{summary}");
         Ok(())
     });

@@ -45,15 +45,18 @@ async fn new_namespace(client: &Client, name: &str) -> Result<()> {
 
 #[tokio::test]
 async fn kubectl_and_server_have_the_pinned_version() -> Result<()> {
-    let said = shared().await?.kubectl(&["version"]).await?;
+    let printed = shared().await?.kubectl(&["version"]).await?;
     for side in ["Client", "Server"] {
-        ensure!(said.contains(&format!("{side} Version: v{KUBERNETES_VERSION}")), "kubectl version said:\n{said}");
+        ensure!(
+            printed.contains(&format!("{side} Version: v{KUBERNETES_VERSION}")),
+            "kubectl version said:\n{printed}"
+        );
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn kubectl_reports_what_it_said_when_it_fails() -> Result<()> {
+async fn failed_kubectl_reports_its_output() -> Result<()> {
     let failed = shared().await?.kubectl(&["get", "configmap", "nowhere"]).await;
     let message = failed.err().context("there is no such ConfigMap")?.to_string();
     ensure!(message.contains(r#"configmaps "nowhere" not found"#), "{message}");
@@ -144,7 +147,7 @@ async fn a_restarted_api_server_knows_what_it_knew() -> Result<()> {
 }
 
 #[test]
-fn an_incomplete_kubebuilder_assets_is_named_with_the_cure() -> Result<()> {
+fn incomplete_kubebuilder_assets_are_named_with_a_hint() -> Result<()> {
     let folder = Scratch::new("assets")?;
     for part in ["etcd", "kube-apiserver", "kubectl"] {
         std::fs::write(folder.path().join(part), "")?;
@@ -158,7 +161,7 @@ fn an_incomplete_kubebuilder_assets_is_named_with_the_cure() -> Result<()> {
 }
 
 #[test]
-fn a_machine_without_go_is_told_to_install_it() -> Result<()> {
+fn machine_without_go_gets_an_install_hint() -> Result<()> {
     let folder = Scratch::new("assets")?;
     let places = Places { given: None, cache: folder.path().to_owned(), go: folder.path().join("go") };
     let message = Assets::find_in(&places).err().context("there is no Go")?.to_string();
@@ -262,11 +265,11 @@ async fn nothing_outlives_a_test_run_that_is_killed() -> Result<()> {
         .stderr(Stdio::null())
         .spawn()?;
     let found = folder.path().join("found");
-    let said = eventually("the parent's word", SOON, async || Ok(Some(std::fs::read_to_string(&found)?))).await;
+    let printed = eventually("the parent's word", SOON, async || Ok(Some(std::fs::read_to_string(&found)?))).await;
     parent.kill()?;
     parent.wait()?;
-    let said = said?;
-    let (pid, left) = said.split_once(' ').context("two words")?;
+    let printed = printed?;
+    let (pid, left) = printed.split_once(' ').context("two words")?;
     let left = PathBuf::from(left);
     ensure!(left.exists(), "the parent had no folder");
     eventually("the end of the child", SOON, async || Ok(has_ended(pid)?.then_some(()))).await?;

@@ -85,16 +85,16 @@ async fn ask_named(kind: &str, name: &str, spec: &Value) -> Result<Result<Value,
 }
 
 async fn accepted(kind: &str, what: &str, spec: &Value) -> Result<Value> {
-    ask(kind, spec).await?.map_err(|said| anyhow::anyhow!("{kind}, {what}: refused with {said}"))
+    ask(kind, spec).await?.map_err(|output| anyhow::anyhow!("{kind}, {what}: refused with {output}"))
 }
 
 async fn refused(kind: &str, name: &str, what: &str, spec: &Value, words: &[&str]) -> Result<()> {
-    let Err(said) = ask_named(kind, name, spec).await? else { bail!("{kind}, {what}: accepted") };
+    let Err(output) = ask_named(kind, name, spec).await? else { bail!("{kind}, {what}: accepted") };
     for word in words {
-        ensure!(said.contains(word), "{kind}, {what}: the refusal does not say {word:?}: {said}");
+        ensure!(output.contains(word), "{kind}, {what}: the refusal does not say {word:?}: {output}");
     }
     // For a person who reads the test's output: what a user would see.
-    println!("{kind}, {what}:\n  {said}");
+    println!("{kind}, {what}:\n  {output}");
     Ok(())
 }
 
@@ -220,7 +220,7 @@ async fn an_explicit_null_counts_as_absent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_refused_rule_is_told_the_field_and_the_cure() -> Result<()> {
+async fn refused_rule_gets_field_and_hint() -> Result<()> {
     for (what, change, words) in
         cases::selections().into_iter().chain(cases::selectors()).chain(cases::targets()).chain(forms::forms())
     {
@@ -303,9 +303,9 @@ async fn grant_is_read_or_refused_with_field_and_hint() -> Result<()> {
         "policies": {"overwrite": true, "adopt": true, "createNamespaces": true},
     });
     accepted("DistributionGrant", "at its limits", &at_its_limits).await?;
-    let nobody = json!({"rules": {"namespaces": {}}});
+    let anonymous = json!({"rules": {"namespaces": {}}});
     let cases = [
-        ("nobody's rules", nobody, &["spec.rules.namespaces", "chooses nothing", "all: true"][..]),
+        ("nobody's rules", anonymous, &["spec.rules.namespaces", "chooses nothing", "all: true"][..]),
         ("no namespaces", json!({"namespaces": {"all": false}}), &["spec.namespaces", "chooses nothing", "all: true"]),
         (
             "an empty selector",
@@ -348,7 +348,7 @@ async fn a_member_cluster_is_accepted_and_the_defaults_are_filled_in() -> Result
 }
 
 #[tokio::test]
-async fn a_refused_member_cluster_is_told_the_field_and_the_cure() -> Result<()> {
+async fn refused_member_cluster_gets_field_and_hint() -> Result<()> {
     let join = |hash: String, expires: &str| json!({"join": {"tokenHash": hash, "expiresAt": expires}});
     let hash = |digits: String| join(format!("sha256:{digits}"), "2026-01-31T12:00:00Z");
     let hint: &[&str] = &["spec.join.tokenHash", "join.tokenHash: write sha256: and 64 lowercase hexadecimal digits"];

@@ -17,6 +17,8 @@ mod manual;
 mod pages;
 #[path = "house/reference.rs"]
 mod reference;
+#[path = "house/vocabulary.rs"]
+mod vocabulary;
 #[path = "house/words.rs"]
 mod words;
 
@@ -161,7 +163,7 @@ fn files_stay_small() -> Result<()> {
 }
 
 #[test]
-fn a_word_is_a_whole_word() {
+fn word_is_matched_as_a_whole() {
     assert!(says("x.await?", ".await") && says("x.await", ".await"));
     assert!(!says("x.awaited", ".await") && says("a.awaited || b.await;", ".await"));
 }

@@ -168,8 +168,8 @@ async fn refusals_say_which_and_what_to_do() -> Result<()> {
     let join = join_string(&client, "eu-3", &[]).await?;
     let key = MemberKey::generate()?;
 
-    let nobody = registrar.join(HERE, request("eu-nowhere", &join.token, &key)?).await;
-    ensure!(code(nobody) == Some(Code::Unauthenticated));
+    let no_agent = registrar.join(HERE, request("eu-nowhere", &join.token, &key)?).await;
+    ensure!(code(no_agent) == Some(Code::Unauthenticated));
 
     let members: Api<MemberCluster> = Api::all(client.clone());
     let set = async |spec| {

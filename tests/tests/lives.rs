@@ -51,7 +51,7 @@ enum Step {
     /// The agent sends what is next.
     Speak,
     /// The hub takes in the oldest frame.
-    Hear,
+    Handle,
     /// A watch event reaches the agent.
     Deliver,
     /// The member's API server carries a request out and answers.
@@ -76,7 +76,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => Just(Step::Send),
         4 => Just(Step::Receive),
         4 => Just(Step::Speak),
-        4 => Just(Step::Hear),
+        4 => Just(Step::Handle),
         4 => Just(Step::Deliver),
         5 => Just(Step::Work),
         1 => Just(Step::Lose),
@@ -232,7 +232,7 @@ impl World {
         self.session = Session::default();
         // The agent says what it holds, and only then is it a session.
         while let Some(frame) = self.core.next_frame(self.now) {
-            if let AgentFrame::HeldRules(rules, last) = frame {
+            if let AgentFrame::AckedRules(rules, last) = frame {
                 self.session.hello(rules);
                 if last {
                     self.session.hello_done();
@@ -250,8 +250,8 @@ impl World {
         self.read();
         self.catch_up();
         let cluster = ClusterName::from(CLUSTER);
-        let held: Vec<_> = self.session.held_rules().cloned().collect();
-        let unknown = held.into_iter().filter(|uid| self.index.rule(uid).is_none());
+        let copies_there: Vec<_> = self.session.acked_rules().cloned().collect();
+        let unknown = copies_there.into_iter().filter(|uid| self.index.rule(uid).is_none());
         let claims: Vec<_> = unknown.map(|uid| (uid.clone(), self.index.directive(&uid, &cluster))).collect();
         self.session.update(claims);
     }
@@ -365,7 +365,7 @@ impl World {
         self.up.extend(frame);
     }
 
-    fn hear(&mut self) {
+    fn handle(&mut self) {
         match self.up.pop_front() {
             Some(AgentFrame::Detail(uid, intents, last)) => {
                 self.session.detail(&uid, intents, last);
@@ -465,7 +465,7 @@ impl World {
             Step::Send => self.send(),
             Step::Receive => self.receive(),
             Step::Speak => self.speak(),
-            Step::Hear => self.hear(),
+            Step::Handle => self.handle(),
             Step::Deliver => {
                 if let Some(event) = self.untold.pop_front() {
                     self.deliver(event);
@@ -489,7 +489,7 @@ impl World {
             }
             for _ in 0..10 {
                 let all = [Step::EndDelete, Step::Watch, Step::Read, Step::CatchUp, Step::Send, Step::Receive];
-                let agent = [Step::GiveOut, Step::Work, Step::Deliver, Step::Speak, Step::Hear];
+                let agent = [Step::GiveOut, Step::Work, Step::Deliver, Step::Speak, Step::Handle];
                 all.iter().chain(&agent).for_each(|step| self.step(step));
             }
         }
@@ -512,7 +512,7 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     world.settle();
     prop_assert!(world.api.is_empty(), "rules are not released: {:?}", world.api);
     prop_assert!(world.objects.is_empty(), "copies without a rule: {:?}", world.objects.keys());
-    prop_assert_eq!(world.session.held_rules().count(), 0, "the hub waits for an agent that has nothing");
+    prop_assert_eq!(world.session.acked_rules().count(), 0, "the hub waits for an agent that has nothing");
     prop_assert_eq!(world.core.counts(), Counts::default(), "the agent defends something");
     Ok(())
 }

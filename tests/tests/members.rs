@@ -32,9 +32,9 @@ async fn is_cut(ops_url: &str, within: Duration) -> Result<()> {
 /// Waits until the condition of a member has this status and reason.
 async fn member_says(hub: &Place, name: &str, kind: &str, status: &str, reason: &str) -> Result<Value> {
     hub.sees(&format!("{kind}={status}, {reason}"), &Id::member(name), |member| {
-        let told = condition(member, kind)?;
-        ensure!(told["status"] == status && told["reason"] == reason, "it is {told}");
-        ensure!(told["observedGeneration"] == member["metadata"]["generation"], "it is old: {told}");
+        let observed = condition(member, kind)?;
+        ensure!(observed["status"] == status && observed["reason"] == reason, "it is {observed}");
+        ensure!(observed["observedGeneration"] == member["metadata"]["generation"], "it is old: {observed}");
         Ok(())
     })
     .await
@@ -110,11 +110,11 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
 
     hub.change(&Id::member("member-2"), json!({"spec": {"accepted": false}})).await?;
     is_cut(&fleet.agent_ops_url(2), A_SECOND).await?;
-    let told = member_says(hub, "member-2", "Accepted", "False", "NotAccepted").await?;
-    let connected = condition(&told, "Connected")?;
-    ensure!(connected["status"] == "False" && connected["reason"] == "NotAccepted", "{}", told["status"]);
-    let told = hub.all_applied(&rule, 3).await?;
-    ensure!(told["status"]["display"]["clusters"] == "1/1", "{}", told["status"]);
+    let observed = member_says(hub, "member-2", "Accepted", "False", "NotAccepted").await?;
+    let connected = condition(&observed, "Connected")?;
+    ensure!(connected["status"] == "False" && connected["reason"] == "NotAccepted", "{}", observed["status"]);
+    let observed = hub.all_applied(&rule, 3).await?;
+    ensure!(observed["status"]["display"]["clusters"] == "1/1", "{}", observed["status"]);
 
     // Everything changes, and none of it is heard there. A rule that is deleted does not wait for it either.
     let edited = hub.change(&Id::config_map(home, "edited"), json!({"data": {"k": "after"}})).await?;
@@ -158,8 +158,8 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
             Ok(())
         })
         .await?;
-    let told = member_says(hub, "member-2", "Connected", "True", "SessionOpen").await?;
-    ensure!(condition(&told, "OrphanedCopies").is_err(), "{}", told["status"]);
+    let observed = member_says(hub, "member-2", "Connected", "True", "SessionOpen").await?;
+    ensure!(condition(&observed, "OrphanedCopies").is_err(), "{}", observed["status"]);
     hub.sees("without orders", &Id::member("member-2"), |member| {
         let pending = &member["status"]["pendingRemovals"];
         ensure!(pending.is_null() || *pending == json!([]), "{pending}");
@@ -195,10 +195,10 @@ async fn is_cordoned_and_catches_up(hub: &Place, first: &Place, home: &str, targ
     }
     hub.says_ready(&rule, "False", "Cordoned").await?;
     // What went there is counted a moment later.
-    hub.sees("how each cluster fares", &rule, |told| {
-        let entry = entry_of(told, "late")?;
+    hub.sees("how each cluster fares", &rule, |observed| {
+        let entry = entry_of(observed, "late")?;
         ensure!(entry["state"] == "Waiting" && entry["reason"] == "Cordoned" && entry["applied"] == 1, "{entry}");
-        ensure!(entry_of(told, "member-1")?["state"] == "Ready", "{}", told["status"]);
+        ensure!(entry_of(observed, "member-1")?["state"] == "Ready", "{}", observed["status"]);
         Ok(())
     })
     .await?;
@@ -216,8 +216,8 @@ async fn is_cordoned_and_catches_up(hub: &Place, first: &Place, home: &str, targ
         hub.has_copy(source, target, &rule).await?;
     }
     hub.all_applied(&rule, 4).await?;
-    let told = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
-    ensure!(condition(&told, "Cordoned").is_err(), "{}", told["status"]);
+    let observed = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
+    ensure!(condition(&observed, "Cordoned").is_err(), "{}", observed["status"]);
     hub.delete(&rule).await?;
     hub.lacks(&rule).await
 }
@@ -244,16 +244,16 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     hub.has_copy(&source, target, &deletes).await?;
     let kept_copy = hub.has_copy(&kept, target, &retains).await?;
     for rule in [&deletes, &retains] {
-        let told = hub.all_applied(rule, 2).await?;
-        ensure!(told["status"]["display"]["clusters"] == "2/2", "{}", told["status"]);
+        let observed = hub.all_applied(rule, 2).await?;
+        ensure!(observed["status"]["display"]["clusters"] == "2/2", "{}", observed["status"]);
     }
 
     is_cordoned_and_catches_up(hub, scene.member(1), home, target).await?;
 
     let recorder = Recorder::start(scene.member(1), &Id::config_map(target, "")).await?;
     hub.change(&Id::member("late"), json!({"spec": {"leaving": true}})).await?;
-    let told = member_says(hub, "late", "Accepted", "False", "Drained").await?;
-    let left = condition(&told, "Drained")?;
+    let observed = member_says(hub, "late", "Accepted", "False", "Drained").await?;
+    let left = condition(&observed, "Drained")?;
     let message = left["message"].as_str().unwrap_or_default();
     let behind = "1 copies were left behind, as deletionPolicy: Retain says (1 of leaves/retains)";
     ensure!(left["status"] == "True" && left["reason"] == "Drained", "{left}");
@@ -266,8 +266,8 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     hub.all_applied(&deletes, 1).await?;
     let more = hub.make(&config("more")).await?;
     scene.member(1).has_copy(&more, target, &deletes).await?;
-    let told = hub.all_applied(&deletes, 2).await?;
-    ensure!(told["status"]["display"]["clusters"] == "1/1", "{}", told["status"]);
+    let observed = hub.all_applied(&deletes, 2).await?;
+    ensure!(observed["status"]["display"]["clusters"] == "1/1", "{}", observed["status"]);
     ensure!(hub.find(&Id::of(&more)?.within(target)).await?.is_none(), "it gets nothing new");
 
     // It changes its mind: what was retained is taken back.
@@ -277,8 +277,8 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     }
     let again = hub.has_copy(&kept, target, &retains).await?;
     ensure!(again["metadata"]["uid"] == kept_copy["metadata"]["uid"]);
-    let told = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
-    ensure!(condition(&told, "Drained").is_err(), "{}", told["status"]);
+    let observed = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
+    ensure!(condition(&observed, "Drained").is_err(), "{}", observed["status"]);
     hub.all_applied(&deletes, 4).await?;
     recorder.was_never_missing(target, "deletes")?;
 

@@ -89,8 +89,8 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
     scene.vanishes(&edited, &TARGETS).await?;
     scene.hub.change(&Id::member("member-1"), json!({"spec": {"leaving": true}})).await?;
     let left = |member: &serde_json::Value| {
-        let told = runnel_tests::scene::condition(member, "Accepted")?;
-        ensure!(told["reason"] == "Drained", "{told}");
+        let observed = runnel_tests::scene::condition(member, "Accepted")?;
+        ensure!(observed["reason"] == "Drained", "{observed}");
         Ok(())
     };
     scene.hub.sees("left", &Id::member("member-1"), left).await.map(drop)
@@ -152,9 +152,9 @@ async fn seed_rule_needs_no_more_rights_than_the_charts_grant() -> Result<()> {
 /// Says that an upgrade failed, with these words.
 fn refuses(upgraded: Result<()>, words: &[&str]) -> Result<()> {
     let error = upgraded.err().context("an unknown argument was taken")?;
-    let said = format!("{error:#}");
+    let output = format!("{error:#}");
     for word in words {
-        ensure!(said.contains(word), "{word:?} is not in: {said}");
+        ensure!(output.contains(word), "{word:?} is not in: {output}");
     }
     Ok(())
 }

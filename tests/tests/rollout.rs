@@ -77,18 +77,18 @@ impl Stage {
 
     async fn is_in_phase(&self, phase: &str, wave: u64) -> Result<Value> {
         let what = format!("{phase} in wave {wave}");
-        let told = self.scene.hub.sees(&what, &self.rule, |rule| {
+        let observed = self.scene.hub.sees(&what, &self.rule, |rule| {
             let rollout = &rule["status"]["rollout"];
             ensure!(rollout["phase"] == phase && rollout["wave"] == wave, "{rollout}");
             Ok(())
         });
-        Ok(told.await?["status"]["rollout"].clone())
+        Ok(observed.await?["status"]["rollout"].clone())
     }
 
     async fn is_completed(&self, wave: u64) -> Result<Value> {
-        let told = self.is_in_phase("Completed", wave).await?;
+        let observed = self.is_in_phase("Completed", wave).await?;
         self.scene.hub.all_applied(&self.rule, self.members).await?;
-        Ok(told)
+        Ok(observed)
     }
 
     async fn leader(&self) -> Result<usize> {
@@ -177,10 +177,13 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     stage.has(stage.last(), &before).await?;
     stage.kill_leader().await?;
     stage.has(stage.last(), &good).await?;
-    let told = stage.is_completed(2).await?;
-    ensure!(told["startedAt"] == soaking["startedAt"] && told["revision"] == soaking["revision"], "{told} {soaking}");
+    let observed = stage.is_completed(2).await?;
+    ensure!(
+        observed["startedAt"] == soaking["startedAt"] && observed["revision"] == soaking["revision"],
+        "{observed} {soaking}"
+    );
     let whole = |value: &Value| value.as_str().and_then(|at| at.parse::<Timestamp>().ok()).context("no time");
-    let soaked = whole(&told["waveStartedAt"])?.duration_since(whole(&soaking["appliedAt"])?);
+    let soaked = whole(&observed["waveStartedAt"])?.duration_since(whole(&soaking["appliedAt"])?);
     ensure!(soaked.as_secs() >= 15, "it soaked for {soaked}");
     stage.fleet.start_hub().await?;
 
@@ -270,8 +273,11 @@ async fn leader_killed_in_a_wave_is_followed_at_the_same_point() -> Result<()> {
     stage.fleet.agent_process(3).resume()?;
     stage.has(stage.scene.member(3), &newest).await?;
     stage.has(stage.last(), &newest).await?;
-    let told = stage.is_completed(2).await?;
-    ensure!(told["startedAt"] == begun["startedAt"] && told["revision"] == begun["revision"], "{told} {begun}");
+    let observed = stage.is_completed(2).await?;
+    ensure!(
+        observed["startedAt"] == begun["startedAt"] && observed["revision"] == begun["revision"],
+        "{observed} {begun}"
+    );
     Ok(())
 }
 
@@ -323,8 +329,8 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     for member in [2, 3] {
         stage.has(stage.scene.member(member), &good).await?;
     }
-    let told = stage.is_in_phase("Reverted", 1).await?;
-    ensure!(told["clustersReverted"] == 2 && told["clustersReached"] == 2, "{told}");
+    let observed = stage.is_in_phase("Reverted", 1).await?;
+    ensure!(observed["clustersReverted"] == 2 && observed["clustersReached"] == 2, "{observed}");
     let rule = stage.scene.hub.sees("what went wrong", &stage.rule, |rule| {
         let reverted = condition(rule, "RolloutReverted")?;
         let message = reverted["message"].as_str().unwrap_or_default();
@@ -411,8 +417,8 @@ async fn rollback_removes_created_copies_and_restores_removed_ones() -> Result<(
     is_gone(stage.first(), &removed).await?;
     stage.kill_leader().await?;
     stage.fleet.agent_process(1).resume()?;
-    let told = stage.is_in_phase("Reverted", 1).await?;
-    ensure!(told["clustersReverted"] == 2 && told["rollbackBlocker"].is_null(), "{told}");
+    let observed = stage.is_in_phase("Reverted", 1).await?;
+    ensure!(observed["clustersReverted"] == 2 && observed["rollbackBlocker"].is_null(), "{observed}");
     for member in [1, 2] {
         let place = stage.scene.member(member);
         stage.has(place, &removed).await?;
@@ -439,8 +445,8 @@ async fn damaged_state_stops_the_rollout_and_the_rule_says_so() -> Result<()> {
     stage.has(stage.last(), &bad).await?;
     stage.kill_leader().await?;
     stage.fleet.agent_process(2).resume()?;
-    let told = stage.is_in_phase("Stopped", 1).await?;
-    ensure!(told["rollbackBlocker"].as_str().is_some_and(|blocker| blocker.contains("damaged")), "{told}");
+    let observed = stage.is_in_phase("Stopped", 1).await?;
+    ensure!(observed["rollbackBlocker"].as_str().is_some_and(|blocker| blocker.contains("damaged")), "{observed}");
     let rule = stage.scene.hub.get(&stage.rule).await?;
     let stopped = condition(&rule, "RolloutStopped")?;
     let message = stopped["message"].as_str().unwrap_or_default();
@@ -470,8 +476,8 @@ async fn rule_whose_state_does_not_fit_stops_and_says_so() -> Result<()> {
         .await?;
     let bad = stage.edit("poison", "1").await?;
     stage.has(stage.last(), &bad).await?;
-    let told = stage.is_in_phase("Stopped", 1).await?;
-    ensure!(says_why(&told), "{told}");
+    let observed = stage.is_in_phase("Stopped", 1).await?;
+    ensure!(says_why(&observed), "{observed}");
     let rule = stage.scene.hub.get(&stage.rule).await?;
     let stopped = condition(&rule, "RolloutStopped")?;
     ensure!(stopped["message"].as_str().is_some_and(|message| message.contains("does not fit")), "{stopped}");

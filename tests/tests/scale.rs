@@ -73,9 +73,13 @@ async fn a_thousand_config_maps_at_once() -> Result<()> {
     let rule = Id::rule(home, "all");
     let begin = Instant::now();
     hub.make(&RuleDraft::new(home, "all").named(&["source-*"]).everywhere().json()).await?;
-    let told = all_applied(hub, &rule, count, 2 * count).await?;
+    let observed = all_applied(hub, &rule, count, 2 * count).await?;
     took("1,000 ConfigMaps of 1 KiB to 2 members", begin);
-    ensure!(told["status"]["display"] == json!({"clusters": "2/2", "copies": "2000/2000"}), "{}", told["status"]);
+    ensure!(
+        observed["status"]["display"] == json!({"clusters": "2/2", "copies": "2000/2000"}),
+        "{}",
+        observed["status"]
+    );
     for member in &scene.members {
         has_exactly(member, &sources, home, &rule).await?;
     }
@@ -143,9 +147,9 @@ async fn three_hundred_namespaces_that_match_a_glob() -> Result<()> {
     let rule = Id::rule(home, "all");
     let begin = Instant::now();
     hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).into(&["wide-*"]).json()).await?;
-    let told = all_applied(hub, &rule, 1, count).await?;
+    let observed = all_applied(hub, &rule, 1, count).await?;
     took("one ConfigMap into 300 namespaces", begin);
-    ensure!(entry_of(&told, "member-1")?["applied"] == count, "{}", told["status"]);
+    ensure!(entry_of(&observed, "member-1")?["applied"] == count, "{}", observed["status"]);
     has_everywhere(member, &source, &namespaces, &rule).await?;
 
     let begin = Instant::now();

@@ -174,9 +174,9 @@ async fn copies_equal_their_sources_without_traces_of_other_tools() -> Result<()
     for source in &sources {
         scene.arrives(source, &rule, &[home]).await?;
     }
-    let told = hub.all_applied(&rule, 2 * sources.len()).await?;
-    ensure!(told["status"]["summary"]["sources"] == sources.len(), "{}", told["status"]);
-    let message = condition(&told, "Ready")?["message"].as_str().unwrap_or_default();
+    let observed = hub.all_applied(&rule, 2 * sources.len()).await?;
+    ensure!(observed["status"]["summary"]["sources"] == sources.len(), "{}", observed["status"]);
+    let message = condition(&observed, "Ready")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("3 selected objects are never distributed"), "{message}");
     ensure!(message.contains("secrets/content/bootstrap: its type is a credential"), "{message}");
     for member in &scene.members {
@@ -321,8 +321,8 @@ async fn a_member_says_who_it_is() -> Result<()> {
         let object = scene.hub.get(&Id::member(member.name())).await?;
         let status = &object["status"];
         for (kind, reason) in [("Connected", "SessionOpen"), ("Accepted", "Accepted")] {
-            let told = condition(&object, kind)?;
-            ensure!(told["status"] == "True" && told["reason"] == reason, "{told}");
+            let observed = condition(&object, kind)?;
+            ensure!(observed["status"] == "True" && observed["reason"] == reason, "{observed}");
         }
         ensure!(object["metadata"]["labels"]["env"] == "prod");
         ensure!(status["agentVersion"] == env!("CARGO_PKG_VERSION"), "{status}");

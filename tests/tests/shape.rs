@@ -38,7 +38,7 @@ async fn holds(member: &Place, copy: &Id, source: &str, data: Value) -> Result<V
 
 /// Waits until the rule cannot be carried out for this reason, and its message has these words.
 async fn is_refused(hub: &Place, rule: &Id, reason: &str, words: &[&str]) -> Result<()> {
-    let told = |object: &Value| {
+    let observed = |object: &Value| {
         ensure!(object["status"]["observedGeneration"] == object["metadata"]["generation"], "not looked at");
         let ready = condition(object, "Ready")?;
         ensure!(ready["status"] == "False" && ready["reason"] == reason, "it is {ready}");
@@ -49,7 +49,7 @@ async fn is_refused(hub: &Place, rule: &Id, reason: &str, words: &[&str]) -> Res
         ensure!(condition(object, "Stalled")?["reason"] == reason, "a person must see to it");
         Ok(())
     };
-    hub.sees(&format!("refused, {reason}"), rule, told).await.map(|_| ())
+    hub.sees(&format!("refused, {reason}"), rule, observed).await.map(|_| ())
 }
 
 /// Checks that at any time since the recorder began one of these objects was there.
@@ -240,7 +240,7 @@ async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
     let (hub, one, two) = (&scene.hub, scene.member(1), scene.member(2));
     hub.make(&Draft::secret(home, "login").data("user", "app").data("password", "for-most").json()).await?;
     // It has no label and no rule selects it.
-    let lent = Draft::secret(home, "login-one").data("pw", "s3cret-one");
+    let referenced = Draft::secret(home, "login-one").data("pw", "s3cret-one");
     let overrides = json!([{
         "clusters": {"names": ["member-1"]},
         "secretData": [{"key": "password", "valueFrom": {"secretKeyRef": {"name": "login-one", "key": "pw"}}}],
@@ -254,7 +254,7 @@ async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
     holds(two, &id, &of, with("for-most")).await?;
     is_refused(hub, &rule, "ValueMissing", &["to member-1", "secretData[password]", "secrets/lent/login-one"]).await?;
     ensure!(one.find(&id).await?.is_none(), "a copy without its value");
-    hub.make(&lent.json()).await?;
+    hub.make(&referenced.json()).await?;
     let untouched = holds(two, &id, &of, with("for-most")).await?;
     holds(one, &id, &of, with("s3cret-one")).await?;
     hub.all_applied(&rule, 2).await?;
@@ -280,9 +280,12 @@ async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
     hub.delete(&secret).await?;
     is_refused(hub, &rule, "ValueMissing", &["there is no secrets/lent/login-one"]).await?;
     one.is_untouched(&copy).await?;
-    let told = hub.get(&rule).await?.to_string();
-    ensure!(!told.contains("s3cret") && !told.contains(&base64("s3cret-two")), "a value is in the rule's status");
-    hub.make(&lent.json()).await?;
+    let observed = hub.get(&rule).await?.to_string();
+    ensure!(
+        !observed.contains("s3cret") && !observed.contains(&base64("s3cret-two")),
+        "a value is in the rule's status"
+    );
+    hub.make(&referenced.json()).await?;
     holds(one, &id, &of, next("s3cret-one")).await?;
     hub.all_applied(&rule, 2).await?;
 

@@ -21,13 +21,13 @@ const SECRET: &str = "s3cr3t-of-the-file";
 
 /// What each wrong call must say.
 async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
-    let said = stage().await?.fails(which, arguments).await?;
+    let output = stage().await?.fails(which, arguments).await?;
     for word in words {
-        ensure!(said.contains(word), "{which:?} {arguments:?}: {word:?} is not in: {said}");
+        ensure!(output.contains(word), "{which:?} {arguments:?}: {word:?} is not in: {output}");
     }
-    ensure!(!said.contains(SECRET), "{which:?} {arguments:?} repeats what is in a file: {said}");
+    ensure!(!output.contains(SECRET), "{which:?} {arguments:?} repeats what is in a file: {output}");
     for unkind in ["Caused by", "backtrace", "panicked", "Error {", "os error 2) ("] {
-        ensure!(!said.contains(unkind), "{which:?} {arguments:?}: {said}");
+        ensure!(!output.contains(unkind), "{which:?} {arguments:?}: {output}");
     }
     Ok(())
 }
@@ -35,9 +35,9 @@ async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
 /// The same, in one line.
 async fn says_in_a_sentence(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
     says(which, arguments, words).await?;
-    let said = stage().await?.fails(which, arguments).await?;
-    ensure!(said.lines().count() == 1, "{which:?} {arguments:?}: more than a line: {said}");
-    ensure!(said.starts_with(which.name()), "{which:?} {arguments:?} does not say who it is: {said}");
+    let output = stage().await?.fails(which, arguments).await?;
+    ensure!(output.lines().count() == 1, "{which:?} {arguments:?}: more than a line: {output}");
+    ensure!(output.starts_with(which.name()), "{which:?} {arguments:?} does not say who it is: {output}");
     Ok(())
 }
 
@@ -163,11 +163,11 @@ async fn a_token_that_cannot_be_made_is_explained() -> Result<()> {
     ];
     for (arguments, words) in cases {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let said = stage.fails(Which::Hub, &arguments).await?.to_lowercase();
+        let output = stage.fails(Which::Hub, &arguments).await?.to_lowercase();
         for word in words {
-            ensure!(said.contains(&word.to_lowercase()), "{arguments:?}: {word:?} is not in: {said}");
+            ensure!(output.contains(&word.to_lowercase()), "{arguments:?}: {word:?} is not in: {output}");
         }
-        ensure!(said.lines().count() == 1 && said.starts_with("runnel-hub: "), "{arguments:?}: {said}");
+        ensure!(output.lines().count() == 1 && output.starts_with("runnel-hub: "), "{arguments:?}: {output}");
     }
     Ok(())
 }

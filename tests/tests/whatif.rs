@@ -150,8 +150,8 @@ async fn compare(scene: &Scene, case: &Case, plan: &Value, before: &BTreeMap<Nam
     ensure!(number(&summary["copiesWaiting"]) == count(&["wait"]), "waiting: {summary}");
     let removals = count(&["held"]);
     let pending = number(&status["pendingApproval"]["copies"]);
-    let is_told = condition(&object, "ApprovalRequired").is_ok();
-    ensure!(pending == removals && is_told == (removals > 0), "{removals} should wait for approval: {status}");
+    let needs_approval = condition(&object, "ApprovalRequired").is_ok();
+    ensure!(pending == removals && needs_approval == (removals > 0), "{removals} should wait for approval: {status}");
     Ok(())
 }
 
@@ -281,22 +281,22 @@ async fn a_plan_is_what_happens_where_a_cluster_is_cordoned_or_away() -> Result<
     let member = Id::member("member-2");
     scene.hub.change(&member, json!({"spec": {"cordoned": true}})).await?;
     fleet.condition(2, "Cordoned", "True").await?;
-    let said = second(fleet, &cordoned[0]).await?;
-    ensure!(said["message"].as_str().is_some_and(|said| said.starts_with("it is cordoned")), "{said}");
-    let held = come_true(fleet, &scene, &cordoned).await;
+    let answer = second(fleet, &cordoned[0]).await?;
+    ensure!(answer["message"].as_str().is_some_and(|answer| answer.starts_with("it is cordoned")), "{answer}");
+    let copies_there = come_true(fleet, &scene, &cordoned).await;
     scene.hub.change(&member, json!({"spec": {"cordoned": false}})).await?;
     fleet.condition(2, "Cordoned", "").await?;
-    held?;
+    copies_there?;
     fleet.kill_agent(2)?;
     let is_away = async || {
-        let said = second(fleet, &away[0]).await?;
-        Ok((said["state"] == "NotConnected").then_some(()))
+        let answer = second(fleet, &away[0]).await?;
+        Ok((answer["state"] == "NotConnected").then_some(()))
     };
     eventually("member-2 to be away", SOON, is_away).await?;
-    let held = come_true(fleet, &scene, &away).await;
+    let copies_there = come_true(fleet, &scene, &away).await;
     fleet.start_agent(2).await?;
     fleet.connected(2).await?;
-    held?;
+    copies_there?;
     // What the plans left open comes to pass there as well.
     for case in cordoned.iter().chain(&away) {
         settled(&scene.hub, &Id::of(&case.rule)?).await.with_context(|| format!("case {}", case.name))?;

@@ -13,7 +13,7 @@ pub struct Backoff {
 /// For one copy that could not be written.
 pub const COPY: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(300) };
 /// For a copy that somebody else keeps changing.
-pub const FIGHT: Backoff = Backoff { base: Duration::from_secs(10), limit: Duration::from_secs(240) };
+pub const CONTENTION: Backoff = Backoff { base: Duration::from_secs(10), limit: Duration::from_secs(240) };
 /// For what is looked at again soon, because it may pass without a sign: conflicts and missing rights.
 pub const RECHECK: Backoff = Backoff { base: Duration::from_secs(5), limit: Duration::from_secs(30) };
 /// For an API server that is away or overloaded: it says nothing about the copy.

@@ -70,7 +70,7 @@ fn seen(object: &DynamicObject, sealer: &Sealer) -> crate::live::Live {
 }
 
 #[test]
-fn what_was_applied_is_intact_and_gives_its_content_back() {
+fn applied_copy_is_intact_and_returns_its_content() {
     let sealer = Sealer::new(b"key", "hub");
     let object = served(&copy(), &sealer);
     let live = seen(&object, &sealer);
@@ -110,7 +110,7 @@ fn any_change_of_what_we_wrote_is_seen() {
 }
 
 #[test]
-fn what_others_add_besides_does_not_matter() {
+fn added_annotations_of_others_do_not_matter() {
     let sealer = Sealer::new(b"key", "hub");
     let mut object = served(&copy(), &sealer);
     object.metadata.labels.get_or_insert_default().insert("theirs".into(), "x".into());
@@ -120,7 +120,7 @@ fn what_others_add_besides_does_not_matter() {
 }
 
 #[test]
-fn whose_an_object_is() {
+fn ownership_of_objects_is_classified() {
     let sealer = Sealer::new(b"key", "hub");
     let object = served(&copy(), &sealer);
     let owner = |object: &DynamicObject| seen(object, &sealer).ownership;

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_offered_displaces_nothing() {
+    fn offered_content_displaces_nothing() {
         let mut cache = PayloadCache::new(20);
         cache.insert(key(0), Revision([0; 16]), payload(15));
         cache.offer(key(0), Revision([1; 16]), payload(1));

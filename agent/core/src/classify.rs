@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn no_message_repeats_what_the_server_said() {
+    fn no_message_repeats_the_server() {
         let canary = "c4n4ry";
         for code in [400, 401, 403, 404, 409, 413, 422, 429, 500, 503] {
             for text in [
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_api_servers_word_about_the_object_means_absent() {
+    fn only_not_found_of_the_object_means_absent() {
         let says = |reason: &str, details: serde_json::Value| {
             let status = json!({"code": 404, "message": "", "reason": reason, "details": details});
             CallError::Refused(serde_json::from_value(status).unwrap()).is_absent("one")

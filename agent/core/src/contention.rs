@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{Reason, SourceRef};
 
-use crate::backoff::FIGHT;
+use crate::backoff::CONTENTION;
 use crate::copy::CopyError;
 
 /// So often within [`WINDOW`] a copy is put back without further ado.
@@ -85,7 +85,7 @@ impl Contentions {
     /// When a copy may be put back; `None` is at once.
     pub fn not_before(&self, copy: &SourceRef, now: Instant) -> Option<Instant> {
         let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
-        let at = story.last()? + FIGHT.ceiling(story.rounds);
+        let at = story.last()? + CONTENTION.ceiling(story.rounds);
         (at > now).then_some(at)
     }
 
@@ -147,10 +147,10 @@ mod tests {
             contentions.corrected(&copy(), (time > 2).then(|| "argocd-controller".into()), now);
             now += Duration::from_secs(60);
         }
-        let said = contentions.copy_error(&copy()).unwrap();
-        assert_eq!(said.reason, Reason::Contended);
+        let text = contentions.copy_error(&copy()).unwrap();
+        assert_eq!(text.reason, Reason::Contended);
         assert_eq!(
-            &*said.message,
+            &*text.message,
             "argocd-controller keeps changing or deleting this copy; it is put back ever more slowly: end it there, or \
              leave the field to it (ignoreFields), or take the object out of the rule"
         );
@@ -161,12 +161,12 @@ mod tests {
             now = contentions.not_before(&copy(), now).unwrap_or(now);
             contentions.corrected(&copy(), Some("somebody-else".into()), now);
             let wait = contentions.not_before(&copy(), now).unwrap() - now;
-            assert!(wait > before || wait == FIGHT.limit, "{wait:?}");
+            assert!(wait > before || wait == CONTENTION.limit, "{wait:?}");
             before = wait;
-            assert_eq!(contentions.copy_error(&copy()).as_ref(), Some(&said));
+            assert_eq!(contentions.copy_error(&copy()).as_ref(), Some(&text));
         }
-        assert_eq!(before, FIGHT.limit);
-        assert!(FIGHT.limit >= Duration::from_secs(120) && FIGHT.limit * 2 < WINDOW);
+        assert_eq!(before, CONTENTION.limit);
+        assert!(CONTENTION.limit >= Duration::from_secs(120) && CONTENTION.limit * 2 < WINDOW);
         assert_eq!(contentions.next_calm(), Some(now + WINDOW));
         assert!(contentions.take_calm(now + WINDOW - Duration::from_secs(1)).is_empty());
         assert_eq!(contentions.take_calm(now + WINDOW), [copy()]);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn who_edits_now_and_then_does_not_fight() {
+    fn occasional_edits_do_not_contend() {
         let (mut contentions, mut now) = (Contentions::default(), Instant::now());
         for _ in 0..50 {
             contentions.corrected(&copy(), None, now);

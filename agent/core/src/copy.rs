@@ -38,7 +38,7 @@ pub enum CopyStatus {
     /// It must go and is still there; the last attempt may have failed.
     Removing(Option<CopyError>),
     /// Its namespace is no longer a target: it is to go, and that waits for the word of the hub.
-    GivenUp,
+    PruneRequested,
     /// Its rule is a dry run: this change would be made.
     Planned(PlannedChange, CopyError),
 }

@@ -50,7 +50,7 @@ pub struct WantedCopy {
     /// Why the copy cannot be as the hub wants it, whatever the live object says.
     pub copy_error: Option<CopyError>,
     /// Nothing is done because two sources want the copy.
-    pub hold: bool,
+    pub is_ambiguous: bool,
     /// Why this cluster itself does not let the copy be written.
     pub denied: Option<CopyError>,
     /// What its rule says about what is not as it should be.
@@ -101,7 +101,7 @@ pub struct Order {
     pub policy: DeletionPolicy,
     /// It waits: the rule is suspended and the order is not the removal of the whole rule, or the copy has been renamed
     /// and does not stand under its new name yet.
-    pub held: bool,
+    pub deferred: bool,
     /// It waits for the word of the hub.
     pub asks: bool,
     /// An object that Runnel adopted may be deleted too: the rule, the grant and the member's policy let it be
@@ -215,7 +215,7 @@ fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
 
 /// What would be done about a copy that is to go.
 fn plan_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {
-    let order = Order { held: false, asks: false, ..order };
+    let order = Order { deferred: false, asks: false, ..order };
     match decide_removal(intent, order, observed) {
         Decision::Act(Action::Retain(_)) => {
             Decision::Noop(planned(PlannedChange::Delete, "would be left without marks"))
@@ -256,7 +256,7 @@ fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     }
     let copy_error = |fallback: CopyStatus| wanted.copy_error.clone().map_or(fallback, CopyStatus::Failed);
     let Some(revision) = &wanted.revision else { return Decision::Noop(copy_error(CopyStatus::UnderWay)) };
-    if wanted.hold {
+    if wanted.is_ambiguous {
         return Decision::Noop(copy_error(CopyStatus::UnderWay));
     }
     match &wanted.place {
@@ -297,11 +297,11 @@ fn is_lost(wanted: &WantedCopy) -> bool {
 /// Whether our copy was as it is wanted, but for what others did to it since.
 fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
     let WantedCopy { intent, lost, .. } = wanted;
-    let held = match &live.sealed {
+    let deferred = match &live.sealed {
         Some(sealed) => sealed.rule == intent.rule && sealed.source == intent.source && sealed.revision == *revision,
         None => *lost,
     };
-    wanted.rewritten || (held && !live.intact)
+    wanted.rewritten || (deferred && !live.intact)
 }
 
 /// An object stands where the copy should, and it is not the copy that it should be.
@@ -338,7 +338,7 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
 
 /// The failure for an object that is not ours and is not taken over.
 pub fn conflict(live: &Live) -> CopyError {
-    let cure = match live.ownership {
+    let hint = match live.ownership {
         Ownership::Ours => {
             "to have it follow its source, set conflictPolicy: Overwrite, where the grant (policies.overwrite) and this \
              member's policy (overwrite) allow it; or delete it"
@@ -348,7 +348,7 @@ pub fn conflict(live: &Live) -> CopyError {
         }
         _ => "delete it or rename it",
     };
-    CopyError::new(Reason::Conflict, format!("{}; {cure}", what_stands(live)))
+    CopyError::new(Reason::Conflict, format!("{}; {hint}", what_stands(live)))
 }
 
 fn what_stands(live: &Live) -> String {
@@ -375,7 +375,7 @@ pub fn differs(live: &Live) -> CopyError {
 
 fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {
     let live = match observed {
-        _ if order.held => return Decision::Noop(CopyStatus::Removing(None)),
+        _ if order.deferred => return Decision::Noop(CopyStatus::Removing(None)),
         Observed::Unknown => return Decision::Act(Action::Read),
         Observed::Absent => return Decision::Forget,
         Observed::Live(live) => live,
@@ -387,7 +387,7 @@ fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Deci
         return Decision::Noop(CopyStatus::Removing(None));
     }
     if order.asks {
-        return Decision::Noop(CopyStatus::GivenUp);
+        return Decision::Noop(CopyStatus::PruneRequested);
     }
     let target = ExpectedObject { uid: live.uid.clone(), version: live.version.clone() };
     Decision::Act(match order.policy {

@@ -65,23 +65,23 @@ fn conflict_names_object_manager_and_hint() {
         newest: false,
         applied_at: 0,
     };
-    let said = |ownership, who| conflict(&live(ownership, who)).message.to_string();
+    let text = |ownership, who| conflict(&live(ownership, who)).message.to_string();
     assert_eq!(
-        said(Ownership::Foreign, Some("helm")),
+        text(Ownership::Foreign, Some("helm")),
         "an object that is not Runnel's stands here (written by helm); delete it or rename it"
     );
     assert_eq!(
-        said(Ownership::Clone, Some("kubectl-create")),
+        text(Ownership::Clone, Some("kubectl-create")),
         "an object that was cloned from another copy stands here (written by kubectl-create); delete it or rename it"
     );
-    assert_eq!(said(Ownership::OtherHub, None), "a copy of another hub stands here; delete it or rename it");
+    assert_eq!(text(Ownership::OtherHub, None), "a copy of another hub stands here; delete it or rename it");
     assert_eq!(
-        said(Ownership::Untouchable, None),
+        text(Ownership::Untouchable, None),
         "an object that this cluster made for itself stands here, and is never taken over; leave the source out of the rule \
          (exclude), or give its copy another name (transform.name)"
     );
     assert_eq!(
-        said(Ownership::Retained, None),
+        text(Ownership::Retained, None),
         "an object that was retained from an earlier copy stands here with other content; delete it or rename it"
     );
     assert_eq!(
@@ -137,7 +137,7 @@ fn wants() -> impl Strategy<Value = Want> {
     let flags = [rare(), rare(), rare(), rare(), rare(), rare()];
     let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), flags, policies());
     let copy = copy.prop_map(|(rule, source, revision, place, flags, policies)| {
-        let [suspend, copy_error, hold, denied, contention, lost] = flags;
+        let [suspend, copy_error, is_ambiguous, denied, contention, lost] = flags;
         Want::Copy(Box::new(WantedCopy {
             intent: intent(rule, source),
             rule: RuleName::default(),
@@ -145,8 +145,8 @@ fn wants() -> impl Strategy<Value = Want> {
             place,
             dry_run: false,
             suspend,
-            copy_error: (copy_error || hold).then(|| CopyError::new(Reason::TooLarge, "x")),
-            hold,
+            copy_error: (copy_error || is_ambiguous).then(|| CopyError::new(Reason::TooLarge, "x")),
+            is_ambiguous,
             denied: denied.then(|| CopyError::new(Reason::Denied, "no")),
             policies,
             contention: contention.then(|| CopyError::new(Reason::Contended, "somebody")),
@@ -155,12 +155,12 @@ fn wants() -> impl Strategy<Value = Want> {
             compared: None,
         }))
     });
-    let gone = (0u8..2, 0u8..2, any::<[bool; 3]>()).prop_map(|(rule, source, [retain, held, overwrites])| {
+    let gone = (0u8..2, 0u8..2, any::<[bool; 3]>()).prop_map(|(rule, source, [retain, deferred, overwrites])| {
         let policy = if retain { DeletionPolicy::Retain } else { DeletionPolicy::Delete };
         Want::Gone(
             intent(rule, source),
             RuleName::default(),
-            Order { policy, held, asks: false, overwrites, dry_run: false },
+            Order { policy, deferred, asks: false, overwrites, dry_run: false },
         )
     });
     prop_oneof![1 => Just(Want::Nothing), 6 => copy, 3 => gone]
@@ -309,11 +309,11 @@ proptest! {
         }
         let drifted = match &observed {
             Observed::Live(live) => {
-                let held = live.sealed.as_ref().is_some_and(|sealed| {
+                let deferred = live.sealed.as_ref().is_some_and(|sealed| {
                     sealed.rule == wanted.intent.rule && sealed.source == wanted.intent.source
                         && Some(sealed.revision) == wanted.revision
                 });
-                live.is_own() && !live.intact && held
+                live.is_own() && !live.intact && deferred
             }
             Observed::Absent => wanted.lost,
             Observed::Unknown => false,
@@ -333,7 +333,7 @@ proptest! {
             let (Want::Gone(intent, _, order), Observed::Live(live)) = (&want, &observed) else {
                 return Err(TestCaseError::fail("no order"));
             };
-            prop_assert!(!order.held);
+            prop_assert!(!order.deferred);
             if let Some(sealed) = &live.sealed {
                 prop_assert_eq!((&sealed.rule, &sealed.source), (&intent.rule, &intent.source));
             }

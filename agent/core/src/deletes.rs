@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_beyond_waits_until_the_oldest_is_an_hour_old() {
+    fn excess_deletes_wait_until_the_oldest_is_an_hour_old() {
         let (mut deletes, begin) = (Deletes::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
         assert_eq!(deletes.not_before(2, 1, at(0)), None);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_webhook_changes_is_named_with_what_to_do_about_it() {
+    fn webhook_changes_are_named_with_a_hint() {
         let kind = Kind::by_resource("configmaps").unwrap();
         let live = json!({"data": {"color": "blue", "new": "x"}});
         let wanted = content(json!({"data": {"color": "red"}}));

@@ -13,7 +13,7 @@ use runnel_proto::model::{Foreseen, Kind, SourceRef, Supposed, SupposedCopy};
 
 use crate::copy::CopyStatus;
 use crate::decide::{Action, Decision, Want, decide, differs};
-use crate::job::Said;
+use crate::job::Decided;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
 
@@ -24,7 +24,7 @@ pub struct Found {
     /// Its source.
     pub source: SourceRef,
     /// What becomes of it; `None`: nothing that is worth a word.
-    pub said: Option<Said>,
+    pub outcome: Option<Decided>,
     /// The copies that must stand before this one goes.
     pub after: Vec<SourceRef>,
 }
@@ -42,7 +42,7 @@ pub fn is_untold(want: &Want, observed: &Observed) -> bool {
 
 /// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent; it makes no
 /// difference where that [is not told](is_untold).
-pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Said> {
+pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Decided> {
     let plain = |foreseen| Some((foreseen, None));
     match decide(want, observed) {
         Decision::Forget => None,
@@ -54,7 +54,7 @@ pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Said>
             CopyStatus::Drifted(copy_error) => Some((Foreseen::Unchanged, Some(copy_error))),
             CopyStatus::Removing(_) => plain(Foreseen::Rest),
             CopyStatus::Planned(..) => plain(Foreseen::Rest),
-            CopyStatus::GivenUp => plain(Foreseen::GiveUp),
+            CopyStatus::PruneRequested => plain(Foreseen::GiveUp),
         },
         Decision::Act(action) => match action {
             Action::CreateNamespace | Action::Create => plain(Foreseen::Create),
@@ -72,7 +72,7 @@ pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Said>
     }
 }
 
-fn refused(observed: &Observed) -> Option<Said> {
+fn refused(observed: &Observed) -> Option<Decided> {
     match observed {
         Observed::Live(live) => Some((Foreseen::Refused, Some(differs(live)))),
         _ => None,
@@ -87,17 +87,17 @@ pub fn writes(foreseen: Foreseen) -> bool {
 
 /// The answer: what was found, in order. What must wait for another copy that will not stand stays.
 pub fn answer(question: u64, found: Vec<Found>, more: u32) -> Supposed {
-    let stand = |said: &Said| writes(said.0) || said.0 == Foreseen::Unchanged;
+    let stand = |outcome: &Decided| writes(outcome.0) || outcome.0 == Foreseen::Unchanged;
     let standing: BTreeSet<_> =
-        found.iter().filter(|one| one.said.as_ref().is_some_and(stand)).map(|one| one.copy.clone()).collect();
-    let said = found.into_iter().filter_map(|one| {
+        found.iter().filter(|one| one.outcome.as_ref().is_some_and(stand)).map(|one| one.copy.clone()).collect();
+    let outcome = found.into_iter().filter_map(|one| {
         let waits = one.after.iter().any(|before| !standing.contains(before));
-        let (foreseen, copy_error) = one.said?;
+        let (foreseen, copy_error) = one.outcome?;
         let foreseen = if waits { Foreseen::Rest } else { foreseen };
         let copy_error = copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
         let source = one.source;
         Some((one.copy.clone(), SupposedCopy { copy: one.copy, source, foreseen, copy_error }))
     });
-    let copies = said.collect::<BTreeMap<_, _>>().into_values().collect();
+    let copies = outcome.collect::<BTreeMap<_, _>>().into_values().collect();
     Supposed { question, copies, more, last: true, unanswered: String::new() }
 }

@@ -15,7 +15,7 @@ use crate::queue::Key;
 use crate::records::Observed;
 
 /// What is foreseen, and why.
-pub type Said = (Foreseen, Option<CopyError>);
+pub type Decided = (Foreseen, Option<CopyError>);
 
 /// A question of the hub, as far as it is answered. Without `Debug`: it may hold content.
 pub struct Supposition {
@@ -44,7 +44,7 @@ pub struct Item {
 /// What is known of a copy.
 pub enum CopyKnowledge {
     /// All.
-    Said(Said),
+    Decided(Decided),
     /// It takes a look.
     Open(Box<Open>),
 }

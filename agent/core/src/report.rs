@@ -14,7 +14,7 @@ pub const INTERVAL: Duration = Duration::from_millis(200);
 struct RuleReport {
     counts: Counts,
     failures: BTreeMap<(usize, SourceRef), CopyError>,
-    given_up: BTreeSet<SourceRef>,
+    namespace_prunes: BTreeSet<SourceRef>,
     /// Something changed since the last report.
     dirty: bool,
     reported: Option<Instant>,
@@ -78,11 +78,11 @@ impl Report {
                 entry.failures.remove(&key);
             }
         }
-        if *outcome == CopyStatus::GivenUp {
+        if *outcome == CopyStatus::PruneRequested {
             if add {
-                entry.given_up.insert(copy.clone())
+                entry.namespace_prunes.insert(copy.clone())
             } else {
-                entry.given_up.remove(copy)
+                entry.namespace_prunes.remove(copy)
             };
         }
         entry.dirty = true;
@@ -130,8 +130,8 @@ impl Report {
     }
 
     /// The copies of a rule in namespaces given up that wait for the hub's word.
-    pub fn given_up(&self, rule: &RuleUid) -> impl Iterator<Item = &SourceRef> {
-        self.rules.get(rule).into_iter().flat_map(|entry| &entry.given_up)
+    pub fn namespace_prunes(&self, rule: &RuleUid) -> impl Iterator<Item = &SourceRef> {
+        self.rules.get(rule).into_iter().flat_map(|entry| &entry.namespace_prunes)
     }
 
     /// The worst failures of a rule.
@@ -188,7 +188,7 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
     let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
     match outcome {
         CopyStatus::Removing(_) => step(&mut counts.removing),
-        CopyStatus::GivenUp | CopyStatus::Planned(PlannedChange::Delete, _) => {}
+        CopyStatus::PruneRequested | CopyStatus::Planned(PlannedChange::Delete, _) => {}
         _ => step(&mut counts.copies),
     }
     match outcome {
@@ -199,7 +199,7 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
         CopyStatus::Planned(PlannedChange::Create, _) => step(&mut counts.to_create),
         CopyStatus::Planned(PlannedChange::Update, _) => step(&mut counts.to_update),
         CopyStatus::Planned(PlannedChange::Delete, _) => step(&mut counts.to_delete),
-        CopyStatus::UnderWay | CopyStatus::Removing(_) | CopyStatus::GivenUp => {}
+        CopyStatus::UnderWay | CopyStatus::Removing(_) | CopyStatus::PruneRequested => {}
     }
 }
 
@@ -270,7 +270,7 @@ mod tests {
             Just(CopyStatus::Applied),
             Just(CopyStatus::Waiting),
             Just(CopyStatus::Removing(None)),
-            Just(CopyStatus::GivenUp),
+            Just(CopyStatus::PruneRequested),
             (0usize..3).prop_map(planned),
             (0usize..12).prop_map(|rank| failed(Reason::ALL[rank])),
         ]
@@ -289,11 +289,11 @@ mod tests {
             for rule in 0u8..3 {
                 let uid: RuleUid = format!("r{rule}").into();
                 let mut expected = Counts::default();
-                let (mut failures, mut given_up) = (0, 0);
+                let (mut failures, mut namespace_prunes) = (0, 0);
                 for (_, outcome) in report.copies.values().flatten().filter(|(of, _)| *of == uid) {
                     match outcome {
                         CopyStatus::Removing(_) => { expected.removing += 1; continue }
-                        CopyStatus::GivenUp => { given_up += 1; continue }
+                        CopyStatus::PruneRequested => { namespace_prunes += 1; continue }
                         CopyStatus::Planned(PlannedChange::Delete, _) => {
                             expected.to_delete += 1;
                             failures += 1;
@@ -310,7 +310,7 @@ mod tests {
                     expected.copies += 1;
                 }
                 prop_assert_eq!(report.counts(&uid), expected);
-                prop_assert_eq!(report.given_up(&uid).count(), given_up);
+                prop_assert_eq!(report.namespace_prunes(&uid).count(), namespace_prunes);
                 prop_assert_eq!(report.failures(&uid).len(), failures.min(FAILURES_LIMIT));
             }
         }

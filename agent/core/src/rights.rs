@@ -77,16 +77,16 @@ mod tests {
 
     #[test]
     fn the_sentence_names_what_is_missing_and_what_grants_it() {
-        let said = "secrets \"x\" is forbidden: User \"system:serviceaccount:runnel-system:runnel-agent\" cannot patch \
+        let message = "secrets \"x\" is forbidden: User \"system:serviceaccount:runnel-system:runnel-agent\" cannot patch \
                     resource \"secrets\" in API group \"\" in the namespace \"team-c\"";
         let expected = "the agent may not patch secrets in namespace team-c; to grant it: \
             kubectl create role runnel-agent-secrets -n team-c --verb=get,list,watch,create,patch,delete --resource=secrets; \
             kubectl create rolebinding runnel-agent-secrets -n team-c --role=runnel-agent-secrets \
             --serviceaccount=runnel-system:runnel-agent";
-        assert_eq!(Missing::read(said).unwrap().sentence(), expected);
-        let said = "namespaces is forbidden: User \"anna@example.org\" cannot create resource \"namespaces\" in API group \
+        assert_eq!(Missing::read(message).unwrap().sentence(), expected);
+        let message = "namespaces is forbidden: User \"anna@example.org\" cannot create resource \"namespaces\" in API group \
                     \"\" at the cluster scope";
-        let sentence = Missing::read(said).unwrap().sentence();
+        let sentence = Missing::read(message).unwrap().sentence();
         assert!(sentence.contains("may not create namespaces in the whole cluster"), "{sentence}");
         assert!(sentence.contains("create clusterrole runnel-agent-namespaces --verb=create "), "{sentence}");
         assert!(sentence.ends_with("--clusterrole=runnel-agent-namespaces --user=anna@example.org"), "{sentence}");
@@ -95,11 +95,11 @@ mod tests {
     #[test]
     fn a_long_namespace_leaves_room_for_the_whole_sentence() {
         let namespace = "n".repeat(63);
-        let said = format!(
+        let message = format!(
             "x: User \"system:serviceaccount:runnel-system:runnel-agent\" cannot watch resource \"configmaps\" in API \
              group \"\" in the namespace \"{namespace}\""
         );
-        let sentence = Missing::read(&said).unwrap().sentence();
+        let sentence = Missing::read(&message).unwrap().sentence();
         assert!(sentence.len() <= runnel_proto::model::MESSAGE_LIMIT, "{}", sentence.len());
     }
 

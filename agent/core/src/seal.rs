@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_is_told_from_a_copy() {
+    fn clone_is_no_copy() {
         let sealer = Sealer::new(b"secret", "hub-1");
         let seal = sealer.seal(&copy("a"), &sealed("uid", copy("team"), 1), &Content::default(), None);
         assert_eq!(sealer.check_identity(&seal, &copy("a"), "u"), Identity::Ours);

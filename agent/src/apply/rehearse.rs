@@ -14,7 +14,7 @@ use runnel_agent_core::decide::{ExpectedObject, Want};
 use runnel_agent_core::differ;
 use runnel_agent_core::foresee::{Found, answer, foresee, is_untold, writes};
 use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
-use runnel_agent_core::job::{CopyKnowledge, Item, Open, Said, Supposition};
+use runnel_agent_core::job::{CopyKnowledge, Decided, Item, Open, Supposition};
 use runnel_agent_core::live::{self};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::records::Observed;
@@ -45,14 +45,14 @@ impl Member {
 
     async fn foresee_one(&self, key: &FieldsKey, item: Item) -> Found {
         let Item { copy, source, known, after } = item;
-        let said = match known {
-            CopyKnowledge::Said(said) => Some(said),
+        let outcome = match known {
+            CopyKnowledge::Decided(outcome) => Some(outcome),
             CopyKnowledge::Open(open) => self.look(key, &copy, *open).await,
         };
-        Found { copy, source, said, after }
+        Found { copy, source, outcome, after }
     }
 
-    async fn look(&self, key: &FieldsKey, copy: &SourceRef, open: Open) -> Option<Said> {
+    async fn look(&self, key: &FieldsKey, copy: &SourceRef, open: Open) -> Option<Decided> {
         let kind = Kind::by_resource(&copy.resource)?;
         let needs_look = open.needs_look();
         let Open { want, mut observed, fields, rehearse, body } = open;
@@ -72,9 +72,9 @@ impl Member {
             (Want::Copy(_), Some(object)) => live::named_fields(kind, object, key) == fields,
             _ => false,
         };
-        let (foreseen, said) = foresee(&want, &observed, is_equal)?;
+        let (foreseen, outcome) = foresee(&want, &observed, is_equal)?;
         if !rehearse {
-            return Some((foreseen, said));
+            return Some((foreseen, outcome));
         }
         if writes(foreseen) && is_untold(&want, &observed) {
             let words = "this was not tried, as it would tell whether the Secret that stands there is equal";
@@ -95,10 +95,10 @@ impl Member {
             (_, Some(target)) if matches!(foreseen, Foreseen::Remove | Foreseen::GiveUp) => {
                 self.try_delete(kind, copy, target).await
             }
-            _ => return Some((foreseen, said)),
+            _ => return Some((foreseen, outcome)),
         };
         Some(match tried {
-            Ok(()) => (foreseen, said),
+            Ok(()) => (foreseen, outcome),
             Err(copy_error)
                 if copy_error.reason == Reason::Immutable && body.is_some_and(|body| body.recreate != Recreate::No) =>
             {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use runnel_proto::{HISTORY_TOKEN_METADATA, WITNESS_LIMIT};
+use runnel_proto::{HISTORY_TOKEN_LIMIT, HISTORY_TOKEN_METADATA};
 use tokio::time::{Instant, sleep_until};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
@@ -69,8 +69,8 @@ impl HistoryTokenStore {
     }
 
     /// Takes in the words of a leader of the hub, by its epoch and term.
-    pub(super) fn hear(&mut self, words: &Bytes, leader: (String, u64)) {
-        let is_news = !words.is_empty() && words.len() <= WITNESS_LIMIT && self.newest.as_ref() != Some(words);
+    pub(super) fn receive(&mut self, words: &Bytes, leader: (String, u64)) {
+        let is_news = !words.is_empty() && words.len() <= HISTORY_TOKEN_LIMIT && self.newest.as_ref() != Some(words);
         if !is_news {
             return;
         }
@@ -106,7 +106,7 @@ impl HistoryTokenStore {
                     sleep_until(at).await;
                     let store = self.store.clone();
                     (self.store_at, self.stored_at) = (None, Some(Instant::now()));
-                    self.saving = Some(Box::pin(async move { store.save_witness(&newest).await }));
+                    self.saving = Some(Box::pin(async move { store.save_history_token(&newest).await }));
                 }
                 _ => std::future::pending().await,
             }
@@ -119,7 +119,7 @@ impl HistoryTokenStore {
             let _ = saving.await;
         }
         if let (Some(_), Some(newest)) = (self.store_at.take(), &self.newest) {
-            let _ = self.store.save_witness(newest).await;
+            let _ = self.store.save_history_token(newest).await;
         }
     }
 

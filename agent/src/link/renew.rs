@@ -56,7 +56,7 @@ impl Link {
 
     /// Joins with a new join string, if there is one: only when what is there will not do, because a join gives up the old
     /// key.
-    pub(super) async fn joined_anew(&mut self, ended: Ended) -> Option<Ended> {
+    pub(super) async fn joined_again(&mut self, ended: Ended) -> Option<Ended> {
         let string = join::read_join_string(self.join_file.as_deref()).ok();
         let is_new = |string: &JoinString| string.token.id() != self.identity.token_id;
         let Some(string) = string.filter(is_new) else { return Some(ended) };

@@ -15,11 +15,11 @@ const SPREAD: Duration = Duration::from_secs(600);
 
 impl Link {
     /// Takes in what the hub told. A renewal that is under way stores the identity itself, so that comes first.
-    pub(super) async fn trust(&mut self, swap: Swap, told: &mut Option<Vec<Bytes>>) -> Swap {
+    pub(super) async fn trust(&mut self, swap: Swap, reported: &mut Option<Vec<Bytes>>) -> Swap {
         if matches!(swap, Swap::Renewing(_)) {
             return swap;
         }
-        let Some(authorities) = told.take() else { return swap };
+        let Some(authorities) = reported.take() else { return swap };
         let due = self.renews_at();
         self.trust_in(authorities).await;
         match swap {
@@ -62,7 +62,7 @@ impl Link {
             Ended::Refused(_) | Ended::Revoked(_) => true,
             _ => false,
         };
-        if helps { self.joined_anew(ended).await.unwrap_or(Ended::Planned(Duration::ZERO)) } else { ended }
+        if helps { self.joined_again(ended).await.unwrap_or(Ended::Planned(Duration::ZERO)) } else { ended }
     }
 
     /// When the next certificate is asked for.

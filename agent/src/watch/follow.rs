@@ -225,15 +225,15 @@ impl<S: Source> Follow<S> {
 
     /// Watches until a list is needed.
     async fn watch(&mut self, mut version: String) -> Result<(), Closed> {
-        let mut in_doubt = false;
+        let mut is_stale = false;
         loop {
-            if in_doubt {
+            if is_stale {
                 match self.has_gone_back(&version).await {
                     Ok(true) => {
                         tracing::warn!("the API server's versions went back: listing again");
                         return Ok(());
                     }
-                    Ok(false) => in_doubt = false,
+                    Ok(false) => is_stale = false,
                     Err(error) => {
                         self.failed(&error).await?;
                         if self.refused {
@@ -246,12 +246,12 @@ impl<S: Source> Follow<S> {
             match self.watch_once(&mut version).await? {
                 Ended::InOrder => {}
                 Ended::Early => {
-                    in_doubt = true;
+                    is_stale = true;
                     self.wait().await;
                 }
                 Ended::Expired => return Ok(()),
                 Ended::Failed(error) => {
-                    in_doubt = true;
+                    is_stale = true;
                     self.failed(&error).await?;
                     if self.failed_watches >= FAILED_WATCHES {
                         self.failed_watches = 0;

@@ -143,8 +143,8 @@ mod tests {
             (|spec| drop(spec.as_object_mut().unwrap().remove("clusters")), "spec: clusters is missing"),
         ];
         for (change, words) in wrong {
-            let said = rule(change).unwrap_err();
-            assert!(said.to_string().starts_with(words), "{said}");
+            let message = rule(change).unwrap_err();
+            assert!(message.to_string().starts_with(words), "{message}");
         }
         assert!(check_spec("Pod", &json!({})).is_err());
     }

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_equals_what_is_read() {
+    fn written_object_equals_the_read_one() {
         let mut conditions = Vec::new();
         let now = at(1) + jiff::SignedDuration::from_millis(250);
         set_condition(&mut conditions, ConditionType::Ready, ConditionStatus::True, Reason::AllApplied, "", None, now);

@@ -15,9 +15,9 @@ const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 const FIELD_POINTER: &str =
     r"^/((data|binaryData)/[-._a-zA-Z0-9]+|metadata/(labels|annotations)/([-._a-zA-Z0-9]+~1)?[-._a-zA-Z0-9]+)$";
 
-const LABEL_KEY_CURE: &str = "a label key is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both \
+const LABEL_KEY_HINT: &str = "a label key is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both \
      ends, optionally after a DNS name and '/', such as app or example.com/app";
-const LABEL_VALUE_CURE: &str =
+const LABEL_VALUE_HINT: &str =
     "a label value is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty";
 
 /// What the strings of a list are.
@@ -80,7 +80,7 @@ impl Item {
                 "write the name of a MemberCluster (lowercase letters, digits, '-' and '.') or a glob of such characters \
                  and '*', such as eu-*",
             ),
-            Item::LabelValue => (LABEL_VALUE, 63, LABEL_VALUE_CURE),
+            Item::LabelValue => (LABEL_VALUE, 63, LABEL_VALUE_HINT),
             Item::FieldPointer => (
                 FIELD_POINTER,
                 340,
@@ -236,11 +236,11 @@ pub(super) fn match_labels(schema: &mut Schema) {
     schema.insert("maxProperties".into(), json!(limits::EXPRESSIONS));
     if let Some(values) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
         values.insert("maxLength".into(), json!(63));
-        add(values, &format!("self.matches('{LABEL_VALUE}')"), &format!("matchLabels: {LABEL_VALUE_CURE}"));
+        add(values, &format!("self.matches('{LABEL_VALUE}')"), &format!("matchLabels: {LABEL_VALUE_HINT}"));
     }
     rule(
         format!("self.all(key, key.matches('{QUALIFIED_NAME}') && key.indexOf('/') <= 253)"),
-        format!("matchLabels: {LABEL_KEY_CURE}"),
+        format!("matchLabels: {LABEL_KEY_HINT}"),
     )(schema);
 }
 
@@ -249,7 +249,7 @@ pub(super) fn label_key(schema: &mut Schema) {
     schema.insert("maxLength".into(), json!(317));
     rule(
         format!("self.matches('{QUALIFIED_NAME}') && self.indexOf('/') <= 253"),
-        format!("matchExpressions.key: {LABEL_KEY_CURE}"),
+        format!("matchExpressions.key: {LABEL_KEY_HINT}"),
     )(schema);
 }
 
@@ -339,7 +339,7 @@ pub(super) fn order_by_label(schema: &mut Schema) {
     schema.insert("maxLength".into(), json!(317));
     rule(
         format!("self.matches('{QUALIFIED_NAME}') && self.indexOf('/') <= 253"),
-        format!("rollout.orderByLabel: {LABEL_KEY_CURE}"),
+        format!("rollout.orderByLabel: {LABEL_KEY_HINT}"),
     )(schema);
 }
 

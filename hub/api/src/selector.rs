@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_and_expressions_of_a_selector_all_hold() {
+    fn labels_and_expressions_of_a_selector_all_apply() {
         let written = serde_json::json!({
             "matchLabels": {"env": "prod"},
             "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["lab"]}],

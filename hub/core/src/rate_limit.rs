@@ -124,16 +124,16 @@ mod tests {
     }
 
     #[test]
-    fn skipped_lines_are_told_with_the_next() {
+    fn skipped_lines_are_counted_with_the_next() {
         let (mut lines, start) = (LogLimits::new(RATE), Instant::now());
-        let said: Vec<_> = (0..5).map(|_| lines.line(&"a", start)).collect();
-        assert_eq!(said, [Some(0), Some(0), Some(0), None, None]);
+        let message: Vec<_> = (0..5).map(|_| lines.line(&"a", start)).collect();
+        assert_eq!(message, [Some(0), Some(0), Some(0), None, None]);
         assert_eq!(lines.line(&"b", start), Some(0), "each peer has its own");
         assert_eq!(lines.line(&"a", start + Duration::from_secs(1)), Some(2));
     }
 
     #[test]
-    fn peers_that_are_told_apart_are_bounded() {
+    fn distinguished_peers_are_bounded() {
         let (mut limits, start) = (RateLimits::new(RATE), Instant::now());
         for peer in 0..3 * LIMIT {
             assert!(limits.take(&peer, start));

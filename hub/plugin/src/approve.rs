@@ -17,7 +17,7 @@ use runnel_api::APPROVE;
 
 const BETWEEN: Duration = Duration::from_millis(250);
 /// The hub needs this long to take the annotation in.
-const HEEDED_WITHIN: Duration = Duration::from_secs(3);
+const SETTLES_WITHIN: Duration = Duration::from_secs(3);
 /// What a person reads before he answers; the rest is counted.
 const SHOWN: usize = 200;
 
@@ -49,14 +49,14 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
     }
     let patch = json!({"metadata": {"annotations": {APPROVE: pending.digests.join(",")}}});
     hub.patch("approve what waits", &pending.path, patch).await?;
-    match heeded(&hub, &pending, timeout).await? {
-        Heeded::All => say(&format!("Approved: {copies} are being removed.\n")),
-        Heeded::Other => {
+    match outcome(&hub, &pending, timeout).await? {
+        Outcome::All => say(&format!("Approved: {copies} are being removed.\n")),
+        Outcome::Other => {
             let message =
                 "what waits has changed meanwhile and needs approval again: `kubectl runnel approve` shows it";
             Err(ended(FAILED, message))
         }
-        Heeded::No => Err(ended(
+        Outcome::No => Err(ended(
             IN_VAIN,
             format!(
                 "the annotation {APPROVE} is written, and the hub has not heeded it within {}: `kubectl runnel doctor` \
@@ -134,7 +134,7 @@ fn describe(pending: &Value) -> String {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Heeded {
+enum Outcome {
     /// Nothing of it waits any more.
     All,
     /// Another set waits.
@@ -143,27 +143,27 @@ enum Heeded {
     No,
 }
 
-async fn heeded(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow::Result<Heeded> {
+async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow::Result<Outcome> {
     let begin = Instant::now();
     loop {
-        let Some(object) = hub.get("read what waits", &pending.path).await? else { return Ok(Heeded::All) };
+        let Some(object) = hub.get("read what waits", &pending.path).await? else { return Ok(Outcome::All) };
         match seen(&object, &pending.digests) {
-            Heeded::All => return Ok(Heeded::All),
-            Heeded::Other if begin.elapsed() >= HEEDED_WITHIN => return Ok(Heeded::Other),
+            Outcome::All => return Ok(Outcome::All),
+            Outcome::Other if begin.elapsed() >= SETTLES_WITHIN => return Ok(Outcome::Other),
             other if begin.elapsed() >= timeout => return Ok(other),
-            Heeded::Other | Heeded::No => tokio::time::sleep(BETWEEN).await,
+            Outcome::Other | Outcome::No => tokio::time::sleep(BETWEEN).await,
         }
     }
 }
 
-fn seen(object: &Value, approved: &[String]) -> Heeded {
+fn seen(object: &Value, approved: &[String]) -> Outcome {
     let waits = digests(object);
     if waits.is_empty() {
-        Heeded::All
+        Outcome::All
     } else if waits.iter().any(|digest| approved.contains(digest)) {
-        Heeded::No
+        Outcome::No
     } else {
-        Heeded::Other
+        Outcome::Other
     }
 }
 
@@ -209,18 +209,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn approved_set_is_told_from_one_that_changed() {
+    fn approved_set_differs_from_one_that_changed() {
         let approved = ["d1".to_owned()];
         let rule = |digest: &str| json!({"status": {"pendingApproval": {"digest": digest, "copies": 3}}});
-        assert_eq!(seen(&rule("d1"), &approved), Heeded::No);
-        assert_eq!(seen(&rule("d2"), &approved), Heeded::Other);
-        assert_eq!(seen(&json!({"status": {}}), &approved), Heeded::All);
+        assert_eq!(seen(&rule("d1"), &approved), Outcome::No);
+        assert_eq!(seen(&rule("d2"), &approved), Outcome::Other);
+        assert_eq!(seen(&json!({"status": {}}), &approved), Outcome::All);
         let fleet = |digests: &[&str]| {
             let all: Vec<_> = digests.iter().map(|digest| json!({"digest": digest, "rules": 2, "copies": 4})).collect();
             json!({"status": {"pendingApprovals": all}})
         };
-        assert_eq!(seen(&fleet(&["d0", "d1"]), &approved), Heeded::No);
-        assert_eq!(seen(&fleet(&["d0"]), &approved), Heeded::Other);
+        assert_eq!(seen(&fleet(&["d0", "d1"]), &approved), Outcome::No);
+        assert_eq!(seen(&fleet(&["d0"]), &approved), Outcome::Other);
         assert_eq!(digests(&fleet(&["d0", "d1"])), ["d0", "d1"]);
     }
 

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_the_copies_has_to_be_said() {
+    fn fate_of_the_copies_is_a_required_choice() {
         let error = Cli::try_parse_from(["kubectl-runnel", "uninstall"]).unwrap_err();
         assert!(error.to_string().contains("--copies <COPIES>"), "{error}");
         assert_eq!(error.exit_code(), 2);

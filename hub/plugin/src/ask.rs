@@ -71,14 +71,17 @@ pub async fn clusters(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result
 /// A sentence with the cure.
 pub async fn blocked(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result<Option<BlockedItems>> {
     within(hub, question.place(), question.asked(), async |mut client, request| {
-        let mut pages = client.rule_held(request).await.map_err(refused)?.into_inner();
-        let mut held = None;
+        let mut pages = client.rule_blocked(request).await.map_err(refused)?.into_inner();
+        let mut page_items = None;
         while let Some(page) = pages.message().await.map_err(refused)? {
-            let held =
-                held.get_or_insert_with(|| BlockedItems { digest: page.digest, copies: page.copies, items: vec![] });
-            held.items.extend(page.items.into_iter().map(|item| [item.what, item.cluster, item.object]));
+            let page_items = page_items.get_or_insert_with(|| BlockedItems {
+                digest: page.digest,
+                copies: page.copies,
+                items: vec![],
+            });
+            page_items.items.extend(page.items.into_iter().map(|item| [item.what, item.cluster, item.object]));
         }
-        Ok(held)
+        Ok(page_items)
     })
     .await
 }
@@ -212,8 +215,8 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
     let lease = lease.ok_or_else(|| {
         anyhow!("there is no Lease {LEASE} in namespace {namespace}: name the hub's with --hub-namespace")
     })?;
-    let said = |key: &str| lease.pointer("/metadata/annotations").and_then(|all| all.get(key)).and_then(Value::as_str);
-    let (Some(hub_id), Some(pin)) = (said(HUB_ID), said(AUTHORITY)) else {
+    let line = |key: &str| lease.pointer("/metadata/annotations").and_then(|all| all.get(key)).and_then(Value::as_str);
+    let (Some(hub_id), Some(pin)) = (line(HUB_ID), line(AUTHORITY)) else {
         bail!("the hub does not say yet how it is known: upgrade it, or try again when it leads");
     };
     let pin = Fingerprint::parse(pin).context("the Lease's annotation is no fingerprint")?;
@@ -269,10 +272,10 @@ impl Forward {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let (Some(out), Some(mut err)) = (out, err) else { bail!("kubectl port-forward says nothing") };
         let mut lines = BufReader::new(out).lines();
-        let said = tokio::time::timeout(LIMIT, lines.next_line()).await;
-        let said =
-            said.map_err(|_| anyhow!("kubectl port-forward did not begin within {} seconds", LIMIT.as_secs()))?;
-        if let Some(port) = said?.as_deref().and_then(super::detail::forwarded_port) {
+        let line = tokio::time::timeout(LIMIT, lines.next_line()).await;
+        let line =
+            line.map_err(|_| anyhow!("kubectl port-forward did not begin within {} seconds", LIMIT.as_secs()))?;
+        if let Some(port) = line?.as_deref().and_then(super::detail::forwarded_port) {
             return Ok(Self { address: format!("127.0.0.1:{port}"), _child: child, _says: (lines, err) });
         }
         let mut why = String::new();

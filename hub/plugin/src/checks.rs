@@ -65,20 +65,20 @@ impl From<Finding> for Check {
 
 /// The lines for a person.
 pub fn lines(checks: &[Check], colours: bool) -> String {
-    let mut said = String::new();
+    let mut page = String::new();
     for check in checks {
         let (word, tone) = match check.level {
             Level::Ok => ("ok  ", Tone::Good),
             Level::Warn => ("warn", Tone::Odd),
             Level::Fail => ("fail", Tone::Bad),
         };
-        said += &format!("{}  {}\n", tone.paint(word, colours), check.what);
+        page += &format!("{}  {}\n", tone.paint(word, colours), check.what);
         if !check.hint.is_empty() {
-            said += &format!("      -> {}\n", check.hint);
+            page += &format!("      -> {}\n", check.hint);
         }
     }
     let count = |level| checks.iter().filter(|check| check.level == level).count();
-    said + &format!("\n{} ok, {} warn, {} fail\n", count(Level::Ok), count(Level::Warn), count(Level::Fail))
+    page + &format!("\n{} ok, {} warn, {} fail\n", count(Level::Ok), count(Level::Warn), count(Level::Fail))
 }
 
 /// The same for a machine.
@@ -224,10 +224,11 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
                 checks.push(Check::fail(format!("{name}: {}", condition(object, theft).message), hint));
             }
         }
-        for doubt in [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::PreviousMembership] {
-            if condition(object, doubt).holds() {
+        for warning in [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::PreviousMembership]
+        {
+            if condition(object, warning).holds() {
                 let hint = "see that all is as it should be, then run the command that the message names";
-                checks.push(Check::fail(format!("{name}: {}", condition(object, doubt).message), hint));
+                checks.push(Check::fail(format!("{name}: {}", condition(object, warning).message), hint));
             }
         }
         if condition(object, ConditionType::OrphanedCopies).holds() {
@@ -355,15 +356,15 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_nobody_renews_is_a_failure() {
-        let held = |at: &str| json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": at}});
-        assert_eq!(lease(&held("2026-01-01T00:59:58Z"), now()), Check::ok("one hub leads: runnel-hub-1"));
-        assert!(lease(&held("2026-01-01T00:50:00Z"), now()).what.contains("10m ago"));
+    fn lease_without_renewal_is_a_failure() {
+        let page_items = |at: &str| json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": at}});
+        assert_eq!(lease(&page_items("2026-01-01T00:59:58Z"), now()), Check::ok("one hub leads: runnel-hub-1"));
+        assert!(lease(&page_items("2026-01-01T00:50:00Z"), now()).what.contains("10m ago"));
         assert_eq!(lease(&Value::Null, now()).level, Level::Fail);
     }
 
     #[test]
-    fn members_and_rules_fail_with_a_cure() {
+    fn members_and_rules_fail_with_a_hint() {
         let member = |name: &str, status: &str, reason: &str, ends: &str| {
             json!({"metadata": {"name": name}, "spec": {"accepted": true}, "status": {
                 "certificate": {"expiresAt": ends},
@@ -377,9 +378,9 @@ mod tests {
             member("d", "True", "SessionOpen", "2026-01-01T01:30:00Z"),
         ];
         let checks = members(&all, now());
-        let said: Vec<&str> = checks.iter().map(|check| check.what.as_str()).collect();
+        let page: Vec<&str> = checks.iter().map(|check| check.what.as_str()).collect();
         assert_eq!(
-            said,
+            page,
             [
                 "1 of 4 members are connected and well",
                 "b is not connected (SessionLost, 60m)",

@@ -12,7 +12,7 @@ fn at(time: &str) -> Timestamp {
     time.parse().unwrap()
 }
 
-fn said(kind: &str, reason: &str, message: &str) -> Value {
+fn text(kind: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
@@ -36,13 +36,13 @@ fn rule(name: &str, status: &str, reason: &str, message: &str) -> Value {
 #[test]
 fn a_hub_that_is_well() {
     let deployment = json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}});
-    let held = json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:59:58Z"}});
+    let lease_of = json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:59:58Z"}});
     let well = member("eu-1", connected("True", "SessionOpen"), "2026-01-02T00:00:00Z", json!([]));
     let mut all = vec![clocks(Some(now()), now()), rights(&[], 16)];
     let own = json!({"metadata": {"name": "distributionrules.runnel.dev"}, "status": {"conditions": [{"type": "Established", "status": "True"}]}});
     all.extend(definitions(std::slice::from_ref(&own), std::slice::from_ref(&own)));
     all.extend(hub(&Workload { deployment, ..Workload::default() }, "runnel-system"));
-    all.extend([lease(&held, now()), authority(at("2030-01-01T00:00:00Z"), now())]);
+    all.extend([lease(&lease_of, now()), authority(at("2030-01-01T00:00:00Z"), now())]);
     all.extend(addresses(&[("hub.example.com:8443".to_owned(), Reachability::Hub)]));
     all.extend(members(&[well], now()));
     all.extend(rules(&[rule("all", "True", "AllApplied", "")]));
@@ -51,8 +51,8 @@ fn a_hub_that_is_well() {
 
 #[test]
 fn a_hub_with_everything_wrong() {
-    let stolen = said("PossibleKeyTheft", "TwoHolders", "two agents use its key");
-    let orphaned = said("OrphanedCopies", "RuleUnknown", "12 copies of rules that the hub does not know");
+    let stolen = text("PossibleKeyTheft", "TwoHolders", "two agents use its key");
+    let orphaned = text("OrphanedCopies", "RuleUnknown", "12 copies of rules that the hub does not know");
     let mut shut_out = member("eu-1", connected("True", "SessionOpen"), "", json!([]));
     shut_out["spec"]["accepted"] = json!(false);
     let mut waited_for = member("eu-2", connected("Unknown", "SessionLost"), "", json!([orphaned, stolen]));
@@ -67,13 +67,13 @@ fn a_hub_with_everything_wrong() {
     let mut going = rule("going", "True", "AllApplied", "");
     going["status"]["conditions"][0]["status"] = json!("False");
     going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    let mut held = rule("held", "False", "RemovalLimit", "24 copies would be removed");
+    let mut lease_of = rule("held", "False", "RemovalLimit", "24 copies would be removed");
     let why = "24 copies in 2 clusters would be removed: the rule is deleted";
-    held["status"]["conditions"] =
-        json!([held["status"]["conditions"][0], said("ApprovalRequired", "RemovalLimit", why)]);
-    held["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    lease_of["status"]["conditions"] =
+        json!([lease_of["status"]["conditions"][0], text("ApprovalRequired", "RemovalLimit", why)]);
+    lease_of["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     let all_rules = [
-        held,
+        lease_of,
         rule("fails", "False", "Conflict", "1 copy failed in eu-1"),
         rule("away", "Unknown", "ClustersUnreachable", "1 cluster is silent"),
         rule("waits", "False", "CopiesWaiting", "2 copies waiting in 1 cluster"),

@@ -44,11 +44,11 @@ impl ClusterRow {
 /// the table are as wide as said.
 pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
     let old: Vec<_> = rows.iter().filter_map(|row| Some((row, row.holds()?))).collect();
-    let (all, mut said) = (rows.len(), String::new());
+    let (all, mut output) = (rows.len(), String::new());
     if old.is_empty() {
         let head = format!("Every cluster ({all}) holds the newest revision of every source, and has proved it.");
-        wrapped(&mut said, INDENT, &head, width);
-        return said;
+        wrapped(&mut output, INDENT, &head, width);
+        return output;
     }
     let older = old.iter().filter(|(row, _)| !row.newest).count();
     let head = match older {
@@ -63,7 +63,7 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
             "{more} of {all} say that they hold the newest revision of every source, and have not proved it."
         )),
     };
-    head.into_iter().chain(unproved).for_each(|head| wrapped(&mut said, INDENT, &head, width));
+    head.into_iter().chain(unproved).for_each(|head| wrapped(&mut output, INDENT, &head, width));
     let mut table = Table::new(&["CLUSTER", "HOLDS", "STATE", "APPLIED", "FAILED", "WAITING", "REASON"]);
     for (row, (word, meaning)) in &old {
         let [applied, failed, waiting] = row.counts.map(|count| count.to_string());
@@ -77,13 +77,13 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
             row.reason.as_str().into(),
         ]);
     }
-    said += &table.text(colours);
-    let told = old.iter().filter(|(row, _)| !row.message.is_empty());
-    for (number, (row, _)) in told.enumerate() {
-        said.push_str(if number == 0 { "\n" } else { "" });
-        wrapped(&mut said, INDENT, &format!("{}: {}", row.name, row.message), width);
+    output += &table.text(colours);
+    let reported = old.iter().filter(|(row, _)| !row.message.is_empty());
+    for (number, (row, _)) in reported.enumerate() {
+        output.push_str(if number == 0 { "\n" } else { "" });
+        wrapped(&mut output, INDENT, &format!("{}: {}", row.name, row.message), width);
     }
-    said
+    output
 }
 
 /// All clusters, and below them what failed there.
@@ -101,16 +101,16 @@ pub fn clusters(rows: &[ClusterRow], colours: bool) -> String {
             row.message.as_str().into(),
         ]);
     }
-    let mut said = table.text(colours);
+    let mut output = table.text(colours);
     if rows.iter().any(|row| !row.failures.is_empty()) {
-        said += "\nWhat failed (at most five copies per cluster):\n";
+        output += "\nWhat failed (at most five copies per cluster):\n";
     }
     for row in rows {
         for (copy, reason, message) in &row.failures {
-            let _ = writeln!(said, "  {}: {copy}: {reason}: {message}", row.name);
+            let _ = writeln!(output, "  {}: {copy}: {reason}: {message}", row.name);
         }
     }
-    said
+    output
 }
 
 /// What a state means.
@@ -191,10 +191,10 @@ What failed (at most five copies per cluster):
             ("all of it", vec![older, wrong, away, fresh, well("eu-1"), well("eu-2")]),
         ];
         for width in [80, 160] {
-            let said = all.iter().map(|(name, rows)| format!("== {name}\n{}", outdated(rows, width, false)));
-            let said: Vec<String> = said.collect();
-            assert!(said.iter().flat_map(|text| text.lines()).all(|line| line.chars().count() <= width));
-            insta::assert_snapshot!(format!("outdated_{width}"), said.join("\n"));
+            let output = all.iter().map(|(name, rows)| format!("== {name}\n{}", outdated(rows, width, false)));
+            let output: Vec<String> = output.collect();
+            assert!(output.iter().flat_map(|text| text.lines()).all(|line| line.chars().count() <= width));
+            insta::assert_snapshot!(format!("outdated_{width}"), output.join("\n"));
         }
     }
 

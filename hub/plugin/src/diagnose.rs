@@ -102,7 +102,7 @@ pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
         found.push(Finding::new(format!("no pod of {name} can be made: {}", failure.message), hint));
     }
     found.extend(seen.pods.iter().filter_map(|one| pod(one, namespace)));
-    found.extend(last_words(&seen.log).map(|said| Finding::new(format!("{name} says: {said}"), "do what it says")));
+    found.extend(last_words(&seen.log).map(|words| Finding::new(format!("{name} says: {words}"), "do what it says")));
     if seen.pods.is_empty() && !failure.holds() && number(&seen.deployment, "/spec/replicas") > 0 {
         let hint =
             format!("look at `kubectl -n {namespace} describe deployment {name}`: do the cluster's controllers run?");
@@ -155,9 +155,9 @@ fn last_words(log: &[String]) -> Option<String> {
         let Ok(entry) = serde_json::from_str::<Value>(line) else {
             return line.starts_with("runnel-").then(|| line.trim().to_owned());
         };
-        let said =
-            [text(&entry, "/message"), text(&entry, "/fields/message")].into_iter().find(|said| !said.is_empty())?;
-        matches!(text(&entry, "/level"), "WARN" | "ERROR").then(|| said.to_owned())
+        let words =
+            [text(&entry, "/message"), text(&entry, "/fields/message")].into_iter().find(|words| !words.is_empty())?;
+        matches!(text(&entry, "/level"), "WARN" | "ERROR").then(|| words.to_owned())
     };
     log.iter().rev().find_map(complaint)
 }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_are_told_apart() {
+    fn causes_are_distinguished() {
         assert_eq!(reach_of("Connection refused (os error 111)", false), Reachability::Refused);
         assert_eq!(reach_of("failed to lookup address information", false), Reachability::Unknown);
         assert_eq!(reach_of("the hub at x did not answer within 5 seconds", false), Reachability::Silent);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_complaint_of_the_log_is_heard() {
+    fn last_warning_of_the_log_is_shown() {
         let log = [
             r#"{"level":"WARN","message":"old"}"#,
             r#"{"level":"ERROR","fields":{"message":"the hub refused: the token has expired"}}"#,

@@ -61,21 +61,21 @@ async fn of_hub(hub: &Cluster, namespace: &str) -> Vec<Check> {
     found.extend(rights_of(hub, namespace).await);
     found.extend(definitions(hub).await);
     let served = !found.iter().any(|check| check.level == Level::Fail);
-    found.extend(told(look::workload(hub, HUB, namespace).await.map(|seen| checks::hub(&seen, namespace))));
+    found.extend(reported(look::workload(hub, HUB, namespace).await.map(|seen| checks::hub(&seen, namespace))));
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{HUB}");
     let lease = hub.get("read the Lease of the leader", &path).await;
     // By the API server's clock, as the hub that renews it may be elsewhere.
     let read = |lease: Option<Value>| vec![checks::lease(&lease.unwrap_or_default(), clock.unwrap_or(now))];
-    found.extend(told(lease.map(read)));
-    found.extend(told(identity(hub, namespace, now).await));
+    found.extend(reported(lease.map(read)));
+    found.extend(reported(identity(hub, namespace, now).await));
     if served {
-        found.extend(told(look::members(hub).await.map(|members| checks::members(&members, now))));
-        found.extend(told(look::rules(hub, None).await.map(|rules| checks::rules(&rules))));
+        found.extend(reported(look::members(hub).await.map(|members| checks::members(&members, now))));
+        found.extend(reported(look::rules(hub, None).await.map(|rules| checks::rules(&rules))));
     }
     found
 }
 
-fn told(outcome: anyhow::Result<Vec<Check>>) -> Vec<Check> {
+fn reported(outcome: anyhow::Result<Vec<Check>>) -> Vec<Check> {
     let unread = |error: anyhow::Error| vec![Check::warn(format!("{error:#}"), "this could not be checked")];
     outcome.unwrap_or_else(unread)
 }
@@ -85,7 +85,7 @@ async fn rights_of(hub: &Cluster, namespace: &str) -> Vec<Check> {
     all.extend(rights::unjoin().into_iter().filter(|right| right.verb == "delete"));
     all.extend(rights::install(namespace));
     let asked = hub.missing(&all).await;
-    told(asked.map(|missing| vec![checks::rights(&missing, all.len())]))
+    reported(asked.map(|missing| vec![checks::rights(&missing, all.len())]))
 }
 
 async fn definitions(hub: &Cluster) -> Vec<Check> {
@@ -99,7 +99,7 @@ async fn definitions(hub: &Cluster) -> Vec<Check> {
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
         match hub.get("read the definitions", &path).await {
             Ok(found) => there.extend(found),
-            Err(error) => return told(Err(error)),
+            Err(error) => return reported(Err(error)),
         }
     }
     checks::definitions(&there, &own)

@@ -52,7 +52,7 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
         ("a copy that somebody changed", Tone::Odd)
     } else if has("Failed") {
         ("not as it should be", Tone::Bad)
-    } else if has("Removing") || has("GivenUp") {
+    } else if has("Removing") || has("PruneRequested") {
         ("a copy that is to go", Tone::Odd)
     } else if has("UnderWay") {
         ("on its way", Tone::Odd)
@@ -62,7 +62,7 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
         ("waits for its namespace", Tone::Odd)
     } else if answer.stands.as_ref().is_some_and(|stands| stands.ours) {
         ("a copy that no rule wants that you may get", Tone::Odd)
-    } else if !answer.answered && has("NotSaid") {
+    } else if !answer.answered && has("NotReported") {
         ("wanted; only its agent knows how it is", Tone::Odd)
     } else {
         ("no copy", Tone::Odd)
@@ -135,7 +135,7 @@ fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colours: 
         _ => Tone::Odd,
     };
     let _ = writeln!(out, "  {name} ({}), {}", rule.kind, rule.source);
-    let state = if rule.state == "NotSaid" && !answer.answered { "Unknown" } else { rule.state.as_str() };
+    let state = if rule.state == "NotReported" && !answer.answered { "Unknown" } else { rule.state.as_str() };
     let end = if rule.message.is_empty() { "" } else { ":" };
     let _ = writeln!(out, "    {}{end}", tone.paint(state, colours));
     if !rule.message.is_empty() {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshots_of_what_is_said() {
+    fn snapshots_of_explanations() {
         let object = ExplainedObject {
             ours: true,
             intact: true,
@@ -249,7 +249,7 @@ mod tests {
             cluster: "eu-1 is not connected: this is what the hub knows".into(),
             answered: false,
             namespace: String::new(),
-            ..answer(vec![rule("all", "NotSaid", "")], None)
+            ..answer(vec![rule("all", "NotReported", "")], None)
         };
         let all = [
             ("as it should be", well),

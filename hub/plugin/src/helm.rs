@@ -89,13 +89,13 @@ impl Helm {
         std::fs::write(&own, install.values.to_string()).with_context(|| format!("cannot write {}", own.display()))?;
         let chart = self.folder.path.join(install.chart);
         let arguments = install.arguments(&chart.to_string_lossy(), &own.to_string_lossy());
-        let said = self.run(on, &arguments).await;
-        let said = said.map_err(|error| {
-            let said = error.to_string();
-            let code = if hints::is_timeout(&said) { IN_VAIN } else { FAILED };
-            ended(code, hints::helm(&said, install.chart, &on.place))
+        let answer_text = self.run(on, &arguments).await;
+        let answer_text = answer_text.map_err(|error| {
+            let answer_text = error.to_string();
+            let code = if hints::is_timeout(&answer_text) { IN_VAIN } else { FAILED };
+            ended(code, hints::helm(&answer_text, install.chart, &on.place))
         })?;
-        let answer: Value = serde_json::from_str(&said).unwrap_or_default();
+        let answer: Value = serde_json::from_str(&answer_text).unwrap_or_default();
         Ok(answer.pointer("/info/notes").and_then(Value::as_str).unwrap_or_default().trim_end().to_owned())
     }
 

@@ -23,17 +23,21 @@ pub fn call(place: &Endpoint, action: &str, error: &kube::Error) -> String {
     let kube::Error::Api(status) = error else {
         return format!("cannot {action}: {}", unreachable(place, &error_chain(error)));
     };
-    let said = &status.message;
+    let reason_text = &status.message;
     match status.code {
         401 => format!(
             "cannot {action}: {place} does not accept your credentials: log in again, or choose another context"
         ),
-        403 => format!("cannot {action} on {place}: {said}; ask its administrator for this right"),
-        404 if said.contains("could not find the requested resource") || said.contains("page not found") => format!(
-            "cannot {action}: {place} does not know Runnel's kinds: install the hub there first with `kubectl runnel \
+        403 => format!("cannot {action} on {place}: {reason_text}; ask its administrator for this right"),
+        404 if reason_text.contains("could not find the requested resource")
+            || reason_text.contains("page not found") =>
+        {
+            format!(
+                "cannot {action}: {place} does not know Runnel's kinds: install the hub there first with `kubectl runnel \
              install`, or choose the hub's context"
-        ),
-        _ => format!("cannot {action} on {place}: {said}"),
+            )
+        }
+        _ => format!("cannot {action} on {place}: {reason_text}"),
     }
 }
 
@@ -69,9 +73,9 @@ pub fn error_chain(error: &dyn Error) -> String {
 }
 
 /// What helm said when it failed, and the cure.
-pub fn helm(said: &str, chart: &str, place: &Endpoint) -> String {
-    let said = said.trim();
-    let text = said.strip_prefix("Error: ").unwrap_or(said);
+pub fn helm(reason_text: &str, chart: &str, place: &Endpoint) -> String {
+    let reason_text = reason_text.trim();
+    let text = reason_text.strip_prefix("Error: ").unwrap_or(reason_text);
     let command = if chart == "runnel-hub" { "install" } else { "join" };
     if text.contains("specifications of the schema") {
         return format!(
@@ -105,8 +109,8 @@ pub fn helm(said: &str, chart: &str, place: &Endpoint) -> String {
 }
 
 /// Whether helm waited in vain.
-pub fn is_timeout(said: &str) -> bool {
-    said.contains("timed out") || said.contains("context deadline exceeded")
+pub fn is_timeout(reason_text: &str) -> bool {
+    reason_text.contains("timed out") || reason_text.contains("context deadline exceeded")
 }
 
 /// How to come to a helm.
@@ -127,10 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_names_the_place_and_the_cure() {
-        let said = call(&place(), "list members", &api(403, "x is forbidden: User \"u\" cannot list resource \"x\""));
+    fn each_answer_names_the_place_and_a_hint() {
+        let reason_text =
+            call(&place(), "list members", &api(403, "x is forbidden: User \"u\" cannot list resource \"x\""));
         assert_eq!(
-            said,
+            reason_text,
             "cannot list members on the hub (context prod, https://k:6443): x is forbidden: User \"u\" cannot list \
              resource \"x\"; ask its administrator for this right"
         );
@@ -140,29 +145,29 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_reached_is_told_apart() {
+    fn unreachable_causes_are_distinguished() {
         for (cause, hint) in [
             ("tcp connect error: Connection refused (os error 111)", "nothing listens there"),
             ("dns error: failed to lookup address information", "DNS and VPN"),
             ("invalid peer certificate: UnknownIssuer", "fresh kubeconfig"),
             ("deadline has elapsed", "firewall"),
         ] {
-            let said = unreachable(&place(), cause);
-            assert!(said.contains(hint) && said.contains("https://k:6443"), "{said}");
+            let reason_text = unreachable(&place(), cause);
+            assert!(reason_text.contains(hint) && reason_text.contains("https://k:6443"), "{reason_text}");
         }
     }
 
     #[test]
-    fn helms_words_get_a_cure() {
-        for (said, hint) in [
+    fn helm_errors_get_a_hint() {
+        for (reason_text, hint) in [
             ("Error: values don't meet the specifications of the schema(s)\n- replicas: Invalid type", "--show-values"),
             ("Error: unknown flag: --reset-then-reuse-values", "3.14 or newer"),
             ("Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress", "helm rollback"),
             ("Error: roles is forbidden: User \"u\" cannot create", "Ask its administrator"),
             ("Error: boom", "helm could not install runnel-hub in the hub (context prod, https://k:6443): boom"),
         ] {
-            let told = helm(said, "runnel-hub", &place());
-            assert!(told.contains(hint) && !told.contains("Error:"), "{told}");
+            let reported = helm(reason_text, "runnel-hub", &place());
+            assert!(reported.contains(hint) && !reported.contains("Error:"), "{reported}");
         }
     }
 }

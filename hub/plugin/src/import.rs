@@ -53,7 +53,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) ->
     let places = places(&read).await?;
     let objects = objects(&read).await?;
     let mut found = match &label {
-        Some(told) => labelled::read(&objects, &places, told),
+        Some(given) => labelled::read(&objects, &places, given),
         None => {
             let of = if options.from.is_empty() { Copier::KNOWN.to_vec() } else { options.from.clone() };
             annotations::read(&objects, &places, &of)
@@ -69,7 +69,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) ->
     let bodies = bodies(&read, &objects, &found, &places).await?;
     let mut not_on_hub = if is_hub { BTreeSet::new() } else { not_on_hub(&hub, &found, &bodies).await? };
     let beside = match &label {
-        Some(told) if !is_hub => labelled::beside(&on_hub(&hub, &found).await?, told, &found),
+        Some(given) if !is_hub => labelled::beside(&on_hub(&hub, &found).await?, given, &found),
         _ => BTreeSet::new(),
     };
     let aim = Aim { clusters, is_hub, label, beside };
@@ -110,9 +110,9 @@ fn nothing(read: &Cluster, by_label: bool) -> String {
 
 fn by_label(session: &CommandContext<'_>, options: &args::Import) -> anyhow::Result<Option<ByLabel>> {
     let Some(label) = &options.label else { return Ok(None) };
-    let told = ByLabel::new(label, &options.to).map_err(usage)?;
+    let given = ByLabel::new(label, &options.to).map_err(usage)?;
     let from = session.namespace.map(str::to_owned);
-    Ok(Some(ByLabel { from, resources: options.resources.clone(), ..told }))
+    Ok(Some(ByLabel { from, resources: options.resources.clone(), ..given }))
 }
 
 async fn uid(cluster: &Cluster) -> anyhow::Result<String> {

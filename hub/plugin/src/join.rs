@@ -145,15 +145,15 @@ impl Joining<'_> {
     }
 
     fn no_token(&self, error: &anyhow::Error) -> anyhow::Error {
-        let said = format!("{error:#}");
-        if said.contains("no address of the hub is known") {
+        let message = format!("{error:#}");
+        if message.contains("no address of the hub is known") {
             return anyhow!(
                 "{} advertises no address: `kubectl runnel install --advertise HOST:PORT` with the address at \
                  which agents in other clusters reach it, or give --advertise here",
                 self.hub.place
             );
         }
-        anyhow!("cannot make a join string on {}: {said}", self.hub.place)
+        anyhow!("cannot make a join string on {}: {message}", self.hub.place)
     }
 
     fn secret_path(&self) -> String {

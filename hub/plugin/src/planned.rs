@@ -35,16 +35,16 @@ pub struct Planned {
     /// Whether it is the rule as it is saved.
     pub saved: bool,
     /// What the hub said, in one.
-    pub said: PlanPage,
+    pub answer: PlanPage,
 }
 
 impl Planned {
     /// All pages of an answer in one.
     pub fn of(rule: String, saved: bool, pages: impl IntoIterator<Item = PlanPage>) -> Self {
         let mut pages = pages.into_iter();
-        let mut said = pages.next().unwrap_or_default();
-        said.copies.extend(pages.flat_map(|page| page.copies));
-        Self { rule, saved, said }
+        let mut answer = pages.next().unwrap_or_default();
+        answer.copies.extend(pages.flat_map(|page| page.copies));
+        Self { rule, saved, answer }
     }
 
     /// Whether something would fail, or be held until somebody releases it; also where it may, as nobody is told.
@@ -54,11 +54,11 @@ impl Planned {
             matches!(verdict, "held" | "conflict" | "denied" | "forbidden" | "invalid" | "refused" | "adoptIfEqual")
         };
         let is_left_out = |source: &PlanSource| source.state != "Refused";
-        self.said.incomplete || self.said.copies.iter().any(fails) || self.said.sources.iter().any(is_left_out)
+        self.answer.incomplete || self.answer.copies.iter().any(fails) || self.answer.sources.iter().any(is_left_out)
     }
 
     fn counts(&self) -> Vec<(&'static str, Tone, usize)> {
-        let count = |verdict: &str| self.said.copies.iter().filter(|copy| copy.verdict == verdict).count();
+        let count = |verdict: &str| self.answer.copies.iter().filter(|copy| copy.verdict == verdict).count();
         let all = VERDICTS.iter().map(|(verdict, tone)| (*verdict, *tone, count(verdict)));
         all.filter(|(.., count)| *count > 0).collect()
     }
@@ -66,35 +66,35 @@ impl Planned {
     /// For a person, in lines of this width.
     pub fn text(&self, width: usize, colours: bool) -> String {
         let mut out = String::new();
-        let said = &self.said;
-        let state = match (self.saved, said.exists) {
+        let answer = &self.answer;
+        let state = match (self.saved, answer.exists) {
             (true, _) => "as it is saved",
             (false, true) => "an edit",
             (false, false) => "new",
         };
-        let sources = if said.sent == 1 { "source" } else { "sources" };
-        let clusters = if said.clusters.len() == 1 { "cluster" } else { "clusters" };
-        let all = said.clusters.len();
-        let _ = writeln!(out, "{} ({state}): {} {sources}, {all} {clusters}", self.rule, said.sent);
+        let sources = if answer.sent == 1 { "source" } else { "sources" };
+        let clusters = if answer.clusters.len() == 1 { "cluster" } else { "clusters" };
+        let all = answer.clusters.len();
+        let _ = writeln!(out, "{} ({state}): {} {sources}, {all} {clusters}", self.rule, answer.sent);
         let counts: Vec<_> = self.counts();
         let counts = counts.iter().map(|(verdict, tone, count)| tone.paint(&format!("{verdict} {count}"), colours));
         let counts: Vec<_> = counts.collect();
         if !counts.is_empty() {
             let _ = writeln!(out, "  {}", counts.join(", "));
         }
-        for note in &said.notes {
+        for note in &answer.notes {
             wrapped(&mut out, "  ", note, width);
         }
-        for source in &said.sources {
+        for source in &answer.sources {
             let place = if source.cluster.is_empty() { String::new() } else { format!(" in {}", source.cluster) };
             let _ = writeln!(out, "  {}{place}: {}", source.source, Tone::Bad.paint(&source.state, colours));
             wrapped(&mut out, "    ", &source.message, width);
         }
         let mut by_cluster: BTreeMap<&str, Vec<&PlanCopy>> = BTreeMap::new();
-        for copy in &said.copies {
+        for copy in &answer.copies {
             by_cluster.entry(&copy.cluster).or_default().push(copy);
         }
-        for cluster in &said.clusters {
+        for cluster in &answer.clusters {
             self.cluster(&mut out, cluster, by_cluster.get(cluster.name.as_str()), width, colours);
         }
         out
@@ -147,16 +147,16 @@ impl Planned {
 
     /// For machines.
     pub fn value(&self) -> Value {
-        let said = &self.said;
+        let answer = &self.answer;
         let summary: Map<String, Value> =
             self.counts().into_iter().map(|(verdict, _, count)| (verdict.to_owned(), json!(count))).collect();
-        let sources = said.sources.iter().map(
+        let sources = answer.sources.iter().map(
             |one| json!({"source": one.source, "state": one.state, "message": one.message, "cluster": one.cluster}),
         );
-        let clusters = said.clusters.iter().map(|one| {
+        let clusters = answer.clusters.iter().map(|one| {
             json!({"name": one.name, "state": one.state, "message": one.message, "wave": one.wave, "more": one.more})
         });
-        let copies = said.copies.iter().map(|one| {
+        let copies = answer.copies.iter().map(|one| {
             json!({
                 "cluster": one.cluster, "copy": one.copy, "source": one.source, "verdict": one.verdict,
                 "reason": one.reason, "message": one.message,
@@ -164,11 +164,11 @@ impl Planned {
         });
         json!({
             "rule": self.rule,
-            "exists": said.exists,
-            "incomplete": said.incomplete,
-            "sent": said.sent,
+            "exists": answer.exists,
+            "incomplete": answer.incomplete,
+            "sent": answer.sent,
             "summary": summary,
-            "notes": said.notes,
+            "notes": answer.notes,
             "sources": sources.collect::<Vec<_>>(),
             "clusters": clusters.collect::<Vec<_>>(),
             "copies": copies.collect::<Vec<_>>(),

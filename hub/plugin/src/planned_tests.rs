@@ -20,7 +20,7 @@ fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> Plan
 fn planned() -> Planned {
     let conflict =
         "an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
-    let held = "it is above a removalLimit: `kubectl runnel approve` would let it go";
+    let blocked = "it is above a removalLimit: `kubectl runnel approve` would let it go";
     let head = PlanPage {
         sources: vec![PlanSource {
             source: "configmaps/team/settings".into(),
@@ -52,7 +52,7 @@ fn planned() -> Planned {
     };
     let second = PlanPage {
         copies: vec![
-            copy("eu-2", "secrets/default/login", "held", "Removal", held),
+            copy("eu-2", "secrets/default/login", "held", "Removal", blocked),
             copy("eu-2", "secrets/later/login", "wait", "NamespaceMissing", ""),
             copy("eu-2", "secrets/web/login", "unchanged", "", ""),
         ],
@@ -62,7 +62,7 @@ fn planned() -> Planned {
 }
 
 #[test]
-fn snapshots_of_what_is_said() {
+fn snapshots_of_explanations() {
     let planned = planned();
     for width in [80, 160] {
         assert!(planned.text(width, false).lines().all(|line| line.chars().count() <= width), "{width}");

@@ -122,14 +122,15 @@ mod tests {
     use crate::hints::Endpoint;
 
     #[test]
-    fn what_is_missing_is_named_with_verb_resource_and_namespace() {
+    fn missing_right_is_named_with_verb_resource_and_namespace() {
         let place = Endpoint { role: "the hub", context: "c".into(), server: "https://s".into() };
         assert_eq!(refusal("install the hub", &place, &[]), None);
         let missing = [install("runnel-system").remove(2), unjoin().remove(2)];
-        let said = refusal("install the hub", &place, &missing).unwrap();
+        let refusal_text = refusal("install the hub", &place, &missing).unwrap();
         assert!(
-            said.contains("create deployments.apps in namespace runnel-system, delete memberclusters.runnel.dev:"),
-            "{said}"
+            refusal_text
+                .contains("create deployments.apps in namespace runnel-system, delete memberclusters.runnel.dev:"),
+            "{refusal_text}"
         );
         let never = |needed: Vec<Right>| needed.iter().all(|right| right.verb != "*" && right.resource != "*");
         assert!(never(install("a")) && never(join_hub("a")) && never(join_member("a")) && never(uninstall("a")));

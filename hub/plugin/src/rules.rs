@@ -48,18 +48,18 @@ pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) ->
 
 /// One rule with the clusters and failures of its status.
 pub fn rule(object: &Value, now: Timestamp, colours: bool) -> String {
-    let mut said = heading(object, now, colours);
+    let mut page = heading(object, now, colours);
     if object.pointer("/status/summary").is_some() {
-        said += &listed(object, now, colours);
+        page += &listed(object, now, colours);
     }
-    said
+    page
 }
 
 /// What a rule's status says of all its clusters together.
 pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
     let count = |name: &str| number(object, &format!("/status/summary/{name}"));
-    let mut said = String::new();
-    let mut line = |title: &str, content: &str| _ = writeln!(said, "{title:<9} {content}");
+    let mut page = String::new();
+    let mut line = |title: &str, content: &str| _ = writeln!(page, "{title:<9} {content}");
     line("Rule", &format!("{} {}", text(object, "/kind"), full_name(object)));
     for kind in ConditionType::ALL {
         let seen = condition(object, kind);
@@ -78,7 +78,7 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
     }
     if object.pointer("/status/summary").is_none() {
         line("", "the hub has not looked at it yet: `kubectl runnel doctor` tells whether it runs");
-        return said;
+        return page;
     }
     if let Some(rollout) = object.pointer("/status/rollout") {
         line("Rollout", &rollout_in_short(rollout, now));
@@ -103,7 +103,7 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
         let (create, update) = (count("copiesToCreate"), count("copiesToUpdate"));
         line("Dry run", &format!("would create {create}, update {update}, delete {}", count("copiesToDelete")));
     }
-    said
+    page
 }
 
 /// How far a rollout has come.
@@ -135,7 +135,7 @@ fn rollout_in_short(rollout: &Value, now: Timestamp) -> String {
 
 /// The clusters that a rule's status lists.
 fn listed(object: &Value, now: Timestamp, colours: bool) -> String {
-    let mut said = String::new();
+    let mut page = String::new();
     let count = |name: &str| number(object, &format!("/status/summary/{name}"));
     let clusters = list(object, "/status/clusters");
     let mut table = Table::new(&["CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "SINCE"]);
@@ -152,20 +152,20 @@ fn listed(object: &Value, now: Timestamp, colours: bool) -> String {
         ]);
     }
     if !table.is_empty() {
-        let _ = write!(said, "\n{}", table.text(colours));
+        let _ = write!(page, "\n{}", table.text(colours));
     }
     if object.pointer("/status/truncated").and_then(Value::as_bool) == Some(true) {
         let more = count("clusters") - i64::try_from(clusters.len()).unwrap_or_default();
-        let _ = writeln!(said, "... and {more} more, none worse than these: -o wide asks the hub for all");
+        let _ = writeln!(page, "... and {more} more, none worse than these: -o wide asks the hub for all");
     }
-    let told: Vec<&Value> = clusters.iter().filter(|cluster| !text(cluster, "/message").is_empty()).collect();
-    if !told.is_empty() {
-        said += "\nWhat is wrong:\n";
+    let reported: Vec<&Value> = clusters.iter().filter(|cluster| !text(cluster, "/message").is_empty()).collect();
+    if !reported.is_empty() {
+        page += "\nWhat is wrong:\n";
     }
-    for cluster in told {
-        let _ = writeln!(said, "  {}: {}", text(cluster, "/name"), text(cluster, "/message"));
+    for cluster in reported {
+        let _ = writeln!(page, "  {}: {}", text(cluster, "/name"), text(cluster, "/message"));
     }
-    said
+    page
 }
 
 /// The members as a table.

@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn ages_read_as_kubectl_writes_them() {
-        let said: Vec<String> = [0, 119, 120, 310, 599, 600, 7199, 10_800, 11_100, 90_000, 180_000, 864_000]
+        let message: Vec<String> = [0, 119, 120, 310, 599, 600, 7199, 10_800, 11_100, 90_000, 180_000, 864_000]
             .into_iter()
             .map(span)
             .collect();
-        assert_eq!(said, ["0s", "119s", "2m", "5m10s", "9m59s", "10m", "119m", "3h", "3h5m", "25h", "2d2h", "10d"]);
+        assert_eq!(message, ["0s", "119s", "2m", "5m10s", "9m59s", "10m", "119m", "3h", "3h5m", "25h", "2d2h", "10d"]);
         let now = Timestamp::from_second(100).unwrap();
         assert_eq!(age(Timestamp::from_second(160).ok(), now), "0s");
         assert_eq!(age(None, now), "<unknown>");

@@ -53,9 +53,9 @@ async fn of_clusters(session: &CommandContext<'_>) -> anyhow::Result<(Value, BTr
 }
 
 fn in_words(seen: &Value) -> String {
-    let mut said = format!("Client: {}\n", text(seen, "/client"));
+    let mut page = format!("Client: {}\n", text(seen, "/client"));
     if let Some(hub) = seen.get("hub") {
-        said += &if hub.is_null() {
+        page += &if hub.is_null() {
             "Hub:    not installed\n".to_owned()
         } else {
             format!("Hub:    {} ({})\n", text(hub, "/version"), text(hub, "/image"))
@@ -63,7 +63,7 @@ fn in_words(seen: &Value) -> String {
     }
     let agents = seen.get("agents").and_then(Value::as_object);
     for (version, count) in agents.into_iter().flatten() {
-        said += &format!("Agents: {version} ({count})\n");
+        page += &format!("Agents: {version} ({count})\n");
     }
-    said
+    page
 }

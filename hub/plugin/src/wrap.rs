@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_line_is_wider_and_no_word_is_lost() {
+    fn wrapped_lines_fit_and_lose_no_word() {
         let mut out = String::new();
         wrapped(&mut out, ("# ", "#   "), "one two three four\u{1b}[2J\nfive", 11);
         assert_eq!(out, "# one two\n#   three\n#   four\n#   [2J\n#   five\n");
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_wider_stands_alone_and_nothing_is_a_line() {
+    fn wide_word_gets_a_line_and_empty_text_none() {
         let mut out = String::new();
         wrapped(&mut out, ("", "  "), "a bbbbbbbbbbbb c", 5);
         wrapped(&mut out, ("- ", "  "), " \n", 5);

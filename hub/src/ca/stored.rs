@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_and_unusable_is_named_and_never_replaced() {
+    fn unusable_parts_are_named_and_never_replaced() {
         let whole = missing(&Data::new(), fresh()).unwrap();
         for (entry, bytes) in [(HUB_ID, "A/b"), (REVISION_KEY, "short"), (ADDRESSES, "nowhere")] {
             let mut data = whole.clone();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_is_made_anew_when_it_is_removed_or_half_over() {
+    fn authority_is_replaced_when_removed_or_half_over() {
         let Fresh { now, life, .. } = fresh();
         let whole = missing(&Data::new(), fresh()).unwrap();
         let half = life / 2;

@@ -81,7 +81,7 @@ fn applies(hub_state: &HubState, cluster: &str) -> bool {
 }
 
 #[test]
-fn who_is_not_told_of_the_rule_is_not_waited_for() {
+fn cluster_without_the_rule_is_not_waited_for() {
     let hub_state = hub(json!({"conflictPolicy": "Overwrite"}));
     connects(&hub_state, "new");
     connects(&hub_state, "doubted");

@@ -159,9 +159,9 @@ impl Inquiries {
     /// The agent has answered in part, or to the end. More than it may say is passed over.
     pub fn supposed(&self, mut part: Supposed) {
         let mut open = self.0.lock();
-        let Some(Asker::Supposed(_, said)) = open.waiting.get_mut(&part.question) else { return };
-        let room = SUPPOSED_LIMIT.saturating_sub(said.len());
-        said.extend(part.copies.drain(..).take(room));
+        let Some(Asker::Supposed(_, message)) = open.waiting.get_mut(&part.question) else { return };
+        let room = SUPPOSED_LIMIT.saturating_sub(message.len());
+        message.extend(part.copies.drain(..).take(room));
         if part.last
             && let Some(Asker::Supposed(asker, copies)) = open.waiting.remove(&part.question)
         {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_an_earlier_session_is_an_answer_to_nobody() {
+    fn answer_to_an_earlier_session_is_dropped() {
         let numbers = |inquiries: &Inquiries| {
             let ask = || inquiries.ask(SourceRef::new("secrets", "a", "b"));
             let waiting = (ask(), ask());
@@ -214,9 +214,9 @@ mod tests {
     #[test]
     fn a_question_that_fits_into_no_frame_is_not_queued() {
         let inquiries = Inquiries::after(0);
-        let asked = |held: usize| {
+        let asked = |acked: usize| {
             let name = |number: usize| SourceRef::new("secrets", "a", &format!("{number:0253}"));
-            Box::new(Suppose { held: (0..held).map(name).collect(), ..Suppose::nothing(0, "r".into()) })
+            Box::new(Suppose { blocked: (0..acked).map(name).collect(), ..Suppose::nothing(0, "r".into()) })
         };
         assert_eq!(inquiries.suppose(asked(20_000)).err(), Some(Unasked::TooLarge));
         assert!(inquiries.next().is_none());

@@ -34,7 +34,7 @@ const COMPLAINTS: Duration = Duration::from_secs(60);
 /// Connections that wait for their TLS handshake.
 const QUEUE: usize = 64;
 /// How long a connection is held while nobody leads; an agent waits no longer.
-const HOLD: Duration = Duration::from_secs(20);
+const ACCEPT_DELAY: Duration = Duration::from_secs(20);
 /// How long the leader may take to accept a connection.
 const DIAL: Duration = Duration::from_secs(3);
 /// Between tries to reach the leader.
@@ -128,8 +128,8 @@ impl ConnectionRouter {
 /// Serves what another replica passes on, as from where that says it comes. Returns whether a replica of this hub said so.
 async fn arrive(mut tcp: TcpStream, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) -> bool {
     let mut preamble = [0; PREAMBLE];
-    let said = timeout(ARRIVAL, tcp.read_exact(&mut preamble)).await;
-    let from = match said {
+    let message = timeout(ARRIVAL, tcp.read_exact(&mut preamble)).await;
+    let from = match message {
         Ok(Ok(_)) => origin(&preamble, &hub_state.settings.revision_key),
         _ => None,
     };
@@ -156,7 +156,7 @@ async fn log_accept_error(error: &io::Error) {
 
 /// Serves a connection, or passes it on to who leads, or holds it until somebody does.
 async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) {
-    let give_up = Instant::now() + HOLD;
+    let give_up = Instant::now() + ACCEPT_DELAY;
     let (mut lead, mut leader) = (hub_state.lead.subscribe(), hub_state.leader.subscribe());
     loop {
         lead.mark_unchanged();

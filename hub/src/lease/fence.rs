@@ -64,7 +64,7 @@ impl Drop for RegisteredSession {
 
 impl ConnectionGuard {
     /// From now on the connection lasts only while this is so.
-    pub fn hold(&self, allowed: impl Fn() -> bool + Send + Sync + 'static) {
+    pub fn guard_with(&self, allowed: impl Fn() -> bool + Send + Sync + 'static) {
         *self.0.allowed.lock() = Some(Arc::new(allowed));
     }
 
@@ -175,22 +175,22 @@ impl ConnectionGuards {
         loop {
             look.tick().await;
             let now = Instant::now();
-            let late = self.held().into_iter().filter(|guard_state| guard_state.look(now)).count();
+            let late = self.all().into_iter().filter(|guard_state| guard_state.look(now)).count();
             self.1.limited(PeerLimit::IdleConnections, late as u64);
         }
     }
 
-    fn held(&self) -> Vec<Arc<GuardState>> {
-        let mut held = Vec::new();
+    fn all(&self) -> Vec<Arc<GuardState>> {
+        let mut all = Vec::new();
         let mut table = self.0.lock();
         table.all.retain(|guard_state| {
             let guard_state = guard_state.upgrade();
-            let is_held = guard_state.is_some();
-            held.extend(guard_state);
-            is_held
+            let is_taken = guard_state.is_some();
+            all.extend(guard_state);
+            is_taken
         });
         table.members.drop_gone();
-        held
+        all
     }
 }
 
@@ -300,8 +300,8 @@ mod tests {
         let (look, some_looks) = (Duration::from_millis(50), Duration::from_millis(300));
         let guards = ConnectionGuards::default();
         let guard = guards.guard(None);
-        let held = guard.clone();
-        let over = std::future::poll_fn(move |context| match held.go_on(context) {
+        let all = guard.clone();
+        let over = std::future::poll_fn(move |context| match all.go_on(context) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(error),
         });
@@ -316,23 +316,23 @@ mod tests {
         assert!(timeout(some_looks, &mut over).await.is_err());
         let allowed = Arc::new(AtomicBool::new(true));
         let asked = allowed.clone();
-        guard.hold(move || asked.load(Ordering::Relaxed));
+        guard.guard_with(move || asked.load(Ordering::Relaxed));
         assert!(timeout(some_looks, &mut over).await.is_err());
         allowed.store(false, Ordering::Relaxed);
         let began = Instant::now();
         timeout(Duration::from_secs(20), &mut over).await.expect("the end of the connection");
         assert!(began.elapsed() >= look, "no time for a last word");
         drop((guard, over));
-        assert!(guards.held().is_empty(), "a connection that is gone is looked after");
+        assert!(guards.all().is_empty(), "a connection that is gone is looked after");
     }
 
-    fn tie_of(key: u8) -> Arc<GuardState> {
+    fn guard_state_of(key: u8) -> Arc<GuardState> {
         Arc::new(GuardState::new(Some(MemberKey { uid: "uid".into(), key: Fingerprint::of_key(&[key]) })))
     }
 
     #[test]
     fn connection_without_a_session_ends_after_its_time() {
-        let guard_state = tie_of(0);
+        let guard_state = guard_state_of(0);
         let (before, after) = (Instant::now() + IDLE_LIFE / 2, Instant::now() + 2 * IDLE_LIFE);
         assert!(!guard_state.look(before) && guard_state.is_idle());
         let session = ConnectionGuard(guard_state.clone()).registered();
@@ -345,18 +345,18 @@ mod tests {
     #[test]
     fn member_with_many_connections_loses_its_oldest() {
         let mut members = MemberConnections::default();
-        let registered = tie_of(0);
+        let registered = guard_state_of(0);
         let session = ConnectionGuard(registered.clone()).registered();
         assert_eq!(members.enter(&registered), 0);
-        let own = tie_of(1);
+        let own = guard_state_of(1);
         assert_eq!(members.enter(&own), 0);
         // Whoever has an old key of the member, or a hundred connections with one.
-        let many: Vec<_> = (0..100).map(|_| tie_of(2)).collect();
+        let many: Vec<_> = (0..100).map(|_| guard_state_of(2)).collect();
         let ended: u64 = many.iter().map(|guard_state| members.enter(guard_state)).sum();
         let left = many.iter().filter(|guard_state| guard_state.is_idle()).count();
         assert_eq!((left, ended), (PER_KEY, (100 - PER_KEY) as u64));
         assert!(own.is_idle() && many[99].is_idle() && !registered.over.load(Ordering::Acquire));
-        let others: Vec<_> = (3..60).map(tie_of).collect();
+        let others: Vec<_> = (3..60).map(guard_state_of).collect();
         for guard_state in &others {
             members.enter(guard_state);
         }

@@ -93,7 +93,7 @@ impl StateCollector {
     fn counts(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let index = self.hub_state.index.read();
         let intents: usize = index.rules().map(|(_, entry)| entry.plan.intents.len()).sum();
-        let held = index.rules().filter(|(uid, _)| index.is_blocked(uid)).count();
+        let blocked = index.rules().filter(|(uid, _)| index.is_blocked(uid)).count();
         let pending: usize = index.clusters().map(|(_, cluster)| cluster.pending.len()).sum();
         let counts = [
             ("runnel_leader", "Whether this replica of the hub leads", usize::from(self.hub_state.leads())),
@@ -113,7 +113,7 @@ impl StateCollector {
             (
                 "runnel_removals_held",
                 "Rules by which more copies than their removalLimit are to go, or objects to be overwritten, which waits for a release",
-                held,
+                blocked,
             ),
             (
                 "runnel_removals_pending",

@@ -64,7 +64,7 @@ fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef
     let wish = |source: SourceRef| {
         let obstacle = obstacle(index, entry, cluster, &source, copy);
         let content = entry.assignment(cluster).and_then(|assignment| assignment.content(&source).cloned());
-        let (state, message) = obstacle.unwrap_or_else(|| ("NotSaid", String::new()));
+        let (state, message) = obstacle.unwrap_or_else(|| ("NotReported", String::new()));
         RuleExplanation {
             uid: uid.clone(),
             rule: entry.rule.terms.rule.clone(),
@@ -94,51 +94,51 @@ fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeS
 }
 
 fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &SourceRef, copy: &SourceRef) -> Obstacle {
-    let said = |state: &'static str, message: &str| Some((state, message.to_owned()));
+    let because = |state: &'static str, message: &str| Some((state, message.to_owned()));
     let Some(terms) = entry.target_clusters.clusters.get(cluster) else {
         let labels = index.cluster(cluster).map(|known| known.labels.clone()).unwrap_or_default();
         return if entry.rule.chooses(cluster, &labels) {
-            said("ClusterNotGranted", "no DistributionGrant lets the rule send to this cluster, or it leaves")
+            because("ClusterNotGranted", "no DistributionGrant lets the rule send to this cluster, or it leaves")
         } else {
-            said("ClusterNotChosen", "spec.clusters does not choose this cluster")
+            because("ClusterNotChosen", "spec.clusters does not choose this cluster")
         };
     };
     if entry.rule.deleting {
-        return said("Deleted", "the rule is being deleted");
+        return because("Deleted", "the rule is being deleted");
     }
     let runnel = entry.rule.runnel_namespace();
     if let Some(obstacle) = namespace(terms, copy, runnel) {
         return Some(obstacle);
     }
     if !terms.grants_kind(&copy.resource) {
-        return said("NotGranted", "no DistributionGrant lets the rule send this kind to this cluster");
+        return because("NotGranted", "no DistributionGrant lets the rule send this kind to this cluster");
     }
     let plans = [Some(entry.plan.clone()), entry.assignment(cluster).map(|assignment| assignment.plan)];
     let plain = source.plain();
     for plan in plans.iter().flatten() {
         if let Some(render_errors) = plan.render_errors.get(&plain) {
-            return said("Withheld", &render_errors.message);
+            return because("Withheld", &render_errors.message);
         }
         if let Some(refused) = plan.refused.get(&plain) {
-            return said("Refused", why_refused(*refused));
+            return because("Refused", why_refused(*refused));
         }
         if plan.unread.contains(&plain) || plan.unreadable.contains(&plain) {
-            return said(
+            return because(
                 "Unread",
                 "the hub cannot read the source now, or has not read it yet; its copies stay as they are",
             );
         }
     }
     if terms.suspend {
-        said("Suspended", "spec.suspend is true: nothing is created, corrected or removed")
+        because("Suspended", "spec.suspend is true: nothing is created, corrected or removed")
     } else if terms.is_dry_run() {
-        said("DryRun", "spec.enforcement is DryRun: agents report what they would do and write nothing")
+        because("DryRun", "spec.enforcement is DryRun: agents report what they would do and write nothing")
     } else if entry.target_clusters.cordoned.contains(cluster) {
-        said("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
+        because("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
     } else if entry.awaits(cluster) {
-        said("RollingOut", "its turn in the rollout of the newest has not come: it keeps what it has")
+        because("RollingOut", "its turn in the rollout of the newest has not come: it keeps what it has")
     } else if entry.rollback().is_some() {
-        said(
+        because(
             REVERTED,
             "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
              kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; to try \
@@ -170,20 +170,22 @@ fn why_refused(refused: UnsupportedSource) -> &'static str {
 /// What the agent says comes before what the hub concludes.
 pub fn with_answer(wishes: &mut [RuleExplanation], answer: &Inspected) {
     for wish in wishes {
-        let said = answer.states.iter().find(|state| state.rule == wish.uid);
-        if let Some(said) = said {
+        let because = answer.states.iter().find(|state| state.rule == wish.uid);
+        if let Some(because) = because {
             let reverted = (wish.state == REVERTED).then(|| std::mem::take(&mut wish.message));
-            wish.state = word(said.outcome);
-            wish.message = match (&said.copy_error, said.outcome) {
+            wish.state = word(because.outcome);
+            wish.message = match (&because.copy_error, because.outcome) {
                 (Some((reason, message)), _) => format!("{}: {message}", reason.as_str()),
                 (None, CopyOutcome::Waiting) => "its namespace does not exist".to_owned(),
-                (None, CopyOutcome::GivenUp) => "its namespace is no longer a target; held by removalLimit".to_owned(),
+                (None, CopyOutcome::PruneRequested) => {
+                    "its namespace is no longer a target; held by removalLimit".to_owned()
+                }
                 (None, _) => std::mem::take(&mut wish.message),
             };
             if let Some(why) = reverted {
                 with_rollback(wish, &why);
             }
-        } else if wish.state == "NotSaid" {
+        } else if wish.state == "NotReported" {
             (wish.state, wish.message) = unsaid(answer.namespace);
         }
     }
@@ -222,12 +224,12 @@ fn word(outcome: CopyOutcome) -> &'static str {
         CopyOutcome::Waiting => "Waiting",
         CopyOutcome::Drifted => "Drifted",
         CopyOutcome::Removing => "Removing",
-        CopyOutcome::GivenUp => "GivenUp",
+        CopyOutcome::PruneRequested => "PruneRequested",
     }
 }
 
 /// How a namespace of a member is, in a word.
-pub fn namespace_word(namespace: NamespaceState) -> &'static str {
+pub fn namespace_text(namespace: NamespaceState) -> &'static str {
     match namespace {
         NamespaceState::Unknown => "",
         NamespaceState::Ready => "Ready",
@@ -297,7 +299,7 @@ mod tests {
         wishes.into_iter().map(|wish| (wish.rule.name, wish.state)).collect()
     }
 
-    fn said(all: &[(&str, &'static str)]) -> Vec<(String, &'static str)> {
+    fn because(all: &[(&str, &'static str)]) -> Vec<(String, &'static str)> {
         all.iter().map(|(name, state)| ((*name).to_owned(), *state)).collect()
     }
 
@@ -313,16 +315,16 @@ mod tests {
             rule("f-renamed", json!({"namespaces": {"names": ["x"]}, "transform": {"name": "other"}})),
         ];
         let index = index(rules, json!({"all": true}));
-        let common = [("b-labels", "NotSaid"), ("c-elsewhere", "ClusterNotChosen")];
-        let mut expected = said(&[("a-named", "NotSaid")]);
-        expected.extend(said(&common));
-        expected.extend(said(&[("e-rests", "Suspended")]));
+        let common = [("b-labels", "NotReported"), ("c-elsewhere", "ClusterNotChosen")];
+        let mut expected = because(&[("a-named", "NotReported")]);
+        expected.extend(because(&common));
+        expected.extend(because(&[("e-rests", "Suspended")]));
         assert_eq!(states(&index, "one", "x", "s"), expected);
         let own = states(&index, "one", "home", "s");
-        assert!(own.contains(&("d-own".to_owned(), "NotSaid")), "{own:?}");
+        assert!(own.contains(&("d-own".to_owned(), "NotReported")), "{own:?}");
         assert!(own.contains(&("a-named".to_owned(), "NamespaceNotChosen")), "{own:?}");
-        assert_eq!(states(&index, "one", "x", "other"), said(&[("f-renamed", "NotSaid")]));
-        assert_eq!(states(&index, "one", "x", "nothing"), said(&[]));
+        assert_eq!(states(&index, "one", "x", "other"), because(&[("f-renamed", "NotReported")]));
+        assert_eq!(states(&index, "one", "x", "nothing"), because(&[]));
         // No selector finds kube-*.
         assert!(states(&index, "one", "kube-system", "s").contains(&("b-labels".to_owned(), "NamespaceNotChosen")));
     }
@@ -368,15 +370,15 @@ mod tests {
     fn a_copy_that_waits_for_its_turn_or_went_back_says_so() {
         let more = json!({"rollout": {"onFailure": "Revert"}, "namespaces": {"names": ["x"]}});
         let mut index = index(vec![rule("r", more)], json!({"all": true}));
-        assert_eq!(states(&index, "one", "x", "s"), said(&[("r", "RollingOut")]));
+        assert_eq!(states(&index, "one", "x", "s"), because(&[("r", "RollingOut")]));
         let uid = RuleUid::from("r");
         let revision = index.rule(&uid).unwrap().target().to_owned();
         let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
         let state = index.rule(&uid).unwrap().completed_state().ok().unwrap();
         let back_to = Some(state.revision.clone());
         index.set_completed_state(&uid, Some(StoredState { revision: revision.clone(), state: Ok(state) }));
-        index.let_in(&uid, Gate { revision, reach, rests: true, back_to });
-        assert_eq!(states(&index, "one", "x", "s"), said(&[("r", "Reverted")]), "without the agent's word");
+        index.let_in(&uid, Gate { revision, reach, is_settled: true, back_to });
+        assert_eq!(states(&index, "one", "x", "s"), because(&[("r", "Reverted")]), "without the agent's word");
 
         let copy = SourceRef::new("configmaps", "x", "s");
         let of = |outcome: CopyOutcome, copy_error: Option<(Reason, String)>| {

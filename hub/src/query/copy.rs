@@ -71,7 +71,7 @@ impl Questions {
         Ok(Response::new(wire::CopyExplained {
             cluster: format!("{cluster} {words}"),
             answered,
-            namespace: answer.as_ref().map(|one| because::namespace_word(one.namespace)).unwrap_or_default().to_owned(),
+            namespace: answer.as_ref().map(|one| because::namespace_text(one.namespace)).unwrap_or_default().to_owned(),
             rules: wishes.into_iter().filter(|wish| visible.contains(&wish.uid)).map(rule).collect(),
             stands: stands.map(|stands| self.object(stands, &visible, member)),
             hidden,

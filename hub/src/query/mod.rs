@@ -76,15 +76,15 @@ impl Questions {
     }
 
     /// What is held of a rule, in full.
-    fn held(&self, rule: &RuleName) -> Option<AllHeld> {
+    fn entries(&self, rule: &RuleName) -> Option<AllBlocked> {
         self.hub_state.serving_since()?;
         let index = self.hub_state.index.read();
         let (uid, entry) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let report_store = self.hub_state.report_store.lock();
-        let mut all = AllHeld::default();
+        let mut all = AllBlocked::default();
         if let Some(pending) = entry.guard.pending() {
             all.add(pending.digest.clone(), u64::try_from(pending.copies).unwrap_or_default());
-            all.items.extend(entry.guard.blocked().iter().map(|item| held_item(uid, item, &report_store)));
+            all.items.extend(entry.guard.blocked().iter().map(|item| blocked_item(uid, item, &report_store)));
         }
         Some(all)
     }
@@ -156,24 +156,27 @@ fn failure(failure: &runnel_proto::model::Failure) -> wire::RuleFailure {
 
 /// All that is held of a rule.
 #[derive(Default)]
-struct AllHeld {
+struct AllBlocked {
     /// What releases it.
     digests: Vec<String>,
     copies: u64,
-    items: Vec<wire::HeldItem>,
+    items: Vec<wire::BlockedItem>,
 }
 
-impl AllHeld {
+impl AllBlocked {
     fn add(&mut self, digest: String, copies: u64) {
         self.digests.push(digest);
         self.copies = self.copies.saturating_add(copies);
     }
 
     /// At least one page where something is held, as the digest stands on it.
-    fn pages(&self) -> Vec<wire::RuleHeldPage> {
+    fn pages(&self) -> Vec<wire::RuleBlockedPage> {
         let (digest, copies) = (self.digests.join(","), i64::try_from(self.copies).unwrap_or(i64::MAX));
-        let page =
-            |items: &[wire::HeldItem]| wire::RuleHeldPage { digest: digest.clone(), copies, items: items.to_vec() };
+        let page = |items: &[wire::BlockedItem]| wire::RuleBlockedPage {
+            digest: digest.clone(),
+            copies,
+            items: items.to_vec(),
+        };
         match (self.digests.is_empty(), self.items.is_empty()) {
             (true, _) => vec![],
             (false, true) => vec![page(&[])],
@@ -182,7 +185,7 @@ impl AllHeld {
     }
 }
 
-fn held_item(uid: &RuleUid, item: &Item, report_store: &ReportStore) -> wire::HeldItem {
+fn blocked_item(uid: &RuleUid, item: &Item, report_store: &ReportStore) -> wire::BlockedItem {
     let (what, cluster, object) = match item {
         Item::Rule => ("Rule", None, String::new()),
         Item::Cluster(cluster) => ("Cluster", Some(cluster), String::new()),
@@ -192,16 +195,16 @@ fn held_item(uid: &RuleUid, item: &Item, report_store: &ReportStore) -> wire::He
         Item::Source(source) => ("Source", None, source.to_string()),
         Item::Prune(cluster, _) => {
             let copies =
-                report_store.holding(uid, cluster).and_then(|held| held.prunes).map_or(0, |asked| asked.objects);
-            let namespaces = report_store.namespaces_given_up(uid, cluster).join(", ");
+                report_store.holding(uid, cluster).and_then(|entries| entries.prunes).map_or(0, |asked| asked.objects);
+            let namespaces = report_store.namespaces_of_prunes(uid, cluster).join(", ");
             ("Prune", Some(cluster), format!("{copies} ({namespaces})"))
         }
     };
     let cluster = cluster.map(|cluster| cluster.as_str().to_owned()).unwrap_or_default();
-    wire::HeldItem { what: what.to_owned(), cluster, object }
+    wire::BlockedItem { what: what.to_owned(), cluster, object }
 }
 
-type HeldPages = Pin<Box<dyn Stream<Item = Result<wire::RuleHeldPage, Status>> + Send>>;
+type BlockedPages = Pin<Box<dyn Stream<Item = Result<wire::RuleBlockedPage, Status>> + Send>>;
 type PlanPages = Pin<Box<dyn Stream<Item = Result<wire::PlanPage, Status>> + Send>>;
 type Pages = Pin<Box<dyn Stream<Item = Result<wire::RuleClustersPage, Status>> + Send>>;
 
@@ -233,11 +236,14 @@ impl Query for Questions {
         Ok(Response::new(Box::pin(stream::iter(pages.into_iter().map(Ok)))))
     }
 
-    type RuleHeldStream = HeldPages;
+    type RuleBlockedStream = BlockedPages;
 
-    async fn rule_held(&self, request: Request<wire::RuleQuestion>) -> Result<Response<Self::RuleHeldStream>, Status> {
+    async fn rule_blocked(
+        &self,
+        request: Request<wire::RuleQuestion>,
+    ) -> Result<Response<Self::RuleBlockedStream>, Status> {
         let rule = self.asked(&request).await?;
-        let held = self.held(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
-        Ok(Response::new(Box::pin(stream::iter(held.pages().into_iter().map(Ok)))))
+        let entries = self.entries(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
+        Ok(Response::new(Box::pin(stream::iter(entries.pages().into_iter().map(Ok)))))
     }
 }

@@ -22,7 +22,7 @@ use crate::watch::{api_resource, body_of};
 use runnel_hub_core::index::Holding;
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
-use runnel_hub_core::whatif::{AgentQuestion, Ask, Asking, ClusterEligibility, Row, Said, Scene, SourceRow};
+use runnel_hub_core::whatif::{AgentAnswer, AgentQuestion, Ask, Asking, ClusterEligibility, Row, Scene, SourceRow};
 
 /// How long a whole question may take.
 const QUESTION: Duration = Duration::from_secs(30);
@@ -54,7 +54,7 @@ const SOURCES: usize = 500;
 /// What one cluster answered.
 struct ClusterAnswer {
     cluster: wire::PlanCluster,
-    said: Option<Said>,
+    reply: Option<AgentAnswer>,
 }
 
 /// What agents are asked with.
@@ -69,12 +69,12 @@ struct Hearing {
 /// What agents held of one rule.
 struct ReportedHoldings {
     uid: RuleUid,
-    held: BTreeMap<ClusterName, Holding>,
+    blocked: BTreeMap<ClusterName, Holding>,
 }
 
 impl ReportedHoldings {
     fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
-        self.held.get(cluster).filter(|_| *rule == self.uid).copied()
+        self.blocked.get(cluster).filter(|_| *rule == self.uid).copied()
     }
 }
 
@@ -109,7 +109,7 @@ impl Questions {
         let asking = Asking::new(random_key()?, asked.rehearse);
         let hearing = Hearing { scene: scene.into(), asking: asking.into(), room: Mutex::new(COPIES), by };
         let received: Vec<ClusterAnswer> = stream::iter(asks.into_iter().enumerate())
-            .map(|(number, ask)| self.hear(&hearing, ask, number < CLUSTERS))
+            .map(|(number, ask)| self.receive(&hearing, ask, number < CLUSTERS))
             .buffered(AGENTS_AT_A_TIME)
             .collect()
             .await;
@@ -121,8 +121,8 @@ impl Questions {
     fn known(&self, scene: &Scene) -> ReportedHoldings {
         let (uid, report_store) = (scene.uid(), self.hub_state.report_store.lock());
         let all = scene.index().clusters();
-        let held = all.filter_map(|(cluster, _)| Some((cluster.clone(), report_store.holding(uid, cluster)?)));
-        ReportedHoldings { uid: uid.clone(), held: held.collect() }
+        let blocked = all.filter_map(|(cluster, _)| Some((cluster.clone(), report_store.holding(uid, cluster)?)));
+        ReportedHoldings { uid: uid.clone(), blocked: blocked.collect() }
     }
 
     /// What no saved rule has needed so far is looked for now; what is not found in time is not known.
@@ -209,16 +209,16 @@ impl Questions {
     }
 
     /// Asks the agent of a cluster, if there is one to be asked.
-    async fn hear(&self, hearing: &Hearing, ask: Ask, within: bool) -> ClusterAnswer {
+    async fn receive(&self, hearing: &Hearing, ask: Ask, within: bool) -> ClusterAnswer {
         let name = ask.cluster.clone();
-        let received = |state: &str, message: &str, more: usize, said: Option<Said>| {
+        let received = |state: &str, message: &str, more: usize, reply: Option<AgentAnswer>| {
             let message = if message.is_empty() { ask.message.clone() } else { message.to_owned() };
-            let more = more.saturating_add(said.as_ref().map_or(0, |said| said.more));
+            let more = more.saturating_add(reply.as_ref().map_or(0, |reply| reply.more));
             let more = u32::try_from(more).unwrap_or(u32::MAX);
             let name = ask.cluster.as_str().to_owned();
             ClusterAnswer {
                 cluster: wire::PlanCluster { name, state: state.to_owned(), message, wave: ask.wave, more },
-                said,
+                reply,
             }
         };
         let state = match ask.standing {
@@ -227,17 +227,17 @@ impl Questions {
             ClusterEligibility::Leaving => "Leaving",
             ClusterEligibility::NotGranted => "NotGranted",
             ClusterEligibility::Unknown => "Unknown",
-            ClusterEligibility::Rests => "Rests",
+            ClusterEligibility::Idle => "Idle",
         };
         if !state.is_empty() {
             return received(state, "", 0, None);
         }
         let connected = self.hub_state.report_store.lock().session(&name, Instant::now()).is_some();
-        let in_doubt = self.hub_state.divergences.lock().of(&name).is_some();
+        let diverged = self.hub_state.divergences.lock().of(&name).is_some();
         if !connected {
             return received("NotConnected", "not asked: it is not connected", 0, None);
         }
-        if in_doubt {
+        if diverged {
             let message = "not asked: an administrator must confirm it first (see its conditions)";
             return received("InDoubt", message, 0, None);
         }
@@ -250,7 +250,7 @@ impl Questions {
         let (scene, asking) = (hearing.scene.clone(), hearing.asking.clone());
         let question = match aside(move || scene.ask(&name, &asking)).await {
             Ok(Some(question)) => question,
-            Ok(None) => return received("Rests", "", 0, None),
+            Ok(None) => return received("Idle", "", 0, None),
             Err(_) => return received("NotAsked", "not asked: the hub could not say what it would be told", 0, None),
         };
         let AgentQuestion { asked, left_out } = question;
@@ -276,8 +276,8 @@ impl Questions {
         match timeout_at(hearing.by.min(Deadline::now() + ANSWER), answered).await {
             Ok(Ok(answer)) if !answer.unanswered.is_empty() => received("Unanswered", &answer.unanswered, 0, None),
             Ok(Ok(answer)) => {
-                let said = Said::of(answer, &mut hearing.room.lock());
-                received("Answered", &untried, left_out, Some(said))
+                let reply = AgentAnswer::of(answer, &mut hearing.room.lock());
+                received("Answered", &untried, left_out, Some(reply))
             }
             _ => received("Silent", "its agent did not answer in time", 0, None),
         }
@@ -294,7 +294,7 @@ fn random_key() -> Result<FieldsKey, Status> {
 fn pages(mut scene: Scene, received: Vec<ClusterAnswer>, known: &ReportedHoldings) -> Vec<wire::PlanPage> {
     let (mut clusters, mut answers) = (Vec::new(), BTreeMap::new());
     for one in received {
-        answers.extend(one.said.map(|said| (ClusterName::from(one.cluster.name.as_str()), said)));
+        answers.extend(one.reply.map(|reply| (ClusterName::from(one.cluster.name.as_str()), reply)));
         clusters.push(one.cluster);
     }
     let rows = scene.conclude(answers, &|rule, cluster| known.holding(rule, cluster), now());

@@ -139,13 +139,13 @@ impl Reviewer {
     pub(super) async fn may(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
         let turn = tokio::time::timeout(LIMIT, self.turns.acquire()).await;
         let _turn = turn.map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
-        let said = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let optional = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let attributes = ResourceAttributes {
-            verb: said(access.verb),
-            group: said(access.group),
-            resource: said(access.resource),
-            namespace: said(access.namespace),
-            name: said(access.name),
+            verb: optional(access.verb),
+            group: optional(access.group),
+            resource: optional(access.resource),
+            namespace: optional(access.namespace),
+            name: optional(access.name),
             ..ResourceAttributes::default()
         };
         self.is_allowed(user.0.clone(), attributes).await

@@ -43,14 +43,14 @@ impl Running {
         if self.is_confirmed() {
             return self.come_again();
         }
-        let held = std::mem::take(&mut self.held);
-        let (left_out, shortened) = held.beyond();
+        let acked = std::mem::take(&mut self.acked);
+        let (left_out, shortened) = acked.beyond();
         self.metrics.limited(PeerLimit::Hello, left_out as u64);
         self.metrics.limited(PeerLimit::Details, shortened as u64);
         self.bounds.registered();
-        let held = held.into_states();
+        let acked = acked.into_states();
         if self.may_log() {
-            tracing::info!(agent = hello.agent_version, rules = held.len(), "agent connected");
+            tracing::info!(agent = hello.agent_version, rules = acked.len(), "agent connected");
         }
         let facts = SessionFacts {
             agent_version: short(hello.agent_version),
@@ -62,25 +62,25 @@ impl Running {
         };
         {
             let mut session = self.live.session.lock();
-            session.hold(self.hold());
-            session.hello(held.clone());
+            session.set_restriction(self.restriction());
+            session.hello(acked.clone());
             session.leave_out_rules(left_out);
             session.hello_done();
         }
-        let rules: Vec<_> = held.iter().map(|state| state.uid.clone()).collect();
-        let with_copies = held.iter().filter(|state| state.intents > 0 || state.counts.copies > 0);
+        let rules: Vec<_> = acked.iter().map(|state| state.uid.clone()).collect();
+        let with_copies = acked.iter().filter(|state| state.intents > 0 || state.counts.copies > 0);
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         let key = facts.key.clone();
         let shares_key = {
             let mut report_store = self.hub_state.report_store.lock();
             let shares_key = report_store.displaces(&cluster, &facts, Instant::now());
-            report_store.connected(&cluster, self.live.number, facts, held);
+            report_store.connected(&cluster, self.live.number, facts, acked);
             shares_key
         };
         if shares_key {
             tracing::error!(%key, "two agents use the key of this cluster by turns: somebody may have a copy of it");
         }
-        self.note_hold();
+        self.note_restriction();
         if left_out == 0 {
             self.hub_state.change(|index| index.holds_only(&cluster, &with_copies));
         }
@@ -88,7 +88,7 @@ impl Running {
         // What agents ask for is judged by what waits now, and said only then.
         self.judge_asked(&cluster, &rules);
         self.update();
-        self.claim_held();
+        self.claim_acked();
     }
 
     /// The agent has said again what it holds of some rules.
@@ -136,22 +136,22 @@ impl Running {
     }
 
     /// What the hub says about rules that only the agent, or only an order written down for it, speaks of.
-    pub(super) fn claim_held(&self) {
+    pub(super) fn claim_acked(&self) {
         let index = self.hub_state.index.read();
         let cluster = &self.identity.cluster;
         if !index.talks_to(cluster, self.identity.uid()) {
             return;
         }
         let mut session = self.live.session.lock();
-        let held: Vec<_> = session.held_rules().cloned().collect();
-        let unknown = held.iter().filter(|uid| index.rule(uid).is_none());
+        let acked: Vec<_> = session.acked_rules().cloned().collect();
+        let unknown = acked.iter().filter(|uid| index.rule(uid).is_none());
         let directives: Vec<_> = unknown.map(|uid| (uid.clone(), index.directive(uid, cluster))).collect();
         session.update(directives);
         // What was left out may be what an order speaks of.
         let is_whole = session.left_out_rules() == 0;
         let pending = index.cluster(cluster).filter(|_| is_whole).into_iter().flat_map(|known| known.pending.keys());
         let done: Vec<_> =
-            pending.filter(|uid| !held.contains(uid)).map(|uid| (cluster.clone(), uid.clone())).collect();
+            pending.filter(|uid| !acked.contains(uid)).map(|uid| (cluster.clone(), uid.clone())).collect();
         drop(session);
         drop(index);
         self.settle(done);
@@ -235,8 +235,8 @@ impl Running {
     pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
         let judge: BTreeSet<_> = {
             let (index, report_store) = (self.hub_state.index.read(), self.hub_state.report_store.lock());
-            let said = |uid: &RuleUid| report_store.holding(uid, cluster).unwrap_or_default();
-            rules.iter().filter(|uid| index.prune_differs(uid, cluster, said(uid))).cloned().collect()
+            let message = |uid: &RuleUid| report_store.holding(uid, cluster).unwrap_or_default();
+            rules.iter().filter(|uid| index.prune_differs(uid, cluster, message(uid))).cloned().collect()
         };
         let judge = self.judged_now(judge);
         if !judge.is_empty() {
@@ -250,7 +250,7 @@ impl Running {
         if !state.gone && !session.holds(&state.uid) {
             return false;
         }
-        let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
+        let waits = state.namespace_prunes.as_ref().map(|namespace_prunes| namespace_prunes.digest);
         // What was approved and waits all the same.
         if waits.is_some_and(|asked| session.prune_approval_consumed(&state.uid, asked)) {
             again.insert(state.uid.clone());

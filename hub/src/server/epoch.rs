@@ -36,10 +36,10 @@ fn weigh(hub_state: &HubState, to: TokenRecipient, history_token: &HistoryToken)
 }
 
 fn is_confirmed(object_cache: &ObjectCache, cluster: &ClusterName, divergence: &Divergence) -> bool {
-    let said = |member: &runnel_api::MemberCluster| {
-        member.annotations().get(CONFIRMED).map(|said| said.trim() == divergence.name())
+    let text = |member: &runnel_api::MemberCluster| {
+        member.annotations().get(CONFIRMED).map(|text| text.trim() == divergence.name())
     };
-    object_cache.with_member(cluster, |member| member.and_then(said).unwrap_or_default())
+    object_cache.with_member(cluster, |member| member.and_then(text).unwrap_or_default())
 }
 
 fn note(hub_state: &HubState, cluster: &ClusterName, divergence: &Divergence) {
@@ -66,7 +66,7 @@ impl Server {
         let to = history_token.map_or(TokenRecipient::new("", ""), |history_token| history_token.to);
         let divergence = history_token.and_then(|history_token| weigh(&self.hub_state, to, history_token)?.0);
         let weighs = |divergence: &Divergence| {
-            divergence.hold() == SendRestriction::Everything
+            divergence.restriction() == SendRestriction::Everything
                 && !is_confirmed(&self.object_cache, &identity.cluster, divergence)
         };
         let Some(divergence) = divergence.filter(weighs) else { return status };
@@ -90,11 +90,11 @@ impl Running {
         drop(report_store);
         self.object_cache.with_member(cluster, |member| {
             let member = member?;
-            let confirmed = member.annotations().get(CONFIRMED).map(|said| said.trim());
+            let confirmed = member.annotations().get(CONFIRMED).map(|text| text.trim());
             let is_confirmed = |(uid, _): &&(String, bool)| confirmed == Some(uid.as_str());
-            let told = member.status.as_ref().and_then(|status| status.cluster_uid.clone());
+            let reported = member.status.as_ref().and_then(|status| status.cluster_uid.clone());
             let newest = live.as_ref().filter(is_confirmed).map(|(uid, _)| uid.clone());
-            newest.or(told).or_else(|| live.filter(|(_, same_key)| *same_key).map(|(uid, _)| uid))
+            newest.or(reported).or_else(|| live.filter(|(_, same_key)| *same_key).map(|(uid, _)| uid))
         })
     }
 
@@ -131,21 +131,21 @@ impl Running {
             tracing::warn!(reason = divergence.name(), "an administrator lets the cluster follow this hub");
             return;
         }
-        if divergence.hold() == SendRestriction::Everything {
+        if divergence.restriction() == SendRestriction::Everything {
             note(&self.hub_state, cluster, &divergence);
         }
         self.divergence = Some(divergence);
     }
 
     /// What is not said.
-    pub(super) fn hold(&self) -> SendRestriction {
-        self.divergence.as_ref().map_or(SendRestriction::Nothing, Divergence::hold)
+    pub(super) fn restriction(&self) -> SendRestriction {
+        self.divergence.as_ref().map_or(SendRestriction::Nothing, Divergence::restriction)
     }
 
     /// The session counts as connected.
-    pub(super) fn note_hold(&self) {
+    pub(super) fn note_restriction(&self) {
         let cluster = &self.identity.cluster;
-        match self.hold() {
+        match self.restriction() {
             SendRestriction::Everything => self.hub_state.report_store.lock().waits_for_confirmation(cluster, true),
             SendRestriction::Removals | SendRestriction::Nothing => {
                 if self.hub_state.divergences.lock().settle(cluster) {
@@ -168,14 +168,14 @@ impl Running {
     }
 
     /// All that is wanted has been said to a cluster that joined anew, and it has nothing else.
-    pub(super) fn end_hold_of_nothing(&mut self) {
+    pub(super) fn end_empty_restriction(&mut self) {
         let mut session = self.live.session.lock();
         if matches!(self.divergence, Some(Divergence::PreviousMembership { .. }))
             && !self.kept_back
             && session.holds_nothing_else()
         {
             (self.divergence, self.gives_history_token) = (None, true);
-            session.hold(SendRestriction::Nothing);
+            session.set_restriction(SendRestriction::Nothing);
         }
     }
 
@@ -196,7 +196,7 @@ impl Running {
     pub(super) fn say_authorities(&mut self) {
         let all = self.hub_state.authorities.borrow().clone();
         // Of a hub that is one of two the agent takes no other authorities.
-        if !all.is_empty() && self.hold() != SendRestriction::Everything {
+        if !all.is_empty() && self.restriction() != SendRestriction::Everything {
             self.out.push_back(HubFrame::Authorities(all));
         }
     }

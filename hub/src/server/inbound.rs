@@ -131,7 +131,7 @@ impl Bounds {
 /// What a frame costs, in states of rules, besides one for the frame itself.
 fn cost_of(frame: &AgentFrame) -> usize {
     match frame {
-        AgentFrame::HeldRules(states, _) | AgentFrame::Report(states) => states.len(),
+        AgentFrame::AckedRules(states, _) | AgentFrame::Report(states) => states.len(),
         AgentFrame::Ack(_, refused) => refused.len(),
         AgentFrame::Detail(_, pairs, _) => pairs.len() / PAIRS,
         AgentFrame::Want(_, sources) => sources.len() / PAIRS,
@@ -156,17 +156,17 @@ impl Running {
         self.bounds.spend_reads(cost_of(&frame), &self.metrics);
         match (frame, self.hello.is_some(), self.registered) {
             (AgentFrame::Hello(hello), false, _) => self.greet(hello),
-            (AgentFrame::HeldRules(rules, last), true, false) => {
+            (AgentFrame::AckedRules(rules, last), true, false) => {
                 self.bounds.extend();
                 self.extend_hello();
                 let index = self.hub_state.index.read();
-                self.held.add(rules, |uid| index.rule(uid).is_some());
+                self.acked.add(rules, |uid| index.rule(uid).is_some());
                 drop(index);
                 if last {
                     self.register();
                 }
             }
-            (AgentFrame::HeldRules(rules, _), true, true) => self.resynced(rules),
+            (AgentFrame::AckedRules(rules, _), true, true) => self.resynced(rules),
             (AgentFrame::LostWatches(watches), _, true) => self.lost_watches(watches),
             (AgentFrame::Detail(uid, intents, last), _, true) => {
                 self.live.session.lock().detail(&uid, intents, last);
@@ -256,7 +256,7 @@ impl Running {
     pub(super) fn come_again_for_left_out(&mut self) {
         let session = self.live.session.lock();
         let left_out = session.left_out_rules().min(WORTH_COMING_AGAIN);
-        let has_room = left_out > 0 && session.held_rules().count() + left_out <= RULES_LIMIT;
+        let has_room = left_out > 0 && session.acked_rules().count() + left_out <= RULES_LIMIT;
         drop(session);
         if has_room {
             self.end(Status::ok(""));

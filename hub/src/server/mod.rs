@@ -188,9 +188,9 @@ impl Server {
     }
 
     /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
-    fn hold(&self, guard: &lease::ConnectionGuard, identity: PeerIdentity) {
+    fn attach_guard(&self, guard: &lease::ConnectionGuard, identity: PeerIdentity) {
         let (hub_state, object_cache) = (self.hub_state.clone(), self.object_cache.clone());
-        guard.hold(move || admission(&hub_state, &object_cache, &identity).is_ok());
+        guard.guard_with(move || admission(&hub_state, &object_cache, &identity).is_ok());
     }
 }
 
@@ -266,7 +266,7 @@ impl Runnel for Server {
         let guard = caller.map(|caller| caller.guard.clone());
         let meter = caller.map(|caller| caller.peer.meter.clone()).unwrap_or_default();
         if let Some(guard) = &guard {
-            self.hold(guard, identity.clone());
+            self.attach_guard(guard, identity.clone());
         }
         let stream = self.peers.stream(identity.caller());
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);

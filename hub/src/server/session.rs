@@ -44,7 +44,7 @@ pub(super) struct Running {
     inbound: Streaming<wire::AgentFrame>,
     signals: Signals,
     pub(super) hello: Option<Hello>,
-    pub(super) held: HelloStates,
+    pub(super) acked: HelloStates,
     pub(super) registered: bool,
     pub(super) bounds: Bounds,
     /// What the agent remembers of the hub.
@@ -99,7 +99,7 @@ impl Running {
             inbound,
             signals,
             hello: None,
-            held: HelloStates::default(),
+            acked: HelloStates::default(),
             registered: false,
             bounds,
             history_token,
@@ -301,7 +301,7 @@ impl Running {
         self.judge_orphaned();
         if has_forgotten {
             // What was forgotten long ago is not among them.
-            self.claim_held();
+            self.claim_acked();
         }
     }
 
@@ -341,7 +341,7 @@ impl Running {
             self.out.push_back(HubFrame::Batch(batch));
         } else if let Some(end) = session.take_snapshot_end() {
             drop(session);
-            self.end_hold_of_nothing();
+            self.end_empty_restriction();
             self.out.push_back(HubFrame::SnapshotEnd(end));
         }
     }
@@ -372,7 +372,7 @@ impl Running {
             protocol: hello.protocol_max.min(PROTOCOL_MAX),
             hub_id: self.hub_state.settings.hub_id.clone(),
             hub_cluster_uid: self.hub_state.settings.cluster_uid.clone(),
-            behind: self.hold() == SendRestriction::Everything,
+            behind: self.restriction() == SendRestriction::Everything,
             proof_key: Some(self.hub_state.proof_key.clone()),
         }));
         self.hello = Some(hello);

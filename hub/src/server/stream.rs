@@ -111,8 +111,8 @@ impl<S: Stream<Item = Result<HubFrame, Status>> + Unpin> http_body::Body for Fra
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Some(frames) = &mut self.frames else { return Poll::Ready(None) };
-        let said = ready!(Pin::new(frames).poll_next(context));
-        let status = match said.unwrap_or_else(|| Err(Status::ok(""))).and_then(|frame| bytes_of(&frame)) {
+        let text = ready!(Pin::new(frames).poll_next(context));
+        let status = match text.unwrap_or_else(|| Err(Status::ok(""))).and_then(|frame| bytes_of(&frame)) {
             Ok(bytes) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
             Err(status) => status,
         };
@@ -125,12 +125,12 @@ impl<S: Stream<Item = Result<HubFrame, Status>> + Unpin> http_body::Body for Fra
 /// A message as gRPC frames it.
 fn bytes_of(frame: &HubFrame) -> Result<Bytes, Status> {
     let length = frame.encoded_len();
-    let told = u32::try_from(length).ok().filter(|_| length <= FRAME_LIMIT);
-    let told =
-        told.ok_or_else(|| Status::out_of_range(format!("a frame of {length} bytes: the limit is {FRAME_LIMIT}")))?;
+    let length_prefix = u32::try_from(length).ok().filter(|_| length <= FRAME_LIMIT);
+    let length_prefix = length_prefix
+        .ok_or_else(|| Status::out_of_range(format!("a frame of {length} bytes: the limit is {FRAME_LIMIT}")))?;
     let mut bytes = BytesMut::with_capacity(HEADER + length);
     bytes.put_u8(0);
-    bytes.put_u32(told);
+    bytes.put_u32(length_prefix);
     frame.encode_raw(&mut bytes);
     Ok(bytes.freeze())
 }
@@ -142,8 +142,8 @@ mod tests {
     use futures::stream;
 
     /// The frames of a body, in order: lengths of data, and the status at the end.
-    fn frames(said: Vec<Result<HubFrame, Status>>) -> Vec<String> {
-        let mut body = FrameBody { frames: Some(stream::iter(said)) };
+    fn frames(text: Vec<Result<HubFrame, Status>>) -> Vec<String> {
+        let mut body = FrameBody { frames: Some(stream::iter(text)) };
         let mut seen = Vec::new();
         loop {
             let next = std::future::poll_fn(|context| http_body::Body::poll_frame(Pin::new(&mut body), context));

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_names_its_part_and_the_cure() {
+    fn each_mistake_names_its_part_and_a_hint() {
         for cluster in ["", "EU", "a_b", "a/b"] {
             let error = TokenRequest { cluster: cluster.into(), ..request() }.check().unwrap_err();
             assert!(matches!(error, RequestError::Cluster(_)), "{error}");

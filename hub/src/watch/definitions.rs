@@ -26,7 +26,7 @@ pub async fn watch_definition<K: CustomResourceExt>(client: Client, hub_state: A
     let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
         events_of(api.clone(), K::crd_name()).map(|event| mapped(event, Own::from)).boxed()
     });
-    let is_dying =
+    let is_terminating =
         |definition: PartialObjectMeta<CustomResourceDefinition>| definition.metadata.deletion_timestamp.is_some();
-    into.follow(events, &hub_state, is_dying).await;
+    into.follow(events, &hub_state, is_terminating).await;
 }

@@ -99,7 +99,7 @@ pub async fn watch_hub_namespaces(client: Client, hub_state: Arc<HubState>) {
     let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || events(api.clone()).boxed());
     let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
         labels: namespace.labels().clone(),
-        dying: namespace.metadata.deletion_timestamp.is_some(),
+        terminating: namespace.metadata.deletion_timestamp.is_some(),
     };
     into.follow(events, &hub_state, read).await;
 }

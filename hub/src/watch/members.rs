@@ -142,7 +142,7 @@ fn forget_if(name: &ClusterName, uid: Option<&str>, hub_state: &HubState, object
 fn forget(name: &ClusterName, hub_state: &HubState, object_cache: &ObjectCache) {
     object_cache.remove_member(name);
     let mut report_store = hub_state.report_store.lock();
-    for (_, rule, copies) in report_store.held_copies(name).filter(|(.., copies)| *copies > 0) {
+    for (_, rule, copies) in report_store.copies_by_rule(name).filter(|(.., copies)| *copies > 0) {
         tracing::warn!(cluster = %name, %rule, copies, "the MemberCluster was deleted: these copies are left behind there");
     }
     report_store.forget(name);

@@ -34,7 +34,7 @@ use crate::relist_barrier::RelistSubscription;
 pub use definitions::watch_definition;
 pub use grants::{watch_fleet, watch_grants, watch_hub_namespaces};
 pub use members::{take_in_member, watch_members};
-pub use reader::{body_of, bury_sources, read_sources};
+pub use reader::{body_of, expire_deleted_sources, read_sources};
 pub use renderer::render_rules;
 pub(crate) use rules::forget;
 pub use rules::watch_rules;
@@ -321,9 +321,9 @@ mod tests {
     fn unrequested_list_waits_for_a_renewal_of_the_lead() {
         let (rounds, before) = (RelistBarrier::default(), Instant::now());
         rounds.renewed(Some(before));
-        let (say, said) = mpsc::unbounded::<WatchEvent<&str>>();
-        let said = Mutex::new(Some(said));
-        let begin = move || said.lock().take().map_or_else(|| futures::stream::pending().boxed(), StreamExt::boxed);
+        let (say, message) = mpsc::unbounded::<WatchEvent<&str>>();
+        let message = Mutex::new(Some(message));
+        let begin = move || message.lock().take().map_or_else(|| futures::stream::pending().boxed(), StreamExt::boxed);
         let mut events = RelistingWatch::new(rounds.subscribe(), begin);
         let list = |name| {
             for event in [Event::Init, Event::InitApply(name), Event::InitDone, Event::Apply(name)] {

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_list_is_given_up_once_a_round() {
+    fn silent_list_is_abandoned_once_a_round() {
         let start = Instant::now();
         let mut patience = Patience::new(start);
         assert_eq!(patience.ends(), Some(start + SILENT_FOR));

@@ -273,14 +273,14 @@ pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject
 }
 
 /// Removes vanished sources when their grace is over, and judges removals when it is time, for ever.
-pub async fn bury_sources(hub_state: Arc<HubState>) {
+pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
     let grace = hub_state.settings.source_gone_grace;
     loop {
         let (next, judgement) = {
             let index = hub_state.index.read();
             // Who does not serve judges nothing; who begins to looks again.
             let judgement = index.next_judgement().filter(|_| hub_state.serving_since().is_some());
-            (index.next_burial(grace), judgement)
+            (index.next_expiry(grace), judgement)
         };
         tokio::select! {
             () = hub_state.deadline_changed.notified() => {}

@@ -35,7 +35,7 @@ pub async fn watch_rules<K: RuleKind>(
         match event {
             Ok(Event::Init) => {
                 seen.clear();
-                object_cache.doubt_rules::<K>();
+                object_cache.mark_rules_stale::<K>();
             }
             Ok(Event::InitApply(object)) => {
                 seen.extend(object.meta().uid.clone().map(RuleUid::from));
@@ -92,10 +92,10 @@ fn take_in<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
     let mut seen = RuleObject::of(object, has_finalizer);
     seen.finalizer_seen = finalizer_seen;
     let doubted = object_cache.set_rule(uid.clone(), seen, hub_state.leads());
-    let said = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
-    let known = hub_state.index.read().latest_rule(&uid).map(said);
+    let message = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
+    let known = hub_state.index.read().latest_rule(&uid).map(message);
     // Most events of a rule are our own writes of its status, and change nothing that it says.
-    let (news, is_known) = (doubted || known != Some(said(&rule)), known.is_some());
+    let (news, is_known) = (doubted || known != Some(message(&rule)), known.is_some());
     let is_planned =
         known.is_some_and(|(generation, deleting, _)| (generation, deleting) == (rule.generation, rule.deleting));
     if news && is_planned && !doubted {
@@ -118,8 +118,8 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
     let Some(uid) = object.uid().map(RuleUid::from) else { return };
     let seen = object_cache.with_rule(&uid, |known| known.and_then(|known| known.finalizer_seen));
     let is_young = seen.is_some_and(|seen| seen.elapsed() < LONGEST_DELETE);
-    let is_held = has_finalizer(object) && object.meta().deletion_timestamp.is_none();
-    let slipped = is_young && is_held && hub_state.index.read().rule(&uid).is_some();
+    let is_fulfilled = has_finalizer(object) && object.meta().deletion_timestamp.is_none();
+    let slipped = is_young && is_fulfilled && hub_state.index.read().rule(&uid).is_some();
     let Some(mut rule) = object.rule(&hub_state.settings.namespace).filter(|_| slipped) else {
         return forget(&uid, hub_state, object_cache);
     };
@@ -178,15 +178,15 @@ mod tests {
 
     #[test]
     fn rule_that_slips_past_its_finalizer_is_seen_to() {
-        let (new, held) = (object(false, false), object(true, false));
-        assert!(is_seen_to(&[new.clone(), held.clone()], &held));
+        let (new, former) = (object(false, false), object(true, false));
+        assert!(is_seen_to(&[new.clone(), former.clone()], &former));
         // It has never been in the index.
         assert!(!is_seen_to(std::slice::from_ref(&new), &new));
         // Released, or the finalizer was taken off by hand.
         let going = object(true, true);
-        assert!(!is_seen_to(&[new.clone(), held.clone(), going.clone()], &going));
-        assert!(!is_seen_to(&[new.clone(), held.clone(), new.clone()], &new));
+        assert!(!is_seen_to(&[new.clone(), former.clone(), going.clone()], &going));
+        assert!(!is_seen_to(&[new.clone(), former.clone(), new.clone()], &new));
         // The finalizer was there before this process was.
-        assert!(!is_seen_to(std::slice::from_ref(&held), &held));
+        assert!(!is_seen_to(std::slice::from_ref(&former), &former));
     }
 }

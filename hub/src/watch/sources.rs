@@ -62,13 +62,13 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
             }
             () = until(relist_at) => {
                 events.again_unasked();
-                watch.anew(events.round);
+                watch.relist(events.round);
                 (listed_at, relist_at) = (Some(Instant::now()), None);
                 continue;
             }
         };
         let Some(event) = event else {
-            watch.anew(events.round);
+            watch.relist(events.round);
             continue;
         };
         // A refused watch is begun anew, with a new list: it would go on where it stopped without saying that it is back.
@@ -78,7 +78,7 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
                 _ = events.rounds.asked.changed() => {}
             }
             events.again();
-            watch.anew(events.round);
+            watch.relist(events.round);
         }
     }
 }
@@ -113,7 +113,7 @@ struct SourceWatch {
 
 impl SourceWatch {
     /// The watch begins anew, in this round.
-    fn anew(&mut self, round: u64) {
+    fn relist(&mut self, round: u64) {
         self.seen.clear();
         if self.round != round {
             self.round = round;
@@ -209,7 +209,7 @@ impl SourceWatch {
 
     fn mark_deleted(&mut self, source: &SourceRef) {
         self.hub_state.edits.lock().remove(source);
-        self.hub_state.change_quietly(|index| index.vanish_source(source, Instant::now()));
+        self.hub_state.change_quietly(|index| index.mark_source_deleted(source, Instant::now()));
         self.hub_state.deadline_changed.notify_one();
     }
 

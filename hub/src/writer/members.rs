@@ -72,9 +72,9 @@ impl Writer {
     /// An Event, once, when a condition appears that a person must see to.
     fn tell_alarms(&self, before: &MemberCluster, after: &MemberCluster) {
         for alarm in ALARMS {
-            let said = |member: &MemberCluster| condition(&member.status.as_ref()?.conditions, alarm).cloned();
-            if let (None, Some(said)) = (said(before), said(after)) {
-                let notice = Notice { warning: true, reason: alarm.into(), message: said.message };
+            let raised = |member: &MemberCluster| condition(&member.status.as_ref()?.conditions, alarm).cloned();
+            if let (None, Some(raised)) = (raised(before), raised(after)) {
+                let notice = Notice { warning: true, reason: alarm.into(), message: raised.message };
                 let _ = self.events.try_send((after.object_ref(&()), notice));
             }
         }
@@ -88,7 +88,7 @@ impl Writer {
         let report_store = self.hub_state.report_store.lock();
         let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
         let orphaned: Vec<&RuleName> =
-            report_store.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
+            report_store.acked_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
         let divergences = self.hub_state.divergences.lock();
         let young = self.uptime(now) < SETTLING;
         let view = MemberView {
@@ -98,7 +98,7 @@ impl Writer {
             leaving: cluster.leaving,
             // A session that was cut on purpose does not come back by itself, so its end is told at once.
             session: report_store.session(name, now.instant).filter(|_| cluster.accepted),
-            held: report_store.held_rules(name).filter(|(uid, _)| known(*uid)).count(),
+            acked: report_store.acked_rules(name).filter(|(uid, _)| known(*uid)).count(),
             retained: report_store.retained(name),
             orphaned,
             awaited: young && !report_store.has_connected(name),

@@ -383,20 +383,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conflicts_in_a_row_are_told_and_a_write_ends_the_row() {
+    fn conflicts_in_a_row_are_logged_until_a_write() {
         let mut conflicts = Conflicts::default();
         let (rule, member) = (Retry::Rule("a".into()), Retry::Member("a".into()));
         let changed = || Err::<(), _>(WriteError::Changed);
-        let told = |conflicts: &mut Conflicts, times: usize| {
+        let messages = |conflicts: &mut Conflicts, times: usize| {
             (0..times).filter(|_| conflicts.take_in(rule.clone(), &changed())).count()
         };
-        assert_eq!(told(&mut conflicts, 9), 0);
+        assert_eq!(messages(&mut conflicts, 9), 0);
         assert!(!conflicts.take_in(member, &changed()));
-        assert_eq!(told(&mut conflicts, 1), 1);
-        assert_eq!(told(&mut conflicts, 10), 1);
-        assert_eq!(told(&mut conflicts, 9), 0);
+        assert_eq!(messages(&mut conflicts, 1), 1);
+        assert_eq!(messages(&mut conflicts, 10), 1);
+        assert_eq!(messages(&mut conflicts, 9), 0);
         assert!(!conflicts.take_in(rule.clone(), &Ok(())));
-        assert_eq!(told(&mut conflicts, 9), 0);
+        assert_eq!(messages(&mut conflicts, 9), 0);
         assert!(conflicts.0.len() == 2);
     }
 

@@ -81,7 +81,7 @@ impl Writer {
             let version = index.version_of(uid).unwrap_or_default();
             let session = live.session.lock();
             let report_store = self.hub_state.report_store.lock();
-            let holds = report_store.held_rules(name).any(|(held, _)| held == uid);
+            let holds = report_store.acked_rules(name).any(|(acked, _)| acked == uid);
             if !holds && session.is_free_of(uid, version) {
                 return Answer::Free;
             }

@@ -7,8 +7,8 @@ use super::parts::{
 use super::suppose::{supposed, supposed_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AgentFrame, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, KINDS, LostWatch, NAMESPACES,
-    NAMESPACES_LIMIT, Proof, Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
+    AckedIntent, AgentFrame, AskedDigest, Counts, FAILURES_LIMIT, Failure, Hello, KINDS, LostWatch, NAMESPACES,
+    NAMESPACES_LIMIT, NamespacePrunes, Proof, Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -28,9 +28,9 @@ pub fn agent_frame(wire: wire::AgentFrame) -> Result<(AgentFrame, usize), FrameE
 fn read(frame: Frame, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
     Ok(match frame {
         Frame::Hello(wire) => AgentFrame::Hello(hello(&wire)),
-        Frame::HeldRules(wire) => AgentFrame::HeldRules(readable(wire.rules, rule_state, refused), wire.last),
+        Frame::AckedRules(wire) => AgentFrame::AckedRules(readable(wire.rules, rule_state, refused), wire.last),
         Frame::Detail(wire) => {
-            AgentFrame::Detail(rule_uid(wire.rule_uid)?, readable(wire.intents, held_intent, refused), wire.last)
+            AgentFrame::Detail(rule_uid(wire.rule_uid)?, readable(wire.intents, acked_intent, refused), wire.last)
         }
         Frame::Ack(wire) => AgentFrame::Ack(wire.nonce, wire.refused.into_iter().map(refusal).collect()),
         Frame::Report(wire) => AgentFrame::Report(readable(wire.rules, rule_state, refused)),
@@ -67,10 +67,10 @@ fn hello(wire: &wire::Hello) -> Hello {
 
 /// What is held of which rule must be readable; of the rest, what is not counts as not said.
 fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
-    let given_up = asked_digest(&wire.given_up_digest).map(|digest| GivenUp {
-        copies: wire.given_up,
+    let namespace_prunes = asked_digest(&wire.namespace_prunes_digest).map(|digest| NamespacePrunes {
+        copies: wire.namespace_prunes,
         digest,
-        namespaces: wire.given_up_namespaces.into_iter().take(NAMESPACES_LIMIT).filter(|name| is_label(name)).collect(),
+        namespaces: wire.pruned_namespaces.into_iter().take(NAMESPACES_LIMIT).filter(|name| is_label(name)).collect(),
     });
     let counts = wire.counts.unwrap_or_default();
     Ok(RuleState {
@@ -93,7 +93,7 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         failures: wire.failures.into_iter().take(FAILURES_LIMIT).filter_map(|wire| failure(wire).ok()).collect(),
         gone: wire.gone,
         last_batch: wire.last_batch,
-        given_up,
+        namespace_prunes,
         suspended: wire.suspended,
         proof: wire.proof.as_ref().try_into().ok().map(Proof),
     })
@@ -125,8 +125,8 @@ fn failure(wire: wire::Failure) -> Result<Failure, Unreadable> {
     Ok(Failure { reason: reason(wire.reason), copy, message: message(&wire.message) })
 }
 
-fn held_intent(wire: wire::HeldIntent) -> Result<HeldIntent, Unreadable> {
-    Ok(HeldIntent { source: source(wire.source)?, revision: revision(&wire.revision)? })
+fn acked_intent(wire: wire::AckedIntent) -> Result<AckedIntent, Unreadable> {
+    Ok(AckedIntent { source: source(wire.source)?, revision: revision(&wire.revision)? })
 }
 
 /// A refusal gives back what the hub sent, which may be what the agent could not read: so every part is optional.
@@ -151,12 +151,12 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
             boot_id: hello.boot_id.clone(),
             cluster_uid: hello.cluster_uid.clone(),
         }),
-        AgentFrame::HeldRules(rules, last) => {
-            Frame::HeldRules(wire::HeldRules { rules: rules.iter().map(rule_state_to_wire).collect(), last: *last })
+        AgentFrame::AckedRules(rules, last) => {
+            Frame::AckedRules(wire::AckedRules { rules: rules.iter().map(rule_state_to_wire).collect(), last: *last })
         }
         AgentFrame::Detail(uid, intents, last) => Frame::Detail(wire::Detail {
             rule_uid: uid.to_string(),
-            intents: intents.iter().map(held_intent_to_wire).collect(),
+            intents: intents.iter().map(acked_intent_to_wire).collect(),
             last: *last,
         }),
         AgentFrame::Ack(nonce, refused) => {
@@ -180,7 +180,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
 }
 
 pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
-    let (counts, given_up) = (&state.counts, state.given_up.as_ref());
+    let (counts, namespace_prunes) = (&state.counts, state.namespace_prunes.as_ref());
     wire::RuleState {
         rule_uid: state.uid.to_string(),
         rule: Some(rule_name_to_wire(&state.rule)),
@@ -201,9 +201,13 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         gone: state.gone,
         last_batch: state.last_batch,
         intents: state.intents,
-        given_up: given_up.map_or(0, |given_up| given_up.copies),
-        given_up_digest: given_up.map(|given_up| given_up.digest.0.to_vec().into()).unwrap_or_default(),
-        given_up_namespaces: given_up.map(|given_up| given_up.namespaces.clone()).unwrap_or_default(),
+        namespace_prunes: namespace_prunes.map_or(0, |namespace_prunes| namespace_prunes.copies),
+        namespace_prunes_digest: namespace_prunes
+            .map(|namespace_prunes| namespace_prunes.digest.0.to_vec().into())
+            .unwrap_or_default(),
+        pruned_namespaces: namespace_prunes
+            .map(|namespace_prunes| namespace_prunes.namespaces.clone())
+            .unwrap_or_default(),
         suspended: state.suspended,
         proof: state.proof.map(|proof| proof.0.to_vec().into()).unwrap_or_default(),
     }
@@ -220,8 +224,8 @@ fn failure_to_wire(failure: &Failure) -> wire::Failure {
     }
 }
 
-pub(super) fn held_intent_to_wire(held: &HeldIntent) -> wire::HeldIntent {
-    wire::HeldIntent { source: Some(source_to_wire(&held.source)), revision: held.revision.0.to_vec().into() }
+pub(super) fn acked_intent_to_wire(acked: &AckedIntent) -> wire::AckedIntent {
+    wire::AckedIntent { source: Some(source_to_wire(&acked.source)), revision: acked.revision.0.to_vec().into() }
 }
 
 pub(super) fn refusal_to_wire(refusal: &Refusal) -> wire::Refusal {

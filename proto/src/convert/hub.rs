@@ -2,7 +2,7 @@
 use super::inspect::{inspect, inspect_to_wire};
 use super::parts::{
     Unreadable, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision, rule_uid, source,
-    source_to_wire, terms, terms_to_wire, word_or_empty,
+    source_to_wire, terms, terms_to_wire, text_or_empty,
 };
 use super::suppose::{suppose, suppose_to_wire};
 use super::{FrameError, NAME_LIMIT};
@@ -58,8 +58,8 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
 fn snapshot_begin(wire: wire::SnapshotBegin) -> Result<SnapshotBegin, Unreadable> {
     Ok(SnapshotBegin {
         protocol: wire.protocol,
-        hub_id: word_or_empty(wire.hub_id, NAME_LIMIT, "hub_id")?,
-        hub_cluster_uid: word_or_empty(wire.hub_cluster_uid, NAME_LIMIT, "hub_cluster_uid")?,
+        hub_id: text_or_empty(wire.hub_id, NAME_LIMIT, "hub_id")?,
+        hub_cluster_uid: text_or_empty(wire.hub_cluster_uid, NAME_LIMIT, "hub_cluster_uid")?,
         behind: wire.behind,
         proof_key: match wire.proof_key.as_ref() {
             [] => None,

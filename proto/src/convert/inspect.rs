@@ -36,7 +36,7 @@ fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
         Wire::Waiting => CopyOutcome::Waiting,
         Wire::Drifted => CopyOutcome::Drifted,
         Wire::Removing => CopyOutcome::Removing,
-        Wire::GivenUp => CopyOutcome::GivenUp,
+        Wire::PruneRequested => CopyOutcome::PruneRequested,
     };
     let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
     Ok(CopyState { rule: rule_uid(wire.rule_uid)?, outcome, copy_error })
@@ -83,7 +83,7 @@ fn state_to_wire(state: &CopyState) -> wire::CopyState {
         CopyOutcome::Waiting => Wire::Waiting,
         CopyOutcome::Drifted => Wire::Drifted,
         CopyOutcome::Removing => Wire::Removing,
-        CopyOutcome::GivenUp => Wire::GivenUp,
+        CopyOutcome::PruneRequested => Wire::PruneRequested,
     };
     let copy_error = state.copy_error.as_ref();
     wire::CopyState {

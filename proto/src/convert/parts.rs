@@ -23,13 +23,13 @@ pub(super) fn message(text: &str) -> String {
 }
 
 /// One word of visible ASCII characters.
-pub(super) fn word(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
+pub(super) fn short_text(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
     if text.len() <= limit && is_word(&text) { Ok(text) } else { Err(part) }
 }
 
 /// The same, or nothing.
-pub(super) fn word_or_empty(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
-    if text.is_empty() { Ok(text) } else { word(text, limit, part) }
+pub(super) fn text_or_empty(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
+    if text.is_empty() { Ok(text) } else { short_text(text, limit, part) }
 }
 
 pub(super) fn rule_uid(uid: String) -> Result<RuleUid, Unreadable> {
@@ -240,7 +240,7 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
 }
 
 fn grant(wire: wire::Grant) -> Result<Grant, Unreadable> {
-    let resources = wire.resources.into_iter().map(|resource| word(resource, NAME_LIMIT, "grants.resources"));
+    let resources = wire.resources.into_iter().map(|resource| short_text(resource, NAME_LIMIT, "grants.resources"));
     Ok(Grant {
         resources: resources.collect::<Result<_, _>>()?,
         namespaces: wire.namespaces.map(namespace_choice).transpose()?,
@@ -265,7 +265,7 @@ fn grant_to_wire(grant: &Grant) -> wire::Grant {
 }
 
 fn patterns(names: Vec<String>, part: Unreadable) -> Result<Vec<Pattern>, Unreadable> {
-    names.into_iter().map(|name| word(name, NAME_LIMIT, part).map(Pattern::new)).collect()
+    names.into_iter().map(|name| short_text(name, NAME_LIMIT, part).map(Pattern::new)).collect()
 }
 
 fn namespace_choice(wire: wire::NamespaceChoice) -> Result<NamespaceChoice, Unreadable> {
@@ -298,9 +298,9 @@ fn requirement(wire: wire::Requirement) -> Result<Requirement, Unreadable> {
         Ok(wire::Operator::DoesNotExist) => Operator::DoesNotExist,
         Ok(wire::Operator::Unspecified) | Err(_) => return Err("selector.operator"),
     };
-    let values = wire.values.into_iter().map(|value| word_or_empty(value, LABEL_LIMIT, "selector.values"));
+    let values = wire.values.into_iter().map(|value| text_or_empty(value, LABEL_LIMIT, "selector.values"));
     Ok(Requirement {
-        key: word(wire.key, LABEL_LIMIT, "selector.key")?,
+        key: short_text(wire.key, LABEL_LIMIT, "selector.key")?,
         operator,
         values: values.collect::<Result<_, _>>()?,
     })

@@ -2,7 +2,7 @@
 use prost::Message;
 use prost::encoding::encoded_len_varint;
 
-use super::agent::{held_intent_to_wire, refusal_to_wire, rule_state_to_wire};
+use super::agent::{acked_intent_to_wire, refusal_to_wire, rule_state_to_wire};
 use super::parts::source_to_wire;
 use super::suppose::supposed_copy_to_wire;
 use crate::model::{AGENT_FRAME_LIMIT, AgentFrame, Supposed};
@@ -21,13 +21,13 @@ pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
         | AgentFrame::Inspected(_)
         | AgentFrame::LostWatches(_)
         | AgentFrame::Alive) => vec![alone],
-        AgentFrame::HeldRules(rules, last) => {
+        AgentFrame::AckedRules(rules, last) => {
             with_last(pack(rules, |rule| rule_state_to_wire(rule).encoded_len()), last)
-                .map(|(rules, last)| AgentFrame::HeldRules(rules, last))
+                .map(|(rules, last)| AgentFrame::AckedRules(rules, last))
                 .collect()
         }
         AgentFrame::Detail(uid, intents, last) => {
-            with_last(pack(intents, |held| held_intent_to_wire(held).encoded_len()), last)
+            with_last(pack(intents, |acked| acked_intent_to_wire(acked).encoded_len()), last)
                 .map(|(intents, last)| AgentFrame::Detail(uid.clone(), intents, last))
                 .collect()
         }

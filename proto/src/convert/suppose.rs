@@ -5,7 +5,7 @@ use super::NAME_LIMIT;
 use super::hub::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
 use super::parts::{
     Unreadable, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire, rule_uid, source,
-    source_to_wire, terms, terms_to_wire, word_or_empty,
+    source_to_wire, terms, terms_to_wire, text_or_empty,
 };
 use crate::model::{
     FieldsKey, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent, plain_text,
@@ -46,10 +46,10 @@ pub(super) fn suppose(wire: wire::Suppose, all: &mut Vec<Refusal>) -> Suppose {
             Err(part) => refused.add_item(shown.as_ref(), None, part.into()),
         }
     }
-    for wire in wire.held.into_iter().take(SUPPOSED_LIMIT) {
+    for wire in wire.blocked.into_iter().take(SUPPOSED_LIMIT) {
         let shown = wire.clone();
         match source(Some(wire)) {
-            Ok(held) => drop(asked.held.insert(held)),
+            Ok(blocked) => drop(asked.blocked.insert(blocked)),
             Err(part) => refused.add_item(Some(&shown), None, part.into()),
         }
     }
@@ -62,7 +62,7 @@ pub fn question_bytes(asked: &Suppose) -> usize {
 }
 
 fn supposed_intent(wire: wire::SupposedIntent) -> Result<SupposedIntent, ItemError> {
-    let object_type = word_or_empty(wire.object_type, NAME_LIMIT, "object_type")?;
+    let object_type = text_or_empty(wire.object_type, NAME_LIMIT, "object_type")?;
     Ok(SupposedIntent {
         intent: intent(wire.intent.ok_or("intent")?)?,
         bytes: wire.bytes,
@@ -85,7 +85,7 @@ pub(super) fn suppose_to_wire(asked: &Suppose) -> wire::Suppose {
         intents: asked.intents.iter().take(SUPPOSED_LIMIT).map(intent).collect(),
         tombstones: asked.tombstones.iter().map(tombstone_to_wire).collect(),
         removal: asked.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
-        held: asked.held.iter().map(source_to_wire).collect(),
+        blocked: asked.blocked.iter().map(source_to_wire).collect(),
         holds_all: asked.holds_all,
         rehearse: asked.rehearse,
         key: asked.key.0.to_vec().into(),
@@ -115,7 +115,7 @@ fn supposed_copy(wire: wire::SupposedCopy) -> Result<SupposedCopy, Unreadable> {
         Wire::GiveUp => Foreseen::GiveUp,
         Wire::Retain => Foreseen::Retain,
         Wire::HandOver => Foreseen::HandOver,
-        Wire::Held => Foreseen::Held,
+        Wire::Blocked => Foreseen::Blocked,
         Wire::Wait => Foreseen::Wait,
         // What a newer agent foresees and this hub does not know.
         Wire::Rest | Wire::Unspecified => Foreseen::Rest,
@@ -148,7 +148,7 @@ pub(super) fn supposed_copy_to_wire(copy: &SupposedCopy) -> wire::SupposedCopy {
         Foreseen::GiveUp => Wire::GiveUp,
         Foreseen::Retain => Wire::Retain,
         Foreseen::HandOver => Wire::HandOver,
-        Foreseen::Held => Wire::Held,
+        Foreseen::Blocked => Wire::Blocked,
         Foreseen::Wait => Wire::Wait,
         Foreseen::Rest => Wire::Rest,
         Foreseen::Refused => Wire::Refused,
@@ -189,7 +189,7 @@ mod tests {
             intents: vec![SupposedIntent { intent, bytes: 9, object_type: Some("Opaque".into()), fields: [4; 32] }],
             tombstones: vec![Tombstone { source: copy(2), deletion_policy: DeletionPolicy::Retain }],
             removal: Some(DeletionPolicy::Delete),
-            held: BTreeSet::from([copy(3)]),
+            blocked: BTreeSet::from([copy(3)]),
             holds_all: true,
             rehearse: true,
             key: FieldsKey([5; 32]),
@@ -235,10 +235,10 @@ mod tests {
         let (asked, refused) = read(wire::Suppose {
             intents: vec![intent(99, "a"), intent(1, "b")],
             tombstones: vec![wire::Tombstone { source: Some(of("c")), deletion_policy: 99 }],
-            held: vec![wire::Source { resource: String::new(), ..of("d") }, of("e")],
+            blocked: vec![wire::Source { resource: String::new(), ..of("d") }, of("e")],
             ..asked()
         });
-        assert_eq!((asked.intents.len(), asked.tombstones.len(), asked.held.len()), (1, 0, 1));
+        assert_eq!((asked.intents.len(), asked.tombstones.len(), asked.blocked.len()), (1, 0, 1));
         let names: Vec<_> = refused.iter().map(|one| one.source.copy_name().to_string()).collect();
         assert_eq!(names, ["a", "c", "d"]);
     }

@@ -49,10 +49,10 @@ fn state() -> impl Strategy<Value = RuleState> {
     });
     let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
-    let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
-    let rest = (any::<[bool; 2]>(), given_up, any::<u64>(), any::<Option<[u8; 16]>>());
+    let namespace_prunes = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
+    let rest = (any::<[bool; 2]>(), namespace_prunes, any::<u64>(), any::<Option<[u8; 16]>>());
     (head, any::<[u32; 9]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, ([gone, suspended], given_up, last_batch, proof))| RuleState {
+        |(head, n, failures, ([gone, suspended], namespace_prunes, last_batch, proof))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -72,7 +72,7 @@ fn state() -> impl Strategy<Value = RuleState> {
             failures,
             gone,
             last_batch,
-            given_up: given_up.map(|(copies, digest, namespaces)| GivenUp {
+            namespace_prunes: namespace_prunes.map(|(copies, digest, namespaces)| NamespacePrunes {
                 copies,
                 digest: AskedDigest(digest),
                 namespaces,
@@ -94,14 +94,14 @@ fn agent_frames() -> impl Strategy<Value = AgentFrame> {
             cluster_uid: a,
         })
     });
-    let held = (source(), any::<[u8; 16]>()).prop_map(|(source, r)| HeldIntent { source, revision: Revision(r) });
+    let acked = (source(), any::<[u8; 16]>()).prop_map(|(source, r)| AckedIntent { source, revision: Revision(r) });
     let refusal = (uid(), source(), any::<[u8; 16]>(), reason(), "[ a-zö]{0,99}").prop_map(
         |(rule, source, r, reason, message)| Refusal { rule, source, revision: Revision(r), reason, message },
     );
     prop_oneof![
         hello,
-        (vec(state(), 0..60), any::<bool>()).prop_map(|(rules, last)| AgentFrame::HeldRules(rules, last)),
-        (uid(), vec(held, 0..600), any::<bool>()).prop_map(|(uid, held, last)| AgentFrame::Detail(uid, held, last)),
+        (vec(state(), 0..60), any::<bool>()).prop_map(|(rules, last)| AgentFrame::AckedRules(rules, last)),
+        (uid(), vec(acked, 0..600), any::<bool>()).prop_map(|(uid, acked, last)| AgentFrame::Detail(uid, acked, last)),
         (any::<u64>(), vec(refusal, 0..200)).prop_map(|(nonce, refused)| AgentFrame::Ack(nonce, refused)),
         vec(state(), 0..60).prop_map(AgentFrame::Report),
         (uid(), vec(source(), 0..600)).prop_map(|(uid, sources)| AgentFrame::Want(uid, sources)),
@@ -159,8 +159,8 @@ fn terms() -> impl Strategy<Value = Terms> {
         },
     );
     let grants = prop::option::of(prop::collection::vec(grant, 0..3));
-    let said = (prop::option::of(choice), any::<bool>(), policy(), any::<[bool; 2]>());
-    (rule_name(), any::<i64>(), said, grants, keeping()).prop_map(
+    let text = (prop::option::of(choice), any::<bool>(), policy(), any::<[bool; 2]>());
+    (rule_name(), any::<i64>(), text, grants, keeping()).prop_map(
         |(rule, created_at, (namespaces, create_namespaces, deletion_policy, [suspend, dry_run]), grants, keeping)| {
             Terms {
                 grants,
@@ -201,8 +201,8 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
     let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
-    let said = (permit(), any::<Option<bool>>());
-    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), said).prop_map(
+    let text = (permit(), any::<Option<bool>>());
+    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), text).prop_map(
         |(uid, terms, (upserts, tombstones), removal, orphaned, (prune, suspend))| {
             Unprinted(RuleDelta { uid, terms, upserts: bare(upserts), tombstones, removal, orphaned, prune, suspend })
         },
@@ -368,7 +368,7 @@ fn the_largest_possible_item_fits_a_frame() {
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,
         last_batch: u64::MAX,
-        given_up: Some(GivenUp {
+        namespace_prunes: Some(NamespacePrunes {
             copies: u32::MAX,
             digest: AskedDigest([1; 16]),
             namespaces: vec!["n".repeat(NAME_LIMIT); NAMESPACES_LIMIT],
@@ -376,7 +376,7 @@ fn the_largest_possible_item_fits_a_frame() {
         suspended: true,
         proof: Some(Proof([1; 16])),
     };
-    let frames = split(AgentFrame::HeldRules(vec![state; 9], true));
+    let frames = split(AgentFrame::AckedRules(vec![state; 9], true));
     assert!(frames.iter().all(|frame| agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT));
 }
 
@@ -397,13 +397,13 @@ proptest! {
             prop_assert!(agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT);
         }
         let lasts: Vec<bool> = frames.iter().filter_map(|frame| match frame {
-            AgentFrame::HeldRules(_, last) | AgentFrame::Detail(_, _, last) => Some(*last),
+            AgentFrame::AckedRules(_, last) | AgentFrame::Detail(_, _, last) => Some(*last),
             _ => None,
         }).collect();
         prop_assert!(lasts.iter().rev().skip(1).all(|last| !last));
         let joined = frames.into_iter().reduce(|mut whole, next| {
             match (&mut whole, next) {
-                (AgentFrame::HeldRules(all, last), AgentFrame::HeldRules(more, end)) => { all.extend(more); *last = end; }
+                (AgentFrame::AckedRules(all, last), AgentFrame::AckedRules(more, end)) => { all.extend(more); *last = end; }
                 (AgentFrame::Detail(_, all, last), AgentFrame::Detail(_, more, end)) => { all.extend(more); *last = end; }
                 (AgentFrame::Ack(_, all), AgentFrame::Ack(_, more)) => all.extend(more),
                 (AgentFrame::Report(all), AgentFrame::Report(more)) => all.extend(more),
@@ -453,7 +453,7 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         CopyOutcome::Waiting,
         CopyOutcome::Drifted,
         CopyOutcome::Removing,
-        CopyOutcome::GivenUp,
+        CopyOutcome::PruneRequested,
     ]);
     let namespace = prop::sample::select(vec![
         NamespaceState::Unknown,

@@ -177,7 +177,7 @@ impl Candidate {
     }
 
     /// Whether another process holds the Lease, as far as this one has seen.
-    pub fn is_held_by_another(&self) -> bool {
+    pub fn belongs_to_another(&self) -> bool {
         self.lease().is_some_and(|lease| self.is_anothers(lease))
     }
 
@@ -338,8 +338,8 @@ impl Candidate {
     /// How long the holder of this Lease may lead after it was seen.
     fn duration(&self, lease: &Lease) -> Duration {
         let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
-        let said = seconds.and_then(|n| u64::try_from(n).ok()).map(Duration::from_secs);
-        said.filter(|said| (SHORTEST_LEASE..=LONGEST_LEASE).contains(said)).unwrap_or(self.timing.lease)
+        let message = seconds.and_then(|n| u64::try_from(n).ok()).map(Duration::from_secs);
+        message.filter(|message| (SHORTEST_LEASE..=LONGEST_LEASE).contains(message)).unwrap_or(self.timing.lease)
     }
 
     fn remember(&mut self, lease: &Lease) {

@@ -80,7 +80,7 @@ fn the_first_makes_the_lease_and_renews_it() {
 }
 
 #[test]
-fn another_waits_from_when_it_saw_the_last_change() {
+fn candidate_waits_from_its_last_observed_change() {
     let (start, mut b) = (Instant::now(), candidate("b"));
     b.observe(Some(foreign("e1", 5, "a_0", 3)), start);
     assert_eq!(b.leader(), Some(Leader { identity: "a_0".into(), address: None }));
@@ -123,7 +123,7 @@ fn nothing_is_passed_on_to_a_predecessor_at_the_same_address() {
 }
 
 #[test]
-fn what_is_given_away_is_taken_at_once() {
+fn free_permits_are_taken_at_once() {
     let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
     a.observe(Some(foreign("e1", 5, "", 3)), start);
     let taken = replaced(next(&mut a, start));
@@ -155,7 +155,7 @@ fn successor_of_its_own_name_skips_the_wait_only_at_start() {
 }
 
 #[test]
-fn vanished_lease_is_created_when_its_holder_has_ended() {
+fn deleted_lease_is_created_when_its_holder_has_ended() {
     let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
     a.observe(None, start);
     let made = stored(replaced(next(&mut a, start)), "e1", 1);
@@ -190,7 +190,7 @@ fn a_restored_lease_does_not_bring_old_terms_back() {
 }
 
 #[test]
-fn rubbish_bricks_nobody() {
+fn malformed_lease_blocks_no_process() {
     let start = Instant::now();
     for seconds in [None, Some(0), Some(-5), Some(i32::MAX)] {
         let mut a = candidate("a");
@@ -208,7 +208,7 @@ fn rubbish_bricks_nobody() {
 }
 
 #[test]
-fn a_late_word_of_the_watch_deposes_nobody() {
+fn late_watch_event_deposes_no_leader() {
     let (start, mut a) = (Instant::now(), candidate("a"));
     a.observe(Some(foreign("e1", 5, "", 7)), start);
     let taken = stored(replaced(next(&mut a, start)), "e1", 9);

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_does_not_change_how_the_next_is_read() {
+    fn unreadable_event_does_not_affect_the_next() {
         let whole = Payload::encode(content(&[("key".to_owned(), "text ".repeat(500))]).to_bytes());
         let cut = Payload::from_wire(Encoding::Zstd, whole.bytes().slice(..whole.bytes().len() - 3), whole.size());
         let mixed = Payload::from_wire(Encoding::Zstd, Bytes::from_static(b"no frame"), whole.size());

@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(map in 0usize..4, key in "[a-z~/.]{1,20}") {
+        fn written_state_reads_back(map in 0usize..4, key in "[a-z~/.]{1,20}") {
             let path = FieldPath::new(FieldMap::ALL[map], key);
             prop_assert_eq!(FieldPath::parse(&path.to_string()), Some(path));
         }

@@ -31,7 +31,7 @@ pub struct Hello {
 
 /// One (source, revision) pair of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldIntent {
+pub struct AckedIntent {
     /// The source.
     pub source: SourceRef,
     /// Its revision.
@@ -68,9 +68,9 @@ pub enum AgentFrame {
     /// The first frame.
     Hello(Hello),
     /// What the agent holds; the flag says that no more follows. Later in the stream: of the rules that it names.
-    HeldRules(Vec<RuleState>, bool),
+    AckedRules(Vec<RuleState>, bool),
     /// The pairs of one rule; the flag says that no more of it follows.
-    Detail(RuleUid, Vec<HeldIntent>, bool),
+    Detail(RuleUid, Vec<AckedIntent>, bool),
     /// A batch was taken in, but for these items.
     Ack(u64, Vec<Refusal>),
     /// New states of rules; newest wins.

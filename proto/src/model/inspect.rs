@@ -69,7 +69,7 @@ pub enum CopyOutcome {
     /// It must go and is still there.
     Removing,
     /// It is to go, and that waits for the hub's word.
-    GivenUp,
+    PruneRequested,
 }
 
 /// An object that stands where the copy should.

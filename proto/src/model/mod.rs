@@ -18,7 +18,7 @@ pub use content::{Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revis
 pub use digest::SetDigest;
 pub use fields::{FieldMap, FieldPath};
 pub use frames::{
-    AGENT_FRAME_LIMIT, AgentFrame, Batch, HeldIntent, Hello, HubFrame, Intent, LostWatch, NAMESPACES, Refusal,
+    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, Hello, HubFrame, Intent, LostWatch, NAMESPACES, Refusal,
     RuleDelta, SnapshotBegin, SnapshotEnd, Tombstone,
 };
 pub use grants::{Allowance, Grant};
@@ -26,7 +26,9 @@ pub use inspect::{CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, ST
 pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
 pub use proof::{ContentDigest, Proof, ProofKey, Shown, is_mark};
-pub use report::{Asked, Counts, FAILURES_LIMIT, Failure, GivenUp, MESSAGE_LIMIT, NAMESPACES_LIMIT, Reason, RuleState};
+pub use report::{
+    Asked, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes, Reason, RuleState,
+};
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use suppose::{FieldsKey, Foreseen, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent};
 pub use terms::{

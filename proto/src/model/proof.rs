@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_alone_does_not_count() {
+    fn ignored_fields_do_not_count() {
         let of = |label: &str, key: &str| content(&[("team", label)], json!({"data": {"a": "1", "b": key}}));
         let ignored =
             BTreeSet::from([FieldPath::parse("/data/b").unwrap(), FieldPath::parse("/metadata/labels/team").unwrap()]);

@@ -122,7 +122,7 @@ pub struct RuleState {
     /// With `gone`: the nonce of the last batch of the stream that the agent took in before.
     pub last_batch: u64,
     /// What is to be deleted and waits for the hub's word.
-    pub given_up: Option<GivenUp>,
+    pub namespace_prunes: Option<NamespacePrunes>,
     /// Whether the rule rests here, by its terms or by the word that it does.
     pub suspended: bool,
     /// What stands of the copies in the member's API, where nothing is under way and nothing else than applied or waiting;
@@ -144,7 +144,7 @@ impl RuleState {
             failures: Vec::new(),
             gone: false,
             last_batch: 0,
-            given_up: None,
+            namespace_prunes: None,
             suspended: false,
             proof: None,
         }
@@ -160,12 +160,12 @@ pub struct Asked {
     pub digest: AskedDigest,
 }
 
-/// The most namespaces that [`GivenUp`] names.
+/// The most namespaces that [`NamespacePrunes`] names.
 pub const NAMESPACES_LIMIT: usize = 3;
 
 /// Copies of one rule in one cluster that are to go because their namespaces are no longer targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GivenUp {
+pub struct NamespacePrunes {
     /// How many.
     pub copies: u32,
     /// Names exactly these.

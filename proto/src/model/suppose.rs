@@ -26,7 +26,7 @@ pub struct Suppose {
     /// The whole rule would go.
     pub removal: Option<DeletionPolicy>,
     /// What should go and is held by the hub.
-    pub held: BTreeSet<SourceRef>,
+    pub blocked: BTreeSet<SourceRef>,
     /// The hub holds whatever is there of the rule.
     pub holds_all: bool,
     /// Whether each write is tried as a dry run.
@@ -45,7 +45,7 @@ impl Suppose {
             intents: vec![],
             tombstones: vec![],
             removal: None,
-            held: BTreeSet::new(),
+            blocked: BTreeSet::new(),
             holds_all: false,
             rehearse: false,
             key: FieldsKey([0; 32]),
@@ -137,7 +137,7 @@ pub enum Foreseen {
     /// Another rule takes it over.
     HandOver,
     /// It should go, and the hub holds that.
-    Held,
+    Blocked,
     /// Its namespace does not exist.
     Wait,
     /// Nothing is done about it.

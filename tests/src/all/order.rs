@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_took_longest_and_what_is_unknown_begins_first() {
+    fn slowest_and_unknown_programs_start_first() {
         let mut durations = Durations::read(r#"{"wire": 100, "join": 7, "gone": 3}"#);
         durations.note([("join".to_owned(), 8), ("faults".to_owned(), 109)]);
         let mut programs = ["join", "wire", "new", "faults"];

@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn only_test_programs_are_run_each_in_its_package() {
-        let said = [
+        let printed = [
             r#"{"reason":"compiler-artifact","manifest_path":"/w/hub/Cargo.toml","target":{"name":"runnel_hub","kind":["lib"]},"profile":{"test":true},"executable":"/w/target/runnel_hub-1"}"#,
             r#"{"reason":"compiler-artifact","manifest_path":"/w/hub/Cargo.toml","target":{"name":"runnel-hub","kind":["bin"]},"profile":{"test":false},"executable":"/w/target/runnel-hub"}"#,
             r#"{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{"name":"wire","kind":["test"]},"profile":{"test":true},"executable":"/w/target/wire-1"}"#,
@@ -82,7 +82,7 @@ mod tests {
             r#"{"reason":"build-finished","success":true}"#,
             "not json",
         ];
-        let programs = read(&said.join("\n"));
+        let programs = read(&printed.join("\n"));
         let seen: Vec<_> = programs.iter().map(|one| (one.name.as_str(), one.package.to_str().unwrap())).collect();
         assert_eq!(seen, [("hub/lib", "/w/hub"), ("tests/wire", "/w/tests")]);
         assert_eq!(programs[1].file_name(), "tests-wire");

@@ -170,7 +170,7 @@ impl ControlPlane {
     /// # Errors
     /// When it fails (with what it said on standard error) or takes longer than two minutes.
     pub async fn kubectl_stdin(&self, arguments: &[&str], input: &str) -> Result<String> {
-        let said = arguments.join(" ");
+        let printed = arguments.join(" ");
         let mut child = self.kubectl_command(arguments).spawn().context("cannot run kubectl")?;
         let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
         let talk = async {
@@ -180,9 +180,9 @@ impl ControlPlane {
             child.wait_with_output().await
         };
         let ended = tokio::time::timeout(KUBECTL, talk).await;
-        let output = ended.with_context(|| format!("kubectl {said}: no end within {KUBECTL:?}"))??;
+        let output = ended.with_context(|| format!("kubectl {printed}: no end within {KUBECTL:?}"))??;
         if !output.status.success() {
-            bail!("kubectl {said} on {}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim_end());
+            bail!("kubectl {printed} on {}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim_end());
         }
         String::from_utf8(output.stdout).context("kubectl printed something that is not text")
     }

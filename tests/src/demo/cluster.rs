@@ -58,9 +58,9 @@ impl Cluster {
     /// When `kubectl` fails; with what it said.
     pub async fn show(&self, narrator: &Narrator, arguments: &[&str]) -> Result<String> {
         narrator.command(&self.name, &typed(arguments));
-        let said = self.kubectl(arguments, "").await?;
-        narrator.output(&said);
-        Ok(said)
+        let printed = self.kubectl(arguments, "").await?;
+        narrator.output(&printed);
+        Ok(printed)
     }
 
     /// Runs `kubectl` without a word, with `input` on its standard input, and returns what it prints.
@@ -71,11 +71,11 @@ impl Cluster {
         let command = typed(arguments);
         let ended = tokio::time::timeout(ENDS, self.talk(arguments, input)).await;
         let output = ended.with_context(|| format!("{command} on {}: no end within {ENDS:?}", self.name))??;
-        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        let printed = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
         if !output.status.success() {
-            bail!("{command} on {}: {}", self.name, said.trim_end());
+            bail!("{command} on {}: {}", self.name, printed.trim_end());
         }
-        Ok(said)
+        Ok(printed)
     }
 
     async fn talk(&self, arguments: &[&str], input: &str) -> Result<Output> {

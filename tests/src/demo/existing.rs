@@ -42,12 +42,12 @@ pub async fn run(narrator: &mut Narrator, hub: &Path, members: &[(String, PathBu
     if !agreed {
         return Ok(Ended::Refused("\nNothing has been done; add --yes to go ahead.".to_owned()));
     }
-    let told = with_logs(unless_interrupted(tell(narrator, &clusters, folder.path())).await);
+    let observed = with_logs(unless_interrupted(tell(narrator, &clusters, folder.path())).await);
     narrator.pause();
     narrator.say("Removing what was made:");
     let removed = unless_interrupted(undo(narrator, &clusters, folder.path())).await;
-    match (told, removed) {
-        (Ok(Some(totals)), Ok(Some(()))) => Ok(Ended::Told(totals)),
+    match (observed, removed) {
+        (Ok(Some(totals)), Ok(Some(()))) => Ok(Ended::ObservedEvent(totals)),
         (Ok(None), Ok(Some(()))) => Ok(Ended::Interrupted),
         (Err(error), Ok(Some(()))) => Err(error),
         (_, Ok(None)) => Err(anyhow!("interrupted while removing; what may be left is listed at the beginning")),

@@ -34,12 +34,12 @@ pub struct LocalFleet {
 /// # Errors
 /// When something does not come about; with what was expected and what was seen last.
 pub async fn run(narrator: &mut Narrator) -> Result<Ended> {
-    let told = unless_interrupted(async {
+    let observed = unless_interrupted(async {
         narrator.title("Runnel: ConfigMaps and Secrets from one hub cluster to its member clusters");
         let fleet = LocalFleet::start(narrator, MEMBERS).await?;
         with_logs(seed::tell(narrator, &fleet.clusters, &fleet.stage).await)
     });
-    Ok(told.await?.map_or(Ended::Interrupted, Ended::Told))
+    Ok(observed.await?.map_or(Ended::Interrupted, Ended::ObservedEvent))
 }
 
 impl LocalFleet {

@@ -97,15 +97,15 @@ fn refuse(error: &clap::Error) -> ExitCode {
 async fn run(arguments: Arguments) -> ExitCode {
     let begin = Instant::now();
     let mut narrator = Narrator::new();
-    let told = match &arguments.hub {
+    let observed = match &arguments.hub {
         Some(hub) => existing::run(&mut narrator, hub, &arguments.member, arguments.yes).await,
         None if arguments.keep => {
             keep::run(&mut narrator, usize::from(arguments.members), arguments.dir.as_deref()).await
         }
         None => local::run(&mut narrator).await,
     };
-    match told {
-        Ok(Ended::Told(totals)) => {
+    match observed {
+        Ok(Ended::ObservedEvent(totals)) => {
             narrator.title(&format!("\nDone: {totals}; {} s in all.", begin.elapsed().as_secs()));
             ExitCode::SUCCESS
         }
@@ -133,7 +133,7 @@ async fn run(arguments: Arguments) -> ExitCode {
 #[derive(Debug)]
 pub enum Ended {
     /// To the end, with these totals.
-    Told(String),
+    ObservedEvent(String),
     /// By the Ctrl-C until which a fleet was kept.
     Kept,
     /// By Ctrl-C, or another signal to end.

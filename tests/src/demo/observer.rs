@@ -23,7 +23,7 @@ pub type Place<'a> = (&'a str, Option<&'a str>);
 
 /// Something that was seen.
 #[derive(Clone, Debug)]
-pub struct Sighting {
+pub struct Observation {
     /// When.
     pub at: Instant,
     /// The object's kind.
@@ -40,7 +40,7 @@ pub struct Sighting {
     pub deleting: bool,
 }
 
-impl Sighting {
+impl Observation {
     /// Whether this is about that object.
     #[must_use]
     pub fn is(&self, kind: &str, namespace: &str, name: &str) -> bool {
@@ -50,7 +50,7 @@ impl Sighting {
     /// Whether the object is there and holds that value.
     #[must_use]
     pub fn holds(&self, key: &str, value: &str) -> bool {
-        self.data.as_ref().and_then(|data| data.get(key)).is_some_and(|held| held == value)
+        self.data.as_ref().and_then(|data| data.get(key)).is_some_and(|copies_there| copies_there == value)
     }
 
     // Without the values of a Secret, also of one that is not secret.
@@ -68,7 +68,7 @@ impl Sighting {
 #[derive(Debug)]
 pub struct Observer {
     cluster: String,
-    seen: Arc<Mutex<Vec<Sighting>>>,
+    seen: Arc<Mutex<Vec<Observation>>>,
     count: watch::Receiver<usize>,
     // Dropping it ends the watches.
     _watches: JoinSet<()>,
@@ -116,7 +116,7 @@ impl Observer {
         what: &str,
         since: usize,
         deadline: Duration,
-        wanted: impl Fn(&Sighting) -> bool,
+        wanted: impl Fn(&Observation) -> bool,
     ) -> Result<(usize, Instant)> {
         let mut count = self.count.clone();
         let look = async {
@@ -133,19 +133,19 @@ impl Observer {
             Ok(found) => found,
             Err(_) => {
                 scratch::keep_everything();
-                bail!("expected on {}: {what}; within {deadline:?} {}", self.cluster, self.told(since))
+                bail!("expected on {}: {what}; within {deadline:?} {}", self.cluster, self.observed(since))
             }
         }
     }
 
-    fn told(&self, since: usize) -> String {
+    fn observed(&self, since: usize) -> String {
         let seen = self.seen.lock();
-        let last: Vec<String> = seen.iter().skip(since).rev().take(3).map(Sighting::describe).collect();
+        let last: Vec<String> = seen.iter().skip(since).rev().take(3).map(Observation::describe).collect();
         if last.is_empty() { "nothing changed there".to_owned() } else { format!("only seen: {}", last.join("; ")) }
     }
 }
 
-fn place((index, seen): (usize, &Sighting)) -> (usize, Instant) {
+fn place((index, seen): (usize, &Observation)) -> (usize, Instant) {
     (index, seen.at)
 }
 
@@ -161,7 +161,7 @@ fn api(client: Client, kind: &str, namespace: Option<&str>) -> Api<DynamicObject
 async fn watch_one(
     api: Api<DynamicObject>,
     kind: String,
-    seen: Arc<Mutex<Vec<Sighting>>>,
+    seen: Arc<Mutex<Vec<Observation>>>,
     counter: Arc<watch::Sender<usize>>,
     ready: tokio::sync::mpsc::Sender<()>,
 ) {
@@ -183,16 +183,16 @@ async fn watch_one(
             }
         };
         let mut record = seen.lock();
-        record.push(sighting(at, &kind, &object, gone));
+        record.push(observation(at, &kind, &object, gone));
         counter.send_replace(record.len());
     }
 }
 
-fn sighting(at: Instant, kind: &str, object: &DynamicObject, gone: bool) -> Sighting {
+fn observation(at: Instant, kind: &str, object: &DynamicObject, gone: bool) -> Observation {
     let pairs = object.data.get("data").and_then(|data| data.as_object());
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let data = pairs.into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect();
-    Sighting {
+    Observation {
         at,
         kind: kind.to_owned(),
         namespace: object.namespace().unwrap_or_default(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::narrate::{Narrator, milliseconds};
-use super::observer::Sighting;
+use super::observer::Observation;
 use super::stage::{Clusters, Stage};
 use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, RULE, SETTINGS, SOON, State, Story, Want};
 
@@ -42,7 +42,7 @@ impl Story<'_> {
         }
         let (mark, marks) = (self.hub.mark(), self.marks());
         self.clusters.hub.show(self.narrator, &["apply", "-f", "deploy/examples/seed-rule.yaml"]).await?;
-        let rule = |seen: &Sighting| seen.is("DistributionRule", NAMESPACE, RULE);
+        let rule = |seen: &Observation| seen.is("DistributionRule", NAMESPACE, RULE);
         let (_, begin) = self.hub.sees("the rule", mark, SOON, rule).await?;
         let first = [Want::config_map(SETTINGS, State::There), Want::secret(LOGIN, State::There)];
         for (member, since) in marks.into_iter().enumerate() {
@@ -83,7 +83,7 @@ impl Story<'_> {
                 .show(self.narrator, &["-n", NAMESPACE, "patch", resource, want.name, "-p", patch])
                 .await?;
             let State::Holds(key, value) = want.state else { continue };
-            let edited = |seen: &Sighting| seen.is(want.kind, NAMESPACE, want.name) && seen.holds(key, value);
+            let edited = |seen: &Observation| seen.is(want.kind, NAMESPACE, want.name) && seen.holds(key, value);
             let (_, begin) = self.hub.sees("the edited source", mark, SOON, edited).await?;
             let mut slowest = Duration::ZERO;
             for (member, since) in marks.into_iter().enumerate() {
@@ -100,7 +100,7 @@ impl Story<'_> {
         self.narrator.step("A namespace that comes later gets its copies");
         let (last, marks) = (self.last(), self.marks());
         self.clusters.members[last].show(self.narrator, &["create", "namespace", LATE]).await?;
-        let made = |seen: &Sighting| seen.is("Namespace", "", LATE) && seen.data.is_some();
+        let made = |seen: &Observation| seen.is("Namespace", "", LATE) && seen.data.is_some();
         let (_, begin) = self.members[last].sees("the namespace", marks[last], SOON, made).await?;
         let wanted = [Want::config_map(SETTINGS, State::There), Want::secret(LOGIN, State::There)];
         self.arrives((last, marks[last]), begin, &wanted, &[LATE], "has {}").await?;
@@ -113,14 +113,14 @@ impl Story<'_> {
         let (last, marks) = (self.last(), self.marks());
         let patch = r#"{"data":{"greeting":"tampered"}}"#;
         self.clusters.members[0].show(self.narrator, &["patch", "configmap", SETTINGS, "-p", patch]).await?;
-        let edited = |seen: &Sighting| seen.is("ConfigMap", DEFAULT, SETTINGS) && seen.holds("greeting", "tampered");
+        let edited = |seen: &Observation| seen.is("ConfigMap", DEFAULT, SETTINGS) && seen.holds("greeting", "tampered");
         let (at, begin) = self.members[0].sees("the edited copy", marks[0], SOON, edited).await?;
         let right = Want::config_map(SETTINGS, State::Holds("greeting", "good morning"));
         self.arrives((0, at), begin, &[right], &[DEFAULT], "has the right {} again").await?;
 
         let mark = self.members[last].mark();
         self.clusters.members[last].show(self.narrator, &["delete", "secret", LOGIN]).await?;
-        let deleted = |seen: &Sighting| seen.is("Secret", DEFAULT, LOGIN) && seen.data.is_none();
+        let deleted = |seen: &Observation| seen.is("Secret", DEFAULT, LOGIN) && seen.data.is_none();
         let (at, begin) = self.members[last].sees("the deletion of the copy", mark, SOON, deleted).await?;
         let back = Want::secret(LOGIN, State::Holds("password", CHANGED));
         self.arrives((last, at), begin, &[back], &[DEFAULT], "has {} again").await.map(|_| ())
@@ -134,7 +134,7 @@ impl Story<'_> {
         hub.show(self.narrator, &["-n", NAMESPACE, "create", "configmap", LIMITS, "--from-literal=cpu=2"]).await?;
         let mark = self.hub.mark();
         hub.show(self.narrator, &["-n", NAMESPACE, "label", "configmap", LIMITS, "rule=test"]).await?;
-        let labelled = |seen: &Sighting| seen.is("ConfigMap", NAMESPACE, LIMITS) && seen.labels.contains_key("rule");
+        let labelled = |seen: &Observation| seen.is("ConfigMap", NAMESPACE, LIMITS) && seen.labels.contains_key("rule");
         let (_, begin) = self.hub.sees("the labelled source", mark, SOON, labelled).await?;
         let new = [Want::config_map(LIMITS, State::Holds("cpu", "2"))];
         for (number, since) in marks.into_iter().enumerate() {
@@ -154,7 +154,7 @@ impl Story<'_> {
         let mark = self.members[last].mark();
         self.clusters.members[last].show(self.narrator, &["delete", "configmap", LIMITS]).await?;
         self.narrator.say("An agent looks at such a place again within 30 s.");
-        let deleted = |seen: &Sighting| seen.is("ConfigMap", DEFAULT, LIMITS) && seen.data.is_none();
+        let deleted = |seen: &Observation| seen.is("ConfigMap", DEFAULT, LIMITS) && seen.data.is_none();
         let (at, begin) = self.members[last].sees("the deletion of the object", mark, SOON, deleted).await?;
         let new = [Want::config_map(LIMITS, State::Holds("cpu", "2"))];
         self.arrives((last, at), begin, &new, &[DEFAULT], "has {}").await?;
@@ -166,7 +166,7 @@ impl Story<'_> {
         self.narrator.step("A source is deleted: its copies go, after 5 s in which it could have come back");
         let (mark, marks) = (self.hub.mark(), self.marks());
         self.clusters.hub.show(self.narrator, &["-n", NAMESPACE, "delete", "secret", LOGIN]).await?;
-        let deleted = |seen: &Sighting| seen.is("Secret", NAMESPACE, LOGIN) && seen.data.is_none();
+        let deleted = |seen: &Observation| seen.is("Secret", NAMESPACE, LOGIN) && seen.data.is_none();
         let (_, begin) = self.hub.sees("the deletion of the source", mark, SOON, deleted).await?;
         let gone = [Want::secret(LOGIN, State::Gone)];
         self.arrives_everywhere(&marks, begin, &gone, &BOTH, "has no {} any more").await?;
@@ -179,7 +179,7 @@ impl Story<'_> {
         let (mark, marks) = (self.hub.mark(), self.marks());
         self.clusters.hub.show(self.narrator, &["-n", NAMESPACE, "delete", "drule", RULE]).await?;
         let deleted =
-            |seen: &Sighting| seen.is("DistributionRule", NAMESPACE, RULE) && (seen.deleting || seen.data.is_none());
+            |seen: &Observation| seen.is("DistributionRule", NAMESPACE, RULE) && (seen.deleting || seen.data.is_none());
         let (_, begin) = self.hub.sees("the deletion of the rule", mark, SOON, deleted).await?;
         let gone = [Want::config_map(SETTINGS, State::Gone), Want::config_map(LIMITS, State::Gone)];
         self.arrives_everywhere(&marks, begin, &gone, &BOTH, "has no {} any more").await?;

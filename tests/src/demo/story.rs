@@ -7,7 +7,7 @@ use futures::future::try_join_all;
 use serde_json::Value;
 
 use super::narrate::Narrator;
-use super::observer::{Observer, Sighting};
+use super::observer::{Observation, Observer};
 use super::stage::Clusters;
 use crate::wait::eventually;
 
@@ -64,7 +64,7 @@ impl Want {
         Self { kind: "Secret", name, state }
     }
 
-    fn is_met_by(&self, namespace: &str, seen: &Sighting) -> bool {
+    fn is_met_by(&self, namespace: &str, seen: &Observation) -> bool {
         seen.is(self.kind, namespace, self.name)
             && match self.state {
                 State::There => seen.data.is_some(),
@@ -135,7 +135,7 @@ impl<'a> Story<'a> {
             wanted.iter().flat_map(|want| namespaces.iter().map(move |namespace| (want, namespace)))
         {
             let what = format!("{} {namespace}/{} {:?}", want.kind, want.name, want.state);
-            let met = |seen: &Sighting| want.is_met_by(namespace, seen);
+            let met = |seen: &Observation| want.is_met_by(namespace, seen);
             let (_, at) = self.members[member].sees(&what, since, SOON, met).await?;
             latest = latest.max(at);
         }

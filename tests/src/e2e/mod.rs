@@ -88,7 +88,7 @@ async fn run(arguments: &Arguments) -> ExitCode {
         return impossible(arguments, &why);
     }
     let mut narrator = Narrator::new();
-    match told(arguments, &mut narrator).await {
+    match observed(arguments, &mut narrator).await {
         Ok(Some(())) => {
             narrator.title(&format!("\nDone: {} steps in {} s.", narrator.steps(), begin.elapsed().as_secs()));
             ExitCode::SUCCESS
@@ -115,20 +115,20 @@ fn impossible(arguments: &Arguments, why: &anyhow::Error) -> ExitCode {
 }
 
 /// None when it was interrupted.
-async fn told(arguments: &Arguments, narrator: &mut Narrator) -> Result<Option<()>> {
+async fn observed(arguments: &Arguments, narrator: &mut Narrator) -> Result<Option<()>> {
     let Some(stage) = unless_interrupted(stage(arguments, narrator)).await? else { return Ok(None) };
     if arguments.clusters_only {
         narrator.say(&invitation(&stage));
         return unless_interrupted(std::future::pending()).await;
     }
     // While the clusters are there, so that their logs can be kept.
-    let told = with_logs(unless_interrupted(story::tell(&stage, narrator)).await);
+    let observed = with_logs(unless_interrupted(story::tell(&stage, narrator)).await);
     if arguments.hub.is_some() {
         narrator.say("what was made on your clusters is removed again");
         let tidied = guest::tidy(&stage).await;
-        return told.and_then(|told| tidied.map(|()| told));
+        return observed.and_then(|observed| tidied.map(|()| observed));
     }
-    told
+    observed
 }
 
 /// How the clusters are reached, and what the story needs to be told on them.

@@ -81,9 +81,9 @@ impl Story<'_> {
             self.narrator.took(&format!("{} is connected, from its join string on", member.name), begin.elapsed());
         }
         let begin = Instant::now();
-        let said = self.join_by_plugin(last).await?;
+        let printed = self.join_by_plugin(last).await?;
         self.narrator.command("member", &format!("kubectl runnel join {}", last.name));
-        self.narrator.output(&said);
+        self.narrator.output(&printed);
         condition(&self.stage.hub, &["member", &last.name], "Connected", SOON).await?;
         self.narrator.took(&format!("{} is connected, from the command on", last.name), begin.elapsed());
         self.stage.hub.show(self.narrator, &["get", "member"]).await?;
@@ -124,9 +124,9 @@ impl Story<'_> {
         plugin.env_remove("KUBECONFIG").env("RUNNEL_HELM", self.stage.helm.binary());
         plugin.env("PATH", format!("{}:{path}", kubectl.parent().unwrap_or(Path::new(".")).display()));
         let output = plugin.kill_on_drop(true).output().await.context("cannot run kubectl-runnel")?;
-        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-        ensure!(output.status.success(), "kubectl runnel {}: {said}", words.join(" "));
-        Ok(said)
+        let printed = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        ensure!(output.status.success(), "kubectl runnel {}: {printed}", words.join(" "));
+        Ok(printed)
     }
 
     async fn join_string(&self, member: &str) -> Result<String> {
@@ -156,13 +156,13 @@ impl Story<'_> {
     /// Asks the hub itself, by `kubectl port-forward`.
     async fn ask(&mut self) -> Result<()> {
         let words = ["status", RULE[3], "-n", SOURCES, "-o", "wide"];
-        let said = self.plugin(&words, &[]).await?;
+        let printed = self.plugin(&words, &[]).await?;
         for member in &self.stage.members {
-            let row = said.lines().find(|line| line.split_whitespace().next() == Some(member.name.as_str()));
-            ensure!(row.is_some_and(|row| row.contains("AllApplied")), "{}: {said}", member.name);
+            let row = printed.lines().find(|line| line.split_whitespace().next() == Some(member.name.as_str()));
+            ensure!(row.is_some_and(|row| row.contains("AllApplied")), "{}: {printed}", member.name);
         }
         self.narrator.command("hub", &format!("kubectl runnel {}", words.join(" ")));
-        self.narrator.output(&said);
+        self.narrator.output(&printed);
         Ok(())
     }
 

@@ -18,8 +18,8 @@ pub const LATER: Duration = Duration::from_secs(180);
 /// # Errors
 /// When the API server does not answer, or there is no such object.
 pub async fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
-    let said = cluster.kubectl(&[&["get", "-o", "json"], arguments].concat(), "").await?;
-    serde_json::from_str(&said).context("kubectl did not print JSON")
+    let output = cluster.kubectl(&[&["get", "-o", "json"], arguments].concat(), "").await?;
+    serde_json::from_str(&output).context("kubectl did not print JSON")
 }
 
 /// Waits until a key of a copy has this value, and says for how long.

@@ -276,8 +276,8 @@ pub(crate) async fn output(program: &Path, arguments: &[String]) -> Result<Strin
     let output = Command::new(program).args(arguments).env_remove("KUBECONFIG").output().await;
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{} {}: {}", program.display(), arguments.join(" "), said.trim_end());
+        let printed = String::from_utf8_lossy(&output.stderr);
+        bail!("{} {}: {}", program.display(), arguments.join(" "), printed.trim_end());
     }
     String::from_utf8(output.stdout).context("the output is not text")
 }

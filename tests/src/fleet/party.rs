@@ -57,7 +57,7 @@ impl Hub {
     /// When `runnel-hub token create` fails.
     pub async fn join_string(&self, member: &str, binaries: &Binaries, options: &FleetOptions) -> Result<String> {
         let token = arguments::token(member, &self.site.kubeconfig, &self.addresses, options);
-        output(&binaries.hub, &token).await.map(|said| said.trim().to_owned())
+        output(&binaries.hub, &token).await.map(|printed| printed.trim().to_owned())
     }
 
     /// Where agents are told to reach the hub.

@@ -207,8 +207,9 @@ pub(crate) async fn kinds_are_served(site: &Site) -> Result<()> {
         let name = wanted.name_any();
         eventually(&format!("{name} to be established"), ESTABLISHED, async || {
             let conditions = known.get(&name).await?.status.and_then(|status| status.conditions).unwrap_or_default();
-            let told = conditions.iter().any(|told| told.type_ == "Established" && told.status == "True");
-            Ok(told.then_some(()))
+            let observed =
+                conditions.iter().any(|observed| observed.type_ == "Established" && observed.status == "True");
+            Ok(observed.then_some(()))
         })
         .await?;
     }

@@ -29,8 +29,8 @@ pub(crate) fn system(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("cannot run {program}"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{program} {}: {}", arguments.join(" "), said.trim_end());
+        let printed = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {}: {}", arguments.join(" "), printed.trim_end());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

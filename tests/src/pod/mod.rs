@@ -115,10 +115,10 @@ impl Pod {
     pub async fn new(site: &Site, wanted: Wanted) -> Result<Self> {
         let folder = site.folder.join("pods").join(&wanted.name);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        let told = format!("{} of {}", wanted.name, site.name);
-        let run = Restartable::new(&told, Program::new(&wanted.binary, site.folder.join(&wanted.log)));
+        let observed = format!("{} of {}", wanted.name, site.name);
+        let run = Restartable::new(&observed, Program::new(&wanted.binary, site.folder.join(&wanted.log)));
         let pod = Self { site: site.clone(), wanted, folder, run, state: Mutex::default() };
-        pod.take_over().await.with_context(|| format!("the pod {told} cannot be made as its Deployment says"))?;
+        pod.take_over().await.with_context(|| format!("the pod {observed} cannot be made as its Deployment says"))?;
         Ok(pod)
     }
 

@@ -99,35 +99,35 @@ fn chosen(data: Option<Files>, items: Option<&[KeyToPath]>, optional: bool) -> R
 
 /// Makes `files` the content of a mount, all of it in one step: `..data` points to one generation or to the next.
 pub(super) fn publish(mount: &Path, generation: u64, files: &Files) -> Result<()> {
-    let told = || format!("cannot fill {}", mount.display());
-    fs::create_dir_all(mount).with_context(told)?;
+    let context = || format!("cannot fill {}", mount.display());
+    fs::create_dir_all(mount).with_context(context)?;
     let folder = format!("..generation-{generation}");
     for (path, content) in files {
         let path = mount.join(&folder).join(within(path)?);
-        fs::create_dir_all(path.parent().unwrap_or(mount)).with_context(told)?;
-        fs::write(&path, content).with_context(told)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).with_context(told)?;
+        fs::create_dir_all(path.parent().unwrap_or(mount)).with_context(context)?;
+        fs::write(&path, content).with_context(context)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).with_context(context)?;
     }
-    fs::create_dir_all(mount.join(&folder)).with_context(told)?;
+    fs::create_dir_all(mount.join(&folder)).with_context(context)?;
     let (current, next) = (mount.join(CURRENT), mount.join("..data_next"));
     let old = fs::read_link(&current).ok();
-    symlink(&folder, &next).with_context(told)?;
-    fs::rename(&next, &current).with_context(told)?;
+    symlink(&folder, &next).with_context(context)?;
+    fs::rename(&next, &current).with_context(context)?;
     let shown: Vec<String> = files.keys().filter_map(|path| path.split('/').next()).map(str::to_owned).collect();
     for name in &shown {
         let link = mount.join(name);
         if fs::symlink_metadata(&link).is_err() {
-            symlink(Path::new(CURRENT).join(name), &link).with_context(told)?;
+            symlink(Path::new(CURRENT).join(name), &link).with_context(context)?;
         }
     }
-    for entry in fs::read_dir(mount).with_context(told)?.flatten() {
+    for entry in fs::read_dir(mount).with_context(context)?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if !name.starts_with("..") && !shown.contains(&name) {
-            fs::remove_file(entry.path()).with_context(told)?;
+            fs::remove_file(entry.path()).with_context(context)?;
         }
     }
     if let Some(old) = old {
-        fs::remove_dir_all(mount.join(old)).with_context(told)?;
+        fs::remove_dir_all(mount.join(old)).with_context(context)?;
     }
     Ok(())
 }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_refused_unless_it_is_optional() -> Result<()> {
+    fn absent_volume_is_refused_unless_optional() -> Result<()> {
         let item = |key: &str| KeyToPath { key: key.to_owned(), path: format!("as-{key}"), mode: None };
         let data = files(&[("a", "1"), ("b", "2")]);
         assert_eq!(chosen(Some(data.clone()), None, false)?, data);

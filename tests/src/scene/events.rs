@@ -9,7 +9,7 @@ use crate::wait::eventually;
 
 /// One Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct ObservedEvent {
     /// `Normal` or `Warning`.
     pub kind: String,
     /// The CamelCase word.
@@ -27,7 +27,7 @@ impl Place {
     ///
     /// # Errors
     /// When the API server does not answer.
-    pub async fn told_about(&self, id: &Id) -> Result<Vec<Told>> {
+    pub async fn events_about(&self, id: &Id) -> Result<Vec<ObservedEvent>> {
         let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("events.k8s.io", "v1", "Event"));
         // Events about what has no namespace stand in `default`.
         let namespace = id.own_namespace().unwrap_or("default");
@@ -37,25 +37,25 @@ impl Place {
             event["regarding"]["kind"] == id.kind() && event["regarding"]["name"] == id.name()
         };
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-        let told = events.filter(about).map(|event| Told {
+        let observed = events.filter(about).map(|event| ObservedEvent {
             kind: text(&event["type"]),
             reason: text(&event["reason"]),
             note: text(&event["note"]),
             by: text(&event["reportingController"]),
             times: event["series"]["count"].as_u64().unwrap_or(1),
         });
-        Ok(told.collect())
+        Ok(observed.collect())
     }
 
     /// Waits until an Event with this reason was told about an object; returns it.
     ///
     /// # Errors
     /// When it was not in time, with what was told instead.
-    pub async fn is_told(&self, id: &Id, reason: &str) -> Result<Told> {
+    pub async fn has_event(&self, id: &Id, reason: &str) -> Result<ObservedEvent> {
         eventually(&format!("an Event {reason} about {id} in {}", self.name()), SOON, async || {
-            let told = self.told_about(id).await?;
-            let found = told.iter().find(|event| event.reason == reason).cloned();
-            ensure!(found.is_some(), "told was {told:?}");
+            let observed = self.events_about(id).await?;
+            let found = observed.iter().find(|event| event.reason == reason).cloned();
+            ensure!(found.is_some(), "told was {observed:?}");
             Ok(found)
         })
         .await

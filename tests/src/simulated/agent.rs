@@ -144,8 +144,8 @@ async fn run(credentials: Credentials, state: Arc<Mutex<State>>) {
 
 async fn session(mut line: Line, credentials: &Credentials, state: &Mutex<State>) -> Code {
     line.send(&AgentFrame::Hello(hello(&credentials.cluster)));
-    let held = state.lock().holdings.states();
-    send_all(&line, AgentFrame::HeldRules(held, true));
+    let copies_there = state.lock().holdings.states();
+    send_all(&line, AgentFrame::AckedRules(copies_there, true));
     loop {
         let next = line.next().await;
         let mut state = state.lock();

@@ -4,27 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    Batch, Content, ContentDigest, Counts, HeldIntent, Payload, ProofKey, Revision, RuleDelta, RuleName, RuleState,
+    AckedIntent, Batch, Content, ContentDigest, Counts, Payload, ProofKey, Revision, RuleDelta, RuleName, RuleState,
     RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest,
 };
 
 /// How many digests of contents are remembered.
 const DIGESTS: usize = 20_000;
 
-/// The digests of contents by their revisions, once for all agents of the process: see [`HeldRule`].
+/// The digests of contents by their revisions, once for all agents of the process: see [`AckedRule`].
 static KNOWN: Mutex<BTreeMap<Revision, ContentDigest>> = Mutex::new(BTreeMap::new());
 
 /// Everything that an agent holds; cloning shares the payloads.
 #[derive(Clone, Default)]
 pub struct Holdings {
-    rules: BTreeMap<RuleUid, HeldRule>,
+    rules: BTreeMap<RuleUid, AckedRule>,
     /// What the hub gave for proofs.
     proof_key: Option<ProofKey>,
 }
 
 /// What an agent holds of one rule.
 #[derive(Clone, Default)]
-pub struct HeldRule {
+pub struct AckedRule {
     /// The terms and their digest.
     pub terms: Option<(Terms, TermsDigest)>,
     /// The intents.
@@ -43,13 +43,13 @@ pub struct HeldRule {
 impl Holdings {
     /// What is held of each rule.
     #[must_use]
-    pub fn rules(&self) -> &BTreeMap<RuleUid, HeldRule> {
+    pub fn rules(&self) -> &BTreeMap<RuleUid, AckedRule> {
         &self.rules
     }
 
     /// What is held of one rule.
     #[must_use]
-    pub fn rule(&self, uid: &RuleUid) -> Option<&HeldRule> {
+    pub fn rule(&self, uid: &RuleUid) -> Option<&AckedRule> {
         self.rules.get(uid)
     }
 
@@ -86,10 +86,10 @@ impl Holdings {
             terms.suspend = suspend;
         }
         for intent in &delta.upserts {
-            rule.hold(&intent.source, intent.revision, &intent.payload);
+            rule.record_holding(&intent.source, intent.revision, &intent.payload);
         }
         for tombstone in &delta.tombstones {
-            rule.let_go(&tombstone.source);
+            rule.approved(&tombstone.source);
         }
         rule.orphaned |= delta.orphaned;
         if delta.removal.is_some() {
@@ -108,9 +108,9 @@ impl Holdings {
 
     /// The pairs of one rule.
     #[must_use]
-    pub fn detail(&self, uid: &RuleUid) -> Vec<HeldIntent> {
+    pub fn detail(&self, uid: &RuleUid) -> Vec<AckedIntent> {
         let intents = self.rules.get(uid).into_iter().flat_map(|rule| &rule.intents);
-        intents.map(|(source, (revision, _))| HeldIntent { source: source.clone(), revision: *revision }).collect()
+        intents.map(|(source, (revision, _))| AckedIntent { source: source.clone(), revision: *revision }).collect()
     }
 
     /// Number and digest of the intents of all rules that the hub knows: what the end of a snapshot says.
@@ -125,7 +125,7 @@ impl Holdings {
     }
 }
 
-impl HeldRule {
+impl AckedRule {
     /// What the agent says of it: every copy is applied, and every namespace that is named exists. It proves so with this key,
     /// where the rule leaves nothing alone.
     #[must_use]
@@ -148,8 +148,8 @@ impl HeldRule {
         }
     }
 
-    fn hold(&mut self, source: &SourceRef, revision: Revision, payload: &Payload) {
-        self.let_go(source);
+    fn record_holding(&mut self, source: &SourceRef, revision: Revision, payload: &Payload) {
+        self.approved(source);
         self.digest.insert(source, &revision);
         if let Some(content) = digest_of(&revision, payload) {
             self.shown.insert(source, content);
@@ -158,7 +158,7 @@ impl HeldRule {
         self.intents.insert(source.clone(), (revision, payload.clone()));
     }
 
-    fn let_go(&mut self, source: &SourceRef) {
+    fn approved(&mut self, source: &SourceRef) {
         if let Some((revision, _)) = self.intents.remove(source) {
             self.digest.remove(source, &revision);
         }
@@ -187,14 +187,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_digest_is_that_of_what_is_held_whatever_came_and_went() {
+    fn digest_is_that_of_the_acked_intents() {
         let source = |name: &str| SourceRef::new("configmaps", "speed", name);
-        let (mut rule, nothing) = (HeldRule::default(), Payload::encode(Vec::new()));
+        let (mut rule, nothing) = (AckedRule::default(), Payload::encode(Vec::new()));
         for (name, revision) in [("one", 1), ("two", 2), ("one", 3), ("three", 4)] {
-            rule.hold(&source(name), Revision([revision; 16]), &nothing);
+            rule.record_holding(&source(name), Revision([revision; 16]), &nothing);
         }
-        rule.let_go(&source("two"));
-        rule.let_go(&source("never"));
+        rule.approved(&source("two"));
+        rule.approved(&source("never"));
         let whole: SetDigest = rule.intents.iter().map(|(source, (revision, _))| (source, revision)).collect();
         assert_eq!(rule.intents.len(), 2);
         assert_eq!(rule.state(&"u".to_owned().into(), None).intents_digest, whole);

@@ -58,10 +58,10 @@ impl Line {
     ///
     /// # Errors
     /// When the hub refuses.
-    pub async fn greeted(credentials: &Credentials, held: Vec<RuleState>) -> Result<Self> {
+    pub async fn greeted(credentials: &Credentials, copies_there: Vec<RuleState>) -> Result<Self> {
         let mut line = Self::open(credentials).await?;
         line.send(&AgentFrame::Hello(hello(&credentials.cluster)));
-        line.send(&AgentFrame::HeldRules(held, true));
+        line.send(&AgentFrame::AckedRules(copies_there, true));
         let first = line.must().await?;
         ensure!(matches!(first, HubFrame::SnapshotBegin(_)), "the first frame is {}", sketch(&first));
         Ok(line)

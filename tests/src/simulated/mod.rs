@@ -16,7 +16,7 @@ mod record;
 pub use agent::{SimulatedAgent, State};
 pub use credentials::{Credentials, Forgery, channel};
 pub(crate) use holdings::digest_of;
-pub use holdings::{HeldRule, Holdings};
+pub use holdings::{AckedRule, Holdings};
 pub use line::Line;
 pub(crate) use line::hello;
 pub use middlebox::Middlebox;

@@ -40,7 +40,7 @@ struct Seen {
     ends: AtomicUsize,
     complaints: Mutex<Vec<String>>,
     /// Why somebody could not connect, or was cut off, at last.
-    trouble: Mutex<Option<String>>,
+    failures: Mutex<Option<String>>,
     changed: Notify,
     goal: Mutex<Goal>,
 }
@@ -202,7 +202,7 @@ impl Crowd {
         let some = &complaints[..complaints.len().min(COMPLAINTS)];
         ensure!(some.is_empty(), "the hub broke the protocol {} times: {}", complaints.len(), some.join("; "));
         let (ends, meant) = (self.seen.ends.load(Ordering::Acquire), self.meant.load(Ordering::Acquire));
-        ensure!(ends == meant, "{ends} connections were lost where {meant} were meant to be; {}", self.trouble());
+        ensure!(ends == meant, "{ends} connections were lost where {meant} were meant to be; {}", self.failures());
         Ok(())
     }
 
@@ -210,13 +210,13 @@ impl Crowd {
         if !is_in_time {
             keep_everything();
         }
-        ensure!(is_in_time, "{}; {}", otherwise(), self.trouble());
+        ensure!(is_in_time, "{}; {}", otherwise(), self.failures());
         Ok(())
     }
 
-    fn trouble(&self) -> String {
-        let trouble = self.seen.trouble.lock();
-        trouble.as_ref().map_or_else(|| "no connection failed".to_owned(), |last| format!("the last trouble: {last}"))
+    fn failures(&self) -> String {
+        let failures = self.seen.failures.lock();
+        failures.as_ref().map_or_else(|| "no connection failed".to_owned(), |last| format!("the last trouble: {last}"))
     }
 }
 
@@ -236,7 +236,7 @@ impl Agent {
                 Ok(line) => {
                     let mut was_up_to_date = false;
                     let end = self.session(line, &mut reports, &mut was_up_to_date).await;
-                    self.in_trouble(&end);
+                    self.has_failures(&end);
                     if was_up_to_date {
                         self.seen.ends.fetch_add(1, Ordering::AcqRel);
                         self.seen.up_to_date.fetch_sub(1, Ordering::AcqRel);
@@ -244,7 +244,7 @@ impl Agent {
                     }
                     tokio::time::sleep(AGAIN).await;
                 }
-                Err(error) => self.in_trouble(&format!("{error:#}")),
+                Err(error) => self.has_failures(&format!("{error:#}")),
             }
         }
     }
@@ -264,7 +264,7 @@ impl Agent {
         let channel = counted::channel(&self.credentials, &self.seen.bytes).await?;
         let line = Line::over(channel).await?;
         send(&line, AgentFrame::Hello(hello(&self.credentials.cluster)));
-        send(&line, AgentFrame::HeldRules(self.holdings.states(), true));
+        send(&line, AgentFrame::AckedRules(self.holdings.states(), true));
         Ok(line)
     }
 
@@ -281,14 +281,14 @@ impl Agent {
                 number = reports.recv() => {
                     match number {
                         Ok(number) => self.report(&line, number),
-                        Err(error) => self.complain(format!("a report was left out: {error}")),
+                        Err(error) => self.note_failure(format!("a report was left out: {error}")),
                     }
                     continue;
                 }
             };
             let record = line.take_record();
             if let (Err(status), true) = (&frame, record.ends.is_empty()) {
-                self.complain(format!("unreadable: {}", status.message()));
+                self.note_failure(format!("unreadable: {}", status.message()));
             }
             self.seen.complaints.lock().extend(record.complaints);
             match frame {
@@ -313,11 +313,11 @@ impl Agent {
         }
     }
 
-    fn in_trouble(&self, why: &str) {
-        *self.seen.trouble.lock() = Some(format!("{}: {why}", self.credentials.cluster));
+    fn has_failures(&self, why: &str) {
+        *self.seen.failures.lock() = Some(format!("{}: {why}", self.credentials.cluster));
     }
 
-    fn complain(&self, complaint: String) {
+    fn note_failure(&self, complaint: String) {
         self.seen.complaints.lock().push(format!("{}: {complaint}", self.credentials.cluster));
     }
 
@@ -325,7 +325,7 @@ impl Agent {
     fn compare(&self, end: &SnapshotEnd) {
         let (intents, digest) = self.holdings.account();
         if (intents, digest) != (end.intents, end.digest) {
-            self.complain(format!("SnapshotEnd says {} intents, the agent holds {intents}", end.intents));
+            self.note_failure(format!("SnapshotEnd says {} intents, the agent holds {intents}", end.intents));
         }
     }
 

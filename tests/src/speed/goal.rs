@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_served_twice_does_not_stand_for_who_is_not_served() {
+    fn doubly_served_peer_hides_no_unserved_one() {
         let mut goal = Goal::new(1, 2, 2);
         let (mut one, mut two) = (Way::default(), Way::default());
         assert!(!goal.took(2, &mut one) && !goal.took(2, &mut one) && !goal.took(1, &mut two));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_measured_says_why() {
+    fn unmeasured_row_states_the_reason() {
         let line = Line { what: "bytes", unit: "B", gate: Some(Bound::AtMost(3.0)), aim: None };
         let whole = json(&[Judged { row: 8, line, found: Err("no hub".to_owned()) }], false);
         assert_eq!(

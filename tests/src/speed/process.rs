@@ -83,7 +83,7 @@ pub async fn at_rest(pid: u32) -> Result<Duration> {
         tokio::time::sleep(LOOK).await;
         let now = computed(pid)?;
         shares.push(now.saturating_sub(before).as_secs_f64() / LOOK.as_secs_f64());
-        if rests(&shares) {
+        if is_idle(&shares) {
             return Ok(now);
         }
         before = now;
@@ -95,7 +95,7 @@ pub async fn at_rest(pid: u32) -> Result<Duration> {
 /// Whether these shares of the time, the newest last, are those of a process at rest: less than a fiftieth twice, or a
 /// fifth at most for three seconds, without ups and downs. Connections that were all used at the same moment have their
 /// keepalives at the same moment, too: then as much in the time of two keepalives as in the one before, less than a fifth.
-fn rests(shares: &[f64]) -> bool {
+fn is_idle(shares: &[f64]) -> bool {
     let newest = |count: usize| shares.len().checked_sub(count).map(|from| &shares[from..]);
     let most = |shares: &[f64]| shares.iter().copied().fold(0.0, f64::max);
     let least = |shares: &[f64]| shares.iter().copied().fold(f64::MAX, f64::min);
@@ -115,18 +115,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_rests_when_it_is_idle_or_evenly_busy_a_little() {
-        assert!(rests(&[0.9, 0.01, 0.01]) && !rests(&[0.01]) && !rests(&[0.9, 0.01]));
-        assert!(rests(&[0.08, 0.1, 0.06, 0.07, 0.1, 0.09]));
-        assert!(!rests(&[0.08, 0.1, 0.06, 0.07, 0.19, 0.09]) && !rests(&[0.9, 0.9, 0.9, 0.9, 0.9, 0.9]));
+    fn process_is_idle_when_evenly_busy_a_little() {
+        assert!(is_idle(&[0.9, 0.01, 0.01]) && !is_idle(&[0.01]) && !is_idle(&[0.9, 0.01]));
+        assert!(is_idle(&[0.08, 0.1, 0.06, 0.07, 0.1, 0.09]));
+        assert!(!is_idle(&[0.08, 0.1, 0.06, 0.07, 0.19, 0.09]) && !is_idle(&[0.9, 0.9, 0.9, 0.9, 0.9, 0.9]));
         let waves =
             |heights: [f64; 2]| heights.map(|height| [height, 0.03, 0.03, 0.03].repeat(KEEPALIVES / 4)).concat();
-        assert!(rests(&waves([0.4, 0.4])) && !rests(&waves([0.6, 0.4])), "the second still calms down");
-        assert!(!rests(&waves([0.4, 0.4])[1..]), "too early to say");
+        assert!(is_idle(&waves([0.4, 0.4])) && !is_idle(&waves([0.6, 0.4])), "the second still calms down");
+        assert!(!is_idle(&waves([0.4, 0.4])[1..]), "too early to say");
     }
 
     #[test]
-    fn what_a_thread_computed_counts_when_it_has_ended_too() {
+    fn time_of_an_ended_thread_counts() {
         let own = std::process::id();
         let before = computed(own).unwrap_or_default();
         let busy = std::thread::spawn(|| {

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_has_a_line_and_a_reason() {
+    fn unmeasured_row_has_a_line_and_a_reason() {
         let missing = Judged { found: Err("the hub did not start".to_owned()), ..judged(1.0, None) };
         assert_eq!(
             table(&[missing]),

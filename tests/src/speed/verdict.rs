@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_have_been_measured_does_not_pass() {
+    fn impossible_measurement_does_not_pass() {
         for odd in [-0.1, f64::NAN, f64::INFINITY, percentile(&[], 0.5)] {
             let most = judged(odd, Some(1.0), Bound::AtMost(2.0), Bound::AtMost(1.0));
             let ratio = judged(odd, Some(1.0), Bound::RatioAtMost(2.0), Bound::RatioAtLeast(0.0));

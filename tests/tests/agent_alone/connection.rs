@@ -48,9 +48,9 @@ async fn a_hub_that_refuses_the_agent_is_asked_again() -> Result<()> {
 #[tokio::test]
 async fn mistyped_join_string_blocks_neither_join_nor_return() -> Result<()> {
     let mut alone = Alone::prepare("mistyped", Duration::from_secs(3600)).await?;
-    let nobody = TcpListener::bind("127.0.0.1:0").await?;
-    let elsewhere = nobody.local_addr()?.to_string();
-    let tried = async || timeout(Duration::from_secs(60), nobody.accept()).await.context("nobody tried to join");
+    let none_at_all = TcpListener::bind("127.0.0.1:0").await?;
+    let elsewhere = none_at_all.local_addr()?.to_string();
+    let tried = async || timeout(Duration::from_secs(60), none_at_all.accept()).await.context("nobody tried to join");
     // Corrected while the agent tries to join.
     let (file, right) = (alone.join_file(), alone.hub.join_string(true)?);
     alone.set_join_string(&alone.hub.join_string_to(&elsewhere, true)?)?;

@@ -58,7 +58,7 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
 
     alone.place.delete(&id).await?;
     alone.says(&id, "2").await?;
-    alone.place.is_told(&id, "DriftCorrected").await?;
+    alone.place.has_event(&id, "DriftCorrected").await?;
 
     // At rest nothing is written, not even by the echo of our own writes.
     let mark = alone.plane.mark();
@@ -71,7 +71,7 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_left_alone() -> Result<()> {
+async fn foreign_objects_are_left_alone() -> Result<()> {
     let alone = Alone::start("foreign", &["a", "b", "c"]).await?;
     let foreign = alone.place.make(&Draft::config_map(&alone.ns("b"), "one").data("text", "theirs").json()).await?;
     alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "1")]));
@@ -79,7 +79,7 @@ async fn what_is_not_ours_is_left_alone() -> Result<()> {
     let settled = |state: &RuleState| (state.counts.failed, state.counts.applied) == (1, 1);
     let state = alone.hub.hears("a conflict", "r", settled).await?;
     assert_eq!(state.failures[0].reason, Reason::Conflict);
-    alone.place.is_told(&alone.id("b", "one"), "Conflict").await?;
+    alone.place.has_event(&alone.id("b", "one"), "Conflict").await?;
 
     // A clone with all our marks in a namespace that no rule names, made by hand.
     let mut clone = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"text": "cloned"}});

@@ -189,10 +189,10 @@ impl FakeHub {
     }
 
     /// The newest state of a rule that the agent has told.
-    pub fn told(&self, uid: &str) -> Option<RuleState> {
+    pub fn observed(&self, uid: &str) -> Option<RuleState> {
         let state = self.shared.state.lock();
         let states = state.received.iter().rev().filter_map(|frame| match frame {
-            AgentFrame::Report(states) | AgentFrame::HeldRules(states, _) => Some(states),
+            AgentFrame::Report(states) | AgentFrame::AckedRules(states, _) => Some(states),
             _ => None,
         });
         states.flatten().find(|state| state.uid.as_str() == uid).cloned()
@@ -201,9 +201,9 @@ impl FakeHub {
     /// Waits until the agent has told a state of a rule that meets a condition.
     pub async fn hears(&self, what: &str, uid: &str, wanted: impl Fn(&RuleState) -> bool) -> Result<RuleState> {
         eventually(what, runnel_tests::scene::SOON, async || {
-            let told = self.told(uid).context("nothing was told of the rule")?;
-            anyhow::ensure!(wanted(&told), "told last: {told:?}");
-            Ok(Some(told))
+            let observed = self.observed(uid).context("nothing was told of the rule")?;
+            anyhow::ensure!(wanted(&observed), "told last: {observed:?}");
+            Ok(Some(observed))
         })
         .await
     }
@@ -282,17 +282,17 @@ impl Service {
     }
 
     /// What the agent lacks, given what it holds.
-    fn catch_up(&self, held: &[RuleState], details: &BTreeMap<String, Vec<HeldIntent>>) -> Vec<RuleDelta> {
+    fn catch_up(&self, copies_there: &[RuleState], details: &BTreeMap<String, Vec<AckedIntent>>) -> Vec<RuleDelta> {
         let state = self.shared.state.lock();
         let mut deltas = vec![];
         for (uid, wanted) in &state.rules {
-            let theirs = held.iter().find(|state| state.uid.as_str() == uid);
+            let theirs = copies_there.iter().find(|state| state.uid.as_str() == uid);
             let pairs = details.get(uid).map(Vec::as_slice).unwrap_or_default();
             let mut delta = RuleDelta::new(uid.as_str().into());
             if theirs.and_then(|state| state.terms_digest) != Some(digest(&wanted.terms)) {
                 delta.terms = Some((wanted.terms.clone(), digest(&wanted.terms)));
             }
-            delta.prune = theirs.and_then(|state| Some(state.given_up.as_ref()?.digest));
+            delta.prune = theirs.and_then(|state| Some(state.namespace_prunes.as_ref()?.digest));
             if theirs.is_none_or(|state| state.intents_digest != own_digest(wanted)) {
                 let intents = wanted.intents.iter().map(|(source, content)| intent(source, content));
                 let holds = |new: &Intent| pairs.iter().any(|p| p.source == new.source && p.revision == new.revision);
@@ -305,7 +305,7 @@ impl Service {
             deltas.push(delta);
         }
         for (uid, policy) in &state.removed {
-            if held.iter().any(|state| state.uid.as_str() == uid) {
+            if copies_there.iter().any(|state| state.uid.as_str() == uid) {
                 deltas.push(RuleDelta { removal: Some(*policy), ..RuleDelta::new(uid.as_str().into()) });
             }
         }
@@ -319,10 +319,10 @@ impl Service {
     ) -> Result<()> {
         let shared = &self.shared;
         let send = async |frame: HubFrame| out.send(Ok(hub_frame_to_wire(&frame))).await;
-        let mut held: Vec<RuleState> = vec![];
+        let mut copies_there: Vec<RuleState> = vec![];
         loop {
-            if let AgentFrame::HeldRules(rules, last) = self.next(inbound).await? {
-                held.extend(rules);
+            if let AgentFrame::AckedRules(rules, last) = self.next(inbound).await? {
+                copies_there.extend(rules);
                 if last {
                     break;
                 }
@@ -332,7 +332,7 @@ impl Service {
         let proof_key = Some(RevisionKey::new(b"fake").proof_key());
         send(HubFrame::SnapshotBegin(SnapshotBegin { protocol: 1, hub_id, hub_cluster_uid, behind: false, proof_key }))
             .await?;
-        let mut unlike: Vec<_> = held
+        let mut unlike: Vec<_> = copies_there
             .iter()
             .filter(|state| {
                 let rules = &shared.state.lock().rules;
@@ -341,7 +341,7 @@ impl Service {
             .map(|state| state.uid.clone())
             .collect();
         send(HubFrame::WantDetail(unlike.clone())).await?;
-        let mut details: BTreeMap<String, Vec<HeldIntent>> = BTreeMap::new();
+        let mut details: BTreeMap<String, Vec<AckedIntent>> = BTreeMap::new();
         while !unlike.is_empty() {
             if let AgentFrame::Detail(uid, pairs, last) = self.next(inbound).await? {
                 details.entry(uid.to_string()).or_default().extend(pairs);
@@ -350,7 +350,7 @@ impl Service {
                 }
             }
         }
-        let deltas = self.catch_up(&held, &details);
+        let deltas = self.catch_up(&copies_there, &details);
         {
             let mut state = shared.state.lock();
             state.live = Some(out.clone());
@@ -365,7 +365,7 @@ impl Service {
             } else if let AgentFrame::Report(states) = frame {
                 // It has no limit.
                 let named = states.into_iter().filter_map(|state| {
-                    let prune = Some(state.given_up?.digest);
+                    let prune = Some(state.namespace_prunes?.digest);
                     Some(RuleDelta { prune, ..RuleDelta::new(state.uid) })
                 });
                 let named: Vec<_> = named.collect();

@@ -85,8 +85,8 @@ fn attempts(alone: &Alone) -> Vec<(String, Wanted)> {
 }
 
 /// Whether the agent has told the hub of an attempt: of its copy, or in an ack where not even that can be read.
-fn is_told(alone: &Alone, uid: &str) -> bool {
-    let failed = alone.hub.told(uid).is_some_and(|state| state.counts.failed > 0 && state.counts.applied == 0);
+fn has_event(alone: &Alone, uid: &str) -> bool {
+    let failed = alone.hub.observed(uid).is_some_and(|state| state.counts.failed > 0 && state.counts.applied == 0);
     failed || alone.hub.received().contains(&format!("Refusal {{ rule: RuleUid(\"{uid}\")"))
 }
 
@@ -100,11 +100,11 @@ async fn attack(alone: &Alone, mark: runnel_tests::audit::Mark) -> Result<()> {
     alone.hub.want("right", alone.rule(&["a"], &[("right", "1")]));
     alone.hub.hears_applied("right", 1).await?;
     runnel_tests::wait::eventually("each attempt to be told", runnel_tests::scene::SOON, async || {
-        let untold = attempts.iter().enumerate().find(|(at, _)| !is_told(alone, &format!("attempt-{at:03}")));
+        let untold = attempts.iter().enumerate().find(|(at, _)| !has_event(alone, &format!("attempt-{at:03}")));
         ensure!(
             untold.is_none(),
             "{:?}",
-            untold.map(|(at, (what, _))| (what, alone.hub.told(&format!("attempt-{at:03}"))))
+            untold.map(|(at, (what, _))| (what, alone.hub.observed(&format!("attempt-{at:03}"))))
         );
         Ok(Some(()))
     })
@@ -149,7 +149,7 @@ async fn nothing_outside_the_policy_is_written_and_all_is_reported() -> Result<(
 }
 
 #[tokio::test]
-async fn rights_hold_where_the_agents_own_check_is_off() -> Result<()> {
+async fn rights_apply_where_the_agents_check_is_off() -> Result<()> {
     let mut alone = limited("naive").await?;
     // A policy that lets everything pass that the attempts ask for; the Roles are those of two namespaces.
     let names = "kube-system, kube-public, kube-node-lease, default, runnel-system, naive, naive-a, naive-b, naive-c, new-namespace";

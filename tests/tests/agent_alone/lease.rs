@@ -86,8 +86,8 @@ async fn agent_whose_lease_is_taken_ends_and_writes_nothing_more() -> Result<()>
     let term = alone.leases().get("runnel-agent").await?.spec.and_then(|spec| spec.lease_transitions).unwrap_or(0);
     let spec = json!({"spec": {"holderIdentity": "another_1", "leaseTransitions": term + 1}});
     alone.leases().patch("runnel-agent", &PatchParams::default(), &Patch::Merge(spec)).await?;
-    let said = alone.ends().await?;
-    ensure!(said.contains("another_1") && said.contains("has taken the Lease"), "{said}");
+    let output = alone.ends().await?;
+    ensure!(output.contains("another_1") && output.contains("has taken the Lease"), "{output}");
     let mark = alone.plane.mark();
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
     steadily("no writes", Duration::from_secs(3), async || {

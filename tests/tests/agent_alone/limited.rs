@@ -83,8 +83,8 @@ async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
 
     // A wider policy goes on without a restart too: here to the point where the Role is missing.
     alone.set_policy("namespaces: {allowed: [two-a, two-b, two-c, two-d]}")?;
-    let said = |state: &runnel_proto::model::RuleState| {
+    let output = |state: &runnel_proto::model::RuleState| {
         state.failures.len() == 2 && state.failures.iter().all(|failure| failure.reason == Reason::Forbidden)
     };
-    alone.hub.hears("a missing Role in the fourth namespace", "r", said).await.map(drop)
+    alone.hub.hears("a missing Role in the fourth namespace", "r", output).await.map(drop)
 }

@@ -125,7 +125,7 @@ async fn a_crash_in_the_middle_of_a_removal_loses_nothing() -> Result<()> {
     refusal.tried("delete", mark).await?;
     let name = refusal.name;
     alone.crash_agent().await?;
-    ensure!(alone.hub.told("r").is_none_or(|state| !state.gone), "the removal was over before the crash");
+    ensure!(alone.hub.observed("r").is_none_or(|state| !state.gone), "the removal was over before the crash");
     alone.says(&alone.id("b", "two"), "1").await?;
 
     Refusal { alone: &alone, name }.lift("DELETE").await?;
@@ -230,7 +230,10 @@ async fn rule_removed_before_the_agent_recorded_it_is_removed() -> Result<()> {
     refusal.tried("patch", mark).await?;
     let name = refusal.name;
     alone.crash_agent().await?;
-    ensure!(alone.hub.told("r").is_none_or(|state| state.counts.applied < 4), "the rule was applied before the crash");
+    ensure!(
+        alone.hub.observed("r").is_none_or(|state| state.counts.applied < 4),
+        "the rule was applied before the crash"
+    );
     // As after a crash before the agent wrote down which rules it holds.
     alone.place.delete(&Id::secret(&alone.name, "runnel-agent-terms")).await?;
     alone.hub.remove("r", DeletionPolicy::Delete);

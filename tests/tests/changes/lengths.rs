@@ -10,7 +10,7 @@ use super::scene_with;
 const ANNOTATIONS: usize = 256 * 1024;
 
 #[tokio::test]
-async fn names_and_metadata_of_any_length_travel_or_say_why_not() -> Result<()> {
+async fn names_and_metadata_of_any_length_are_sent_or_refused() -> Result<()> {
     let home = format!("long-{}", "n".repeat(58));
     let scene = scene_with(&home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -28,8 +28,8 @@ async fn names_and_metadata_of_any_length_travel_or_say_why_not() -> Result<()> 
     let sources = json!({"namespaces": [home], "resources": ["configmaps"], "names": [name]});
     hub.make(&RuleDraft::cluster_scoped(&rule_name).source(sources).to(&["member-1"]).json()).await?;
     member.has_copy(&source, &home, &cluster_rule).await?;
-    let told = hub.says_ready(&rule, "False", "Superseded").await?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    let observed = hub.says_ready(&rule, "False", "Superseded").await?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("wins this copy"), "{message}");
     hub.delete(&cluster_rule).await?;
     hub.lacks(&cluster_rule).await?;
@@ -42,8 +42,8 @@ async fn names_and_metadata_of_any_length_travel_or_say_why_not() -> Result<()> 
     member.has_copy(&large, &home, &rule).await?;
     let full = Draft::config_map(&home, "s.full").annotation(key, &"x".repeat(ANNOTATIONS - key.len()));
     let full = hub.make(&full.json()).await?;
-    let told = hub.says_ready(&rule, "False", "TooLarge").await?;
-    let entry = entry_of(&told, "member-1")?;
+    let observed = hub.says_ready(&rule, "False", "TooLarge").await?;
+    let entry = entry_of(&observed, "member-1")?;
     let message = entry["message"].as_str().unwrap_or_default();
     ensure!(entry["failed"] == 1 && entry["applied"] == 2, "{entry}");
     ensure!(message.contains("s.full") && message.contains("larger than"), "{message}");

@@ -20,8 +20,8 @@ async fn namespaces_that_come_late_or_are_relabelled_are_followed() -> Result<()
     });
     hub.make(&RuleDraft::new(home, "wide").named(&["*"]).to(&["member-1"]).with("namespaces", choice).json()).await?;
     // Only the exact name is known to be missing.
-    let told = hub.says_ready(&rule, "False", "CopiesWaiting").await?;
-    ensure!(told["status"]["summary"]["copies"] == 1 && told["status"]["summary"]["copiesWaiting"] == 1);
+    let observed = hub.says_ready(&rule, "False", "CopiesWaiting").await?;
+    ensure!(observed["status"]["summary"]["copies"] == 1 && observed["status"]["summary"]["copiesWaiting"] == 1);
 
     let labelled = |name| Draft::namespace(name).label("late", "wanted").json();
     for draft in [
@@ -98,11 +98,11 @@ async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
         member.lacks(&Id::of(&source)?.within(namespace)).await?;
     }
     // A namespace that was named is missed, one that a glob meant is not.
-    let told = hub.says_ready(&narrow, "False", "NamespaceTerminating").await?;
-    let entry = entry_of(&told, "member-1")?;
+    let observed = hub.says_ready(&narrow, "False", "NamespaceTerminating").await?;
+    let entry = entry_of(&observed, "member-1")?;
     let message = entry["message"].as_str().unwrap_or_default();
     ensure!(entry["failed"] == 1 && message.contains("configmaps/ending-exact/settings"), "{entry}");
-    ensure!(condition(&told, "Ready")?["message"].as_str().unwrap_or_default().contains("member-1"));
+    ensure!(condition(&observed, "Ready")?["message"].as_str().unwrap_or_default().contains("member-1"));
     hub.all_applied(&wide, 0).await?;
 
     for anchor in &anchors {
@@ -111,8 +111,8 @@ async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
     for namespace in [exact, by_glob] {
         member.lacks(&Id::namespace(namespace)).await?;
     }
-    let told = hub.says_ready(&narrow, "False", "CopiesWaiting").await?;
-    ensure!(told["status"]["summary"]["copiesFailed"] == 0, "{}", told["status"]);
+    let observed = hub.says_ready(&narrow, "False", "CopiesWaiting").await?;
+    ensure!(observed["status"]["summary"]["copiesFailed"] == 0, "{}", observed["status"]);
 
     for namespace in [exact, by_glob] {
         member.make(&Draft::namespace(namespace).json()).await?;
@@ -205,23 +205,23 @@ async fn namespace_of_sources_goes_and_its_rule_stays() -> Result<()> {
 
     // What is above it is held: nobody has named one of them. Ten copies may go within a minute, in all.
     hub.delete(&Id::namespace(many)).await?;
-    let told = hub.sees("held", &rule, |rule| {
-        let held = condition(rule, "ApprovalRequired")?;
-        ensure!(held["status"] == "True" && rule["status"]["summary"]["sources"] == 2, "{}", rule["status"]);
+    let observed = hub.sees("held", &rule, |rule| {
+        let copies_there = condition(rule, "ApprovalRequired")?;
+        ensure!(copies_there["status"] == "True" && rule["status"]["summary"]["sources"] == 2, "{}", rule["status"]);
         Ok(())
     });
-    let told = told.await?;
+    let observed = observed.await?;
     hub.lacks(&Id::namespace(many)).await?;
     let mut left = 0;
     for source in &of_many {
         left += u64::from(member.find(&Id::of(source)?.within(target)).await?.is_some());
     }
-    let held = told["status"]["pendingApproval"]["copies"].as_u64().unwrap_or_default();
-    ensure!(held >= 2 && left == held, "{held} are held and {left} are left");
+    let copies_there = observed["status"]["pendingApproval"]["copies"].as_u64().unwrap_or_default();
+    ensure!(copies_there >= 2 && left == copies_there, "{copies_there} are held and {left} are left");
     for source in &of_few {
         member.has_copy(source, target, &rule).await?;
     }
-    let digest = told["status"]["pendingApproval"]["digest"].clone();
+    let digest = observed["status"]["pendingApproval"]["digest"].clone();
     hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}})).await?;
     for source in &of_many {
         member.lacks(&Id::of(source)?.within(target)).await?;

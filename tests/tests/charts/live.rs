@@ -113,8 +113,8 @@ async fn read(cluster: &ControlPlane, what: &[&str]) -> Result<Value> {
     Ok(serde_json::from_str(&cluster.kubectl(&arguments).await?)?)
 }
 
-async fn may(cluster: &ControlPlane, whom: &str, question: &str) -> Result<bool> {
-    let arguments: Vec<&str> = ["auth", "can-i", whom].into_iter().chain(question.split(' ')).collect();
+async fn may(cluster: &ControlPlane, subject: &str, question: &str) -> Result<bool> {
+    let arguments: Vec<&str> = ["auth", "can-i", subject].into_iter().chain(question.split(' ')).collect();
     // `no` is exit code 1.
     Ok(cluster.kubectl(&arguments).await.is_ok_and(|answer| answer.trim() == "yes"))
 }
@@ -130,8 +130,8 @@ async fn hub_is_installed_upgraded_uninstalled_and_crds_stay() -> Result<()> {
     let (older, newer) = (older.to_str().context("no text")?.to_owned(), chart("runnel-hub"));
     let newer = newer.to_str().context("no text")?;
 
-    let said = on(&["install", "runnel-hub", &older], "{}").await?;
-    ensure!(said.contains("No cluster can join yet") && said.contains("--set 'advertise="), "{said}");
+    let output = on(&["install", "runnel-hub", &older], "{}").await?;
+    ensure!(output.contains("No cluster can join yet") && output.contains("--set 'advertise="), "{output}");
     let member = ["crd", "memberclusters.runnel.dev"];
     ensure!(read(cluster, &member).await?["spec"]["names"]["shortNames"].is_null());
     let wait =
@@ -139,8 +139,8 @@ async fn hub_is_installed_upgraded_uninstalled_and_crds_stay() -> Result<()> {
     cluster.kubectl(&wait).await?;
 
     let values = "{advertise: ['hub.example.com:8443'], service: {type: NodePort}, sourceNamespaces: [team-a, team-b]}";
-    let said = on(&["upgrade", "runnel-hub", newer], values).await?;
-    ensure!(said.contains("kubectl runnel join"), "{said}");
+    let output = on(&["upgrade", "runnel-hub", newer], values).await?;
+    ensure!(output.contains("kubectl runnel join"), "{output}");
     ensure!(read(cluster, &member).await?["spec"]["names"]["shortNames"] == json!(["member"]));
     let deployment = read(cluster, &["-n", "runnel-system", "deployment", "runnel-hub"]).await?;
     let arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
@@ -191,8 +191,8 @@ async fn agent_of_two_namespaces_works_there_and_nowhere_else() -> Result<()> {
     let folder = folder.to_str().context("no text")?;
     let values = "{join: {string: runnel-join-v1.not-a-real-one}, policy: {namespaces: [team-a, team-b]}}";
     let install = ["upgrade", "--install", "runnel-agent", folder, "--namespace=runnel-system", "--values=-"];
-    let said = helm.on_with(cluster.kubeconfig(), &install, values).await?;
-    ensure!(said.contains("Copies may go to team-a, team-b only") && !said.contains("not-a-real-one"), "{said}");
+    let output = helm.on_with(cluster.kubeconfig(), &install, values).await?;
+    ensure!(output.contains("Copies may go to team-a, team-b only") && !output.contains("not-a-real-one"), "{output}");
 
     for (question, expected) in [
         ("list secrets --all-namespaces", false),

@@ -127,7 +127,7 @@ const VERBS: [&str; 7] = ["create", "delete", "get", "list", "patch", "update", 
 const CORE: [&str; 3] = ["configmaps", "namespaces", "secrets"];
 
 /// Fails for a right that nobody of Runnel's may ever have.
-pub fn is_modest(right: &Right) -> Result<()> {
+pub fn has_few_rights(right: &Right) -> Result<()> {
     let all = [&right.groups, &right.resources, &right.verbs, &right.names].into_iter().flatten();
     ensure!(all.clone().all(|word| !word.contains('*')), "a star: {right:?}");
     ensure!(right.paths.is_empty(), "paths of the API server: {right:?}");

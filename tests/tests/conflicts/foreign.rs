@@ -26,20 +26,20 @@ async fn foreign_object_is_untouched_and_replaced_when_it_goes() -> Result<()> {
     for source in [&settings, &login, &free] {
         scene.member(2).has_copy(source, home, &rule).await?;
     }
-    let told = hub.says_failed(&rule, "Conflict", 2).await?;
-    let summary = &told["status"]["summary"];
+    let observed = hub.says_failed(&rule, "Conflict", 2).await?;
+    let summary = &observed["status"]["summary"];
     ensure!(summary["copies"] == 6 && summary["copiesApplied"] == 4 && summary["copiesFailed"] == 2, "{summary}");
-    ensure!(told["status"]["display"] == json!({"clusters": "1/2", "copies": "4/6"}), "{}", told["status"]);
-    ensure!(condition(&told, "Applied")?["status"] == "False");
-    let message = condition(&told, "Ready")?["message"].as_str().unwrap_or_default().to_owned();
+    ensure!(observed["status"]["display"] == json!({"clusters": "1/2", "copies": "4/6"}), "{}", observed["status"]);
+    ensure!(condition(&observed, "Applied")?["status"] == "False");
+    let message = condition(&observed, "Ready")?["message"].as_str().unwrap_or_default().to_owned();
     ensure!(message.contains("member-1") && message.contains("configmaps/foreign/settings"), "{message}");
-    let entry = entry_of(&told, "member-1")?;
+    let entry = entry_of(&observed, "member-1")?;
     ensure!(entry["state"] == "Failed" && entry["reason"] == "Conflict" && entry["failed"] == 2, "{entry}");
-    ensure!(told["status"]["clusters"][0] == *entry, "the worst stands first: {}", told["status"]);
-    let event = hub.is_told(&rule, "Conflict").await?;
+    ensure!(observed["status"]["clusters"][0] == *entry, "the worst stands first: {}", observed["status"]);
+    let event = hub.has_event(&rule, "Conflict").await?;
     ensure!(event.kind == "Warning" && event.note.contains("configmaps/foreign/settings"), "{event:?}");
     for object in &before {
-        let event = member.is_told(&Id::of(object)?, "Conflict").await?;
+        let event = member.has_event(&Id::of(object)?, "Conflict").await?;
         ensure!(event.kind == "Warning" && event.note.contains("not Runnel's"), "{event:?}");
     }
 
@@ -102,8 +102,8 @@ async fn a_copy_that_somebody_cloned_is_left_alone() -> Result<()> {
     let edited = hub.change(&Id::of(&source)?, json!({"data": {"k": "w"}})).await?;
     member.has_copy(&edited, home, &rule).await?;
     hub.change(&rule, json!({"spec": {"namespaces": {"names": [home, "cloned-target"]}}})).await?;
-    let told = hub.says_ready(&rule, "False", "Conflict").await?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    let observed = hub.says_ready(&rule, "False", "Conflict").await?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("configmaps/cloned-target/settings") && message.contains("cloned"), "{message}");
     hub.change(&rule, json!({"spec": {"namespaces": {"names": [home]}}})).await?;
     hub.all_applied(&rule, 1).await?;
@@ -117,7 +117,7 @@ async fn a_copy_that_somebody_cloned_is_left_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_somebody_replaced_as_a_whole_is_theirs_and_told() -> Result<()> {
+async fn replaced_copy_is_foreign_and_reported() -> Result<()> {
     let home = "replaced";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -129,10 +129,10 @@ async fn what_somebody_replaced_as_a_whole_is_theirs_and_told() -> Result<()> {
     let theirs = Draft::config_map(home, "settings").data("k", "theirs").json();
     fleet().await?.member(1).kubectl_stdin(&["replace", "-f", "-"], &theirs.to_string()).await?;
     let replaced = member.get(&Id::of(&source)?).await?;
-    let told = hub.says_ready(&rule, "False", "Conflict").await?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    let observed = hub.says_ready(&rule, "False", "Conflict").await?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("configmaps/replaced/settings"), "{message}");
-    member.is_told(&Id::of(&source)?, "Conflict").await?;
+    member.has_event(&Id::of(&source)?, "Conflict").await?;
     member.is_untouched(&replaced).await?;
     member.delete(&Id::of(&source)?).await?;
     member.has_copy(&source, home, &rule).await?;
@@ -149,8 +149,8 @@ async fn a_member_whose_policy_has_none_overwritten_says_so() -> Result<()> {
     let source = hub.make(&Draft::config_map(home, "settings").data("k", "ours").json()).await?;
     let draft = RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).with("conflictPolicy", json!("Overwrite"));
     hub.make(&draft.json()).await?;
-    let told = hub.says_ready(&rule, "False", "Denied").await?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    let observed = hub.says_ready(&rule, "False", "Denied").await?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
     ensure!(
         message.contains("configmaps/not-overwritten/settings") && message.contains("(policy.overwrite=false)"),
         "{message}"

@@ -27,12 +27,12 @@ fn source(home: &str, n: usize) -> Value {
         return draft.label("team", "x").annotation(&format!("{REPLICATOR}/replicate-to"), &to).json();
     }
     let draft = Draft::config_map(home, &format!("settings-{n}")).data("k", &format!("v{n}"));
-    let told = [
+    let observed = [
         ("reflection-allowed", "true".to_owned()),
         ("reflection-auto-enabled", "true".to_owned()),
         ("reflection-auto-namespaces", format!("{home}-.*")),
     ];
-    told.iter().fold(draft, |draft, (key, value)| draft.annotation(&format!("{REFLECTOR}/{key}"), value)).json()
+    observed.iter().fold(draft, |draft, (key, value)| draft.annotation(&format!("{REFLECTOR}/{key}"), value)).json()
 }
 
 /// The copy that such a copier made of it.
@@ -58,9 +58,10 @@ async fn copies(place: &Place, home: &str) -> Result<Copies> {
         for like in [Id::secret(&namespace, ""), Id::config_map(&namespace, "")] {
             for object in place.list(&like).await? {
                 let name = object["metadata"]["name"].as_str().unwrap_or_default();
-                let held = json!({"uid": object["metadata"]["uid"], "data": object["data"], "type": object["type"]});
+                let copies_there =
+                    json!({"uid": object["metadata"]["uid"], "data": object["data"], "type": object["type"]});
                 if name != "kube-root-ca.crt" {
-                    all.insert(format!("{}/{namespace}/{name}", like.kind()), held);
+                    all.insert(format!("{}/{namespace}/{name}", like.kind()), copies_there);
                 }
             }
         }
@@ -120,7 +121,7 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
         for name in ["from-replicator", "from-reflector"] {
             let rule = Id::rule(home, name);
             scene.hub.all_applied(&rule, OBJECTS).await.with_context(|| format!("{home}/{name}"))?;
-            ensure!(scene.hub.told_about(&rule).await?.is_empty(), "{home}/{name}: something was told");
+            ensure!(scene.hub.events_about(&rule).await?.is_empty(), "{home}/{name}: something was told");
         }
         ensure!(copies(place, home).await? == before, "{home}: a copy is another one");
 

@@ -72,8 +72,8 @@ async fn a_copy_is_never_a_source_so_rules_do_not_loop() -> Result<()> {
     for member in [hub, scene.member(1)] {
         member.has_copy(&own, "ring-c", &Id::rule("ring-b", "on")).await?;
     }
-    let told = hub.says_ready(&Id::rule("ring-c", "on"), "False", "NoSources").await?;
-    ensure!(told["status"]["summary"]["sources"] == 0, "{}", told["status"]);
+    let observed = hub.says_ready(&Id::rule("ring-c", "on"), "False", "NoSources").await?;
+    ensure!(observed["status"]["summary"]["sources"] == 0, "{}", observed["status"]);
     ensure!(hub.all_applied(&Id::rule("ring-b", "on"), 2).await?["status"]["summary"]["sources"] == 1);
     let recorders = [
         Recorder::start(hub, &Id::config_map("ring-c", "")).await?,

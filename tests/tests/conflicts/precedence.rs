@@ -20,10 +20,10 @@ async fn grow_older(hub: &Place, rule: &Id) -> Result<()> {
 
 /// Waits until `loser` says that `winner` has the copy, in these words.
 async fn gives_way(hub: &Place, loser: &Id, winner: &Id, words: &str) -> Result<Value> {
-    let told = hub.says_ready(loser, "False", "Superseded").await?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    let observed = hub.says_ready(loser, "False", "Superseded").await?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains(&format!("{} wins this copy: {words}", winner.path())), "{message}");
-    Ok(told)
+    Ok(observed)
 }
 
 #[tokio::test]
@@ -39,8 +39,8 @@ async fn the_older_rule_wins_and_the_other_takes_over_when_it_goes() -> Result<(
     let copy = member.has_copy(&source, home, &older).await?;
     grow_older(hub, &older).await?;
     hub.make(&draft("a-younger").json()).await?;
-    let told = gives_way(hub, &younger, &older, "it is older").await?;
-    ensure!(told["status"]["summary"]["copiesFailed"] == 1, "{}", told["status"]);
+    let observed = gives_way(hub, &younger, &older, "it is older").await?;
+    ensure!(observed["status"]["summary"]["copiesFailed"] == 1, "{}", observed["status"]);
     hub.all_applied(&older, 1).await?;
     member.is_untouched(&copy).await?;
 
@@ -136,8 +136,8 @@ async fn of_two_sources_that_want_one_copy_neither_is_applied() -> Result<()> {
     let copy = member.has_copy(&first, "twice", &rule).await?;
 
     let second = hub.make(&other).await?;
-    let told = hub.says_ready(&rule, "False", "AmbiguousSource").await?;
-    let message = condition(&told, "Ready")?["message"].as_str().unwrap_or_default();
+    let observed = hub.says_ready(&rule, "False", "AmbiguousSource").await?;
+    let message = condition(&observed, "Ready")?["message"].as_str().unwrap_or_default();
     for part in ["configmaps/twice-a/settings", "configmaps/twice-b/settings", "stays as it is"] {
         ensure!(message.contains(part), "{message}");
     }

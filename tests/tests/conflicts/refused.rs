@@ -11,9 +11,9 @@ use super::scene_with;
 const CANARY: &str = "c4n4ry-value-that-nobody-may-repeat";
 
 /// What a status and the Events of rule and copy say of it, without the canary.
-async fn nobody_repeats(hub: &Place, rule: &Id, member: &Place, copy: &Id) -> Result<()> {
+async fn message_is_not_repeated(hub: &Place, rule: &Id, member: &Place, copy: &Id) -> Result<()> {
     let status = hub.get(rule).await?["status"].to_string();
-    let events = format!("{:?} {:?}", hub.told_about(rule).await?, member.told_about(copy).await?);
+    let events = format!("{:?} {:?}", hub.events_about(rule).await?, member.events_about(copy).await?);
     ensure!(!status.contains(CANARY) && !events.contains(CANARY), "content in a status or Event");
     Ok(())
 }
@@ -72,13 +72,13 @@ async fn policy_refusal_fails_one_copy_without_its_content() -> Result<()> {
     for source in &good {
         member.has_copy(source, home, &rule).await?;
     }
-    let told = hub.says_failed(&rule, "Denied", 1).await?;
-    let summary = &told["status"]["summary"];
+    let observed = hub.says_failed(&rule, "Denied", 1).await?;
+    let summary = &observed["status"]["summary"];
     ensure!(summary["copiesFailed"] == 1 && summary["copiesApplied"] == 9, "{summary}");
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("configmaps/refused/forbidden") && message.contains("no-forbidden"), "{message}");
-    ensure!(member.is_told(&Id::of(&bad)?, "Denied").await?.kind == "Warning");
-    nobody_repeats(hub, &rule, member, &Id::of(&bad)?).await?;
+    ensure!(member.has_event(&Id::of(&bad)?, "Denied").await?.kind == "Warning");
+    message_is_not_repeated(hub, &rule, member, &Id::of(&bad)?).await?;
 
     // While it fails again and again, the others follow their sources at once.
     for source in &good {
@@ -91,7 +91,7 @@ async fn policy_refusal_fails_one_copy_without_its_content() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_quota_that_is_used_up_is_told_and_passes() -> Result<()> {
+async fn exhausted_quota_is_reported_and_passes() -> Result<()> {
     let home = "quota";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -109,10 +109,10 @@ async fn a_quota_that_is_used_up_is_told_and_passes() -> Result<()> {
     let config = hub.make(&Draft::config_map(home, "settings").json()).await?;
     hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
     member.has_copy(&config, home, &rule).await?;
-    let told = hub.says_ready(&rule, "False", "Denied").await?;
-    let message = condition(&told, "Ready")?["message"].as_str().unwrap_or_default();
+    let observed = hub.says_ready(&rule, "False", "Denied").await?;
+    let message = condition(&observed, "Ready")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("secrets/quota/login") && message.contains("quota"), "{message}");
-    nobody_repeats(hub, &rule, member, &Id::of(&secret)?).await?;
+    message_is_not_repeated(hub, &rule, member, &Id::of(&secret)?).await?;
     member.delete(&id).await?;
     member.has_copy(&secret, home, &rule).await?;
     hub.all_applied(&rule, 2).await.map(|_| ())
@@ -149,10 +149,10 @@ async fn immutable_copy_is_reported_and_recreated_when_deleted() -> Result<()> {
         hub.delete(&Id::of(&draft)?).await?;
         sources.push(hub.make(&draft).await?);
     }
-    let told = hub.says_failed(&rule, "Immutable", 2).await?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    let observed = hub.says_failed(&rule, "Immutable", 2).await?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("secrets/immutable/login") && message.contains("delete the copy"), "{message}");
-    nobody_repeats(hub, &rule, member, &Id::of(&sources[0])?).await?;
+    message_is_not_repeated(hub, &rule, member, &Id::of(&sources[0])?).await?;
     let edited = hub.change(&Id::of(&other)?, json!({"data": {"k": "two"}})).await?;
     member.has_copy(&edited, home, &rule).await?;
     for source in &sources {

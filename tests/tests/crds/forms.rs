@@ -14,7 +14,7 @@ pub fn forms() -> Vec<Case> {
     let step = |step: Value| json!({"overrides": [{"clusters": {"all": true}, "jsonPatch": [step]}]});
     let many: serde_json::Map<String, Value> = names(65).into_iter().map(|name| (name, json!("x"))).collect();
     let only_secrets = json!([{"resources": ["secrets"], "names": ["*"]}]);
-    let lent = |from: Value| json!({"clusters": {"all": true}, "secretData": [{"key": "k", "valueFrom": {"secretKeyRef": from}}]});
+    let referenced = |from: Value| json!({"clusters": {"all": true}, "secretData": [{"key": "k", "valueFrom": {"secretKeyRef": from}}]});
     let one = json!({"clusters": all, "data": {"k": "v"}});
     vec![
         ("an unknown variable in a name", transform(json!({"name": "${source.uid}"})), &["spec.transform.name", "of variables there are", "${cluster.name}"]),
@@ -36,9 +36,9 @@ pub fn forms() -> Vec<Case> {
         ("a step about metadata", step(json!({"op": "remove", "path": "/metadata/labels"})), &["jsonPatch[0].path", "/data/app.yaml"]),
         ("a value for a Secret", json!({"sources": secrets, "overrides": [one]}), &["spec", "must not hold values", "a rule of its own"]),
         ("a patch for a Secret", json!({"sources": secrets, "overrides": [{"clusters": all, "jsonPatch": [{"op": "add", "path": "/data/a", "value": "x"}]}]}), &["spec", "must not hold values"]),
-        ("a value of a Secret for a ConfigMap", json!({"sources": secrets, "overrides": [lent(json!({"name": "a", "key": "k"}))]}), &["spec", "go into copies of Secrets only", "resources: [secrets]"]),
+        ("a value of a Secret for a ConfigMap", json!({"sources": secrets, "overrides": [referenced(json!({"name": "a", "key": "k"}))]}), &["spec", "go into copies of Secrets only", "resources: [secrets]"]),
         ("a literal value for a Secret", json!({"sources": only_secrets, "overrides": [{"clusters": all, "secretData": [{"key": "k", "value": "x"}]}]}), &["secretData[0].valueFrom"]),
-        ("a value from no Secret", json!({"sources": only_secrets, "overrides": [lent(json!({"name": "A_", "key": "k"}))]}), &["secretKeyRef.name", "write an object name"]),
-        ("a value from no key", json!({"sources": only_secrets, "overrides": [lent(json!({"name": "a", "key": ""}))]}), &["secretKeyRef.key", "write a key of data"]),
+        ("a value from no Secret", json!({"sources": only_secrets, "overrides": [referenced(json!({"name": "A_", "key": "k"}))]}), &["secretKeyRef.name", "write an object name"]),
+        ("a value from no key", json!({"sources": only_secrets, "overrides": [referenced(json!({"name": "a", "key": ""}))]}), &["secretKeyRef.key", "write a key of data"]),
     ]
 }

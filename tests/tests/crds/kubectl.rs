@@ -187,9 +187,9 @@ async fn kubectl_explains_every_field_it_is_asked_for() -> Result<()> {
         ("member.spec.join", "runnel-hub token create"),
     ];
     for (path, words) in cases {
-        let said = hub.kubectl(&["explain", path]).await?;
-        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-        ensure!(said.contains(words), "{path}: {said}");
+        let output = hub.kubectl(&["explain", path]).await?;
+        let output = output.split_whitespace().collect::<Vec<_>>().join(" ");
+        ensure!(output.contains(words), "{path}: {output}");
     }
     Ok(())
 }

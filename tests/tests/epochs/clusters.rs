@@ -61,7 +61,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     ensure!(now["metadata"]["uid"] != former["metadata"]["uid"], "it is the former MemberCluster");
     scene.member(2).has_copy(&edited, HOME, &rule).await?;
     scene.member(2).is_untouched(&kept).await?;
-    hub.is_told(&Id::member("member-2"), "PreviousMembership").await?;
+    hub.has_event(&Id::member("member-2"), "PreviousMembership").await?;
     hub.says_of(&rule, "member-2", "Waiting", "Unconfirmed").await?;
     confirm(fleet.hub(), &message, "member-2").await?;
     scene.member(2).lacks(&Id::of(&goes)?).await?;
@@ -77,7 +77,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     fleet.start_agent(2).await?;
     let message = says(hub, "member-1", "Duplicate", "SecondCluster").await?;
     ensure!(uids.iter().all(|uid| message.contains(uid.as_str())), "{message}");
-    hub.is_told(&Id::member("member-1"), "Duplicate").await?;
+    hub.has_event(&Id::member("member-1"), "Duplicate").await?;
     fleet.connected(1).await?;
     let third = hub.change(&Id::of(&stays)?, json!({"data": {"k": "third"}})).await?;
     scene.member(1).has_copy(&third, HOME, &rule).await?;

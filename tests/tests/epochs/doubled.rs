@@ -65,7 +65,7 @@ async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
     let twin_hub = Place::new("twin", twin.client().await?);
     let message = says(&twin_hub, "member-1", "Duplicate", "SecondHub").await?;
     ensure!(message.contains("second hub"), "{message}");
-    twin_hub.is_told(&Id::member("member-1"), "Duplicate").await?;
+    twin_hub.has_event(&Id::member("member-1"), "Duplicate").await?;
     twin_hub.change(&Id::of(&source)?, json!({"data": {"k": "of the double"}})).await?;
     renewed(&twin.client().await?).await?;
     member.is_untouched(&copy).await?;

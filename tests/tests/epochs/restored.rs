@@ -59,7 +59,7 @@ impl Stage {
     }
 
     /// Waits until so many members are connected with the hub that runs now, and so many wait for an administrator.
-    async fn in_doubt(&self, sessions: usize, members: usize) -> Result<()> {
+    async fn diverged(&self, sessions: usize, members: usize) -> Result<()> {
         eventually("members in doubt", SOON, async || {
             let metrics = Metrics::of(&self.fleet.hub_ops_url()).await?;
             let now = (metrics.sum("runnel_hub_sessions")?, metrics.sum("runnel_members_in_doubt")?);
@@ -81,7 +81,7 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     hub.all_applied(&stage.rule, 4).await?;
 
     let backup = fleet.hub().back_up("old").await?;
-    stage.in_doubt(2, 0).await?;
+    stage.diverged(2, 0).await?;
     renewed(&hub.client()).await?;
     let before = [remembered(&scene.member(1).client()).await?, remembered(&scene.member(2).client()).await?];
     let newer = hub.change(&Id::of(&edited)?, json!({"data": {"k": "second"}})).await?;
@@ -102,10 +102,10 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     let message = says(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
     says(hub, "member-2", "RestoredFromBackup", "HubStateBehind").await?;
     ensure!(began.elapsed() < NOTICED, "noticed after {:?}", began.elapsed());
-    hub.is_told(&Id::member("member-1"), "RestoredFromBackup").await?;
+    hub.has_event(&Id::member("member-1"), "RestoredFromBackup").await?;
     hub.says_ready(&stage.rule, "False", "Unconfirmed").await?;
     hub.says_of(&stage.rule, "member-2", "Waiting", "Unconfirmed").await?;
-    stage.in_doubt(2, 2).await?;
+    stage.diverged(2, 2).await?;
     // An edit of what is held waits too.
     let third = hub.change(&Id::of(&edited)?, json!({"data": {"k": "third"}})).await?;
     stage.untouched(&copies, |_| true).await?;
@@ -115,7 +115,7 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     fleet.kill_agent(1)?;
     fleet.start_hub().await?;
     fleet.start_agent(1).await?;
-    stage.in_doubt(2, 2).await?;
+    stage.diverged(2, 2).await?;
     renewed(&hub.client()).await?;
     stage.untouched(&copies, |_| true).await?;
 
@@ -133,7 +133,7 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     scene.member(2).lacks(&Id::of(&added)?).await?;
     hub.all_applied(&stage.rule, 4).await?;
     says_no_more(hub, "member-2", "RestoredFromBackup").await?;
-    stage.in_doubt(2, 0).await?;
+    stage.diverged(2, 0).await?;
     hub.delete(&Id::of(&deleted)?).await?;
     scene.vanishes(&deleted, &[HOME]).await?;
     lives_through_it(&stage, &third).await
@@ -145,7 +145,7 @@ async fn lives_through_it(stage: &Stage, edited: &Value) -> Result<()> {
     let added = stage.source("app-added", "first").await?;
     stage.arrives(&added).await?;
     let backup = fleet.hub().back_up("newer").await?;
-    stage.in_doubt(2, 0).await?;
+    stage.diverged(2, 0).await?;
     renewed(&hub.client()).await?;
     let newer = hub.change(&Id::of(edited)?, json!({"data": {"k": "fourth"}})).await?;
     stage.arrives(&newer).await?;
@@ -153,11 +153,11 @@ async fn lives_through_it(stage: &Stage, edited: &Value) -> Result<()> {
 
     fleet.hub().restore(&backup).await?;
     let message = says(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
-    stage.in_doubt(2, 2).await?;
+    stage.diverged(2, 2).await?;
     renewed(&hub.client()).await?;
     stage.untouched(&copies, |_| true).await?;
     confirm(fleet.hub(), &message, "--all").await?;
     stage.arrives(edited).await?;
     hub.all_applied(&stage.rule, 4).await?;
-    stage.in_doubt(2, 0).await
+    stage.diverged(2, 0).await
 }

@@ -48,13 +48,13 @@ pub async fn renewed(hub: &Client) -> Result<()> {
 pub async fn says(hub: &Place, member: &str, kind: &str, reason: &str) -> Result<String> {
     let object = hub
         .sees(&format!("{kind}, {reason}"), &Id::member(member), |object| {
-            let told = condition(object, kind)?;
-            ensure!(told["status"] == "True" && told["reason"] == reason, "it is {told}");
+            let observed = condition(object, kind)?;
+            ensure!(observed["status"] == "True" && observed["reason"] == reason, "it is {observed}");
             Ok(())
         })
         .await?;
-    let told = condition(&object, kind)?;
-    Ok(told["message"].as_str().context("no message")?.to_owned())
+    let observed = condition(&object, kind)?;
+    Ok(observed["message"].as_str().context("no message")?.to_owned())
 }
 
 /// Waits until a MemberCluster has no condition of this kind.

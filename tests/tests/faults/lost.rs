@@ -187,18 +187,18 @@ async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
     impostor.start().await?;
     let log = impostor.replicas()[0].log();
     eventually("both agents to be refused", SOON, async || {
-        let said = std::fs::read_to_string(log)?;
+        let output = std::fs::read_to_string(log)?;
         let refused = |number: usize| {
             let name = stage.fleet.member_name(number);
-            said.lines().any(|line| line.contains("a member was refused") && line.contains(name))
+            output.lines().any(|line| line.contains("a member was refused") && line.contains(name))
         };
         Ok((1..=MEMBERS).all(refused).then_some(()))
     })
     .await?;
     for number in 1..=MEMBERS {
         eventually("the agent to say why", SOON, async || {
-            let said = std::fs::read_to_string(stage.fleet.agent_log(number))?;
-            let line = said.lines().rfind(|line| line.contains("the hub refuses this agent"));
+            let output = std::fs::read_to_string(stage.fleet.agent_log(number))?;
+            let line = output.lines().rfind(|line| line.contains("the hub refuses this agent"));
             ensure!(line.is_some_and(|line| line.contains("join again with a new join string")), "{line:?}");
             Ok(Some(()))
         })

@@ -11,26 +11,26 @@ use serde_json::Value;
 use super::stage::{Stage, stage};
 
 /// Seconds from the fault by which the status tells of a silent cluster.
-const TOLD: i64 = 45;
+const REPORTED: i64 = 45;
 
 /// What `Ready` said, change by change.
-fn said(recorder: &Recorder, rule: &Id) -> Result<Vec<(String, Instant)>> {
-    let mut said: Vec<(String, Instant)> = Vec::new();
+fn output(recorder: &Recorder, rule: &Id) -> Result<Vec<(String, Instant)>> {
+    let mut output: Vec<(String, Instant)> = Vec::new();
     for record in recorder.about(rule.own_namespace().unwrap_or_default(), rule.name())? {
         let ready = condition_of(&record.object, "Ready");
-        if said.last().is_none_or(|(last, _)| *last != ready) {
-            said.push((ready, record.at));
+        if output.last().is_none_or(|(last, _)| *last != ready) {
+            output.push((ready, record.at));
         }
     }
-    Ok(said)
+    Ok(output)
 }
 
 /// Checks by the hub's own clock when a condition changed: what a slow test does in between does not count.
 fn are_in_time(object: &Value, kind: &str, fault: Timestamp) -> Result<()> {
-    let told = condition(object, kind)?;
-    let at: Timestamp = told["lastTransitionTime"].as_str().context("no time")?.parse()?;
+    let observed = condition(object, kind)?;
+    let at: Timestamp = observed["lastTransitionTime"].as_str().context("no time")?.parse()?;
     let seconds = at.as_second() - fault.as_second();
-    ensure!((0..=TOLD).contains(&seconds), "{kind} changed {seconds} s after the fault: {told}");
+    ensure!((0..=REPORTED).contains(&seconds), "{kind} changed {seconds} s after the fault: {observed}");
     Ok(())
 }
 
@@ -76,7 +76,7 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
     }
     // It said each thing once.
     for rule in &rules {
-        let words: Vec<String> = said(&recorder, rule)?.into_iter().map(|(word, _)| word).collect();
+        let words: Vec<String> = output(&recorder, rule)?.into_iter().map(|(word, _)| word).collect();
         ensure!(words == ["Unknown", "True"], "{rule} said {words:?}");
     }
     Ok(())

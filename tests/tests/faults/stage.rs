@@ -92,15 +92,15 @@ impl Stage {
         let own = |write: &Write| {
             write.user_agent.starts_with("runnel-agent/") && namespaces.contains(&write.namespace.as_str())
         };
-        let mut said: Vec<_> = writes
+        let mut output: Vec<_> = writes
             .filter(own)
             .map(|write| {
                 let Write { verb, resource, namespace, name, .. } = write;
                 format!("{verb} {resource} {namespace}/{name}")
             })
             .collect();
-        said.sort();
-        Ok(said)
+        output.sort();
+        Ok(output)
     }
 
     /// The ends of all audit logs: the hub's, and the members'.

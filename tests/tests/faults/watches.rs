@@ -38,8 +38,8 @@ async fn api_server_that_hangs_or_stops_makes_copies_unknown() -> Result<()> {
         ensure!(message.contains(name) && message.contains("does not answer"), "{message}");
         hub.says_of(&rule, name, "Unreachable", "MemberAPIUnavailable").await?;
         hub.sees("without an API", &Id::member(name), |member| {
-            let said = (condition_of(member, "APIAvailable"), condition_of(member, "Connected"));
-            ensure!(said == ("False".to_owned(), "True".to_owned()), "{said:?}");
+            let output = (condition_of(member, "APIAvailable"), condition_of(member, "Connected"));
+            ensure!(output == ("False".to_owned(), "True".to_owned()), "{output:?}");
             Ok(())
         })
         .await?;

@@ -177,14 +177,14 @@ async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
         };
         eventually("the copies that are granted, and no others", SOON, async || compare().await.map(Some)).await?;
         steadily("and they stay", std::time::Duration::from_secs(2), compare).await?;
-        let told = |number: usize, rule: &Rule| {
+        let observed = |number: usize, rule: &Rule| {
             if rule.cluster_scoped { Id::cluster_rule(&name(number)) } else { Id::rule(rule.home.name, &name(number)) }
         };
         for (number, rule) in rules().iter().enumerate() {
             let wide = rule.cluster_scoped || phase == 0;
             scene
                 .hub
-                .sees("told what is granted", &told(number, rule), |object| {
+                .sees("told what is granted", &observed(number, rule), |object| {
                     let known = condition(object, "Granted");
                     match (wide, grants.is_empty()) {
                         (true, _) => ensure!(known.is_err(), "{known:?}"),
@@ -215,8 +215,8 @@ async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
 /// Asks the hub's API server as somebody else.
 async fn as_person(person: &str, command: &[&str], input: &Value) -> Result<Result<String, String>> {
     let arguments: Vec<_> = ["--as", person].into_iter().chain(command.iter().copied()).collect();
-    let said = fleet().await?.hub().kubectl_stdin(&arguments, &input.to_string()).await;
-    Ok(said.map_err(|error| format!("{error:#}")))
+    let output = fleet().await?.hub().kubectl_stdin(&arguments, &input.to_string()).await;
+    Ok(output.map_err(|error| format!("{error:#}")))
 }
 
 fn role(name: &str, verbs: &[&str], group: &str, resources: &[&str], people: &[&str]) -> [Value; 2] {
@@ -234,7 +234,7 @@ fn role(name: &str, verbs: &[&str], group: &str, resources: &[&str], people: &[&
 }
 
 #[tokio::test]
-async fn nobody_has_a_rule_read_what_he_may_not_read_himself() -> Result<()> {
+async fn rule_reads_nothing_its_author_may_not_read() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
     scene.hub_namespaces(&["authors"]).await?;
     let verbs = ["create", "delete", "get", "list", "patch", "update", "watch"];
@@ -255,10 +255,10 @@ async fn nobody_has_a_rule_read_what_he_may_not_read_himself() -> Result<()> {
     // The policy is in force a moment after it was made.
     eventually("eve to be refused", SOON, async || {
         let dry = ["create", "--dry-run=server", "-f", "-"];
-        let said = as_person("eve", &dry, &rule("eves", &["configmaps", "secrets"])).await?;
-        let said = said.err().context("eve may write a rule for secrets")?;
+        let output = as_person("eve", &dry, &rule("eves", &["configmaps", "secrets"])).await?;
+        let output = output.err().context("eve may write a rule for secrets")?;
         let whole = "secrets, which eve may not get in the namespace authors";
-        ensure!(said.contains(whole), "{said}");
+        ensure!(output.contains(whole), "{output}");
         Ok(Some(()))
     })
     .await?;
@@ -269,7 +269,7 @@ async fn nobody_has_a_rule_read_what_he_may_not_read_himself() -> Result<()> {
     for name in ["eves", "anns"] {
         let patch = ["-n", "authors", "patch", "drule", name, "--type=merge", "-p", widen];
         let refused = as_person("eve", &patch, &Value::Null).await?.err();
-        ensure!(refused.as_ref().is_some_and(|said| said.contains("may not get")), "{name}: {refused:?}");
+        ensure!(refused.as_ref().is_some_and(|output| output.contains("may not get")), "{name}: {refused:?}");
     }
     let annotate = ["-n", "authors", "annotate", "drule", "anns", "note=x"];
     as_person("eve", &annotate, &Value::Null).await?.map_err(anyhow::Error::msg)?;

@@ -201,8 +201,11 @@ impl Member {
     /// Its copies, as `kind/namespace`, and whether the namespace is to be made.
     fn copies(&self) -> BTreeMap<String, bool> {
         let uid = RuleUid::from("r");
-        let keys =
-            self.desired.pairs(&uid).into_iter().map(|held| IntentKey { rule: uid.clone(), source: held.source });
+        let keys = self
+            .desired
+            .pairs(&uid)
+            .into_iter()
+            .map(|copies_there| IntentKey { rule: uid.clone(), source: copies_there.source });
         let copies = keys.flat_map(|key| self.desired.copies(&key));
         copies
             .map(|copy| {

@@ -41,8 +41,8 @@ fn is_sent(rule: &Rule, object: &Value, labels_left: &Value, annotations_left: &
 }
 
 /// A Secret as a tool makes it: named and labelled as told, and marked as the tool marks its own.
-fn made(made_by: &Value, name: &Value, told: &Value, marks: &Value) -> Result<Value> {
-    let mut all = labels(told)?;
+fn made(made_by: &Value, name: &Value, render_labels: &Value, marks: &Value) -> Result<Value> {
+    let mut all = labels(render_labels)?;
     all.extend(labels(&marks["labels"])?);
     let namespace = &made_by["metadata"]["namespace"];
     let metadata = json!({"name": name, "namespace": namespace, "labels": all, "annotations": marks["annotations"]});
@@ -74,7 +74,7 @@ fn sources_of_other_tools_are_chosen_by_label_without_marks() -> Result<()> {
     let rule = Rule::namespaced(&rule, "runnel-system").context("the rule of the manual is no rule")?;
 
     let certificate = of_kind(&objects, "Certificate")?;
-    let told = &certificate["spec"]["secretTemplate"]["labels"];
+    let render_labels = &certificate["spec"]["secretTemplate"]["labels"];
     let marks = json!({
         "labels": {"controller.cert-manager.io/fao": "true"},
         "annotations": {
@@ -84,16 +84,21 @@ fn sources_of_other_tools_are_chosen_by_label_without_marks() -> Result<()> {
             "cert-manager.io/issuer-name": "ca",
         },
     });
-    is_sent(&rule, &made(certificate, &certificate["spec"]["secretName"], told, &marks)?, told, &json!({}))?;
+    is_sent(
+        &rule,
+        &made(certificate, &certificate["spec"]["secretName"], render_labels, &marks)?,
+        render_labels,
+        &json!({}),
+    )?;
 
     let external = of_kind(&objects, "ExternalSecret")?;
     let target = &external["spec"]["target"];
-    let told = &target["template"]["metadata"]["labels"];
+    let render_labels = &target["template"]["metadata"]["labels"];
     let marks = json!({
         "labels": {"reconcile.external-secrets.io/created-by": "8a1c", "reconcile.external-secrets.io/managed": "true"},
         "annotations": {"reconcile.external-secrets.io/data-hash": "3f9a1c"},
     });
-    is_sent(&rule, &made(external, &target["name"], told, &marks)?, told, &json!({}))?;
+    is_sent(&rule, &made(external, &target["name"], render_labels, &marks)?, render_labels, &json!({}))?;
 
     // What steers a restarter in the members travels.
     let settings = of_kind(&objects, "ConfigMap")?;

@@ -8,7 +8,7 @@ use runnel_tests::files::files_below;
 
 use super::{none, root};
 
-const BOOK: &str = "deploy/manual/src";
+const MANUAL: &str = "deploy/manual/src";
 
 /// Lines of the README, lines of a page of the manual, words of a sentence.
 const README: usize = 200;
@@ -17,7 +17,7 @@ const WORDS: usize = 30;
 
 /// The pages of the manual with their text, as paths from the root.
 fn pages() -> Result<Vec<(String, String)>> {
-    let paths = files_below(&root().join(BOOK), "md")?;
+    let paths = files_below(&root().join(MANUAL), "md")?;
     ensure!(paths.len() > 20, "only {} pages", paths.len());
     let relative = |path: &PathBuf| Ok((path.strip_prefix(root())?.display().to_string(), fs::read_to_string(path)?));
     paths.iter().map(relative).collect()
@@ -160,7 +160,7 @@ fn every_relative_link_resolves() -> Result<()> {
                 }
             }
             // A page of the book links to files outside of it by address: the book is read elsewhere, too.
-            if path.starts_with(BOOK) && !file.starts_with(BOOK) {
+            if path.starts_with(MANUAL) && !file.starts_with(MANUAL) {
                 wrong.push(format!("{path}: {link}: leaves the book: quote the path instead"));
             }
         }
@@ -170,8 +170,8 @@ fn every_relative_link_resolves() -> Result<()> {
 
 #[test]
 fn summary_lists_every_page_once() -> Result<()> {
-    let (_, summary) = read(&format!("{BOOK}/SUMMARY.md"))?;
-    let listed: Vec<String> = links(&summary).into_iter().map(|link| format!("{BOOK}/{link}")).collect();
+    let (_, summary) = read(&format!("{MANUAL}/SUMMARY.md"))?;
+    let listed: Vec<String> = links(&summary).into_iter().map(|link| format!("{MANUAL}/{link}")).collect();
     let once: BTreeSet<&String> = listed.iter().collect();
     ensure!(once.len() == listed.len(), "SUMMARY.md lists a page twice");
     let pages: BTreeSet<String> = pages()?.into_iter().map(|(path, _)| path).collect();

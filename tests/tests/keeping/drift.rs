@@ -25,13 +25,13 @@ async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
     // An edit of a ConfigMap is shown with its values and who made it.
     apply_as("kubectl-edit", &Draft::config_map(home, "settings").data("color", "blue").data("new", "x").json())
         .await?;
-    let told = hub.says_ready(&rule, "False", "Drifted").await?;
-    let summary = &told["status"]["summary"];
+    let observed = hub.says_ready(&rule, "False", "Drifted").await?;
+    let summary = &observed["status"]["summary"];
     ensure!(
         summary["copiesDrifted"] == 1 && summary["copiesApplied"] == 2 && summary["copiesFailed"] == 0,
         "{summary}"
     );
-    let entry = entry_of(&told, "member-1")?;
+    let entry = entry_of(&observed, "member-1")?;
     ensure!(entry["state"] == "Drifted" && entry["drifted"] == 1, "{entry}");
     let message = entry["message"].as_str().unwrap_or_default();
     ensure!(
@@ -42,25 +42,25 @@ async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
         message.contains(r#"/data/color is "blue" instead of "red""#) && message.contains("/data/new"),
         "{message}"
     );
-    ensure!(condition(&told, "Ready")?["message"].as_str().is_some_and(|said| said.contains("1 copy drifted")));
-    member.is_told(&Id::of(&config)?, "Drifted").await?;
+    ensure!(condition(&observed, "Ready")?["message"].as_str().is_some_and(|output| output.contains("1 copy drifted")));
+    member.has_event(&Id::of(&config)?, "Drifted").await?;
 
     // Of a Secret paths only, and no value anywhere; the deleted copy stays away.
     member.change(&Id::of(&login)?, json!({"stringData": {"password": "theirs", "more": CANARY}})).await?;
     member.delete(&Id::of(&gone)?).await?;
-    let drifted = hub.sees("drifted thrice", &rule, |told| {
-        ensure!(told["status"]["summary"]["copiesDrifted"] == 3, "{}", told["status"]["summary"]);
+    let drifted = hub.sees("drifted thrice", &rule, |observed| {
+        ensure!(observed["status"]["summary"]["copiesDrifted"] == 3, "{}", observed["status"]["summary"]);
         Ok(())
     });
-    let told = drifted.await?;
-    ensure!(!gives_away(&told.to_string()), "the status holds a value of a Secret");
-    let event = member.is_told(&Id::of(&login)?, "Drifted").await?;
+    let observed = drifted.await?;
+    ensure!(!gives_away(&observed.to_string()), "the status holds a value of a Secret");
+    let event = member.has_event(&Id::of(&login)?, "Drifted").await?;
     ensure!(
         event.note.contains("/data/password is another") && event.note.contains("/data/more was added"),
         "{event:?}"
     );
     ensure!(!gives_away(&event.note) && !event.note.contains("theirs"), "{event:?}");
-    let event = member.is_told(&Id::of(&gone)?, "Drifted").await?;
+    let event = member.has_event(&Id::of(&gone)?, "Drifted").await?;
     ensure!(event.note.contains("deleted here"), "{event:?}");
     steadily("the deleted copy is not made again", Duration::from_secs(3), async || {
         ensure!(member.find(&Id::of(&gone)?).await?.is_none());
@@ -93,7 +93,7 @@ async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
 }
 
 #[tokio::test]
-async fn another_controller_fights_us() -> Result<()> {
+async fn contending_controller_is_reported() -> Result<()> {
     let home = "fought-for";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -109,20 +109,20 @@ async fn another_controller_fights_us() -> Result<()> {
             apply_as("argocd-controller", &theirs).await?;
             turns += 1;
         }
-        let told = hub.get(&rule).await?;
-        let ready = condition(&told, "Ready")?;
+        let observed = hub.get(&rule).await?;
+        let ready = condition(&observed, "Ready")?;
         ensure!(ready["reason"] == "Contended", "{ready}");
         Ok(Some(()))
     })
     .await?;
     ensure!(turns >= 6, "noticed after {turns} turns");
-    let told = hub.get(&rule).await?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    let observed = hub.get(&rule).await?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("argocd-controller keeps changing"), "{message}");
     // It is slowed down, others are not, and people are told once.
     let other = hub.make(&Draft::config_map(home, "other").json()).await?;
     member.has_copy(&other, home, &rule).await?;
-    let events = member.told_about(&id).await?;
+    let events = member.events_about(&id).await?;
     let contentions: Vec<_> = events.iter().filter(|event| event.reason == "Contended").collect();
     ensure!(contentions.len() == 1 && contentions[0].times == 1, "{events:?}");
     // They end it: it is put back, and the status does not flap meanwhile.

@@ -65,7 +65,7 @@ async fn ignored_fields_are_written_at_creation_and_never_again() -> Result<()> 
 }
 
 #[tokio::test]
-async fn what_is_no_field_of_a_copy_cannot_be_ignored() -> Result<()> {
+async fn path_that_is_no_copy_field_cannot_be_ignored() -> Result<()> {
     let home = "ignored-wrongly";
     let scene = scene_with(home).await?;
     for (pointer, says) in [

@@ -56,7 +56,7 @@ async fn transfers_and_selector_edits_leave_no_gap() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_rule_that_is_edited_renamed_or_made_anew_leaves_no_gap() -> Result<()> {
+async fn edited_renamed_or_recreated_rule_leaves_no_gap() -> Result<()> {
     let (home, target) = ("rewritten", "rewritten-there");
     let scene = scene_with(home).await?;
     scene.member_namespaces(&[target]).await?;

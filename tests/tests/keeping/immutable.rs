@@ -7,7 +7,7 @@ use serde_json::json;
 use super::scene_with;
 
 #[tokio::test]
-async fn immutable_objects_and_secret_types_are_reported_or_made_anew() -> Result<()> {
+async fn immutable_copies_are_reported_or_recreated() -> Result<()> {
     let home = "immutable";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -29,10 +29,10 @@ async fn immutable_objects_and_secret_types_are_reported_or_made_anew() -> Resul
         hub.delete(&Id::of(again)?).await?;
         sources.push(hub.make(again).await?);
     }
-    let told = hub.says_failed(&rule, "Immutable", 2).await?;
-    let entry = entry_of(&told, "member-1")?;
+    let observed = hub.says_failed(&rule, "Immutable", 2).await?;
+    let entry = entry_of(&observed, "member-1")?;
     ensure!(entry["failed"] == 2, "{entry}");
-    ensure!(entry["message"].as_str().is_some_and(|said| said.contains("delete the copy")), "{entry}");
+    ensure!(entry["message"].as_str().is_some_and(|output| output.contains("delete the copy")), "{entry}");
     for object in &before {
         member.is_untouched(object).await?;
     }
@@ -42,7 +42,7 @@ async fn immutable_objects_and_secret_types_are_reported_or_made_anew() -> Resul
     hub.change(&rule, json!({"spec": {"immutablePolicy": "Recreate"}})).await?;
     let made = member.has_copy(&sources[1], home, &rule).await?;
     ensure!(made["metadata"]["uid"] != before[1]["metadata"]["uid"]);
-    let told = member.is_told(&Id::of(&typed)?, "Recreated").await?;
-    ensure!(told.kind == "Normal" && told.note.contains("restart"), "{told:?}");
+    let observed = member.has_event(&Id::of(&typed)?, "Recreated").await?;
+    ensure!(observed.kind == "Normal" && observed.note.contains("restart"), "{observed:?}");
     hub.all_applied(&rule, 2).await.map(|_| ())
 }

@@ -103,29 +103,29 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
     hub.make(&Draft::config_map(home, "forced").data("k", "ours").json()).await?;
     hub.make(&Draft::config_map(home, "labelled").label("team", "a").json()).await?;
     hub.make(&Draft::secret(home, "login").data("k", CANARY).json()).await?;
-    let told = hub.sees("failed thrice", &rule, |told| {
-        ensure!(told["status"]["summary"]["copiesFailed"] == 3, "{}", told["status"]["summary"]);
+    let observed = hub.sees("failed thrice", &rule, |observed| {
+        ensure!(observed["status"]["summary"]["copiesFailed"] == 3, "{}", observed["status"]["summary"]);
         Ok(())
     });
-    let told = told.await?;
-    let entry = entry_of(&told, "member-1")?;
+    let observed = observed.await?;
+    let entry = entry_of(&observed, "member-1")?;
     ensure!(entry["state"] == "Failed" && entry["reason"] == "Denied" && entry["applied"] == 2, "{entry}");
     let message = entry["message"].as_str().unwrap_or_default();
     ensure!(message.contains("admission webhook or policy") && message.contains("ignoreFields"), "{message}");
-    let event = member.is_told(&Id::config_map(home, "forced"), "Denied").await?;
+    let event = member.has_event(&Id::config_map(home, "forced"), "Denied").await?;
     ensure!(event.note.contains(r#"/data/k is "forced" instead of "ours""#), "{event:?}");
-    let event = member.is_told(&Id::config_map(home, "labelled"), "Denied").await?;
+    let event = member.has_event(&Id::config_map(home, "labelled"), "Denied").await?;
     ensure!(event.note.contains(r#"/metadata/labels/team is "forced" instead of "a""#), "{event:?}");
-    let event = member.is_told(&Id::secret(home, "login"), "Denied").await?;
+    let event = member.has_event(&Id::secret(home, "login"), "Denied").await?;
     ensure!(event.note.contains("/data/k is another") && event.note.contains("/data/injected was added"), "{event:?}");
     ensure!(!gives_away(&event.note) && !event.note.contains("forced"), "{event:?}");
-    ensure!(!gives_away(&told.to_string()), "the status holds a value of a Secret");
+    ensure!(!gives_away(&observed.to_string()), "the status holds a value of a Secret");
 
     // Tries come ever more seldom (1, 2, 4, 8 ... seconds), two requests each at most, whatever the watch shows; nobody
     // else waits, and people are told once.
     steadily("the others stay as they are", Duration::from_secs(12), async || {
-        let told = hub.get(&rule).await?;
-        ensure!(told["status"]["summary"]["copiesFailed"] == 3, "{}", told["status"]["summary"]);
+        let observed = hub.get(&rule).await?;
+        ensure!(observed["status"]["summary"]["copiesFailed"] == 3, "{}", observed["status"]["summary"]);
         Ok(())
     })
     .await?;
@@ -135,9 +135,9 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
     }
     ensure!(writes(start, "plain").await? == 0 && writes(start, "quiet").await? == 0, "the others were written");
     for id in [Id::config_map(home, "forced"), Id::secret(home, "login")] {
-        let told = member.told_about(&id).await?;
-        ensure!(told.iter().filter(|event| event.reason == "Denied").all(|event| event.times == 1), "{told:?}");
-        ensure!(told.iter().all(|event| event.reason != "DriftCorrected"), "{told:?}");
+        let observed = member.events_about(&id).await?;
+        ensure!(observed.iter().filter(|event| event.reason == "Denied").all(|event| event.times == 1), "{observed:?}");
+        ensure!(observed.iter().all(|event| event.reason != "DriftCorrected"), "{observed:?}");
     }
 
     // The cure that the message names.

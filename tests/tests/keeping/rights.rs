@@ -45,8 +45,8 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
     // Deletes are refused: that is said with the right that is missing; nothing else is held up.
     may(fleet.member(1), &["create", "get", "list", "patch", "watch"]).await?;
     hub.delete(&Id::of(&sources[1])?).await?;
-    let told = hub.says_ready(&first, "False", "Forbidden").await?;
-    let entry = entry_of(&told, "member-1")?;
+    let observed = hub.says_ready(&first, "False", "Forbidden").await?;
+    let entry = entry_of(&observed, "member-1")?;
     let message = entry["message"].as_str().unwrap_or_default();
     ensure!(message.contains("configmaps/lost-rights/goes"), "{entry}");
     ensure!(message.contains("may not delete configmaps") && message.contains("kubectl create"), "{message}");
@@ -67,8 +67,8 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
     // The same of a change.
     may(fleet.member(1), &["get", "list", "watch"]).await?;
     let edited = hub.change(&Id::of(&sources[0])?, json!({"data": {"k": "3"}})).await?;
-    let told = hub.says_ready(&first, "False", "Forbidden").await?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default().to_owned();
+    let observed = hub.says_ready(&first, "False", "Forbidden").await?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default().to_owned();
     ensure!(message.contains("may not patch configmaps"), "{message}");
     may(fleet.member(1), &ALL).await?;
     member.has_copy(&edited, home, &first).await?;

@@ -33,18 +33,18 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
 
     // Fail: all stay, and who wrote them is named, but no value.
     hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
-    let counts = |told: &serde_json::Value, applied: u64, failed: u64| {
-        let summary = &told["status"]["summary"];
+    let counts = |observed: &serde_json::Value, applied: u64, failed: u64| {
+        let summary = &observed["status"]["summary"];
         let has = [("sources", 4), ("copies", 4), ("copiesApplied", applied), ("copiesFailed", failed)];
         ensure!(has.iter().all(|(name, number)| summary[name] == *number), "{summary}, not {has:?}");
         Ok(())
     };
     // The first of them may be told before the others are read.
-    hub.sees("a conflict for all four", &rule, |told| counts(told, 0, 4)).await?;
+    hub.sees("a conflict for all four", &rule, |observed| counts(observed, 0, 4)).await?;
     hub.says_ready(&rule, "False", "Conflict").await?;
     for (object, who) in before.iter().zip(["helm", "argocd-controller", "helm", "helm"]) {
-        let told = member.is_told(&Id::of(object)?, "Conflict").await?;
-        ensure!(told.note.contains(&format!("written by {who}")) && !gives_away(&told.note), "{told:?}");
+        let observed = member.has_event(&Id::of(object)?, "Conflict").await?;
+        ensure!(observed.note.contains(&format!("written by {who}")) && !gives_away(&observed.note), "{observed:?}");
         member.is_untouched(object).await?;
     }
 
@@ -52,10 +52,10 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
     hub.change(&rule, json!({"spec": {"conflictPolicy": "AdoptIfEqual"}})).await?;
     let adopted = member.has_copy(&sources[0], home, &rule).await?;
     ensure!(adopted["metadata"]["uid"] == before[0]["metadata"]["uid"], "it was made anew");
-    let told = hub.says_failed(&rule, "Conflict", 3).await?;
-    let entry = entry_of(&told, "member-1")?;
+    let observed = hub.says_failed(&rule, "Conflict", 3).await?;
+    let entry = entry_of(&observed, "member-1")?;
     ensure!(entry["failed"] == 3 && entry["applied"] == 1, "{entry}");
-    counts(&told, 1, 3)?;
+    counts(&observed, 1, 3)?;
     for object in &before[1..] {
         member.is_untouched(object).await?;
     }
@@ -67,16 +67,19 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
     // cannot be changed; that has its own reason, and its own policy.
     hub.change(&rule, json!({"spec": {"conflictPolicy": "Overwrite"}})).await?;
     let login = Id::of(&sources[2])?;
-    let told = member.is_told(&login, "Overwritten").await?;
-    ensure!(told.kind == "Warning" && told.note.contains("helm") && !gives_away(&told.note), "{told:?}");
+    let observed = member.has_event(&login, "Overwritten").await?;
+    ensure!(
+        observed.kind == "Warning" && observed.note.contains("helm") && !gives_away(&observed.note),
+        "{observed:?}"
+    );
     let taken = member.get(&login).await?;
     ensure!(taken["data"] == sources[2]["data"] && taken["metadata"]["labels"]["theirs"] == "stays");
     ensure!(
         taken["metadata"]["labels"][HUB_LABEL].is_string() && taken["metadata"]["uid"] == before[2]["metadata"]["uid"]
     );
-    let told = hub.says_ready(&rule, "False", "Immutable").await?;
-    counts(&told, 3, 1)?;
-    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default().to_owned();
+    let observed = hub.says_ready(&rule, "False", "Immutable").await?;
+    counts(&observed, 3, 1)?;
+    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default().to_owned();
     ensure!(message.contains("secrets/takeover/typed") && message.contains("immutablePolicy"), "{message}");
     member.is_untouched(&before[3]).await?;
     hub.change(&rule, json!({"spec": {"immutablePolicy": "Recreate"}})).await?;
@@ -132,7 +135,7 @@ async fn own_objects_of_a_cluster_and_other_hubs_are_not_adopted() -> Result<()>
 }
 
 #[tokio::test]
-async fn what_kubectl_applied_on_the_clients_side_is_taken_over_whole() -> Result<()> {
+async fn client_side_applied_object_is_taken_over_whole() -> Result<()> {
     let home = "client-side";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -147,8 +150,8 @@ async fn what_kubectl_applied_on_the_clients_side_is_taken_over_whole() -> Resul
     let source = hub.make(&Draft::config_map(home, "settings").data("k", "ours").label("team", "a").json()).await?;
     let draft = RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]);
     hub.make(&draft.with("conflictPolicy", json!("Overwrite")).json()).await?;
-    let told = member.is_told(&id, "Overwritten").await?;
-    ensure!(told.note.contains("kubectl-client-side-apply"), "{told:?}");
+    let observed = member.has_event(&id, "Overwritten").await?;
+    ensure!(observed.note.contains("kubectl-client-side-apply"), "{observed:?}");
     // No key of theirs is left, though a server-side apply alone would leave it; it is the same object.
     let is_ours = |copy: &serde_json::Value| {
         ensure!(copy["data"] == source["data"] && copy["metadata"]["labels"]["team"] == "a", "{copy}");
@@ -160,7 +163,7 @@ async fn what_kubectl_applied_on_the_clients_side_is_taken_over_whole() -> Resul
     // Their next apply is drift like any other, and one of equal content is none.
     kubectl.kubectl_stdin(&["apply", "-f", "-"], &theirs.json().to_string()).await?;
     member.sees("ours again", &id, is_ours).await?;
-    member.is_told(&id, "DriftCorrected").await?;
+    member.has_event(&id, "DriftCorrected").await?;
     // And the source's own edits reach it, with no trace of what was applied there.
     let source = hub.change(&id, json!({"data": {"k": null, "l": "ours"}})).await?;
     member

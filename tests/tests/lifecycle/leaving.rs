@@ -52,8 +52,8 @@ async fn orphaned_copies_do_not_delay_a_leaving_cluster() -> Result<()> {
     let (hub, member) = (&scene.hub, scene.member(1));
     // Its deletion is held, and a person takes the finalizer off: no rule manages its copies any more.
     let orphan = Id::rule(HOME, "orphan");
-    let held = json!({"spec": {"removalLimit": {"count": 0, "percent": 0, "onRuleDelete": "Hold"}}});
-    hub.change(&orphan, held).await?;
+    let copies_there = json!({"spec": {"removalLimit": {"count": 0, "percent": 0, "onRuleDelete": "Hold"}}});
+    hub.change(&orphan, copies_there).await?;
     hub.all_applied(&orphan, 1).await?;
     hub.delete(&orphan).await?;
     hub.sees("held", &orphan, |rule| {

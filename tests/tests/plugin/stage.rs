@@ -29,14 +29,14 @@ pub const SECRET: &str = "runnel-join-v";
 
 /// How a command ended.
 #[derive(Debug)]
-pub struct Said {
+pub struct Printed {
     pub code: i32,
     pub out: String,
     pub err: String,
     pub took: Duration,
 }
 
-impl Said {
+impl Printed {
     pub fn ok(self) -> Result<String> {
         ensure!(self.code == 0, "exit code {}: {}\n{}", self.code, self.err, self.out);
         Ok(self.out)
@@ -98,12 +98,12 @@ impl Stage {
     }
 
     /// `kubectl runnel ...`.
-    pub async fn runnel(&self, words: &str) -> Result<Said> {
+    pub async fn runnel(&self, words: &str) -> Result<Printed> {
         self.runnel_with(words, Some(&self.helm)).await
     }
 
     /// The same with another helm, or none.
-    pub async fn runnel_with(&self, words: &str, helm: Option<&Path>) -> Result<Said> {
+    pub async fn runnel_with(&self, words: &str, helm: Option<&Path>) -> Result<Printed> {
         let mut command = Command::new(&self.kubectl);
         command.arg("runnel").args(words.split_whitespace()).env_clear();
         command.env("PATH", format!("{}:/usr/bin:/bin", self.binaries.folder.display()));
@@ -116,14 +116,17 @@ impl Stage {
         let ended = tokio::time::timeout(LIMIT, command.output()).await;
         let output = ended.with_context(|| format!("kubectl runnel {words}: no end within {LIMIT:?}"))??;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let said = Said {
+        let printed = Printed {
             code: output.status.code().unwrap_or(-1),
             out: text(&output.stdout),
             err: text(&output.stderr),
             took: begin.elapsed(),
         };
-        println!("$ kubectl runnel {words}   # {} after {:?}\n{}{}", said.code, said.took, said.err, said.out);
-        Ok(said)
+        println!(
+            "$ kubectl runnel {words}   # {} after {:?}\n{}{}",
+            printed.code, printed.took, printed.err, printed.out
+        );
+        Ok(printed)
     }
 
     /// The hub's pod, started; what was there before has to be dropped first.
@@ -188,8 +191,8 @@ pub async fn cluster(name: &str) -> Result<ControlPlane> {
 pub async fn read(cluster: &ControlPlane, words: &str) -> Result<Value> {
     let arguments: Vec<&str> =
         ["get", "-o", "json", "--ignore-not-found"].into_iter().chain(words.split(' ')).collect();
-    let said = cluster.kubectl(&arguments).await?;
-    Ok(if said.trim().is_empty() { Value::Null } else { serde_json::from_str(&said)? })
+    let printed = cluster.kubectl(&arguments).await?;
+    Ok(if printed.trim().is_empty() { Value::Null } else { serde_json::from_str(&printed)? })
 }
 
 fn merged(contexts: &[(&str, &Path)]) -> Result<Value> {

@@ -8,7 +8,7 @@ use runnel_tests::ports;
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use super::stage::{SECRET, SOON, Said, Stage, cluster, read, unseen};
+use super::stage::{Printed, SECRET, SOON, Stage, cluster, read, unseen};
 
 const SEED: &str = include_str!("../../../deploy/examples/seed-rule.yaml");
 
@@ -41,12 +41,12 @@ impl Clusters {
     }
 
     /// Lets the member join, with the pod that a node would start.
-    async fn join(&self) -> Result<(Said, Pod)> {
+    async fn join(&self) -> Result<(Printed, Pod)> {
         let words = format!("join eu-1 --context member --label env=prod {}", self.agent_flags);
         let both = async { tokio::try_join!(self.stage.runnel(&words), self.stage.agent(&self.member)) };
-        let (said, agent) = unseen(both).await?;
-        ensure!(said.code == 0, "{said:?}\n{}", agent.process().last_words());
-        Ok((said, agent))
+        let (output, agent) = unseen(both).await?;
+        ensure!(output.code == 0, "{output:?}\n{}", agent.process().last_words());
+        Ok((output, agent))
     }
 
     async fn seed(&self) -> Result<()> {
@@ -82,15 +82,15 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
     let Clusters { stage, hub, member, .. } = &all;
 
     // Empty clusters.
-    let said = stage.runnel("status").await?;
-    said.refused(1, &["kubectl runnel install"])?;
+    let output = stage.runnel("status").await?;
+    output.refused(1, &["kubectl runnel install"])?;
     let hub_pod = all.install().await?;
     ensure!(stage.runnel("status -A").await?.ok()?.contains("No cluster has joined yet"));
 
-    let (said, agent) = all.join().await?;
-    println!("from `join` to Connected: {:?}", said.took);
-    ensure!(said.out.starts_with("eu-1 has joined and is connected"), "{said:?}");
-    ensure!(!said.err.contains(SECRET) && !stage.record()?.contains(SECRET), "the join string was shown");
+    let (output, agent) = all.join().await?;
+    println!("from `join` to Connected: {:?}", output.took);
+    ensure!(output.out.starts_with("eu-1 has joined and is connected"), "{output:?}");
+    ensure!(!output.err.contains(SECRET) && !stage.record()?.contains(SECRET), "the join string was shown");
     ensure!(read(member, "-n runnel-system secret runnel-agent-join").await?.is_null(), "the used join string stays");
     ensure!(read(hub, "member eu-1").await?["metadata"]["labels"]["env"] == "prod");
 
@@ -98,8 +98,8 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
     values_change(&all).await?;
 
     // It leaves in order, and its copies with it.
-    let said = stage.runnel("unjoin eu-1 --context member --hub-context hub").await?.ok()?;
-    ensure!(said.contains("eu-1 has left") && said.contains("The agent is uninstalled"), "{said}");
+    let output = stage.runnel("unjoin eu-1 --context member --hub-context hub").await?.ok()?;
+    ensure!(output.contains("eu-1 has left") && output.contains("The agent is uninstalled"), "{output}");
     drop(agent);
     all.copy(None).await?;
     ensure!(read(hub, "member eu-1").await?.is_null());
@@ -109,9 +109,12 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
     // The copies stay as objects of nobody; nothing else does.
     let (_, agent) = all.join().await?;
     all.copy(Some("runnel")).await?;
-    let said = stage.runnel("uninstall --copies=keep").await?.ok()?;
-    ensure!(said.contains("1 rules are deleted; their copies in connected clusters are kept"), "{said}");
-    ensure!(said.contains("helm uninstall runnel-agent -n runnel-system --kube-context CONTEXT   # eu-1"), "{said}");
+    let output = stage.runnel("uninstall --copies=keep").await?.ok()?;
+    ensure!(output.contains("1 rules are deleted; their copies in connected clusters are kept"), "{output}");
+    ensure!(
+        output.contains("helm uninstall runnel-agent -n runnel-system --kube-context CONTEXT   # eu-1"),
+        "{output}"
+    );
     let kept = all.copy(Some("nobody")).await?;
     ensure!(kept["data"]["greeting"] == "hello", "{kept}");
     all.is_bare().await?;
@@ -128,7 +131,7 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
     let (_, agent) = all.join().await?;
     all.seed().await?;
     all.copy(Some("runnel")).await?;
-    what_is_held_is_released_by_an_uninstall(&all).await?;
+    blocked_removal_ends_with_an_uninstall(&all).await?;
     drop((agent, hub_pod));
     Ok(())
 }
@@ -142,28 +145,28 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
         Ok((rule["status"]["display"]["copies"] == "2/4").then_some(()))
     })
     .await?;
-    let said = stage.runnel("status -A").await?.ok()?;
+    let output = stage.runnel("status -A").await?.ok()?;
     ensure!(
-        said.contains("ns-codis-test   rule-codis-test   False   0/1        2/4      0        CopiesWaiting"),
-        "{said}"
+        output.contains("ns-codis-test   rule-codis-test   False   0/1        2/4      0        CopiesWaiting"),
+        "{output}"
     );
-    ensure!(said.ends_with("\nMembers: all 1 connected\n") && !said.contains('\u{1b}'), "{said:?}");
-    let said = stage.runnel("-n ns-codis-test status rule-codis-test").await?.ok()?;
-    ensure!(said.contains("Copies    2 of 4 applied, 0 failed, 2 waiting"), "{said}");
-    ensure!(said.contains("eu-1      Waiting   2         0        2         CopiesWaiting"), "{said}");
-    let said = stage.runnel("status ns-codis-test/rule-codis-test -o json").await?.ok()?;
-    let read: Value = serde_json::from_str(&said)?;
-    ensure!(read["status"]["summary"]["copies"] == 4 && read["metadata"]["managedFields"].is_null(), "{said}");
-    let said = stage.runnel("members -o yaml").await?.ok()?;
-    let read: Value = serde_saphyr::from_str(&said)?;
-    ensure!(read["items"][0]["metadata"]["name"] == "eu-1", "{said}");
-    let said = stage.runnel("version -o json").await?.ok()?;
-    let read: Value = serde_json::from_str(&said)?;
-    ensure!(read["hub"]["image"] == "runnel-hub:0.1.0" && read["agents"] == json!({"0.1.0": 1}), "{said}");
+    ensure!(output.ends_with("\nMembers: all 1 connected\n") && !output.contains('\u{1b}'), "{output:?}");
+    let output = stage.runnel("-n ns-codis-test status rule-codis-test").await?.ok()?;
+    ensure!(output.contains("Copies    2 of 4 applied, 0 failed, 2 waiting"), "{output}");
+    ensure!(output.contains("eu-1      Waiting   2         0        2         CopiesWaiting"), "{output}");
+    let output = stage.runnel("status ns-codis-test/rule-codis-test -o json").await?.ok()?;
+    let read: Value = serde_json::from_str(&output)?;
+    ensure!(read["status"]["summary"]["copies"] == 4 && read["metadata"]["managedFields"].is_null(), "{output}");
+    let output = stage.runnel("members -o yaml").await?.ok()?;
+    let read: Value = serde_saphyr::from_str(&output)?;
+    ensure!(read["items"][0]["metadata"]["name"] == "eu-1", "{output}");
+    let output = stage.runnel("version -o json").await?.ok()?;
+    let read: Value = serde_json::from_str(&output)?;
+    ensure!(read["hub"]["image"] == "runnel-hub:0.1.0" && read["agents"] == json!({"0.1.0": 1}), "{output}");
 
     // What no node says is wrong, and the rest is right.
-    let said = stage.runnel("doctor").await?;
-    ensure!(said.code == 1 && said.out.contains("fail  0 of 1 pods of the hub are ready"), "{said:?}");
+    let output = stage.runnel("doctor").await?;
+    ensure!(output.code == 1 && output.out.contains("fail  0 of 1 pods of the hub are ready"), "{output:?}");
     for fine in [
         "ok    the definitions of 5 kinds are installed and served",
         "ok    you have the rights that this plugin needs",
@@ -175,7 +178,7 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
         "ok    helm v3.22.0",
         "warn  rule ns-codis-test/rule-codis-test: CopiesWaiting",
     ] {
-        ensure!(said.out.contains(fine), "it does not say `{fine}`: {}", said.out);
+        ensure!(output.out.contains(fine), "it does not say `{fine}`: {}", output.out);
     }
     Ok(())
 }
@@ -189,8 +192,8 @@ async fn values_change(all: &Clusters) -> Result<()> {
     let arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
     ensure!(arguments.contains("--advertise=127.0.0.1:"), "{arguments}");
 
-    let said = stage.runnel("join eu-1 --context member --denied-namespaces team-x").await?.ok()?;
-    ensure!(said.starts_with("eu-1 was connected already; its agent is up to date"), "{said}");
+    let output = stage.runnel("join eu-1 --context member --denied-namespaces team-x").await?.ok()?;
+    ensure!(output.starts_with("eu-1 was connected already; its agent is up to date"), "{output}");
     let policy = read(member, "-n runnel-system configmap runnel-agent-policy").await?;
     let policy = policy["data"]["policy.yaml"].as_str().context("no policy")?.to_owned();
     ensure!(policy.contains("team-x"), "{policy}");
@@ -200,7 +203,7 @@ async fn values_change(all: &Clusters) -> Result<()> {
 }
 
 /// Rules that let nothing go, one of them deleted already: both are released, as all of this is asked for.
-async fn what_is_held_is_released_by_an_uninstall(all: &Clusters) -> Result<()> {
+async fn blocked_removal_ends_with_an_uninstall(all: &Clusters) -> Result<()> {
     let Clusters { stage, hub, .. } = all;
     let limit = r#"{"spec":{"removalLimit":{"count":0,"percent":0,"onRuleDelete":"Hold"}}}"#;
     let patch = ["-n", "ns-codis-test", "patch", "drule", "rule-codis-test", "--type=merge", "-p", limit];
@@ -224,8 +227,8 @@ async fn what_is_held_is_released_by_an_uninstall(all: &Clusters) -> Result<()> 
     ensure!(there().await?, "what is blocked is gone");
 
     let mark = hub.mark();
-    let said = stage.runnel("uninstall --copies=delete").await?.ok()?;
-    ensure!(said.contains("2 rules are deleted; their copies in connected clusters are deleted"), "{said}");
+    let output = stage.runnel("uninstall --copies=delete").await?.ok()?;
+    ensure!(output.contains("2 rules are deleted; their copies in connected clusters are deleted"), "{output}");
     all.copy(None).await?;
     ensure!(!there().await?, "the second rule's copy is left");
     all.is_bare().await?;

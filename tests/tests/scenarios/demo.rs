@@ -33,10 +33,10 @@ impl Clusters {
         command.spawn().context("cannot run the demo")
     }
 
-    async fn told(&self, more: &[&str]) -> Result<(Output, String)> {
+    async fn observed(&self, more: &[&str]) -> Result<(Output, String)> {
         let output = tokio::time::timeout(WHOLE_STORY, self.demo(more)?.wait_with_output()).await??;
-        let said = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
-        Ok((output, said))
+        let printed = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
+        Ok((output, printed))
     }
 
     /// What stands in both clusters that the demo could have left.
@@ -56,13 +56,13 @@ async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
     let clusters = Clusters::start().await?;
     let before = clusters.standing().await?;
 
-    let (asked, said) = clusters.told(&[]).await?;
-    ensure!(asked.status.code() == Some(1) && said.contains("add --yes to go ahead"), "{said}");
+    let (asked, printed) = clusters.observed(&[]).await?;
+    ensure!(asked.status.code() == Some(1) && printed.contains("add --yes to go ahead"), "{printed}");
     ensure!(clusters.standing().await? == before, "it made something before it was allowed to");
 
-    let (told, said) = clusters.told(&["--yes"]).await?;
-    ensure!(told.status.success() && said.contains("Done: "), "{said}");
-    let too_wide: Vec<&str> = said.lines().filter(|line| line.chars().count() > 110).collect();
+    let (observed, printed) = clusters.observed(&["--yes"]).await?;
+    ensure!(observed.status.success() && printed.contains("Done: "), "{printed}");
+    let too_wide: Vec<&str> = printed.lines().filter(|line| line.chars().count() > 110).collect();
     ensure!(too_wide.is_empty(), "wider than 110 columns: {too_wide:#?}");
     ensure!(clusters.standing().await? == before, "it left something behind");
 
@@ -70,9 +70,9 @@ async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
     ensure!(clusters.standing().await? == before, "it left something behind when it was interrupted");
 
     clusters.member.kubectl(&["create", "configmap", "app-settings"]).await?;
-    let (refused, said) = clusters.told(&["--yes"]).await?;
+    let (refused, printed) = clusters.observed(&["--yes"]).await?;
     let sentence = "the ConfigMap default/app-settings in eu-1";
-    ensure!(refused.status.code() == Some(1) && said.contains(sentence), "{said}");
+    ensure!(refused.status.code() == Some(1) && printed.contains(sentence), "{printed}");
     Ok(())
 }
 

@@ -64,15 +64,15 @@ async fn every_example_does_what_it_says() -> Result<()> {
     for path in &examples {
         let file = path.to_str().context("a path that is not text")?;
         let apply = ["apply", "--server-side", "--validate=strict", "--warnings-as-errors", "-o", "json", "-f", file];
-        let said = fleet.hub().kubectl(&apply).await.with_context(|| file.to_owned())?;
+        let output = fleet.hub().kubectl(&apply).await.with_context(|| file.to_owned())?;
         // One object after the other.
-        let objects: Vec<Value> = serde_json::Deserializer::from_str(&said).into_iter().collect::<Result<_, _>>()?;
+        let objects: Vec<Value> = serde_json::Deserializer::from_str(&output).into_iter().collect::<Result<_, _>>()?;
         let items = objects.iter().flat_map(|object| match object["items"].as_array() {
             Some(items) => items.iter().collect::<Vec<_>>(),
             None => vec![object],
         });
         let rules: Vec<&Value> = items.filter(|object| RULES.iter().any(|kind| object["kind"] == *kind)).collect();
-        ensure!(!rules.is_empty(), "{file} holds no rule: {said}");
+        ensure!(!rules.is_empty(), "{file} holds no rule: {output}");
         for rule in rules {
             all_applied(&fleet, rule, file).await?;
         }

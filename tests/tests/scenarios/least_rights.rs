@@ -88,8 +88,8 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
     let draft = RuleDraft::new("home", "rule").named(&["*"]).everywhere().into(&["home", "made"]);
     hub.make(&draft.with("createNamespaces", json!(true)).json()).await?;
     hub.says_ready(&rule, "False", "Conflict").await?;
-    member.is_told(&Id::of(&foreign)?, "Conflict").await?;
-    hub.is_told(&rule, "Conflict").await?;
+    member.has_event(&Id::of(&foreign)?, "Conflict").await?;
+    hub.has_event(&rule, "Conflict").await?;
     scene.arrives(&ours, &rule, &["home", "made"]).await?;
 
     // Somebody asks the hub for more than the status holds.
@@ -100,7 +100,7 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
 
     // Drift is corrected, an edit followed, a source and an obstacle taken away.
     member.change(&Id::of(&ours)?, json!({"data": {"c": "other", "surplus": "x"}})).await?;
-    member.is_told(&Id::of(&ours)?, "DriftCorrected").await?;
+    member.has_event(&Id::of(&ours)?, "DriftCorrected").await?;
     let ours = hub.change(&Id::of(&ours)?, json!({"data": {"c": "new"}})).await?;
     scene.arrives(&ours, &rule, &["home", "made"]).await?;
     let wide = Id::cluster_rule("wide");

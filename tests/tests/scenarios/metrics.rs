@@ -105,8 +105,8 @@ async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
         ("sum(runnel_drift_corrected_total)", 1.0),
         ("count(runnel_build_info)", 2.0),
     ] {
-        let told = value(&prometheus.query(expression).await?);
-        ensure!(told == Some(wanted), "{expression} is {told:?} and not {wanted}");
+        let observed = value(&prometheus.query(expression).await?);
+        ensure!(observed == Some(wanted), "{expression} is {observed:?} and not {wanted}");
     }
 
     fires(&prometheus, "RunnelRuleNotReady", ("rule", "conflict")).await?;

@@ -32,7 +32,7 @@ async fn runnel(fleet: &Fleet, kubeconfig: &Path, words: &[&str]) -> Result<Outp
 }
 
 #[tokio::test]
-async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result<()> {
+async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
     let fleet = Fleet::start(FleetOptions { members: 2, hub_replicas: 2, ..FleetOptions::default() }).await?;
     let scene = Scene::of(&fleet).await?;
     let (hub, home) = (&scene.hub, "asked");
@@ -52,9 +52,9 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
     for replica in 1..=2 {
         let address = fleet.hub_replica(replica).address().to_owned();
         let words = ["status", "rule", "-n", home, "-o", "wide", "--hub-url", &address];
-        let said = runnel(&fleet, fleet.hub().kubeconfig(), &words).await?;
-        let out = String::from_utf8(said.stdout)?;
-        ensure!(said.status.success(), "{out}");
+        let printed = runnel(&fleet, fleet.hub().kubeconfig(), &words).await?;
+        let out = String::from_utf8(printed.stdout)?;
+        ensure!(printed.status.success(), "{out}");
         let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
         ensure!(rows.iter().any(|row| row.starts_with(&["member-2", "Failed", "1", "1", "0", "Conflict"])), "{out}");
         ensure!(rows.iter().any(|row| row.starts_with(&["member-1", "Ready", "2", "0", "0", "AllApplied"])), "{out}");
@@ -63,8 +63,11 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
 
     // The copy that failed is not the newest; nor is one that its agent cannot have got. The other cluster has proved it.
     let outdated = ["status", "rule", "-n", home, "--outdated", "--hub-url", &fleet.hub_address()];
-    let said = String::from_utf8(runnel(&fleet, fleet.hub().kubeconfig(), &outdated).await?.stdout)?;
-    ensure!(said.starts_with("1 of 2 clusters does not hold the newest") && !said.contains("member-1"), "{said}");
+    let printed = String::from_utf8(runnel(&fleet, fleet.hub().kubeconfig(), &outdated).await?.stdout)?;
+    ensure!(
+        printed.starts_with("1 of 2 clusters does not hold the newest") && !printed.contains("member-1"),
+        "{printed}"
+    );
 
     proved(&fleet, &scene).await?;
 
@@ -90,9 +93,9 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
     ])
     .await?;
     eventually("the right to arrive", SOON, async || {
-        let said = runnel(&fleet, &reader, &words).await?;
-        let out = String::from_utf8_lossy(&said.stdout).into_owned();
-        Ok((said.status.success() && out.contains("member-2: configmaps/asked/taken: Conflict: ")).then_some(()))
+        let printed = runnel(&fleet, &reader, &words).await?;
+        let out = String::from_utf8_lossy(&printed.stdout).into_owned();
+        Ok((printed.status.success() && out.contains("member-2: configmaps/asked/taken: Conflict: ")).then_some(()))
     })
     .await?;
     // Where a copy comes from, or why it is not there: through either replica, and for that account too.
@@ -117,9 +120,9 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
 async fn outdated(fleet: &Fleet, what: &str, is_so: impl Fn(&str) -> bool) -> Result<()> {
     let words = ["status", "all", "-n", "proved", "--outdated", "--hub-url", &fleet.hub_address()];
     eventually(what, SOON, async || {
-        let said = runnel(fleet, fleet.hub().kubeconfig(), &words).await?;
-        let out = String::from_utf8(said.stdout)?;
-        ensure!(said.status.success() && is_so(&out), "{out}");
+        let printed = runnel(fleet, fleet.hub().kubeconfig(), &words).await?;
+        let out = String::from_utf8(printed.stdout)?;
+        ensure!(printed.status.success() && is_so(&out), "{out}");
         Ok(Some(()))
     })
     .await
@@ -240,9 +243,9 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
     ] {
         for replica in 1..=2 {
             let address = fleet.hub_replica(replica).address().to_owned();
-            let said = runnel(fleet, who, &["explain", copy, "--hub-url", &address]).await?;
-            let out = String::from_utf8(said.stdout)?;
-            ensure!(said.status.success(), "{copy}: {out}");
+            let printed = runnel(fleet, who, &["explain", copy, "--hub-url", &address]).await?;
+            let out = String::from_utf8(printed.stdout)?;
+            ensure!(printed.status.success(), "{copy}: {out}");
             for words in &expected {
                 ensure!(out.contains(words), "{copy}: it does not say `{words}`: {out}");
             }
@@ -252,17 +255,17 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
     let address = fleet.hub_address();
     for (copy, word) in [("member-1/default/cm/other", "may get no rule"), ("no-such/asked/cm/free", "may get no rule")]
     {
-        let said = runnel(fleet, reader, &["explain", copy, "--hub-url", &address]).await?;
-        let err = String::from_utf8_lossy(&said.stderr).into_owned();
-        ensure!(!said.status.success() && err.contains(word), "{copy}: {err}");
+        let printed = runnel(fleet, reader, &["explain", copy, "--hub-url", &address]).await?;
+        let err = String::from_utf8_lossy(&printed.stderr).into_owned();
+        ensure!(!printed.status.success() && err.contains(word), "{copy}: {err}");
     }
-    let said = runnel(fleet, &admin, &["explain", "no-such/asked/cm/free", "--hub-url", &address]).await?;
-    ensure!(String::from_utf8_lossy(&said.stderr).contains("there is no member no-such"), "it is answered");
+    let printed = runnel(fleet, &admin, &["explain", "no-such/asked/cm/free", "--hub-url", &address]).await?;
+    ensure!(String::from_utf8_lossy(&printed.stderr).contains("there is no member no-such"), "it is answered");
     // On the member, the copy itself says hub, rule and source.
     let copy = scene.member(1).get(&Id::config_map("asked", "free")).await?;
-    let said =
+    let printed =
         (&copy["metadata"]["annotations"]["runnel.dev/rule"], &copy["metadata"]["annotations"]["runnel.dev/source"]);
-    ensure!(said == (&"asked/rule".into(), &"configmaps/asked/free".into()), "{}", copy["metadata"]);
+    ensure!(printed == (&"asked/rule".into(), &"configmaps/asked/free".into()), "{}", copy["metadata"]);
     ensure!(copy["metadata"]["labels"]["runnel.dev/hub"].is_string(), "{}", copy["metadata"]);
     Ok(())
 }
@@ -274,9 +277,9 @@ impl Asked {
     async fn of(fleet: &Fleet) -> Result<Self> {
         let lease = fleet.hub().kubectl(&["-n", NAMESPACE, "get", "lease", "runnel-hub", "-o", "json"]).await?;
         let lease: Value = serde_json::from_str(&lease)?;
-        let said = |key: &str| lease["metadata"]["annotations"][key].as_str().context("the Lease does not say it");
-        let pin = Fingerprint::parse(said("runnel.dev/authority")?)?;
-        let connector = Connector::new(join_config(pin, said("runnel.dev/hub")?)?).by(Route::direct());
+        let printed = |key: &str| lease["metadata"]["annotations"][key].as_str().context("the Lease does not say it");
+        let pin = Fingerprint::parse(printed("runnel.dev/authority")?)?;
+        let connector = Connector::new(join_config(pin, printed("runnel.dev/hub")?)?).by(Route::direct());
         Ok(Self(endpoint(&fleet.hub_address())?.connect_with_connector(connector).await?))
     }
 

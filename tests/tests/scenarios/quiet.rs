@@ -64,7 +64,7 @@ fn writes(fleet: &Fleet, marks: &[Mark]) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn for_a_minute_without_a_change_nobody_writes_anything() -> Result<()> {
+async fn idle_minute_has_no_writes() -> Result<()> {
     let fleet = Fleet::start(FleetOptions { members: MEMBERS, ..FleetOptions::default() }).await?;
     let scene = Scene::of(&fleet).await?;
     prepare(&scene).await?;

@@ -25,7 +25,7 @@ fn reads(fleet: &Fleet, mark: Mark, wanted: impl Fn(&Write) -> bool) -> Result<V
 }
 
 #[tokio::test]
-async fn restarted_hub_reads_in_pages_and_rests_without_reads() -> Result<()> {
+async fn restarted_hub_reads_in_pages_and_idles_without_reads() -> Result<()> {
     let audited = Options { audit_reads: true, ..Options::default() };
     let fleet = Fleet::start(FleetOptions { control_plane: audited, ..FleetOptions::default() }).await?;
     let scene = Scene::of(&fleet).await?;

@@ -13,7 +13,7 @@ use serde_json::json;
 const LIFE: &str = "16s";
 const RENEWALS: usize = 4;
 
-fn said(log: &str, words: &str) -> usize {
+fn output(log: &str, words: &str) -> usize {
     log.lines().filter(|line| line.contains(words)).count()
 }
 
@@ -34,27 +34,27 @@ async fn certificates_renew_under_edits_without_repetition() -> Result<()> {
     let id = Id::member("member-1");
     let connected = condition(&hub.get(&id).await?, "Connected")?.clone();
     let log = || std::fs::read_to_string(fleet.hub_log()).context("the hub's log");
-    let before = (said(&log()?, "agent connected"), said(&log()?, "session ended"));
+    let before = (output(&log()?, "agent connected"), output(&log()?, "session ended"));
     let payloads = async || Metrics::of(&fleet.agent_ops_url(1)).await?.sum("runnel_payload_received_bytes_total");
     let (bytes, since) = (payloads().await?, Instant::now());
 
     let (mut edit, mut longest, mut keys) = (0, Duration::ZERO, BTreeSet::new());
-    while said(&log()?, "agent connected") < before.0 + RENEWALS {
+    while output(&log()?, "agent connected") < before.0 + RENEWALS {
         edit += 1;
         ensure!(since.elapsed() < Duration::from_secs(120), "too few renewals in two minutes, {edit} edits");
         let began = Instant::now();
         let edited = hub.change(&Id::of(&source)?, json!({"data": {"n": format!("{edit:06}")}})).await?;
         member.has_copy(&edited, home, &rule).await?;
         longest = longest.max(began.elapsed());
-        let told = hub.get(&id).await?;
-        let now = condition(&told, "Connected")?;
+        let observed = hub.get(&id).await?;
+        let now = condition(&observed, "Connected")?;
         ensure!(now["status"] == "True" && now["lastTransitionTime"] == connected["lastTransitionTime"], "{now}");
-        for key in told["status"]["identity"]["keys"].as_array().into_iter().flatten() {
+        for key in observed["status"]["identity"]["keys"].as_array().into_iter().flatten() {
             keys.insert(key["fingerprint"].to_string());
         }
     }
     // Each stream took over from one that was there, and the agent's one never failed.
-    ensure!(said(&log()?, "session ended") == before.1, "a session ended before the next one was there");
+    ensure!(output(&log()?, "session ended") == before.1, "a session ended before the next one was there");
     ensure!(keys.len() > RENEWALS, "{} keys", keys.len());
     ensure!(longest < Duration::from_secs(5), "an edit took {longest:?}");
     // All edits are of one length: what was sent is exactly their number of payloads.
@@ -62,11 +62,11 @@ async fn certificates_renew_under_edits_without_repetition() -> Result<()> {
     let each = sent / f64::from(edit);
     ensure!(each.fract() == 0.0 && each < 1000.0, "{sent} bytes for {edit} edits");
     eventually("the older keys to be given up", Duration::from_secs(30), async || {
-        let told = hub.get(&id).await?;
-        let identity = &told["status"]["identity"];
+        let observed = hub.get(&id).await?;
+        let identity = &observed["status"]["identity"];
         let (kept, retired) = (identity["keys"].as_array(), identity["retired"].as_array());
         let (kept, retired) = (kept.map_or(0, Vec::len), retired.map_or(0, Vec::len));
-        ensure!(condition(&told, "PossibleKeyTheft").is_err(), "{}", told["status"]);
+        ensure!(condition(&observed, "PossibleKeyTheft").is_err(), "{}", observed["status"]);
         Ok((kept <= 2 && retired >= RENEWALS - 1).then_some(()))
     })
     .await?;

@@ -24,8 +24,8 @@ async fn fleet() -> Result<&'static Fleet> {
 
 async fn member_says(hub: &Place, name: &str, kind: &str, status: &str, reason: &str) -> Result<Value> {
     hub.sees(&format!("{kind}={status}, {reason}"), &Id::member(name), |member| {
-        let told = condition(member, kind)?;
-        ensure!(told["status"] == status && told["reason"] == reason, "it is {told}");
+        let observed = condition(member, kind)?;
+        ensure!(observed["status"] == status && observed["reason"] == reason, "it is {observed}");
         Ok(())
     })
     .await
@@ -60,9 +60,12 @@ async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
     let edited = hub.change(&Id::of(&plain)?, json!({"data": {"k": "edited"}})).await?;
     member.has_copy(&edited, home, &rule).await?;
     hub.sees("the refusal", &rule, |object| {
-        let told = condition(object, "Ready")?;
-        let message = told["message"].as_str().unwrap_or_default();
-        ensure!(told["status"] == "False" && told["reason"] == "Denied" && message.contains("inbound"), "{told}");
+        let observed = condition(object, "Ready")?;
+        let message = observed["message"].as_str().unwrap_or_default();
+        ensure!(
+            observed["status"] == "False" && observed["reason"] == "Denied" && message.contains("inbound"),
+            "{observed}"
+        );
         Ok(())
     })
     .await?;
@@ -145,8 +148,8 @@ async fn expired_member_returns_or_needs_a_join_string() -> Result<()> {
     // For longer than the hub renews: the hub says so without hearing of the agent.
     fleet.stop_agent(2).await?;
     passes(expiry(hub, "member-2").await? + LIMIT).await?;
-    let told = member_says(hub, "member-2", "Connected", "False", "CertificateExpired").await?;
-    let message = condition(&told, "Connected")?["message"].as_str().unwrap_or_default();
+    let observed = member_says(hub, "member-2", "Connected", "False", "CertificateExpired").await?;
+    let message = condition(&observed, "Connected")?["message"].as_str().unwrap_or_default();
     ensure!(message.contains("make a new join string with `runnel-hub token create`"), "{message}");
     fleet.start_agent(2).await?;
     log_says(fleet, 2, "expired longer ago than the hub renews (--expired-renewal-limit)").await?;

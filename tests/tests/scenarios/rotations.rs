@@ -133,16 +133,16 @@ fn renewals(fleet: &Fleet) -> Result<usize> {
 
 /// The longest time that a member had no session at the hub.
 fn longest_gap(fleet: &Fleet) -> Result<Duration> {
-    let mut told: Vec<(jiff::Timestamp, String, bool)> = Vec::new();
+    let mut observed: Vec<(jiff::Timestamp, String, bool)> = Vec::new();
     for (message, begins) in [("agent connected", true), ("session ended", false)] {
         for line in lines(fleet.hub_log(), message)? {
             let at = line["timestamp"].as_str().context("a line without a time")?.parse()?;
-            told.push((at, line["span"]["cluster"].as_str().unwrap_or_default().to_owned(), begins));
+            observed.push((at, line["span"]["cluster"].as_str().unwrap_or_default().to_owned(), begins));
         }
     }
-    told.sort();
+    observed.sort();
     let (mut ended, mut longest) = (BTreeMap::new(), Duration::ZERO);
-    for (at, cluster, begins) in told {
+    for (at, cluster, begins) in observed {
         match (begins, ended.remove(&cluster)) {
             (true, Some(since)) => longest = longest.max(at.duration_since(since).try_into()?),
             (true, None) => {}
@@ -262,8 +262,8 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
         .await
     };
     says(1.0).await?;
-    let told = hub.scene.hub.is_told(&Id::secret(NAMESPACE, IDENTITY_SECRET), "IdentityUnusable").await?;
-    ensure!(told.note.contains("does not belong to its certificate"), "{}", told.note);
+    let observed = hub.scene.hub.has_event(&Id::secret(NAMESPACE, IDENTITY_SECRET), "IdentityUnusable").await?;
+    ensure!(observed.note.contains("does not belong to its certificate"), "{}", observed.note);
 
     // By the hub itself, as somebody has removed the pair.
     let gone = json!({"data": {"tls.crt": "", "tls.key": ""}});

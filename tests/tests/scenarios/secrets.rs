@@ -60,7 +60,7 @@ async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
         member.change(&copy, drift).await?;
         member.has_copy(&applied, TARGET, &good).await?;
     }
-    member.is_told(&copy, "DriftCorrected").await?;
+    member.has_event(&copy, "DriftCorrected").await?;
 
     // Refused by the member's API server, in words that hold the value.
     hub.make(&secret("refused").json()).await?;
@@ -181,9 +181,9 @@ async fn own_secrets_are_not_logged(fleet: &Fleet, scene: &Scene) -> Result<()> 
     }
     ensure!(needles.len() >= 6, "{} things to look for", needles.len());
     for log in [fleet.hub_log(), fleet.agent_log(1)] {
-        let said = read(log)?;
+        let output = read(log)?;
         for (what, needle) in &needles {
-            ensure!(!said.contains(needle), "{what} is in {}", log.display());
+            ensure!(!output.contains(needle), "{what} is in {}", log.display());
         }
     }
     Ok(())
@@ -226,8 +226,8 @@ async fn is_in_force(member: &Place) -> Result<()> {
                 Ok(None)
             }
             Err(error) => {
-                let said = format!("{error:#}");
-                ensure!(said.contains(&BASE64.encode(b"probe")), "the policy does not quote the value: {said}");
+                let output = format!("{error:#}");
+                ensure!(output.contains(&BASE64.encode(b"probe")), "the policy does not quote the value: {output}");
                 Ok(Some(()))
             }
         }

@@ -126,25 +126,25 @@ impl Stage {
         let ours = self.fleet.member(1).writes_since(mark)?.into_iter().filter(|write| {
             write.resource == "configmaps" && write.namespace == KEPT && write.user.ends_with(":runnel-agent")
         });
-        let (mut told, mut cut) = (vec![], vec![]);
+        let (mut observed, mut cut) = (vec![], vec![]);
         for write in ours {
             let value = values.get(&write.name).copied().flatten().unwrap_or("what nobody saw");
             let what = format!("{} {value}", write.verb);
             match write.code {
-                ..300 => told.push(what),
+                ..300 => observed.push(what),
                 CLIENT_GONE => cut.push(what),
-                code => told.push(format!("{what} refused: {code}")),
+                code => observed.push(format!("{what} refused: {code}")),
             }
         }
-        cut.retain(|what| !told.contains(what));
-        told.append(&mut cut);
-        told.sort();
-        Ok(told)
+        cut.retain(|what| !observed.contains(what));
+        observed.append(&mut cut);
+        observed.sort();
+        Ok(observed)
     }
 
     fn wrote(&self, mark: Mark, expected: &[&str]) -> Result<()> {
-        let told = self.writes(mark)?;
-        ensure!(told == expected, "written was {told:?} instead of {expected:?}");
+        let observed = self.writes(mark)?;
+        ensure!(observed == expected, "written was {observed:?} instead of {expected:?}");
         Ok(())
     }
 }

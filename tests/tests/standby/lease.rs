@@ -21,7 +21,7 @@ async fn overwrite(stage: &Stage, patch: Value) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_deleted_or_restored_or_rubbish_bricks_nobody() -> Result<()> {
+async fn deleted_restored_or_malformed_lease_blocks_no_agent() -> Result<()> {
     let stage = stage::stage("lease").await?;
     let agents = stage.agents(AGENTS, &stage.balancer.address()).await?;
     let (_, rule) = stage.rule(AGENTS).await?;

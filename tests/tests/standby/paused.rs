@@ -14,15 +14,15 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     let leader = stage.revive().await?;
     let other = 3 - leader;
     // One agent is with the leader and stays there; another one is wherever somebody leads.
-    let held = stage.join(1, stage.fleet.hub_replica(leader).address()).await?;
+    let copies_there = stage.join(1, stage.fleet.hub_replica(leader).address()).await?;
     let free = stage.join(2, stage.fleet.hub_replica(other).address()).await?;
-    let faithful = SimulatedAgent::up_to_date(&held, Holdings::default()).await?;
+    let faithful = SimulatedAgent::up_to_date(&copies_there, Holdings::default()).await?;
     let agent = SimulatedAgent::up_to_date(&free, Holdings::default()).await?;
     let (source, rule) = stage.rule(2).await?;
     stage.calm(&rule).await?;
     // The same member as the faithful one, which has held its peace since it got the source.
     let holdings = faithful.stop().await.holdings;
-    let mut line = Line::greeted(&held, holdings.states()).await?;
+    let mut line = Line::greeted(&copies_there, holdings.states()).await?;
     while !matches!(line.must().await?, runnel_proto::model::HubFrame::SnapshotEnd(_)) {}
 
     let process = stage.fleet.hub_replica(leader).process();
@@ -49,7 +49,7 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     .await?;
     let now = stage.lease().await?.and_then(|lease| lease.spec).and_then(|spec| spec.lease_transitions);
     ensure!(now == terms, "the Lease was taken again: {terms:?}, {now:?}");
-    let again = SimulatedAgent::up_to_date(&held, holdings).await?;
+    let again = SimulatedAgent::up_to_date(&copies_there, holdings).await?;
     ensure!(again.state().record.upserts().len() == 1, "it gets what it missed");
     stage.scene.hub.says_ready(&rule, "True", "AllApplied").await?;
     agent.check()

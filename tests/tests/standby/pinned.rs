@@ -45,7 +45,7 @@ async fn agents_pinned_to_the_standby_are_served_and_follow_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn replica_port_serves_nobody_but_replicas() -> Result<()> {
+async fn replica_port_serves_only_replicas() -> Result<()> {
     let stage = stage::stage("replicas").await?;
     let leader = stage.leader().await?;
     let credentials = stage.join(1, &stage.balancer.address()).await?;

@@ -153,12 +153,12 @@ impl Stage {
         self.scene.hub.make(&rule.json()).await?;
         let id = Id::rule(&self.namespace, "all");
         self.scene.hub.says_ready(&id, "True", "AllApplied").await?;
-        let told = |rule: &Value| {
+        let observed = |rule: &Value| {
             let clusters = &rule["status"]["summary"]["clustersReady"];
             ensure!(*clusters == agents + names.len(), "{clusters} clusters are ready");
             Ok(())
         };
-        self.scene.hub.sees("all clusters ready", &id, told).await?;
+        self.scene.hub.sees("all clusters ready", &id, observed).await?;
         Ok((source, id))
     }
 

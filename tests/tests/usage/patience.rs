@@ -122,9 +122,9 @@ async fn join_waits_for_its_hub_and_explains_a_refusal() -> Result<()> {
         let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
         let (join, namespace) = (format!("--join-string-file={}", join.display()), format!("--namespace={name}"));
         let arguments = ["run", &kubeconfig, &join, &namespace, "--ops-listen=127.0.0.1:0"];
-        let said = stage.fails(Which::Agent, &arguments).await?;
-        let last = said.lines().last().context("nothing was said")?;
-        ensure!(last.starts_with("runnel-agent: ") && last.contains(words), "{name}: {said}");
+        let output = stage.fails(Which::Agent, &arguments).await?;
+        let last = output.lines().last().context("nothing was said")?;
+        ensure!(last.starts_with("runnel-agent: ") && last.contains(words), "{name}: {output}");
         ensure!(last.matches("runnel-hub token create eu-1").count() == 1, "{name} names the cure not once: {last}");
         anyhow::Ok(())
     };

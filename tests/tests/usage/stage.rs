@@ -112,11 +112,11 @@ impl Stage {
             .output();
         let ended = tokio::time::timeout(AT_ONCE, child).await;
         let output = ended.with_context(|| format!("{which:?} {arguments:?} goes on"))??;
-        let said = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        let printed = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
         let code = output.status.code();
-        ensure!(code == Some(1), "{which:?} {arguments:?} ended with {code:?}: {said}");
+        ensure!(code == Some(1), "{which:?} {arguments:?} ended with {code:?}: {printed}");
         ensure!(output.stdout.is_empty(), "{which:?} {arguments:?} prints on standard output");
-        Ok(said)
+        Ok(printed)
     }
 
     /// What a call prints that must succeed.
@@ -149,11 +149,11 @@ impl Running {
     /// Waits until a line of the log has all these words, while the process runs and is not ready.
     pub async fn complains(&self, words: &[&str]) -> Result<()> {
         eventually(&format!("a line with {words:?} in {}", self.log.display()), SOON, async || {
-            ensure!(self.process.is_running()?, "it has ended: {}", self.said()?);
-            ensure!(!self.is_ready().await, "it says that it is ready: {}", self.said()?);
-            let said = self.said()?;
-            let found = said.lines().any(|line| words.iter().all(|word| line.contains(word)));
-            ensure!(found, "the log says: {said}");
+            ensure!(self.process.is_running()?, "it has ended: {}", self.printed()?);
+            ensure!(!self.is_ready().await, "it says that it is ready: {}", self.printed()?);
+            let printed = self.printed()?;
+            let found = printed.lines().any(|line| words.iter().all(|word| line.contains(word)));
+            ensure!(found, "the log says: {printed}");
             Ok(Some(()))
         })
         .await
@@ -162,8 +162,8 @@ impl Running {
     /// Waits until the same process is ready.
     pub async fn recovers(&self) -> Result<()> {
         eventually("it to be ready", SOON, async || {
-            ensure!(self.process.is_running()?, "it has ended: {}", self.said()?);
-            ensure!(self.is_ready().await, "the log says: {}", self.said()?);
+            ensure!(self.process.is_running()?, "it has ended: {}", self.printed()?);
+            ensure!(self.is_ready().await, "the log says: {}", self.printed()?);
             Ok(Some(()))
         })
         .await
@@ -181,7 +181,7 @@ impl Running {
         tokio::time::timeout(Duration::from_secs(5), ask).await.is_ok_and(|answer| answer.unwrap_or(false))
     }
 
-    pub fn said(&self) -> Result<String> {
+    pub fn printed(&self) -> Result<String> {
         Ok(String::from_utf8_lossy(&std::fs::read(&self.log)?).into_owned())
     }
 }

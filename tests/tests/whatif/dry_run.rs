@@ -87,8 +87,8 @@ async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
         let (code, out, err) = plan(&fleet, admin, &rule, &[more, &["-o", "json"]].concat()).await?;
         ensure!(code == 4, "exit code {code}: {err}");
         ensure!(!out.contains(CANARY) && !err.contains(CANARY), "it shows content: {out}{err}");
-        let said: Value = serde_json::from_str(&out)?;
-        let rows = said["plans"][0]["copies"].as_array().context("no copies")?.iter();
+        let reply: Value = serde_json::from_str(&out)?;
+        let rows = reply["plans"][0]["copies"].as_array().context("no copies")?.iter();
         let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
         println!("{out}");
         Ok(rows.map(|row| format!("{} {}", text(row, "copy"), text(row, "verdict"))).collect())
@@ -116,7 +116,7 @@ async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
     .await?;
     ensure!(objects(&scene, HOME).await? == before, "something was written");
     ensure!(hub.find(&Id::rule(HOME, "all")).await?.is_none(), "the rule was saved");
-    nobody_is_told_what_he_may_not_read(&fleet, &rule).await
+    unreadable_content_is_never_shown(&fleet, &rule).await
 }
 
 /// A rule of somebody who guesses what two Secrets of the member hold, and is right about one. They are immutable, so their API
@@ -137,8 +137,8 @@ async fn nothing_tells_a_right_guess_from_a_wrong_one(fleet: &Fleet, rule: &Valu
     for more in [&[][..], &["--dry-run=members"]] {
         let (code, out, err) = plan(fleet, fleet.hub().kubeconfig(), rule, &[more, &["-o", "json"]].concat()).await?;
         ensure!(code == 4 && !out.contains(CANARY) && !err.contains(CANARY), "exit code {code}: {out}{err}");
-        let said: Value = serde_json::from_str(&out)?;
-        let rows = said["plans"][0]["copies"].as_array().context("no copies")?;
+        let reply: Value = serde_json::from_str(&out)?;
+        let rows = reply["plans"][0]["copies"].as_array().context("no copies")?;
         let words = rows.iter().map(|row| json!([row["verdict"], row["reason"], row["message"]]));
         let words: Vec<Value> = words.collect();
         ensure!(words.len() == 2 && words[0] == words[1] && words[0][0] == "adoptIfEqual", "{words:?}");
@@ -146,7 +146,7 @@ async fn nothing_tells_a_right_guess_from_a_wrong_one(fleet: &Fleet, rule: &Valu
     Ok(())
 }
 
-async fn nobody_is_told_what_he_may_not_read(fleet: &Fleet, rule: &Value) -> Result<()> {
+async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Result<()> {
     let hub = fleet.hub();
     let rights = format!(
         r#"{{"apiVersion":"v1","kind":"List","items":[
@@ -223,9 +223,9 @@ async fn pages(fleet: &Fleet, token: &str, question: PlanQuestion) -> Result<usi
     let connected = async {
         let lease = fleet.hub().kubectl(&["-n", NAMESPACE, "get", "lease", "runnel-hub", "-o", "json"]).await?;
         let lease: Value = serde_json::from_str(&lease)?;
-        let said = |key: &str| lease["metadata"]["annotations"][key].as_str().context("the Lease does not say it");
-        let pin = Fingerprint::parse(said("runnel.dev/authority")?)?;
-        let connector = Connector::new(join_config(pin, said("runnel.dev/hub")?)?).by(Route::direct());
+        let reply = |key: &str| lease["metadata"]["annotations"][key].as_str().context("the Lease does not say it");
+        let pin = Fingerprint::parse(reply("runnel.dev/authority")?)?;
+        let connector = Connector::new(join_config(pin, reply("runnel.dev/hub")?)?).by(Route::direct());
         anyhow::Ok(endpoint(&fleet.hub_address())?.connect_with_connector(connector).await?)
     };
     let channel = connected.await.map_err(unknown)?;

@@ -76,7 +76,7 @@ pub(super) fn noise(bytes: usize) -> Result<String> {
 }
 
 #[tokio::test]
-async fn a_slow_agent_skips_to_the_newest_and_holds_nobody_up() -> Result<()> {
+async fn slow_agent_skips_to_the_newest_and_delays_no_other() -> Result<()> {
     const ROUNDS: usize = 30;
     let stage = shared("slow").await?;
     let big = stage.write("big", &noise(300_000)?).await?;
@@ -91,11 +91,11 @@ async fn a_slow_agent_skips_to_the_newest_and_holds_nobody_up() -> Result<()> {
         let arrived = |holdings: &Holdings| value(holdings, &big).as_deref() == Some(newest.as_str());
         other.until(&format!("edit {round}"), |state| arrived(&state.holdings)).await?;
     }
-    let mut held = Holdings::default();
+    let mut copies_there = Holdings::default();
     let mut sizes = BTreeSet::new();
-    while value(&held, &big).as_deref() != Some(newest.as_str()) {
+    while value(&copies_there, &big).as_deref() != Some(newest.as_str()) {
         if let HubFrame::Batch(batch) = slow.must().await? {
-            held.take_in(&batch);
+            copies_there.take_in(&batch);
             sizes.insert(batch.nonce);
             slow.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
         }
@@ -104,9 +104,9 @@ async fn a_slow_agent_skips_to_the_newest_and_holds_nobody_up() -> Result<()> {
     ensure!(got <= ROUNDS / 2, "the slow agent was sent {got} of {ROUNDS} edits");
     // And it is whole: the next edit comes as the only one.
     stage.write("big", "after").await?;
-    while value(&held, &big).as_deref() != Some("after") {
+    while value(&copies_there, &big).as_deref() != Some("after") {
         if let HubFrame::Batch(batch) = slow.must().await? {
-            held.take_in(&batch);
+            copies_there.take_in(&batch);
         }
     }
     ensure!(slow.record().upserts().len() == got + 1, "{}", slow.record().sketch());

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::stage::{SOON, Stage, alone, value};
 
 /// How many edits of the rule were everywhere, and what they took in all, in seconds.
-async fn told(stage: &Stage) -> Result<(f64, f64)> {
+async fn observed(stage: &Stage) -> Result<(f64, f64)> {
     let metrics = Metrics::of(&stage.fleet.hub_ops_url()).await?;
     let labels = r#"{rule_namespace="delivery",rule="all"}"#;
     let of = |part: &str| metrics.sum(&format!("runnel_rule_delivery_seconds_{part}{labels}"));
@@ -22,7 +22,7 @@ async fn told(stage: &Stage) -> Result<(f64, f64)> {
 
 async fn counts(stage: &Stage, wanted: f64) -> Result<f64> {
     eventually(&format!("{wanted} edits that are everywhere"), SOON, async || {
-        let (count, sum) = told(stage).await?;
+        let (count, sum) = observed(stage).await?;
         ensure!(count >= wanted, "{count} are counted");
         ensure!(count == wanted, "{count} are counted and not {wanted}");
         Ok(Some(sum))
@@ -49,13 +49,13 @@ async fn edit_counts_once_when_the_last_member_has_it() -> Result<()> {
     arrives("first").await?;
     // It is connected and applies nothing.
     let slow = Line::greeted(&joined[2], Vec::new()).await?;
-    ensure!(told(&stage).await?.0 == 0.0, "what was written before the rule is no edit");
+    ensure!(observed(&stage).await?.0 == 0.0, "what was written before the rule is no edit");
 
     let begin = Instant::now();
     stage.write("settings", "second").await?;
     arrives("second").await?;
     steadily("one member has not got it", Duration::from_secs(2), async || {
-        let (count, _) = told(&stage).await?;
+        let (count, _) = observed(&stage).await?;
         ensure!(count == 0.0, "{count} are counted");
         Ok(())
     })
@@ -77,7 +77,7 @@ async fn edit_counts_once_when_the_last_member_has_it() -> Result<()> {
         agent.until("a session with the new hub", |state| state.record.sessions == 1 && state.up_to_date).await?;
     }
     steadily("nothing is counted anew", Duration::from_secs(1), async || {
-        let (count, _) = told(&stage).await?;
+        let (count, _) = observed(&stage).await?;
         ensure!(count == 0.0, "{count} are counted");
         Ok(())
     })
@@ -88,7 +88,7 @@ async fn edit_counts_once_when_the_last_member_has_it() -> Result<()> {
 
     stage.rules().delete("all", &DeleteParams::default()).await?;
     eventually("the series to go with the rule", SOON, async || {
-        ensure!(told(&stage).await?.0 == 0.0);
+        ensure!(observed(&stage).await?.0 == 0.0);
         Ok(Some(()))
     })
     .await

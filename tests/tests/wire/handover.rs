@@ -51,10 +51,10 @@ fn condition(member: &MemberCluster, kind: &str) -> Option<(String, String, Stri
 }
 
 /// Takes in what comes until this value of a source is there.
-async fn takes_until(line: &mut Line, held: &mut Holdings, source: &SourceRef, text: &str) -> Result<()> {
-    while value(held, source).as_deref() != Some(text) {
+async fn takes_until(line: &mut Line, copies_there: &mut Holdings, source: &SourceRef, text: &str) -> Result<()> {
+    while value(copies_there, source).as_deref() != Some(text) {
         if let HubFrame::Batch(batch) = line.must().await? {
-            held.take_in(&batch);
+            copies_there.take_in(&batch);
         }
     }
     Ok(())
@@ -73,11 +73,11 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
     stage.rule("all", &["settings", "constant"], json!({"clusters": {"names": [cluster]}})).await?;
     let mut credentials = stage.join(cluster).await?;
     let mut line = Line::greeted(&credentials, Vec::new()).await?;
-    let (mut held, mut sent) = (Holdings::default(), Vec::new());
-    takes_until(&mut line, &mut held, &source, "0").await?;
+    let (mut copies_there, mut sent) = (Holdings::default(), Vec::new());
+    takes_until(&mut line, &mut copies_there, &source, "0").await?;
     let connected = eventually("Connected", SOON, async || {
         let member = stage.members().get(cluster).await?;
-        Ok(condition(&member, "Connected").filter(|told| told.0 == "True"))
+        Ok(condition(&member, "Connected").filter(|observed| observed.0 == "True"))
     })
     .await?;
     let mut last = credentials.clone();
@@ -90,7 +90,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         line.send(&AgentFrame::Handover);
         loop {
             match line.must().await? {
-                HubFrame::Batch(batch) => drop(held.take_in(&batch)),
+                HubFrame::Batch(batch) => drop(copies_there.take_in(&batch)),
                 HubFrame::HandedOver => break,
                 _ => {}
             }
@@ -100,18 +100,19 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         stage.write("settings", &during).await?;
         let quiet = tokio::time::timeout(Duration::from_millis(300), line.next()).await;
         ensure!(quiet.is_err(), "something follows: {}", line.record().sketch());
-        let mut next = Line::greeted(&credentials, held.states()).await?;
+        let mut next = Line::greeted(&credentials, copies_there.states()).await?;
         let end = line.end(Duration::from_secs(5)).await?;
         ensure!(end.message().contains("took over"), "{end:?}");
         ensure!(matches!(line.record().frames.last(), Some(HubFrame::HandedOver)), "{}", line.record().sketch());
         sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(payloads));
         // Its pairs are asked for, as it does not hold what was written meanwhile, and only that is sent.
-        while value(&held, &source).as_deref() != Some(during.as_str()) {
+        while value(&copies_there, &source).as_deref() != Some(during.as_str()) {
             match next.must().await? {
                 HubFrame::WantDetail(uids) => {
-                    uids.iter().for_each(|uid| next.send(&AgentFrame::Detail(uid.clone(), held.detail(uid), true)));
+                    uids.iter()
+                        .for_each(|uid| next.send(&AgentFrame::Detail(uid.clone(), copies_there.detail(uid), true)));
                 }
-                HubFrame::Batch(batch) => drop(held.take_in(&batch)),
+                HubFrame::Batch(batch) => drop(copies_there.take_in(&batch)),
                 _ => {}
             }
         }
@@ -167,20 +168,20 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
     .await?;
     ensure!(kind == "True" && words.contains(&fingerprint(&old)?) && words.contains("token create"), "{kind} {words}");
     let hub = Place::new("hub", stage.client.clone());
-    let told = hub.is_told(&Id::member(cluster), "PossibleKeyTheft").await?;
-    ensure!(told.kind == "Warning" && told.note == words, "{told:?}");
+    let observed = hub.has_event(&Id::member(cluster), "PossibleKeyTheft").await?;
+    ensure!(observed.kind == "Warning" && observed.note == words, "{observed:?}");
     // Neither repeats nor a renewal with it, nor the other key, say it a second time.
     ensure!(Line::open(&old).await.is_err() && renewed(&old).await.is_err() && renewed(&lost).await.is_err());
     steadily("one Event", Duration::from_secs(2), async || {
-        let told = hub.told_about(&Id::member(cluster)).await?;
-        ensure!(told.len() == 1 && told.iter().all(|event| event.times == 1), "{told:?}");
+        let observed = hub.events_about(&Id::member(cluster)).await?;
+        ensure!(observed.len() == 1 && observed.iter().all(|event| event.times == 1), "{observed:?}");
         let now = condition(&stage.members().get(cluster).await?, "PossibleKeyTheft").context("gone")?;
         ensure!(now.0 == "True" && now.2 == at, "{now:?}");
         Ok(())
     })
     .await?;
-    let said = serde_json::to_string(&stage.members().get(cluster).await?)?;
-    ensure!(!said.contains("PRIVATE KEY") && !said.contains("CERTIFICATE"), "{said}");
+    let output = serde_json::to_string(&stage.members().get(cluster).await?)?;
+    ensure!(!output.contains("PRIVATE KEY") && !output.contains("CERTIFICATE"), "{output}");
 
     // Who never was a member's is not one who came again.
     let again = stage.join(cluster).await?;
@@ -190,7 +191,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
         Ok(condition(&member, "PossibleKeyTheft").is_none().then_some(member))
     })
     .await?;
-    ensure!(condition(&cleared, "Connected").is_some_and(|told| told.0 == "True"), "{:?}", cleared.status);
+    ensure!(condition(&cleared, "Connected").is_some_and(|observed| observed.0 == "True"), "{:?}", cleared.status);
     until_keys(&stage, cluster, (&[&again], &[])).await?;
     for gone in [&old, &new] {
         let refused = Line::open(gone).await.err().context("let in with the key of another join")?;

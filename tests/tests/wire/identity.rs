@@ -46,7 +46,7 @@ fn logged(stage: &Stage, words: &str) -> Result<usize> {
 }
 
 #[tokio::test]
-async fn who_has_no_good_certificate_is_refused_and_told_why() -> Result<()> {
+async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<()> {
     let stage = shared("identity").await?;
     let good = stage.join("identity-a").await?;
     let uid = stage.members().get("identity-a").await?.uid().context("a uid")?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use runnel_proto::model::{
-    AgentFrame, HeldIntent, Hello, HubFrame, Refusal, Revision, RuleState, RuleUid, SetDigest, SourceRef, TermsDigest,
+    AckedIntent, AgentFrame, Hello, HubFrame, Refusal, Revision, RuleState, RuleUid, SetDigest, SourceRef, TermsDigest,
 };
 use runnel_tests::simulated::{Credentials, Holdings, Line, Record, SimulatedAgent};
 use serde_json::json;
@@ -48,7 +48,7 @@ impl Scene {
         RuleState { intents_digest, terms_digest, ..base }
     }
 
-    fn their_pairs(&self) -> Vec<HeldIntent> {
+    fn their_pairs(&self) -> Vec<AckedIntent> {
         self.theirs.look(|state| state.holdings.detail(&self.their_rule))
     }
 
@@ -56,8 +56,8 @@ impl Scene {
     fn lies(&self) -> Vec<AgentFrame> {
         let uid = || self.their_rule.clone();
         let (pairs, sources) = (self.their_pairs(), self.their_sources.clone());
-        let wrong = pairs.iter().map(|pair| HeldIntent { revision: Revision([7; 16]), ..pair.clone() }).collect();
-        let refusal = |pair: &HeldIntent| Refusal {
+        let wrong = pairs.iter().map(|pair| AckedIntent { revision: Revision([7; 16]), ..pair.clone() }).collect();
+        let refusal = |pair: &AckedIntent| Refusal {
             rule: uid(),
             source: pair.source.clone(),
             revision: pair.revision,
@@ -81,7 +81,7 @@ impl Scene {
     }
 
     /// A new stream with this account of what is held, on which every lie is told.
-    async fn lie(&self, held: Vec<RuleState>, round: usize) -> Result<Record> {
+    async fn lie(&self, copies_there: Vec<RuleState>, round: usize) -> Result<Record> {
         let mut line = Line::open(&self.mine).await?;
         line.send(&AgentFrame::Hello(Hello {
             protocol_min: 1,
@@ -91,7 +91,7 @@ impl Scene {
             boot_id: format!("boot of {}-theirs", self.stage.namespace),
             cluster_uid: format!("uid-of-{}-theirs", self.stage.namespace),
         }));
-        line.send(&AgentFrame::HeldRules(held, true));
+        line.send(&AgentFrame::AckedRules(copies_there, true));
         line.must().await?;
         for lie in self.lies() {
             line.send(&lie);

@@ -10,11 +10,11 @@ use serde_json::json;
 use super::stage::{SOON, Stage, alone};
 
 /// Takes in what the hub sends until a batch has come; what is to be reported then.
-async fn takes_in(line: &mut Line, held: &mut Holdings) -> Result<Vec<RuleState>> {
+async fn takes_in(line: &mut Line, copies_there: &mut Holdings) -> Result<Vec<RuleState>> {
     loop {
         if let HubFrame::Batch(batch) = line.must().await? {
             line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
-            return Ok(held.take_in(&batch));
+            return Ok(copies_there.take_in(&batch));
         }
     }
 }
@@ -44,12 +44,12 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     let honest = SimulatedAgent::up_to_date(&stage.join(names[0]).await?, Holdings::default()).await?;
     let credentials = stage.join(names[1]).await?;
     let mut line = Line::greeted(&credentials, Vec::new()).await?;
-    let mut held = Holdings::default();
+    let mut copies_there = Holdings::default();
     let Some(HubFrame::SnapshotBegin(begin)) = line.record().frames.first() else { bail!("no begin") };
     ensure!(begin.proof_key.is_some(), "the hub asks for no proof");
-    held.prove_with(begin.proof_key.clone());
+    copies_there.prove_with(begin.proof_key.clone());
 
-    let right = takes_in(&mut line, &mut held).await?;
+    let right = takes_in(&mut line, &mut copies_there).await?;
     ensure!(right.len() == 1 && right[0].proof.is_some(), "{right:?}");
     let with = |proof| RuleState { proof, ..right[0].clone() };
     line.send(&AgentFrame::Report(vec![with(Some(Proof([7; 16])))]));
@@ -72,7 +72,7 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
 
     // An edit of which it says that it is there, and shows what was there before.
     stage.write("settings", "second").await?;
-    let next = takes_in(&mut line, &mut held).await?;
+    let next = takes_in(&mut line, &mut copies_there).await?;
     line.send(&AgentFrame::Report(vec![RuleState { proof: right[0].proof, ..next[0].clone() }]));
     says(&stage, "DigestMismatch").await?;
     line.send(&AgentFrame::Report(next.clone()));
@@ -80,7 +80,7 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
 
     // Nor can it show what it showed of another hub, or rule: a proof is of one rule.
     stage.rule("other", &["login"], json!({"clusters": {"names": names}})).await?;
-    let other = takes_in(&mut line, &mut held).await?;
+    let other = takes_in(&mut line, &mut copies_there).await?;
     ensure!(other[0].proof.is_some() && other[0].proof != next[0].proof);
     line.send(&AgentFrame::Report(other));
     stage.ready("other", 2).await?;

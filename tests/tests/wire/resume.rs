@@ -156,7 +156,7 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
     ensure!(!orphaned, "what was ordered counts as orphaned");
 
     // And once more: nothing is repeated.
-    let held = agent.stop().await.holdings;
-    let agent = SimulatedAgent::up_to_date(&credentials, held).await?;
+    let copies_there = agent.stop().await.holdings;
+    let agent = SimulatedAgent::up_to_date(&credentials, copies_there).await?;
     is_silent(&agent.look(|state| state.record.clone()))
 }

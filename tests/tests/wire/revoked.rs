@@ -132,8 +132,8 @@ async fn last_success(path: Path, credentials: &Credentials, line: Option<Line>,
                 line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
             }
         }
-        let told = line.record().frames.last().map(sketch).unwrap_or_default();
-        ensure!(told.starts_with("Revoked "), "the stream ended otherwise: {}", line.record().sketch());
+        let observed = line.record().frames.last().map(sketch).unwrap_or_default();
+        ensure!(observed.starts_with("Revoked "), "the stream ended otherwise: {}", line.record().sketch());
         return Ok(last);
     }
     loop {
@@ -181,16 +181,16 @@ async fn twenty_revocations_on_all_paths_are_timed() -> Result<()> {
                 Some(line)
             }
         };
-        let told = Times::default();
+        let observed = Times::default();
         // From when the API server has taken it: how long that takes is not the hub's doing.
         let revoked = async {
-            told.begun.notified().await;
+            observed.begun.notified().await;
             revoke(&stage, &cluster, round / 4 % 2 == 0).await?;
             let since = Instant::now();
-            told.revoked.set(Some(since));
+            observed.revoked.set(Some(since));
             anyhow::Ok(since)
         };
-        let (since, last) = tokio::try_join!(revoked, last_success(path, &credentials, line, &told))?;
+        let (since, last) = tokio::try_join!(revoked, last_success(path, &credentials, line, &observed))?;
         let took = last.saturating_duration_since(since);
         println!("revoked while {path:?}: the last byte came after {took:?}");
         times.push(took);

@@ -21,7 +21,7 @@ async fn connects(credentials: &Credentials, boot_id: &str) -> Result<Line> {
         boot_id: boot_id.to_owned(),
         cluster_uid: format!("uid-of-{}", credentials.cluster),
     }));
-    line.send(&AgentFrame::HeldRules(Vec::new(), true));
+    line.send(&AgentFrame::AckedRules(Vec::new(), true));
     ensure!(matches!(line.must().await?, HubFrame::SnapshotBegin(_)), "{}", line.record().sketch());
     Ok(line)
 }
@@ -34,8 +34,8 @@ fn says(member: &MemberCluster, kind: &str) -> Option<(String, String, String)> 
 async fn eventually_says(stage: &Stage, cluster: &str, kind: &str, reason: &str) -> Result<MemberCluster> {
     eventually(&format!("{kind} with the reason {reason}"), SOON, async || {
         let member = stage.members().get(cluster).await?;
-        let said = says(&member, kind);
-        ensure!(said.as_ref().is_some_and(|(_, why, _)| why == reason), "{said:?}");
+        let output = says(&member, kind);
+        ensure!(output.as_ref().is_some_and(|(_, why, _)| why == reason), "{output:?}");
         Ok(Some(member))
     })
     .await
@@ -61,15 +61,15 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
     let (status, _, message) = says(&member, "KeyShared").unwrap_or_default();
     ensure!(status == "True" && message.contains("spec.accepted") && message.contains("token create"), "{message}");
     let hub = Place::new("hub", stage.client.clone());
-    let event = hub.is_told(&Id::member(cluster), "KeyShared").await?;
+    let event = hub.has_event(&Id::member(cluster), "KeyShared").await?;
     ensure!(event.kind == "Warning" && event.note == message, "{event:?}");
 
     // A new join gives it a key of which there is no copy.
     let joined = stage.join(cluster).await?;
     let _line = connects(&joined, "third").await?;
     eventually("the condition to go", SOON, async || {
-        let said = says(&stage.members().get(cluster).await?, "KeyShared");
-        Ok(said.is_none().then_some(()))
+        let output = says(&stage.members().get(cluster).await?, "KeyShared");
+        Ok(output.is_none().then_some(()))
     })
     .await
 }

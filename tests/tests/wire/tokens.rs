@@ -190,8 +190,8 @@ async fn a_join_is_declared_in_git_without_a_write_to_the_hub() -> Result<()> {
     let writes = stage.hub_writes(mark)?;
     ensure!(writes.is_empty() && stage.members().get_opt("declared").await?.is_none(), "{writes:?}");
     let elsewhere = token::declare(stage.client.clone(), &stage.namespace, request).await;
-    let said = format!("{:#}", elsewhere.err().context("a namespace without a hub had an identity")?);
-    ensure!(said.contains("no hub's identity in namespace declared"), "{said}");
+    let output = format!("{:#}", elsewhere.err().context("a namespace without a hub had an identity")?);
+    ensure!(output.contains("no hub's identity in namespace declared"), "{output}");
 
     let join = JoinString::parse(&join_string)?;
     ensure!(!manifest.contains(join.token.expose()));

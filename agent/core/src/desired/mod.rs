@@ -18,7 +18,7 @@ mod wants;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{HeldIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{AckedIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest};
 
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
@@ -154,7 +154,7 @@ pub struct Gone {
 
 /// What is held of a rule, for the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldRule {
+pub struct AckedRule {
     /// How it is called.
     pub rule: RuleName,
     /// Digest of its (source, revision) pairs.
@@ -190,9 +190,9 @@ impl Desired {
     }
 
     /// What is held of a rule.
-    pub fn held(&self, uid: &RuleUid) -> Option<HeldRule> {
+    pub fn acked(&self, uid: &RuleUid) -> Option<AckedRule> {
         let rule = self.rules.get(uid)?;
-        Some(HeldRule {
+        Some(AckedRule {
             rule: rule.name(uid),
             digest: rule.digest,
             intents: u32::try_from(rule.intents.len()).unwrap_or(u32::MAX),
@@ -209,10 +209,10 @@ impl Desired {
     }
 
     /// The (source, revision) pairs of a rule.
-    pub fn pairs(&self, uid: &RuleUid) -> Vec<HeldIntent> {
+    pub fn pairs(&self, uid: &RuleUid) -> Vec<AckedIntent> {
         let intents = self.rules.get(uid).into_iter().flat_map(|rule| &rule.intents);
         intents
-            .filter_map(|(source, held)| Some(HeldIntent { source: source.clone(), revision: *held.revision()? }))
+            .filter_map(|(source, intent)| Some(AckedIntent { source: source.clone(), revision: *intent.revision()? }))
             .collect()
     }
 
@@ -227,15 +227,15 @@ impl Desired {
 
     /// The revision of an intent that is in force.
     pub fn in_force(&self, key: &IntentKey) -> Option<&Revision> {
-        self.held_of(key)?.in_force.as_ref()
+        self.intent_of(key)?.in_force.as_ref()
     }
 
     /// Whether an intent is held.
     pub fn has(&self, key: &IntentKey) -> bool {
-        self.held_of(key).is_some()
+        self.intent_of(key).is_some()
     }
 
-    fn held_of(&self, key: &IntentKey) -> Option<&IntentState> {
+    fn intent_of(&self, key: &IntentKey) -> Option<&IntentState> {
         self.rules.get(&key.rule)?.intents.get(&key.source)
     }
 
@@ -257,9 +257,9 @@ impl Desired {
             Some(targets) => targets.iter().any(|target| unseen.contains(&Some(target.clone()))),
             None => !unseen.is_empty(),
         };
-        let (kept, told) = std::mem::take(&mut self.gone).into_iter().partition(hidden);
+        let (kept, reported) = std::mem::take(&mut self.gone).into_iter().partition(hidden);
         self.gone = kept;
-        told
+        reported
     }
 
     /// Puts another policy in force. What it no longer has watched needs no order any more.
@@ -279,15 +279,15 @@ impl Desired {
     }
 
     /// Sets what an intent holds and keeps the digest right.
-    fn set_held(&mut self, key: &IntentKey, held: Option<IntentState>) {
+    fn set_intent(&mut self, key: &IntentKey, intent: Option<IntentState>) {
         let Some(rule) = self.rules.get_mut(&key.rule) else { return };
-        let before = match held {
-            Some(held) => {
-                if let Some(revision) = held.revision() {
+        let before = match intent {
+            Some(intent) => {
+                if let Some(revision) = intent.revision() {
                     rule.digest.insert(&key.source, revision);
                 }
                 rule.shown.1 = true;
-                rule.intents.insert(key.source.clone(), held)
+                rule.intents.insert(key.source.clone(), intent)
             }
             None => rule.intents.remove(&key.source),
         };

@@ -10,20 +10,20 @@ pub(super) struct Ordered {
     pub policy: DeletionPolicy,
     /// This agent computed it: the copy's namespace is no longer a target. So it is counted, where the hub brakes what it
     /// orders itself.
-    pub given_up: bool,
+    pub namespace_prunes: bool,
     /// The [generation](Desired::generation) that must be stored first.
     pub generation: u64,
 }
 
 impl Ordered {
     /// By a message of the hub, or by a deliberate act.
-    pub fn by_word(policy: DeletionPolicy) -> Self {
-        Self { policy, given_up: false, generation: 0 }
+    pub fn by_message(policy: DeletionPolicy) -> Self {
+        Self { policy, namespace_prunes: false, generation: 0 }
     }
 
     /// Whether the hub must say so first. What is only left without marks is not lost.
     pub fn asks(self) -> bool {
-        self.given_up && self.policy == DeletionPolicy::Delete
+        self.namespace_prunes && self.policy == DeletionPolicy::Delete
     }
 }
 

@@ -69,7 +69,7 @@ impl Desired {
         if !changed && terms.grants.is_none() {
             return;
         }
-        let known = rule.intents.iter().filter(|(_, held)| !held.found).map(|(source, _)| source);
+        let known = rule.intents.iter().filter(|(_, intent)| !intent.found).map(|(source, _)| source);
         let sources: Vec<_> = known.cloned().collect();
         for source in sources.into_iter().filter(|source| terms.namespaces.is_some() || source.namespace == *name) {
             let copy = source.copy_in(name);
@@ -84,7 +84,7 @@ impl Desired {
                 self.claim(&key, &copy);
             } else {
                 self.unclaim(&key, &copy);
-                self.order_stray(&key, &copy, &BTreeSet::new(), records);
+                self.order_orphan(&key, &copy, &BTreeSet::new(), records);
             }
             looks.insert(copy);
         }
@@ -105,7 +105,7 @@ impl Desired {
     /// and so do the older versions beside it. By terms that are only remembered nothing but that is ordered. It is
     /// not asked whose the copy is: what is just being written there may make it this intent's, and an order for what is
     /// another's is moot at the next look.
-    pub(super) fn order_stray(
+    pub(super) fn order_orphan(
         &mut self,
         key: &IntentKey,
         copy: &SourceRef,
@@ -115,8 +115,8 @@ impl Desired {
         let Some(rule) = self.rules.get(&key.rule) else { return };
         let Some((terms, _)) = rule.terms.clone() else { return };
         // What a dry run would remove waits for the hub's approval once the rule is enforced.
-        let given_up = terms.is_dry_run() || !dropped.contains(&copy.namespace);
-        let order = Ordered { given_up, ..Ordered::by_word(terms.deletion_policy) };
+        let namespace_prunes = terms.is_dry_run() || !dropped.contains(&copy.namespace);
+        let order = Ordered { namespace_prunes, ..Ordered::by_message(terms.deletion_policy) };
         if terms.suspend || rule.orphaned || (rule.unconfirmed && !order.asks()) {
             return;
         }
@@ -164,7 +164,7 @@ impl Desired {
     /// The copies that a source of a rule becomes: where they are wanted and granted.
     pub(super) fn expand(&self, rule: &Rule, source: &SourceRef) -> Vec<SourceRef> {
         let Some((terms, _)) = &rule.terms else { return vec![] };
-        if rule.intents.get(source).is_some_and(|held| held.found) {
+        if rule.intents.get(source).is_some_and(|intent| intent.found) {
             return vec![];
         }
         let copies: Vec<_> = match &terms.namespaces {

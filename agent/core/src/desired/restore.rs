@@ -95,7 +95,7 @@ impl Desired {
             .collect();
         let mut looks = BTreeSet::new();
         for uid in confirmed {
-            self.order_strays(&uid, &BTreeSet::new(), records);
+            self.order_orphans(&uid, &BTreeSet::new(), records);
             looks.extend(self.rules.get(&uid).into_iter().flat_map(|rule| rule.orders.iter().cloned()));
         }
         looks
@@ -123,7 +123,7 @@ impl Desired {
                 continue;
             }
             if rule.removals.stored().cover(&key.source) {
-                self.hold_found(key);
+                self.keep_found(key);
                 continue;
             }
             if self.is_older_version(key, records, &mut looks) {
@@ -132,18 +132,18 @@ impl Desired {
             // A copy in a namespace that is being deleted stands there whether its intent was removed or not.
             let stays = records.holders(key).any(|(copy, _)| self.namespace_stays(copy));
             let Some(revision) = restored_revision(key, records).filter(|_| stays) else {
-                self.hold_found(key);
+                self.keep_found(key);
                 continue;
             };
             let facts = facts(key, &revision, records);
-            self.set_held(key, Some(IntentState { facts, restored: true, ..IntentState::of(revision) }));
+            self.set_intent(key, Some(IntentState { facts, restored: true, ..IntentState::of(revision) }));
             for copy in self.copies(key) {
                 self.claim(key, &copy);
                 looks.insert(copy);
             }
         }
         for uid in touched {
-            self.order_strays(&uid, &BTreeSet::new(), records);
+            self.order_orphans(&uid, &BTreeSet::new(), records);
         }
         looks
     }
@@ -161,29 +161,29 @@ impl Desired {
         match rule.intents.get(&key.source) {
             // Also of a rule that is being removed: the hub names what goes.
             None => {
-                self.hold_found(key);
+                self.keep_found(key);
                 return true;
             }
             // The hub's answer speaks of all its copies.
-            Some(held) if held.found => return false,
+            Some(intent) if intent.found => return false,
             Some(_) => {}
         }
         for copy in copies {
             if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
-                self.order_stray(key, copy, &BTreeSet::new(), records);
+                self.order_orphan(key, copy, &BTreeSet::new(), records);
             }
         }
         false
     }
 
     /// Forgets what was found of a rule and is gone again: a late word of a watch about a copy that was removed.
-    pub fn forget_vanished(&mut self, uid: &RuleUid, records: &Records) {
+    pub fn forget_deleted(&mut self, uid: &RuleUid, records: &Records) {
         let Some(rule) = self.rules.get(uid) else { return };
-        let found = rule.intents.iter().filter(|(_, held)| held.found);
+        let found = rule.intents.iter().filter(|(_, intent)| intent.found);
         let keys = found.map(|(source, _)| IntentKey { rule: uid.clone(), source: source.clone() });
-        let vanished: Vec<_> = keys.filter(|key| records.holders(key).next().is_none()).collect();
-        for key in &vanished {
-            self.set_held(key, None);
+        let deleted: Vec<_> = keys.filter(|key| records.holders(key).next().is_none()).collect();
+        for key in &deleted {
+            self.set_intent(key, None);
         }
         let is_empty = |rule: &Rule| rule.intents.is_empty() && rule.orders.is_empty() && rule.terms.is_none();
         if self.rules.get(uid).is_some_and(is_empty) {
@@ -193,8 +193,8 @@ impl Desired {
         self.drop_if_gone(uid);
     }
 
-    fn hold_found(&mut self, key: &IntentKey) {
-        self.set_held(key, Some(IntentState { restored: true, found: true, ..IntentState::default() }));
+    fn keep_found(&mut self, key: &IntentKey) {
+        self.set_intent(key, Some(IntentState { restored: true, found: true, ..IntentState::default() }));
     }
 
     /// Those copies that the watches of some areas show.
@@ -204,7 +204,7 @@ impl Desired {
 
     /// Whether the hub has ordered one of these copies of an intent to go: then the intent is not held again.
     fn is_ordered(&self, key: &IntentKey, copies: &[SourceRef]) -> bool {
-        copies.iter().any(|copy| self.order_of(key, copy).is_some_and(|order| !order.given_up))
+        copies.iter().any(|copy| self.order_of(key, copy).is_some_and(|order| !order.namespace_prunes))
     }
 }
 

@@ -39,7 +39,7 @@ impl Desired {
             return self.refuse(Refusal { rule, source, revision, reason, message }, taken);
         }
         let kind = Kind::by_resource(&source.resource);
-        let facts = kind.map(|kind| Facts::said(kind, supposed.bytes, supposed.object_type.as_deref()));
+        let facts = kind.map(|kind| Facts::announced(kind, supposed.bytes, supposed.object_type.as_deref()));
         self.put(&IntentKey { rule: uid.clone(), source }, revision, facts, records, taken);
     }
 

@@ -125,7 +125,7 @@ impl Desired {
             rule.terms = Some((Arc::new(terms), digest));
             rule.unconfirmed = false;
             rule.targets = targets;
-            rule.show_anew();
+            rule.show_again_all();
         }
         for (source, before) in sources.into_iter().zip(before) {
             let key = IntentKey { rule: uid.clone(), source };
@@ -136,11 +136,11 @@ impl Desired {
             let kept: BTreeSet<_> = after.iter().collect();
             for copy in before.iter().filter(|copy| !kept.contains(copy)) {
                 self.unclaim(&key, copy);
-                self.order_stray(&key, copy, &dropped, records);
+                self.order_orphan(&key, copy, &dropped, records);
                 taken.looks.insert(copy.clone());
             }
         }
-        self.order_strays(uid, &dropped, records);
+        self.order_orphans(uid, &dropped, records);
         self.look_at_rule(uid, taken);
     }
 
@@ -157,14 +157,14 @@ impl Desired {
             if dropped.len() > DELIBERATE {
                 dropped.clear();
             }
-            self.order_strays(uid, &dropped, records);
+            self.order_orphans(uid, &dropped, records);
         }
         self.look_at_rule(uid, taken);
     }
 
     /// Orders away the live copies of a rule's intents that stand where its terms want none.
     /// `dropped` are the namespaces that were taken out of its terms on purpose.
-    pub(super) fn order_strays(&mut self, uid: &RuleUid, dropped: &BTreeSet<Arc<str>>, records: &Records) {
+    pub(super) fn order_orphans(&mut self, uid: &RuleUid, dropped: &BTreeSet<Arc<str>>, records: &Records) {
         for (key, copies) in records.intents_of(uid) {
             let Some(rule) = self.rules.get(uid) else { return };
             if !rule.intents.contains_key(&key.source) {
@@ -172,7 +172,7 @@ impl Desired {
             }
             for copy in copies {
                 if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
-                    self.order_stray(key, copy, dropped, records);
+                    self.order_orphan(key, copy, dropped, records);
                 }
             }
         }
@@ -205,7 +205,7 @@ impl Desired {
         if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
             self.note_change();
         }
-        self.set_held(key, Some(IntentState { facts, ..IntentState::of(revision) }));
+        self.set_intent(key, Some(IntentState { facts, ..IntentState::of(revision) }));
         self.claim_all(key, taken);
         let policy = self.rules.get(&key.rule).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
         self.order_versions(key, policy.unwrap_or_default(), records, &mut taken.looks);
@@ -224,10 +224,11 @@ impl Desired {
         // Without a source it speaks of the rule's terms, without a revision of a tombstone: nothing counts as held.
         let is_intent = !key.source.name.is_empty() && refusal.revision != Revision([0; 16]);
         if is_intent && let Some(rule) = self.rules.get(&key.rule) {
-            let held = rule.intents.get(&key.source);
-            let (in_force, facts) = held.map_or((None, None), |held| (held.in_force, held.facts.clone()));
+            let intent_state = rule.intents.get(&key.source);
+            let (in_force, facts) =
+                intent_state.map_or((None, None), |intent_state| (intent_state.in_force, intent_state.facts.clone()));
             let copy_error = CopyError::new(refusal.reason, refusal.message.as_str());
-            self.set_held(
+            self.set_intent(
                 &key,
                 Some(IntentState {
                     in_force,
@@ -245,7 +246,7 @@ impl Desired {
     /// Forgets an intent and orders its copies to go.
     fn keep_for_removal(&mut self, key: &IntentKey, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
         let mut copies: BTreeSet<_> = self.copies(key).into_iter().collect();
-        self.set_held(key, None);
+        self.set_intent(key, None);
         for copy in &copies {
             self.unclaim(key, copy);
         }
@@ -269,8 +270,8 @@ impl Desired {
         }
         let rule = self.rules.entry(uid.clone()).or_default();
         rule.leaving = true;
-        let held = rule.intents.keys().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
-        let mut keys: BTreeSet<_> = held.collect();
+        let intent_state = rule.intents.keys().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
+        let mut keys: BTreeSet<_> = intent_state.collect();
         keys.extend(records.intents_of(uid).map(|(key, _)| key.clone()));
         let orders = rule.orders.clone();
         let has_twins = keys.iter().any(|key| self.has_twins(key, records));

@@ -88,9 +88,10 @@ fn the_digest_follows_every_change() {
     let mut desired = ten_thousand();
     let check = |desired: &Desired| {
         let pairs = desired.pairs(&"r".into());
-        let whole: SetDigest = pairs.iter().map(|held| (&held.source, &held.revision)).collect();
-        let held = desired.held(&"r".into()).unwrap();
-        assert_eq!((held.digest, held.intents as usize), (whole, pairs.len()));
+        let whole: SetDigest =
+            pairs.iter().map(|intent_state| (&intent_state.source, &intent_state.revision)).collect();
+        let intent_state = desired.acked(&"r".into()).unwrap();
+        assert_eq!((intent_state.digest, intent_state.intents as usize), (whole, pairs.len()));
     };
     check(&desired);
     take(&mut desired, RuleDelta { upserts: vec![intent(7, 2), intent(200, 1)], ..RuleDelta::new("r".into()) });
@@ -106,12 +107,12 @@ fn the_digest_follows_every_change() {
 }
 
 #[test]
-fn what_is_stored_restores() {
+fn stored_state_restores() {
     let mut desired = ten_thousand();
     let mut restored = Desired::new(home(), Arc::new(Policy::open()));
     restored.restore_terms(desired.stored(&BTreeSet::new()));
     assert_eq!(restored.stored(&BTreeSet::new()), desired.stored(&BTreeSet::new()));
-    assert_eq!(restored.held(&"r".into()).unwrap().terms, desired.held(&"r".into()).unwrap().terms);
+    assert_eq!(restored.acked(&"r".into()).unwrap().terms, desired.acked(&"r".into()).unwrap().terms);
 }
 
 #[test]

@@ -92,13 +92,13 @@ impl Rule {
     /// hub has sent the source again meanwhile.
     fn renew_tombstones(&mut self, uid: &RuleUid, removals: &BTreeSet<IntentKey>, room: &mut usize) {
         // The hub has not yet spoken of these since a restart.
-        let is_open = |source: &&SourceRef| self.intents.get(*source).map_or(self.unconfirmed, |held| held.found);
+        let is_open = |source: &&SourceRef| self.intents.get(*source).map_or(self.unconfirmed, |intent| intent.found);
         let stored = &self.removals.stored;
         let old = stored.sources.iter().filter(is_open);
         let now = self.removals.orders.keys().filter(|source| self.is_removed(uid, source));
         let under_way = removals.iter().filter(|key| key.rule == *uid).map(|key| &key.source);
         let sources: BTreeSet<_> = old.chain(now).chain(under_way).take(*room + 1).cloned().collect();
-        let any = stored.any && (self.unconfirmed || self.intents.values().any(|held| held.found));
+        let any = stored.any && (self.unconfirmed || self.intents.values().any(|intent| intent.found));
         let stored = if any || sources.len() > *room {
             Tombstones { sources: BTreeSet::new(), any: true }
         } else {

@@ -48,7 +48,7 @@ impl Desired {
             self.claims.get(&copy).is_some_and(|claims| claims.contains(&key))
         };
         let newest: BTreeSet<_> = rule.beside(key).filter(wanted).collect();
-        let waits = newest.iter().any(|source| rule.intents.get(source).is_none_or(|held| held.in_force.is_none()));
+        let waits = newest.iter().any(|source| rule.intents.get(source).is_none_or(|intent| intent.in_force.is_none()));
         let newer = records.versions(key, &copy.namespace).filter(|(other, _, version)| {
             !newest.contains(&other.source) && (version.number, &other.source) > (live.number, &key.source)
         });
@@ -98,15 +98,15 @@ impl Desired {
         if rule.any(|rule| rule.beside(key).next().is_some()) {
             self.version_order(key, copy, policy)
         } else {
-            Ordered::by_word(policy)
+            Ordered::by_message(policy)
         }
     }
 
     /// The order for a copy of a version that is not the newest any more: not by the hub's word does one go that has no
     /// successor in its namespace.
     fn version_order(&self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
-        let by_word = Ordered::by_word(policy);
-        let Some(rule) = self.rules.get(&key.rule) else { return by_word };
+        let by_message = Ordered::by_message(policy);
+        let Some(rule) = self.rules.get(&key.rule) else { return by_message };
         let goes = self.order_of(key, copy).is_some_and(|known| !known.asks());
         let has_place = || match &rule.terms {
             Some((terms, _)) if terms.namespaces.is_some() => rule.targets.contains(&copy.namespace),
@@ -114,7 +114,7 @@ impl Desired {
         };
         let granted = || rule.terms.as_ref().is_some_and(|(terms, _)| self.is_granted(terms, copy));
         let stays = has_place() && granted();
-        Ordered { given_up: !(goes || stays), ..by_word }
+        Ordered { namespace_prunes: !(goes || stays), ..by_message }
     }
 
     /// The older versions beside a copy whose namespace is given up go as it does.
@@ -147,7 +147,7 @@ impl Desired {
         for beside in rule.orders.range(first..).take_while(here) {
             for (other, order) in self.orders.get_mut(beside).into_iter().flatten() {
                 if other.rule == key.rule && other.source.plain() == plain {
-                    order.given_up = false;
+                    order.namespace_prunes = false;
                 }
             }
         }
@@ -170,15 +170,15 @@ impl Desired {
         let number = |key: &IntentKey| records.holders(key).map(|(_, live)| live.number).max().unwrap_or_default();
         let beside: Vec<_> =
             rule.beside(key).map(|source| IntentKey { source: source.clone(), ..key.clone() }).collect();
-        let said = |other: &IntentKey| rule.intents.get(&other.source).is_some_and(|held| !held.restored);
-        let newer = beside.iter().any(|other| said(other) || number(other) > number(key));
+        let message = |other: &IntentKey| rule.intents.get(&other.source).is_some_and(|intent| !intent.restored);
+        let newer = beside.iter().any(|other| message(other) || number(other) > number(key));
         let older = if newer { vec![key.clone()] } else { beside };
         for older in older {
             for copy in self.copies(&older) {
                 self.unclaim(&older, &copy);
                 looks.insert(copy);
             }
-            self.set_held(&older, None);
+            self.set_intent(&older, None);
             for (copy, _) in records.holders(&older) {
                 self.order(&older, copy, self.version_order(&older, copy, terms.deletion_policy));
                 looks.insert(copy.clone());

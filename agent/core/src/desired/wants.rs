@@ -18,11 +18,14 @@ impl Desired {
         let Some(wanted) = self.wanted(copy, key, other) else { return ordered };
         // Who can take the copy over does, so that it is never missing. Who cannot does not keep it either.
         // A dry run takes nothing over.
-        let idle =
-            wanted.suspend || wanted.dry_run || wanted.hold || wanted.revision.is_none() || wanted.denied.is_some();
+        let idle = wanted.suspend
+            || wanted.dry_run
+            || wanted.is_ambiguous
+            || wanted.revision.is_none()
+            || wanted.denied.is_some();
         // An adopted object is first let go by the rule that adopted it: the other one finds it as anybody would.
         let adopted = live.is_some_and(|live| live.ownership == Ownership::Ours && live.adopted);
-        let idle = idle || (adopted && matches!(&ordered, Want::Gone(_, _, order) if !order.held));
+        let idle = idle || (adopted && matches!(&ordered, Want::Gone(_, _, order) if !order.deferred));
         if idle && ordered != Want::Nothing { ordered } else { Want::Copy(Box::new(wanted)) }
     }
 
@@ -37,10 +40,10 @@ impl Desired {
         let Some(rule) = self.rules.get(&key.rule) else { return vec![] };
         let plain = key.source.plain();
         let renamed = rule.intents.range(plain.clone()..).take_while(|(source, _)| source.plain() == plain);
-        let wanted = renamed.filter(|(source, _)| **source != key.source).filter_map(|(source, held)| {
+        let wanted = renamed.filter(|(source, _)| **source != key.source).filter_map(|(source, intent_state)| {
             let (copy, key) = (source.copy_in(&copy.namespace), IntentKey { source: source.clone(), ..key.clone() });
             let claimed = self.claims.get(&copy).is_some_and(|claims| claims.contains(&key));
-            claimed.then_some((key, held.in_force?, copy))
+            claimed.then_some((key, intent_state.in_force?, copy))
         });
         wanted.collect()
     }
@@ -87,18 +90,18 @@ impl Desired {
 
     fn wanted(&self, copy: &SourceRef, key: &IntentKey, other: Option<&IntentKey>) -> Option<WantedCopy> {
         let rule = self.rules.get(&key.rule)?;
-        let held = rule.intents.get(&key.source)?;
+        let intent_state = rule.intents.get(&key.source)?;
         let ambiguous = other.map(|other| ambiguous(&key.source, &other.source));
-        let refused = held.refused.as_ref().map(|(_, copy_error)| copy_error.clone());
+        let refused = intent_state.refused.as_ref().map(|(_, copy_error)| copy_error.clone());
         Some(WantedCopy {
             intent: key.clone(),
             rule: rule.name(&key.rule),
-            revision: held.in_force,
+            revision: intent_state.in_force,
             place: self.place(rule, copy),
             suspend: rule.is_suspended(),
             dry_run: rule.is_dry_run(),
-            hold: ambiguous.is_some(),
-            denied: self.denied(rule, held, copy),
+            is_ambiguous: ambiguous.is_some(),
+            denied: self.denied(rule, intent_state, copy),
             copy_error: ambiguous.or(refused),
             policies: self.policies(rule, copy),
             contention: None,
@@ -143,7 +146,7 @@ impl Desired {
 
     /// How many bytes the values of an intent's copies have, if that is known.
     pub fn bytes(&self, key: &IntentKey) -> Option<u64> {
-        Some(self.held_of(key)?.facts.as_ref()?.bytes)
+        Some(self.intent_of(key)?.facts.as_ref()?.bytes)
     }
 
     /// The most copies and bytes that are granted to the rules of a rule's namespace, where a copy should be.
@@ -169,8 +172,8 @@ impl Desired {
     }
 
     /// Why this cluster itself does not let a copy be written: by its policy, or by the namespace's own word.
-    fn denied(&self, rule: &Rule, held: &IntentState, copy: &SourceRef) -> Option<CopyError> {
-        let by_content = || self.policy.denies_content(held.facts.as_ref()?);
+    fn denied(&self, rule: &Rule, intent_state: &IntentState, copy: &SourceRef) -> Option<CopyError> {
+        let by_content = || self.policy.denies_content(intent_state.facts.as_ref()?);
         let whatever = || self.denied_whatever(copy, &self.place(rule, copy));
         self.closed(&copy.namespace)
             .or_else(|| self.policy.denies_kind(&copy.resource))
@@ -215,14 +218,18 @@ impl Desired {
         let order = own.and_then(|key| orders.get_key_value(&key)).or_else(|| orders.first_key_value());
         let Some((key, order)) = order else { return Want::Nothing };
         let Some(rule) = self.rules.get(&key.rule) else { return Want::Nothing };
-        let held = rule.is_frozen() && !rule.leaving;
+        let deferred = rule.is_frozen() && !rule.leaving;
         let dry_run = rule.is_dry_run() && !rule.is_suspended() && !rule.leaving;
         // A rule that the hub has ordered away asks for nothing any more, whatever has become of its copies' seals.
         let asks = order.asks() && !rule.leaving;
         // What somebody else wants is never deleted for this rule's sake.
         let alone = !self.claims.contains_key(copy);
         let overwrites = alone && rule.terms.as_ref().is_some_and(|(terms, _)| self.overwrites(terms, copy));
-        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: order.policy, held, asks, overwrites, dry_run })
+        Want::Gone(
+            key.clone(),
+            rule.name(&key.rule),
+            Order { policy: order.policy, deferred, asks, overwrites, dry_run },
+        )
     }
 
     /// The rules that want a copy in vain, with the reason; and those that still have it removed.

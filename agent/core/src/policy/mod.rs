@@ -128,7 +128,7 @@ impl Facts {
     }
 
     /// What somebody else has found out about an object's content.
-    pub fn said(kind: &Kind, bytes: u64, named: Option<&str>) -> Self {
+    pub fn announced(kind: &Kind, bytes: u64, named: Option<&str>) -> Self {
         let typed = kind.fields.contains(&"type");
         Self { bytes, object_type: typed.then(|| named.unwrap_or(UNTYPED).into()), ..Self::default() }
     }
@@ -138,7 +138,7 @@ impl Facts {
         // The API server takes an empty type for the default one.
         let named = content.fields.get("type").and_then(Value::as_str).filter(|named| !named.is_empty());
         let labels = content.labels.keys().map(|key| key.as_str().into()).collect();
-        Self { labels, ..Self::said(kind, content.value_bytes(kind), named) }
+        Self { labels, ..Self::announced(kind, content.value_bytes(kind), named) }
     }
 }
 

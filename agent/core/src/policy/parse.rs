@@ -6,16 +6,16 @@ use super::{Adopt, Names, OnRevoke, Patterns, Policy};
 
 /// Why a text is no policy: the field, and the cure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {cure}")]
+#[error("{field}: {hint}")]
 pub struct PolicyError {
     /// The path of the field.
     pub field: String,
     /// What is wrong, and what to write.
-    pub cure: String,
+    pub hint: String,
 }
 
-fn error(field: &str, cure: impl Into<String>) -> PolicyError {
-    PolicyError { field: field.to_owned(), cure: cure.into() }
+fn error(field: &str, hint: impl Into<String>) -> PolicyError {
+    PolicyError { field: field.to_owned(), hint: hint.into() }
 }
 
 type Parsed<T> = Result<T, PolicyError>;

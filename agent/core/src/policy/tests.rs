@@ -52,8 +52,8 @@ onRevoke: Purge
 }
 
 #[test]
-fn what_is_no_policy_is_refused_with_the_field_and_the_cure() {
-    for (text, field, cure) in [
+fn malformed_policy_is_refused_with_field_and_hint() {
+    for (text, field, hint) in [
         ("", "the file", "is empty"),
         ("[]", "the file", "must be a map with namespaces"),
         ("{", "the file", "is not YAML"),
@@ -82,7 +82,7 @@ fn what_is_no_policy_is_refused_with_the_field_and_the_cure() {
     ] {
         let error = Policy::parse(text).unwrap_err();
         assert_eq!(error.field, field, "{text}");
-        assert!(error.cure.contains(cure), "{text}: {error}");
+        assert!(error.hint.contains(hint), "{text}: {error}");
     }
 }
 
@@ -168,8 +168,8 @@ fn trusted_labels_are_denied_until_the_policy_lists_others() {
     };
     for label in ["argocd.argoproj.io/secret-type", "sealedsecrets.bitnami.com/sealed-secrets-key", "fleet.cattle.io/x"]
     {
-        let said = denied("{}", label).unwrap();
-        assert!(said.contains(label) && said.contains("(deniedLabels)"), "{said}");
+        let text = denied("{}", label).unwrap();
+        assert!(text.contains(label) && text.contains("(deniedLabels)"), "{text}");
         assert_eq!(denied("deniedLabels: []", label), None);
     }
     assert_eq!(denied("{}", "argocd.argoproj.io/other"), None);
@@ -194,7 +194,7 @@ fn patterns() -> impl Strategy<Value = Vec<String>> {
 proptest! {
     /// What a policy allows it also watches, and what it lists it neither watches nor allows elsewhere.
     #[test]
-    fn what_is_allowed_is_watched(allowed in patterns(), denied in patterns(), name in "[ab]{1,3}|kube-system|runnel-system") {
+    fn allowed_areas_are_watched(allowed in patterns(), denied in patterns(), name in "[ab]{1,3}|kube-system|runnel-system") {
         let pattern = |texts: Vec<String>| texts.into_iter().map(Pattern::new).collect();
         let policy = Policy { namespaces: Names { allowed: pattern(allowed), denied: pattern(denied) }, ..Policy::default() };
         let copy = SourceRef::new("secrets", &name, "x");

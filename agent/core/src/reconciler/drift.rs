@@ -14,9 +14,9 @@ impl Reconciler {
     pub(super) fn add_history(&self, copy: &SourceRef, want: &mut Want) {
         let Want::Copy(wanted) = want else { return };
         wanted.contention = self.contentions.copy_error(copy);
-        let held = self.lost.get(copy);
+        let lost_copy = self.lost.get(copy);
         wanted.lost =
-            held.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision);
+            lost_copy.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision);
         wanted.rewritten = self.is_rewritten(copy, wanted);
         let fits = |compared: &&Compared| compared.about == (wanted.intent.clone(), wanted.revision);
         let compared = self.compared.get(copy).filter(fits);
@@ -56,7 +56,10 @@ impl Reconciler {
         let foreign = self.records.live(copy).is_some_and(|live| live.ownership != Ownership::Ours);
         // Nobody tells of an object that stands in the way of a planned copy.
         let planned = wanted.dry_run && wanted.denied.is_none() && self.records.live(copy).is_none();
-        (foreign || wanted.lost || planned) && wanted.place == TargetNamespace::Ready && !wanted.suspend && !wanted.hold
+        (foreign || wanted.lost || planned)
+            && wanted.place == TargetNamespace::Ready
+            && !wanted.suspend
+            && !wanted.is_ambiguous
     }
 
     /// Notes whether the copy was as it is wanted before somebody changed or deleted it.
@@ -87,9 +90,10 @@ impl Reconciler {
     /// Notes that somebody wrote another revision over a copy that held what it should, though with our marks: another
     /// agent of this cluster, or who applies a saved copy again. `before` is what was known to stand there.
     pub(super) fn note_rewritten(&mut self, copy: &SourceRef, before: Option<&Live>) {
-        let Some(Live { sealed: Some(held), uid, .. }) = before else { return };
+        let Some(Live { sealed: Some(lost_copy), uid, .. }) = before else { return };
         let Some(Live { sealed: Some(sealed), uid: now, .. }) = self.records.live(copy) else { return };
-        let is_other = held.revision != sealed.revision || held.rule != sealed.rule || held.source != sealed.source;
+        let is_other =
+            lost_copy.revision != sealed.revision || lost_copy.rule != sealed.rule || lost_copy.source != sealed.source;
         // A run under way may have written it, and says so when it ends.
         if !is_other || uid != now || self.runs.contains_key(copy) {
             return;
@@ -102,8 +106,8 @@ impl Reconciler {
     }
 
     fn is_rewritten(&self, copy: &SourceRef, wanted: &WantedCopy) -> bool {
-        let held = self.rewritten.get(copy);
-        held.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision)
+        let lost_copy = self.rewritten.get(copy);
+        lost_copy.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision)
     }
 
     /// Notes that a copy was put back. Returns whether that is worth an Event of its own.
@@ -132,5 +136,5 @@ impl Reconciler {
 
 fn is_fought_for(outcome: Option<&CopyStatus>) -> bool {
     let reason = runnel_proto::model::Reason::Contended;
-    matches!(outcome, Some(CopyStatus::Failed(CopyError { reason: said, .. })) if *said == reason)
+    matches!(outcome, Some(CopyStatus::Failed(CopyError { reason: message, .. })) if *message == reason)
 }

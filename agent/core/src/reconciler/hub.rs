@@ -16,11 +16,11 @@ impl Reconciler {
         self.lost(now);
         let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
         for state in &states {
-            self.note_told(&state.uid, digest_in(state));
+            self.note_approved(&state.uid, digest_in(state));
         }
         let mut session = HubStream::default();
         session.outbox.push_back(AgentFrame::Hello(self.hello.clone()));
-        session.outbox.extend(split(AgentFrame::HeldRules(states, true)));
+        session.outbox.extend(split(AgentFrame::AckedRules(states, true)));
         // That speaks of everything.
         self.resync.clear();
         self.resync_at = None;
@@ -36,28 +36,28 @@ impl Reconciler {
         self.session = None;
         self.suppositions.clear();
         self.questions.clear();
-        self.told.clear();
-        for copy in self.given_up.end_stream() {
+        self.approved.clear();
+        for copy in self.namespace_prunes.end_stream() {
             self.reconcile_now(&copy, now);
         }
     }
 
     /// How a rule is.
     fn state(&mut self, uid: &RuleUid) -> Option<RuleState> {
-        let held = self.desired.held(uid)?;
+        let acked_rule = self.desired.acked(uid)?;
         let proof = self.proof(uid);
         Some(RuleState {
             uid: uid.clone(),
-            rule: held.rule,
-            intents_digest: held.digest,
-            intents: held.intents,
-            terms_digest: held.terms,
+            rule: acked_rule.rule,
+            intents_digest: acked_rule.digest,
+            intents: acked_rule.intents,
+            terms_digest: acked_rule.terms,
             counts: self.report.counts(uid),
             failures: self.report.failures(uid),
             gone: false,
             last_batch: 0,
-            given_up: self.given_up_of(uid),
-            suspended: held.suspended,
+            namespace_prunes: self.namespace_prunes_of(uid),
+            suspended: acked_rule.suspended,
             proof,
         })
     }
@@ -108,7 +108,7 @@ impl Reconciler {
         }
         for uid in self.desired.rules().cloned().collect::<Vec<_>>() {
             // What was named before the terms were known to be in force.
-            self.take_let_go(&uid, now);
+            self.take_approvals(&uid, now);
             // The hub waits to hear what it is asked for now that everything is known of it.
             self.report.touch(&uid);
         }
@@ -116,8 +116,8 @@ impl Reconciler {
         tracing::info!(intents = end.intents, "the hub's snapshot is taken in");
         if (intents, digest) != (end.intents, end.digest) {
             tracing::debug!(
-                held = intents,
-                said = end.intents,
+                acked = intents,
+                announced = end.intents,
                 "the hub does not speak of everything that is held here"
             );
         }
@@ -130,7 +130,7 @@ impl Reconciler {
         }
         // What was named is what waits now: a tombstone beside it may take a part of that along.
         for (uid, digest) in batch.rules.iter().filter_map(|delta| Some((&delta.uid, delta.prune?))) {
-            self.hear_let_go(uid, digest, now);
+            self.handle_approvals(uid, digest, now);
         }
         let taken = self.desired.take(batch, unreadable, &self.records);
         for new in taken.payloads {
@@ -145,7 +145,7 @@ impl Reconciler {
             self.reconcile_now(copy, now);
         }
         for uid in &taken.rules {
-            self.take_let_go(uid, now);
+            self.take_approvals(uid, now);
             self.report.touch(uid);
         }
         if let Some(session) = &mut self.session {
@@ -189,7 +189,7 @@ impl Reconciler {
             .into_iter()
             .map(|gone| {
                 self.report.forget(&gone.uid);
-                self.note_told(&gone.uid, None);
+                self.note_approved(&gone.uid, None);
                 self.desired.note_change();
                 RuleState { rule: gone.rule, gone: true, last_batch, ..RuleState::new(gone.uid) }
             })
@@ -205,11 +205,11 @@ impl Reconciler {
         self.resync_at = None;
         let rules = std::mem::take(&mut self.resync);
         for uid in &rules {
-            self.desired.forget_vanished(uid, &self.records);
+            self.desired.forget_deleted(uid, &self.records);
         }
         let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
         if !states.is_empty() {
-            self.send(AgentFrame::HeldRules(states, true));
+            self.send(AgentFrame::AckedRules(states, true));
         }
     }
 
@@ -233,11 +233,11 @@ impl Reconciler {
     fn say_states(&mut self, now: Instant) {
         let due = self.report.take_due(now);
         for uid in &due {
-            self.take_let_go(uid, now);
+            self.take_approvals(uid, now);
         }
         let states: Vec<_> = due.iter().filter_map(|uid| self.state(uid)).collect();
         for state in &states {
-            self.note_told(&state.uid, digest_in(state));
+            self.note_approved(&state.uid, digest_in(state));
         }
         self.send(AgentFrame::Report(states));
     }
@@ -245,5 +245,5 @@ impl Reconciler {
 
 /// What a rule's state says of the copies in namespaces given up.
 fn digest_in(state: &RuleState) -> Option<AskedDigest> {
-    state.given_up.as_ref().map(|given_up| given_up.digest)
+    state.namespace_prunes.as_ref().map(|namespace_prunes| namespace_prunes.digest)
 }

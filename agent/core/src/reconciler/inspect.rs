@@ -50,7 +50,7 @@ fn state(rule: &RuleUid, outcome: &CopyStatus) -> CopyState {
         CopyStatus::Drifted(copy_error) => (CopyOutcome::Drifted, Some(copy_error)),
         CopyStatus::Removing(copy_error) => (CopyOutcome::Removing, copy_error.as_ref()),
         CopyStatus::Planned(_, copy_error) => (CopyOutcome::Waiting, Some(copy_error)),
-        CopyStatus::GivenUp => (CopyOutcome::GivenUp, None),
+        CopyStatus::PruneRequested => (CopyOutcome::PruneRequested, None),
     };
     let copy_error = copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
     CopyState { rule: rule.clone(), outcome, copy_error }

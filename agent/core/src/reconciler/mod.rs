@@ -2,10 +2,10 @@
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
 mod drift;
 mod event;
-mod given_up;
 mod hub;
 mod inspect;
 mod lost;
+mod namespace_prunes;
 mod policy;
 mod proof;
 mod quota;
@@ -186,9 +186,9 @@ pub struct Reconciler {
     /// Copies that held what they should until somebody wrote another revision with our marks: what they held.
     rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
     /// Copies in namespaces given up that the hub lets us delete.
-    given_up: Allowed,
+    namespace_prunes: Allowed,
     /// What the hub was told last of the copies in namespaces given up, by rule.
-    told: BTreeMap<RuleUid, AskedDigest>,
+    approved: BTreeMap<RuleUid, AskedDigest>,
     /// Questions of the hub for which something is still to be read.
     suppositions: VecDeque<(u64, Supposition)>,
     /// The questions of this stream that are not answered, by numbers of our own that no other stream has.
@@ -250,8 +250,8 @@ impl Reconciler {
             compared: BTreeMap::new(),
             lost: BTreeMap::new(),
             rewritten: BTreeMap::new(),
-            given_up: Allowed::default(),
-            told: BTreeMap::new(),
+            namespace_prunes: Allowed::default(),
+            approved: BTreeMap::new(),
             suppositions: VecDeque::new(),
             questions: BTreeSet::new(),
             next_question: 0,
@@ -342,7 +342,7 @@ impl Reconciler {
     }
 
     #[cfg(test)]
-    fn held_pairs(&self, uid: &str) -> Vec<runnel_proto::model::HeldIntent> {
+    fn acked_pairs(&self, uid: &str) -> Vec<runnel_proto::model::AckedIntent> {
         self.desired.pairs(&uid.into())
     }
 

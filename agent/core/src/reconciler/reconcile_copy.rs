@@ -33,8 +33,8 @@ impl Reconciler {
         }
         let mut want = self.want(copy);
         // What rests now is asked about again: it may rest for long.
-        if !matches!(&want, Want::Gone(_, _, order) if !order.held) {
-            self.given_up.forget(copy);
+        if !matches!(&want, Want::Gone(_, _, order) if !order.deferred) {
+            self.namespace_prunes.forget(copy);
         }
         self.note_lost(copy, &mut want);
         let Some(ready) = self.gate(copy, &want) else { return };
@@ -94,9 +94,9 @@ impl Reconciler {
             let stands = |(key, revision, copy): &(IntentKey, Revision, SourceRef)| {
                 self.records.live(copy).is_some_and(|live| live.holds(&key.rule, &key.source, revision))
             };
-            order.held |= !self.desired.successors(key, copy).iter().all(stands);
+            order.deferred |= !self.desired.successors(key, copy).iter().all(stands);
             if self.desired.keeps(key, copy, &self.records) {
-                want = Want::Kept(key.clone(), !order.held);
+                want = Want::Kept(key.clone(), !order.deferred);
             }
         }
         if let Want::Copy(wanted) = &mut want {
@@ -124,7 +124,7 @@ impl Reconciler {
         if let Some(copy_error) = unknown.or_else(|| self.watched(copy).filter(|_| !settled)?.forbidden.clone()) {
             self.queue.cancel(&Self::key(copy));
             self.room.leave(copy);
-            self.given_up.forget(copy);
+            self.namespace_prunes.forget(copy);
             self.record_outcome(
                 copy,
                 want,
@@ -305,7 +305,7 @@ impl Reconciler {
     fn idle_winner(&self, copy: &SourceRef, removing: &CopyStatus) -> Option<(RuleUid, CopyStatus)> {
         let (rule, wanted) = self.desired.idle_winner(copy)?;
         // That may wait for a person. Meanwhile nothing is under way here.
-        let wanted = wanted.filter(|_| *removing == CopyStatus::GivenUp);
+        let wanted = wanted.filter(|_| *removing == CopyStatus::PruneRequested);
         let decision = wanted.map(|wanted| decide(&Want::Copy(Box::new(wanted)), self.records.observed(copy)));
         match decision {
             Some(Decision::Noop(outcome)) => Some((rule, outcome)),

@@ -40,9 +40,9 @@ impl Reconciler {
         let Some(Sealed { rule, source, .. }) = ours.and_then(|live| live.sealed.as_deref()) else {
             return Some(Want::Nothing);
         };
-        let name = self.desired.held(rule).map(|held| held.rule).unwrap_or_default();
+        let name = self.desired.acked(rule).map(|acked_rule| acked_rule.rule).unwrap_or_default();
         let order =
-            Order { policy: DeletionPolicy::Delete, held: false, asks: false, overwrites: false, dry_run: false };
+            Order { policy: DeletionPolicy::Delete, deferred: false, asks: false, overwrites: false, dry_run: false };
         Some(Want::Gone(IntentKey { rule: rule.clone(), source: source.clone() }, name, order))
     }
 

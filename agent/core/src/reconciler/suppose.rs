@@ -11,7 +11,7 @@ use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{Decision, TargetNamespace, Want, WantedCopy, decide};
 use crate::foresee::foresee;
 use crate::job::{ContentSource, DesiredObject, Limits, Recreate};
-use crate::job::{CopyKnowledge, Item, Open, Said, Supposition};
+use crate::job::{CopyKnowledge, Decided, Item, Open, Supposition};
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
 
@@ -47,8 +47,8 @@ impl Reconciler {
 
     fn supposed(&self, asked: &Suppose, intents: &Intents<'_>, copy: SourceRef) -> Option<Item> {
         let uid = &asked.uid;
-        let held = self.records.live(&copy).and_then(|live| sealed_for(live, uid));
-        let said = |source: SourceRef, said: Said| Some((source, CopyKnowledge::Said(said), vec![]));
+        let blocked = self.records.live(&copy).and_then(|live| sealed_for(live, uid));
+        let outcome = |source: SourceRef, outcome: Decided| Some((source, CopyKnowledge::Decided(outcome), vec![]));
         let want = self.want(&copy);
         let (source, known, after) = match want {
             Want::Copy(wanted) if wanted.intent.rule == *uid => {
@@ -58,24 +58,24 @@ impl Reconciler {
             }
             Want::Gone(key, rule, mut order) if key.rule == *uid => {
                 let live = self.records.live(&copy);
-                let suspended = matches!(self.desired.want(&copy, live), Want::Gone(_, _, plain) if plain.held);
+                let suspended = matches!(self.desired.want(&copy, live), Want::Gone(_, _, plain) if plain.deferred);
                 let successors = self.desired.successors(&key, &copy).into_iter().map(|(.., copy)| copy);
-                let after = if order.held && !suspended { successors.collect() } else { vec![] };
-                order.held = suspended;
+                let after = if order.deferred && !suspended { successors.collect() } else { vec![] };
+                order.deferred = suspended;
                 let (source, observed) = (key.source.clone(), self.records.observed(&copy).clone());
                 let want = Want::Gone(key, rule, order);
                 let known = if asked.rehearse {
                     open(want, observed, [0; 32], true, None)
                 } else {
-                    CopyKnowledge::Said(foresee(&want, &observed, false)?)
+                    CopyKnowledge::Decided(foresee(&want, &observed, false)?)
                 };
                 Some((source, known, after))
             }
-            Want::Kept(key, _) if key.rule == *uid => said(key.source, (Foreseen::Unchanged, None)),
+            Want::Kept(key, _) if key.rule == *uid => outcome(key.source, (Foreseen::Unchanged, None)),
             // Somebody else's; what is said to the rule is what its status would say.
-            _ => match (self.desired.claimed_by(uid, &copy), &held) {
-                (Some(source), _) => said(source, (Foreseen::Refused, self.loss(uid, &copy))),
-                (None, Some(source)) => said(
+            _ => match (self.desired.claimed_by(uid, &copy), &blocked) {
+                (Some(source), _) => outcome(source, (Foreseen::Refused, self.loss(uid, &copy))),
+                (None, Some(source)) => outcome(
                     source.clone(),
                     match self.desired.idle_winner(&copy) {
                         Some(_) => (Foreseen::HandOver, None),
@@ -85,10 +85,10 @@ impl Reconciler {
                 (None, None) => None,
             },
         }?;
-        let is_held = held.is_some_and(|source| asked.holds_all || asked.held.contains(&source));
+        let is_blocked = blocked.is_some_and(|source| asked.holds_all || asked.blocked.contains(&source));
         let known = match known {
-            CopyKnowledge::Said((Foreseen::Unchanged | Foreseen::Rest, None)) if is_held => {
-                CopyKnowledge::Said((Foreseen::Held, None))
+            CopyKnowledge::Decided((Foreseen::Unchanged | Foreseen::Rest, None)) if is_blocked => {
+                CopyKnowledge::Decided((Foreseen::Blocked, None))
             }
             other => other,
         };
@@ -112,7 +112,7 @@ impl Reconciler {
         let watched = self.watched(copy);
         let settled = wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace);
         if let Some(copy_error) = watched.and_then(|watched| watched.forbidden.clone()).filter(|_| !settled) {
-            return Some(CopyKnowledge::Said((Foreseen::Refused, Some(copy_error))));
+            return Some(CopyKnowledge::Decided((Foreseen::Refused, Some(copy_error))));
         }
         let observed = self.records.observed(copy).clone();
         let is_ours = matches!(&observed, Observed::Live(live) if live.is_own());
@@ -120,9 +120,10 @@ impl Reconciler {
         let settled = settled || matches!(wanted.place, TargetNamespace::ToCreate(_)) || wanted.suspend;
         let body = supposed.filter(|_| asked.rehearse).and_then(|intent| self.supposed_body(copy, &wanted, intent));
         let want = Want::Copy(Box::new(wanted));
-        let rests = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
-        if settled || (is_ours && (!asked.rehearse || rests(&observed))) || (!is_ours && rests(&Observed::Unknown)) {
-            return foresee(&want, &observed, false).map(CopyKnowledge::Said);
+        let is_idle = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
+        if settled || (is_ours && (!asked.rehearse || is_idle(&observed))) || (!is_ours && is_idle(&Observed::Unknown))
+        {
+            return foresee(&want, &observed, false).map(CopyKnowledge::Decided);
         }
         let fields = supposed.map_or([0; 32], |intent| intent.fields);
         Some(open(want, observed, fields, asked.rehearse, body))
@@ -154,7 +155,7 @@ fn refused_item(refused: &Refusal) -> Item {
     let copy_error = CopyError::new(refused.reason, refused.message.as_str());
     let source = refused.source.clone();
     let copy = source.copy_in(&source.namespace);
-    Item { copy, source, known: CopyKnowledge::Said((Foreseen::Refused, Some(copy_error))), after: vec![] }
+    Item { copy, source, known: CopyKnowledge::Decided((Foreseen::Refused, Some(copy_error))), after: vec![] }
 }
 
 fn open(

@@ -103,7 +103,7 @@ impl Reconciler {
                 matches!(wanted.place, TargetNamespace::ToCreate(_))
                     && !wanted.suspend
                     && !wanted.dry_run
-                    && !wanted.hold
+                    && !wanted.is_ambiguous
                     && wanted.denied.is_none()
                     && wanted.revision.is_some()
             }

@@ -20,14 +20,14 @@ pub enum Divergence {
         /// Who told it: the term and the process.
         by: String,
         /// When.
-        told_at: Timestamp,
+        issued_at: Timestamp,
     },
     /// The same, and whoever told it lived when this hub led already.
     Doubled {
         /// Who told it: the term and the process.
         by: String,
         /// When.
-        told_at: Timestamp,
+        issued_at: Timestamp,
     },
     /// Another cluster came with this member's key.
     Cloned {
@@ -59,12 +59,13 @@ pub struct Facts<'a> {
 pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergence> {
     if !knows(facts.line, history_token) {
         let by = history_token.by();
-        let told_at = i64::try_from(history_token.told_at).ok().and_then(|second| Timestamp::from_second(second).ok());
-        let told_at = told_at.unwrap_or(Timestamp::MAX);
-        return Some(if history_token.told_at > facts.since + SKEW {
-            Divergence::Doubled { by, told_at }
+        let issued_at =
+            i64::try_from(history_token.issued_at).ok().and_then(|second| Timestamp::from_second(second).ok());
+        let issued_at = issued_at.unwrap_or(Timestamp::MAX);
+        return Some(if history_token.issued_at > facts.since + SKEW {
+            Divergence::Doubled { by, issued_at }
         } else {
-            Divergence::Restored { by, told_at }
+            Divergence::Restored { by, issued_at }
         });
     }
     let other_member = history_token.to.member != facts.to.member;
@@ -95,7 +96,7 @@ impl Divergence {
     }
 
     /// What the hub does not say meanwhile. A cluster that came with another's key gets no session at all.
-    pub fn hold(&self) -> SendRestriction {
+    pub fn restriction(&self) -> SendRestriction {
         match self {
             Divergence::Restored { .. } | Divergence::Doubled { .. } | Divergence::Cloned { .. } => {
                 SendRestriction::Everything
@@ -120,13 +121,13 @@ impl Divergence {
     pub fn message(&self, member: &str) -> String {
         let confirm = format!("kubectl annotate member {member} --overwrite {CONFIRMED}={}", self.name());
         match self {
-            Divergence::Restored { told_at, by } => format!(
-                "this hub does not know what it told the cluster at {told_at} (term {by}): it was restored from an older \
+            Divergence::Restored { issued_at, by } => format!(
+                "this hub does not know what it told the cluster at {issued_at} (term {by}): it was restored from an older \
                  backup. Nothing is changed or removed there. See that the rules and sources here are as they should be, \
                  then let the cluster follow this hub: `{confirm}` (for all clusters: `--all` instead of {member})"
             ),
-            Divergence::Doubled { told_at, by } => format!(
-                "a second hub with this one's identity lives: it told the cluster something at {told_at} (term {by}), when \
+            Divergence::Doubled { issued_at, by } => format!(
+                "a second hub with this one's identity lives: it told the cluster something at {issued_at} (term {by}), when \
                  this one led already. Nothing is changed or removed there by this hub. Stop one of the two; if it was the \
                  other one, let the cluster follow this hub: `{confirm}` (for all clusters: `--all` instead of {member})"
             ),

@@ -66,9 +66,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubt_about_a_member_that_is_gone_expires() {
+    fn divergence_of_a_deleted_member_expires() {
         let (start, cluster) = (Instant::now(), ClusterName::from("eu-1"));
-        let divergence = Divergence::Restored { by: "3/p".to_owned(), told_at: jiff::Timestamp::UNIX_EPOCH };
+        let divergence = Divergence::Restored { by: "3/p".to_owned(), issued_at: jiff::Timestamp::UNIX_EPOCH };
         let mut divergences = Divergences::default();
         assert!(divergences.set(&cluster, divergence.clone(), start));
         // About a member it stands until somebody confirms.

@@ -48,7 +48,7 @@ pub struct HistoryToken {
     /// The Lease's version at its last renewal.
     pub version: u64,
     /// When that was, in Unix seconds by the hub's clock.
-    pub told_at: u64,
+    pub issued_at: u64,
 }
 
 /// Sixteen digits as bytes; other text by its digest.
@@ -61,16 +61,16 @@ fn digits(text: &str) -> [u8; 8] {
 
 impl HistoryToken {
     /// What whoever leads by this entry tells.
-    pub fn of(leader_term: &LeaderTerm, (version, told_at): (u64, u64), to: TokenRecipient) -> Self {
+    pub fn of(leader_term: &LeaderTerm, (version, issued_at): (u64, u64), to: TokenRecipient) -> Self {
         let (epoch, random) = (digits(&leader_term.epoch), digits(&leader_term.random));
-        Self { to, epoch, term: leader_term.term, random, version, told_at }
+        Self { to, epoch, term: leader_term.term, random, version, issued_at }
     }
 
     /// What travels.
     pub fn seal(&self, key: &RevisionKey) -> Bytes {
         let mut words = Vec::with_capacity(WORDS + SEAL);
         words.push(FORM);
-        let numbers = [self.term, self.version, self.told_at].map(u64::to_be_bytes);
+        let numbers = [self.term, self.version, self.issued_at].map(u64::to_be_bytes);
         for part in [self.to.member, self.to.cluster, self.epoch, self.random].iter().chain(&numbers) {
             words.extend_from_slice(part);
         }
@@ -88,8 +88,8 @@ impl HistoryToken {
         let mut parts = words[1..].chunks_exact(8).map(|part| <[u8; 8]>::try_from(part).unwrap_or_default());
         let mut next = || parts.next().unwrap_or_default();
         let (to, epoch, random) = (TokenRecipient { member: next(), cluster: next() }, next(), next());
-        let [term, version, told_at] = [next(), next(), next()].map(u64::from_be_bytes);
-        Some(Self { to, epoch, term, random, version, told_at })
+        let [term, version, issued_at] = [next(), next(), next()].map(u64::from_be_bytes);
+        Some(Self { to, epoch, term, random, version, issued_at })
     }
 
     /// Whether it was told by whoever led by this entry.

@@ -87,8 +87,8 @@ impl LeaderHistory {
 
     /// What a Lease says.
     pub fn of(lease: &Lease) -> Option<Self> {
-        let said = lease.metadata.annotations.as_ref()?.get(LINE)?;
-        let line = Self::parse(said).within(lease.metadata.uid.as_deref().unwrap_or_default());
+        let message = lease.metadata.annotations.as_ref()?.get(LINE)?;
+        let line = Self::parse(message).within(lease.metadata.uid.as_deref().unwrap_or_default());
         (!line.terms.is_empty()).then_some(line)
     }
 

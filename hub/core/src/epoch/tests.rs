@@ -61,12 +61,12 @@ fn to() -> TokenRecipient {
 }
 
 #[test]
-fn a_witness_reads_back_and_only_with_the_key_that_sealed_it() {
+fn history_token_opens_only_with_its_key() {
     let mut hub = Hub::default();
     hub.take(7);
     let (key, history_token) = (RevisionKey::new(b"one"), hub.tell(to()));
     let sealed = history_token.seal(&key);
-    assert!(sealed.len() <= runnel_proto::WITNESS_LIMIT, "{}", sealed.len());
+    assert!(sealed.len() <= runnel_proto::HISTORY_TOKEN_LIMIT, "{}", sealed.len());
     assert_eq!(HistoryToken::open(&sealed, &key), Some(history_token));
     assert_eq!(HistoryToken::open(&sealed, &RevisionKey::new(b"two")), None);
     for cut in 0..sealed.len() {
@@ -94,7 +94,9 @@ fn restored_hub_is_noticed_whatever_its_versions() {
     }
     assert_eq!(restored.judge(&known, to()), None);
     let divergence = restored.judge(&lost, to()).unwrap();
-    assert!(matches!(&divergence, Divergence::Restored { .. }) && divergence.hold() == SendRestriction::Everything);
+    assert!(
+        matches!(&divergence, Divergence::Restored { .. }) && divergence.restriction() == SendRestriction::Everything
+    );
     // Also after others have led, and by what name it is confirmed stays the same.
     restored.take(3);
     assert_eq!(restored.judge(&lost, to()).unwrap().name(), divergence.name());
@@ -112,7 +114,7 @@ fn restored_hub_is_noticed_whatever_its_versions() {
 }
 
 #[test]
-fn second_hub_is_told_from_a_restored_one() {
+fn second_hub_is_distinguished_from_a_restored_one() {
     let mut first = Hub::default();
     first.take(1);
     let mut second = first.clone();
@@ -137,7 +139,7 @@ fn approval_of_one_member_or_cluster_serves_no_other() {
     {
         match hub.judge(&hub.tell(other), to()) {
             Some(divergence @ Divergence::PreviousMembership { other_member, .. }) => {
-                assert_eq!((other_member, divergence.hold()), (member, SendRestriction::Removals));
+                assert_eq!((other_member, divergence.restriction()), (member, SendRestriction::Removals));
             }
             divergence => panic!("{divergence:?}"),
         }
@@ -146,11 +148,11 @@ fn approval_of_one_member_or_cluster_serves_no_other() {
 
 #[test]
 fn message_names_what_was_seen_and_the_confirming_command() {
-    let told_at = jiff::Timestamp::from_second(1_800_000_000).unwrap();
+    let issued_at = jiff::Timestamp::from_second(1_800_000_000).unwrap();
     let by = || "7-00000000000000aa".to_owned();
     let all = [
-        Divergence::Restored { by: by(), told_at },
-        Divergence::Doubled { by: by(), told_at },
+        Divergence::Restored { by: by(), issued_at },
+        Divergence::Doubled { by: by(), issued_at },
         Divergence::Cloned { known: "one".to_owned(), other: "two".to_owned() },
         Divergence::PreviousMembership { former: "00000000000000bb".to_owned(), other_member: true },
     ];
@@ -162,30 +164,30 @@ fn message_names_what_was_seen_and_the_confirming_command() {
 }
 
 #[test]
-fn a_lease_that_is_gone_or_holds_rubbish_accuses_nobody() {
+fn missing_or_malformed_lease_is_no_divergence() {
     let mut hub = Hub::default();
     hub.take(1);
-    let told = hub.tell(to());
+    let issued = hub.tell(to());
     let remade = hub.line.clone().taken(None, ("", 1), &random(2)).within("ffffffff-0000-4000-8000-000000000002");
     let facts = Facts { line: &LeaderHistory::parse(&remade.to_string()), since: 0, to: to() };
-    assert_eq!(judge(&facts, &told), None);
+    assert_eq!(judge(&facts, &issued), None);
     assert_eq!(LeaderHistory::parse("rubbish a/b/c/d 1/2 //// x"), LeaderHistory::default());
     let rubbish = LeaderHistory::parse("rubbish 00/1/00/ ");
     assert_eq!(rubbish.to_string(), "00/1/00/");
 }
 
 #[test]
-fn absence_over_many_leader_changes_raises_no_doubt() {
+fn absence_over_many_leader_changes_is_no_divergence() {
     let mut hub = Hub::default();
     hub.take(0);
-    let mut told = vec![hub.tell(to())];
+    let mut issued = vec![hub.tell(to())];
     for process in 1..3 * leader_history::KEPT as u64 {
         hub.take(process);
         if process % 7 == 0 {
-            told.push(hub.tell(to()));
+            issued.push(hub.tell(to()));
         }
         assert_eq!(
-            told.iter().find_map(|history_token| hub.judge(history_token, to())),
+            issued.iter().find_map(|history_token| hub.judge(history_token, to())),
             None,
             "after {process} changes"
         );
@@ -207,35 +209,35 @@ fn absence_over_many_leader_changes_raises_no_doubt() {
 }
 
 #[test]
-fn lease_deleted_once_raises_no_doubt_after_many_changes() {
+fn lease_deleted_once_is_no_divergence_after_changes() {
     let mut hub = Hub::default();
     hub.take(1);
-    let told = hub.tell(to());
+    let issued = hub.tell(to());
     let line = hub.line.clone().taken(None, ("", 1), &random(2)).within("ffffffff-0000-4000-8000-000000000002");
     hub.line = LeaderHistory::parse(&line.to_string());
     hub.renew();
     for process in 3..2 * leader_history::KEPT as u64 {
         hub.take(process);
-        assert_eq!(hub.judge(&told, to()), None, "after {process} changes");
+        assert_eq!(hub.judge(&issued, to()), None, "after {process} changes");
     }
 }
 
 proptest! {
     /// Whatever a hub that was never restored has told is known to it later, and to whoever leads after it.
     #[test]
-    fn what_an_honest_hub_told_is_never_doubted(steps in proptest::collection::vec(0..4u8, 1..120)) {
+    fn history_of_an_honest_hub_never_diverges(steps in proptest::collection::vec(0..4u8, 1..120)) {
         let mut hub = Hub::default();
         hub.take(0);
-        let (mut told, mut process) = (vec![hub.tell(to())], 0);
+        let (mut issued, mut process) = (vec![hub.tell(to())], 0);
         for step in steps {
             match step {
                 0 => { process += 1; hub.take(process); }
-                1 => told.push(hub.tell(to())),
+                1 => issued.push(hub.tell(to())),
                 // Somebody else writes to the Lease.
                 2 => hub.version += 1,
                 _ => hub.renew(),
             }
-            for history_token in &told {
+            for history_token in &issued {
                 prop_assert_eq!(hub.judge(history_token, to()), None);
             }
         }
@@ -243,7 +245,7 @@ proptest! {
 
     /// Whatever is told two renewals after a backup is doubted by a hub that was restored from it, whoever led when.
     #[test]
-    fn what_a_restored_hub_does_not_know_is_always_doubted(
+    fn unknown_history_after_a_restore_always_diverges(
         before in proptest::collection::vec(any::<bool>(), 0..10),
         lost in proptest::collection::vec(any::<bool>(), 1..10),
         since in proptest::collection::vec(any::<bool>(), 0..200),

@@ -59,7 +59,7 @@ pub enum Cause {
     /// The source or the rule was deleted, or the cluster leaves.
     Deleted,
     /// The same, where deliberate deletes are under the limit.
-    HeldDeletion,
+    LimitedDeletion,
     /// Its namespace on the hub is being deleted.
     NamespaceDeleted,
     /// The definition of its kind is being deleted.
@@ -96,7 +96,7 @@ impl Cause {
     pub fn describe(self, subject: &str) -> String {
         match self {
             Cause::Named | Cause::RuleEdited => format!("rule {subject} was edited"),
-            Cause::Deleted | Cause::HeldDeletion => "rules, sources or member clusters were deleted".to_owned(),
+            Cause::Deleted | Cause::LimitedDeletion => "rules, sources or member clusters were deleted".to_owned(),
             Cause::NamespaceDeleted => {
                 let namespace = subject.split_once('/').map_or("of its sources", |(namespace, _)| namespace);
                 format!("namespace {namespace} on the hub was deleted")

@@ -68,7 +68,7 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
         // What is gone took its rules along, which may be heard later.
         assert!(!may_go(uid, 11, |index| drop(index.set_definition(own, None))), "{uid}");
         // A list says the same; one that cannot be had says nothing.
-        let list = |dying| Some(BTreeMap::from([(own.to_owned(), dying)]));
+        let list = |terminating| Some(BTreeMap::from([(own.to_owned(), terminating)]));
         assert!(!may_go(uid, 11, |index| drop(index.set_definitions(list(true)))), "{uid}");
         assert!(may_go(uid, 11, |index| drop(index.set_definitions(None))), "{uid}");
         let blind = |index: &mut Index| {
@@ -77,12 +77,12 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
         };
         assert!(!may_go(uid, 11, blind), "{uid}");
         // It is there again.
-        let anew = |index: &mut Index| {
+        let begins_again = |index: &mut Index| {
             index.set_definition(own, None);
             index.set_definitions(list(false));
         };
-        assert!(may_go(uid, 11, anew), "{uid}");
+        assert!(may_go(uid, 11, begins_again), "{uid}");
     }
-    assert!(!may_go(NAMESPACED, 11, |index| index.set_dying("team", true)));
-    assert!(may_go(CLUSTER, 11, |index| index.set_dying("team", true)));
+    assert!(!may_go(NAMESPACED, 11, |index| index.set_terminating("team", true)));
+    assert!(may_go(CLUSTER, 11, |index| index.set_terminating("team", true)));
 }

@@ -18,7 +18,7 @@ pub struct SeenNamespace {
     /// Its labels, by which grants may choose.
     pub labels: BTreeMap<String, String>,
     /// Whether it is being deleted: what goes with it was not deleted one by one.
-    pub dying: bool,
+    pub terminating: bool,
 }
 
 /// Namespaces that are remembered as having gone, besides those that are there.
@@ -28,10 +28,11 @@ impl Index {
     /// A namespace of the hub is as given now; `None`: it is gone. What it held may be missed only later, so that it counts
     /// as one that is being deleted until it is there again.
     pub fn set_seen_namespace(&mut self, name: &str, seen: Option<SeenNamespace>) -> Effect {
-        self.set_dying(name, seen.as_ref().is_none_or(|seen| seen.dying));
+        self.set_terminating(name, seen.as_ref().is_none_or(|seen| seen.terminating));
         let effect = self.set_hub_namespace(name, seen.map(|seen| seen.labels));
-        if let Some(known) = self.grants.namespaces.as_ref().filter(|known| self.dying.len() > known.len() + GONE) {
-            self.dying.retain(|name| known.contains_key(name));
+        if let Some(known) = self.grants.namespaces.as_ref().filter(|known| self.terminating.len() > known.len() + GONE)
+        {
+            self.terminating.retain(|name| known.contains_key(name));
         }
         effect
     }
@@ -39,7 +40,7 @@ impl Index {
     /// These are all namespaces of the hub; `None`: they cannot be read.
     pub fn set_seen_namespaces(&mut self, all: Option<BTreeMap<String, SeenNamespace>>) -> Effect {
         for (name, seen) in all.iter().flatten() {
-            self.set_dying(name, seen.dying);
+            self.set_terminating(name, seen.terminating);
         }
         self.set_hub_namespaces(all.map(|all| all.into_iter().map(|(name, seen)| (name, seen.labels)).collect()))
     }

@@ -70,7 +70,7 @@ impl Index {
     /// name what is blocked and how far rollouts have come.
     pub fn reset_removal_guards(&mut self) {
         self.guard.reset();
-        self.doubt_unrendered();
+        self.mark_unrendered_stale();
         for entry in self.rules.values_mut() {
             entry.guard = entry.rule.removal.guard();
             entry.gate = None;
@@ -81,28 +81,28 @@ impl Index {
     }
 
     /// A namespace is being deleted, or no longer is there.
-    pub fn set_dying(&mut self, namespace: &str, dying: bool) {
-        if dying {
-            self.dying.insert(namespace.to_owned())
+    pub fn set_terminating(&mut self, namespace: &str, terminating: bool) {
+        if terminating {
+            self.terminating.insert(namespace.to_owned())
         } else {
-            self.dying.remove(namespace)
+            self.terminating.remove(namespace)
         };
     }
 
     /// The definition of a kind of rules is being deleted, or no longer is there: nobody has deleted its rules one by one.
-    pub fn set_definition(&mut self, name: &str, dying: Option<bool>) -> Effect {
-        if dying.unwrap_or(true) {
-            self.dying_definitions.insert(name.to_owned())
+    pub fn set_definition(&mut self, name: &str, terminating: Option<bool>) -> Effect {
+        if terminating.unwrap_or(true) {
+            self.terminating_definitions.insert(name.to_owned())
         } else {
-            self.dying_definitions.remove(name)
+            self.terminating_definitions.remove(name)
         };
         Effect::default()
     }
 
     /// The same of several. What cannot be read (`None`) is as it was.
     pub fn set_definitions(&mut self, all: Option<BTreeMap<String, bool>>) -> Effect {
-        for (name, dying) in all.into_iter().flatten() {
-            self.set_definition(&name, Some(dying));
+        for (name, terminating) in all.into_iter().flatten() {
+            self.set_definition(&name, Some(terminating));
         }
         Effect::default()
     }
@@ -187,15 +187,15 @@ impl Index {
         if cause != Cause::Deleted {
             return cause;
         }
-        let is_held = self.guard.terms.holds_deliberate;
+        let blocks = self.guard.terms.holds_deliberate;
         match item {
-            Item::Rule if self.dying.contains(&entry.rule.terms.rule.namespace) => Cause::NamespaceDeleted,
-            Item::Rule if self.dying_definitions.contains(definition_of(&entry.rule.terms.rule)) => {
+            Item::Rule if self.terminating.contains(&entry.rule.terms.rule.namespace) => Cause::NamespaceDeleted,
+            Item::Rule if self.terminating_definitions.contains(definition_of(&entry.rule.terms.rule)) => {
                 Cause::DefinitionDeleted
             }
-            Item::Rule if entry.rule.removal.on_rule_delete => Cause::HeldDeletion,
-            Item::Source(source) if self.dying.contains(&*source.namespace) => Cause::NamespaceDeleted,
-            _ if is_held => Cause::HeldDeletion,
+            Item::Rule if entry.rule.removal.on_rule_delete => Cause::LimitedDeletion,
+            Item::Source(source) if self.terminating.contains(&*source.namespace) => Cause::NamespaceDeleted,
+            _ if blocks => Cause::LimitedDeletion,
             _ => Cause::Deleted,
         }
     }
@@ -261,7 +261,7 @@ impl Index {
         // Nobody knows what a cluster holds that has not connected to this process. What passes by an estimate is judged again
         // when the cluster is back.
         let is_away = |item: &Item| {
-            let silent = |cluster: &ClusterName| holdings(&part.uid, cluster).is_none() && self.may_hold(cluster);
+            let silent = |cluster: &ClusterName| holdings(&part.uid, cluster).is_none() && self.may_have(cluster);
             item.cluster().is_some_and(silent)
         };
         let (away, present): (BTreeSet<Item>, BTreeSet<Item>) = part.items.iter().cloned().partition(is_away);
@@ -430,7 +430,7 @@ impl Totals for IndexTotals<'_> {
     }
 
     fn of_member(&self, cluster: &ClusterName) -> u64 {
-        let copies = |uid: &RuleUid| (self.holdings)(uid, cluster).map_or(0, |held| held.copies);
+        let copies = |uid: &RuleUid| (self.holdings)(uid, cluster).map_or(0, |acked| acked.copies);
         match &self.all_rules {
             Some(all) => all.iter().map(copies).fold(0, u64::saturating_add),
             None => self.index.rules.keys().map(copies).fold(0, u64::saturating_add),

@@ -87,12 +87,12 @@ impl World {
             self.index.set_source(source, BTreeMap::new(), Some(content()));
         }
         for member in MEMBERS {
-            self.hold(name, member, sources);
+            self.set_holding(name, member, sources);
         }
         self.index.reset_removal_guards();
     }
 
-    fn hold(&mut self, rule: &str, member: &str, copies: u64) {
+    fn set_holding(&mut self, rule: &str, member: &str, copies: u64) {
         let holding = Holding { copies, intents: copies, ..Holding::default() };
         self.holdings.insert((rule.into(), member.into()), holding);
     }
@@ -142,7 +142,7 @@ impl World {
         let uids: Vec<_> = self.index.rules().map(|(uid, _)| uid.clone()).collect();
         let is_leaving = |uid: &RuleUid, name: &str| {
             let unwanted = matches!(self.index.directive(uid, &name.into()), Directive::Unwanted(_));
-            unwanted && self.holdings.get(&(uid.clone(), name.into())).is_some_and(|held| held.copies > 0)
+            unwanted && self.holdings.get(&(uid.clone(), name.into())).is_some_and(|acked| acked.copies > 0)
         };
         uids.iter().map(|uid| MEMBERS.iter().filter(|name| is_leaving(uid, name)).count()).sum()
     }
@@ -162,7 +162,7 @@ impl World {
     /// Deletes sources of a namespace, one by one.
     fn delete_sources(&mut self, namespace: &str, names: &[String]) {
         for name in names {
-            self.index.vanish_source(&source(namespace, name), self.now.instant);
+            self.index.mark_source_deleted(&source(namespace, name), self.now.instant);
         }
         let now = self.now.instant;
         self.change(|index| index.expire_deleted(now, Duration::ZERO));
@@ -230,8 +230,8 @@ fn delete_of_a_namespace_or_a_definition_is_blocked() {
         }
         if is_namespace {
             // The watch of namespaces may be a moment late.
-            let dying = Some(SeenNamespace { dying: true, ..SeenNamespace::default() });
-            effect.merge(world.index.set_seen_namespace("team", dying));
+            let terminating = Some(SeenNamespace { terminating: true, ..SeenNamespace::default() });
+            effect.merge(world.index.set_seen_namespace("team", terminating));
         }
         world.judge(effect);
         assert_eq!(world.leaving(), 0);
@@ -246,8 +246,8 @@ fn rule_without_own_copies_never_waits() {
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let mut world = World::new();
     world.add("shadowed", "team", 12);
-    MEMBERS.iter().for_each(|member| world.hold("shadowed", member, 0));
-    world.index.set_dying("team", true);
+    MEMBERS.iter().for_each(|member| world.set_holding("shadowed", member, 0));
+    world.index.set_terminating("team", true);
     world.change(|index| index.set_rule(rule("shadowed", "team", &gone)));
     assert!(world.index.may_go(&"shadowed".into()));
     assert_eq!(world.pending(), []);
@@ -267,7 +267,7 @@ fn delete_of_a_rule_is_free_whatever_strangers_delete() {
 }
 
 #[test]
-fn deliberate_deletes_are_held_where_the_fleet_says_so() {
+fn deliberate_deletes_are_limited_where_the_fleet_says_hold() {
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let mut world = World::new();
     world.add("big", "team", 40);
@@ -313,7 +313,7 @@ fn approval_is_good_for_the_set_that_was_shown_and_once() {
 }
 
 #[test]
-fn what_joins_a_blocked_cause_needs_approval_again() {
+fn removal_joining_a_blocked_cause_needs_approval_again() {
     let mut world = World::new();
     world.add("one", "team", 12);
     let only = |names: &[&str]| json!({"sources": [{"resources": ["configmaps"], "names": names}]});
@@ -408,13 +408,13 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     next.index.reset_removal_guards();
     next.now.wall += Duration::from_secs(90);
     for member in MEMBERS {
-        next.hold("one", member, 5);
+        next.set_holding("one", member, 5);
         next.change(|index| index.orphaned_cluster(&"one".into(), &member.into()));
         assert_eq!(next.leaving(), 0);
         assert_eq!(next.index.pending_approval(&"one".into()).unwrap().digest, blocked.digest, "nothing flaps");
         next.later(WINDOW);
     }
-    MEMBERS.iter().for_each(|member| next.hold("one", member, 12));
+    MEMBERS.iter().for_each(|member| next.set_holding("one", member, 12));
     // The set is whole again, so it can be approved before every agent of the fleet has come back.
     let mut approved = rule("one", "team", &none);
     approved.removal.approve = Some(blocked.digest.clone());
@@ -424,7 +424,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     let mut changed = World::new();
     changed.index.set_rule(edited);
     changed.index.reset_removal_guards();
-    changed.hold("one", MEMBERS[0], 12);
+    changed.set_holding("one", MEMBERS[0], 12);
     changed.change(|index| index.orphaned_cluster(&"one".into(), &MEMBERS[0].into()));
     assert_eq!(changed.index.pending_approval(&"one".into()), Some(&blocked));
     changed.change(|index| index.settle_guard(&"one".into(), &BTreeSet::new()));
@@ -437,7 +437,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     late.index.reset_removal_guards();
     late.change(|index| index.settle_guard(&"one".into(), &BTreeSet::from(["member-2".into()])));
     assert_eq!(late.pending(), []);
-    late.hold("one", "member-2", 5);
+    late.set_holding("one", "member-2", 5);
     late.change(|index| index.orphaned_cluster(&"one".into(), &"member-2".into()));
     assert_eq!((late.leaving(), late.pending().len()), (0, 1));
 }
@@ -471,7 +471,7 @@ fn removal_where_the_cluster_is_away_is_judged_when_it_is_back() {
         |world: &World| matches!(world.index.directive(&"one".into(), &"member-2".into()), Directive::Unwanted(_));
     assert_eq!(world.leaving(), 1);
     assert!(!is_unwanted(&world), "nobody knows what is there");
-    world.hold("one", "member-2", 400);
+    world.set_holding("one", "member-2", 400);
     world.change(|index| index.orphaned_cluster(&"one".into(), &"member-2".into()));
     assert!(!is_unwanted(&world) && world.pending().len() == 1);
 }

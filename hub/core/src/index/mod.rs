@@ -159,9 +159,9 @@ pub struct Index {
     rules: BTreeMap<RuleUid, RuleEntry>,
     sources: BTreeMap<SourceRef, Source>,
     /// What the watches last said.
-    sightings: BTreeMap<SourceRef, observed_versions::ObservedVersion>,
+    versions: BTreeMap<SourceRef, observed_versions::ObservedVersion>,
     /// Sources that vanished, and when: they count as being there until the grace is over.
-    vanished: BTreeMap<SourceRef, Instant>,
+    deleted: BTreeMap<SourceRef, Instant>,
     /// Names contents that are made out of those of sources.
     revision_hasher: RevisionHasher,
     /// Where sources are looked for.
@@ -184,9 +184,9 @@ pub struct Index {
     /// What is counted across rules before something is removed.
     guard: FleetGuard,
     /// Namespaces that are being deleted.
-    dying: BTreeSet<String>,
+    terminating: BTreeSet<String>,
     /// Definitions of rules that are being deleted.
-    dying_definitions: BTreeSet<String>,
+    terminating_definitions: BTreeSet<String>,
     /// What no rule can raise.
     ceiling: Option<Limit>,
     /// What is rendered elsewhere, where this index does not do so itself.

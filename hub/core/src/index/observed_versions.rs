@@ -34,13 +34,13 @@ impl Index {
     /// of one that is selected waits until its content has been read, so that labels and content change together.
     pub fn observe(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
         let labels = self.kept(source, labels);
-        let doubtful = self.sightings.get(source).is_some_and(|sighting| sighting.doubtful);
-        let before = self.sightings.get(source).map(|sighting| sighting.version);
+        let doubtful = self.versions.get(source).is_some_and(|observed| observed.doubtful);
+        let before = self.versions.get(source).map(|observed| observed.version);
         if !doubtful && before.is_some_and(|before| before > version) {
             return Effect::default();
         }
         // Whatever its content is, it is there.
-        self.vanished.remove(source);
+        self.deleted.remove(source);
         let known =
             self.sources.get(source).map(|known| matches!(known.body, SourceState::Read(_) | SourceState::Refused(_)));
         let is_read = known == Some(true) && before == Some(version);
@@ -49,7 +49,7 @@ impl Index {
         }
         let reads = known.is_some() && !is_read && self.is_selected(source, &labels);
         let awaited = reads.then(|| labels.clone());
-        self.sightings.insert(source.clone(), ObservedVersion { version, awaited, doubtful: false });
+        self.versions.insert(source.clone(), ObservedVersion { version, awaited, doubtful: false });
         if reads {
             return Effect { read: [source.clone()].into(), ..Effect::default() };
         }
@@ -59,14 +59,14 @@ impl Index {
     /// What the watch of this place has said so far is doubtful until its next list: it may have been behind while
     /// another replica led, and the agents may hold newer content.
     pub fn mark_stale(&mut self, place: &WatchScope) {
-        let here = self.sightings.iter_mut().filter(|(source, _)| place.holds(source));
-        here.for_each(|(_, sighting)| sighting.doubtful = true);
+        let here = self.versions.iter_mut().filter(|(source, _)| place.holds(source));
+        here.for_each(|(_, observed)| observed.doubtful = true);
     }
 
     /// The watch of this place was refused, so nothing takes its doubts away: what is known of a doubtful object may be
     /// older than what the agents hold, and is unknown until the watch is back.
     pub fn invalidate_stale(&mut self, place: &WatchScope) -> Effect {
-        let here = self.sightings.iter().filter(|(source, sighting)| sighting.doubtful && place.holds(source));
+        let here = self.versions.iter().filter(|(source, observed)| observed.doubtful && place.holds(source));
         let doubtful: Vec<_> = here.map(|(source, _)| source.clone()).collect();
         let mut effect = Effect::default();
         for source in doubtful {
@@ -86,7 +86,7 @@ impl Index {
         if let Some(known) = self.sources.get_mut(source) {
             known.body = SourceState::Unread;
         }
-        self.sightings.insert(source.clone(), ObservedVersion { version, awaited: None, doubtful: false });
+        self.versions.insert(source.clone(), ObservedVersion { version, awaited: None, doubtful: false });
         self.set_source(source.clone(), labels, None)
     }
 
@@ -99,26 +99,26 @@ impl Index {
         body: SourceState,
     ) -> Effect {
         let labels = self.kept(source, labels);
-        let Some(sighting) = self.sightings.get_mut(source).filter(|sighting| sighting.version <= version) else {
+        let Some(observed) = self.versions.get_mut(source).filter(|observed| observed.version <= version) else {
             return Effect::default();
         };
         // What was read may have been read before the doubt arose.
-        *sighting = ObservedVersion { version, awaited: None, doubtful: sighting.doubtful };
+        *observed = ObservedVersion { version, awaited: None, doubtful: observed.doubtful };
         self.set_source(source.clone(), labels, Some(body))
     }
 
     /// Whether the content of an object is known as it was last seen.
     pub fn is_read(&self, source: &SourceRef) -> bool {
-        let is_awaited = self.sightings.get(source).is_some_and(|sighting| sighting.awaited.is_some());
+        let is_awaited = self.versions.get(source).is_some_and(|observed| observed.awaited.is_some());
         let known = self.sources.get(source);
         !is_awaited && known.is_some_and(|known| matches!(known.body, SourceState::Read(_) | SourceState::Refused(_)))
     }
 
     /// An object could not be read. What was read before stands.
     pub fn could_not_read(&mut self, source: &SourceRef) -> Effect {
-        let Some(sighting) = self.sightings.get_mut(source) else { return Effect::default() };
+        let Some(observed) = self.versions.get_mut(source) else { return Effect::default() };
         let known = self.sources.get(source).map(|known| &known.labels);
-        let Some(labels) = sighting.awaited.take().or_else(|| known.cloned()) else { return Effect::default() };
+        let Some(labels) = observed.awaited.take().or_else(|| known.cloned()) else { return Effect::default() };
         self.set_source(source.clone(), labels, Some(SourceState::Unreadable))
     }
 }

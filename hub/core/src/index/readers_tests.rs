@@ -73,7 +73,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn whoever_needs_an_object_is_asked(steps in proptest::collection::vec((0..6usize, proptest::option::of(spec())), 1..20)) {
+    fn every_rule_that_needs_an_object_is_found(steps in proptest::collection::vec((0..6usize, proptest::option::of(spec())), 1..20)) {
         let (mut readers, mut naive) = (Readers::default(), BTreeMap::new());
         for (uid, spec) in steps {
             match spec.map(|spec| rule(uid, &spec)) {

@@ -111,7 +111,7 @@ impl Index {
     }
 
     /// Another leader may have sent what waits to be rendered here. Nothing is said of those rules until it is.
-    pub(super) fn doubt_unrendered(&mut self) {
+    pub(super) fn mark_unrendered_stale(&mut self) {
         let last = self.rendering.last;
         for (uid, entry) in &mut self.rules {
             let waits = !entry.unrendered.is_empty() || entry.unrendered.since.is_some();
@@ -240,9 +240,9 @@ impl Index {
                 }
             }
         }
-        for secret in now.lent_since(&plan) {
+        for secret in now.referenced_since(&plan) {
             let plan = Arc::make_mut(&mut plan);
-            lend_now(
+            set_referenced_now(
                 &rule,
                 plan,
                 &mut cluster_plans,
@@ -304,7 +304,7 @@ impl Index {
             }
             if entry.rule.takes_from(source) {
                 let body = entry.plan.secret_refs.get(source);
-                lend_now(
+                set_referenced_now(
                     &entry.rule,
                     known,
                     &mut cluster_plans,
@@ -375,7 +375,7 @@ impl Index {
 }
 
 /// Takes in that a Secret from which values are taken is this; what is made of it is rendered, or unknown until it is read.
-fn lend_now(
+fn set_referenced_now(
     rule: &Rule,
     plan: &mut RulePlan,
     cluster_plans: &mut ClusterPlans,

@@ -93,7 +93,7 @@ enum Step {
     Cluster { name: u8, env: u8 },
     RemoveCluster(u8),
     Place(bool),
-    Doubt,
+    MarkStale,
     Begin,
     Take,
 }
@@ -111,7 +111,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..3u8, 0..2u8).prop_map(|(name, env)| Step::Cluster { name, env }),
         1 => (0..3u8).prop_map(Step::RemoveCluster),
         1 => any::<bool>().prop_map(Step::Place),
-        1 => Just(Step::Doubt),
+        1 => Just(Step::MarkStale),
         4 => Just(Step::Begin),
         4 => Just(Step::Take),
     ]
@@ -149,7 +149,7 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
         }
         Step::Unreadable { secret, name } => index.could_not_read(&source(*secret, *name)),
         Step::Gone { secret, name } => {
-            index.vanish_source(&source(*secret, *name), now);
+            index.mark_source_deleted(&source(*secret, *name), now);
             index.expire_deleted(now + GRACE, GRACE)
         }
         Step::Cluster { name, env } => index.set_cluster(format!("c{name}").as_str().into(), cluster(*env)),
@@ -158,7 +158,7 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
             let state = if *known { PlaceState::Known } else { PlaceState::Unreadable("no".to_owned()) };
             index.set_place(WatchScope::everywhere("configmaps"), state)
         }
-        Step::Doubt => {
+        Step::MarkStale => {
             index.mark_stale(&WatchScope::everywhere("secrets"));
             index.mark_stale(&WatchScope::everywhere("configmaps"));
             Effect::default()
@@ -381,7 +381,7 @@ fn rule_over_its_budget_is_rendered_again_aside() {
     assert!(effect.render.contains(&"r".into()) && exceeds(&index));
     settle(&mut index);
     assert!(exceeds(&index));
-    index.vanish_source(&source(false, 1), Instant::now());
+    index.mark_source_deleted(&source(false, 1), Instant::now());
     let effect = index.expire_deleted(Instant::now() + GRACE, GRACE);
     assert!(effect.render.contains(&"r".into()) && exceeds(&index), "nothing is rendered while the index is locked");
     assert_eq!((settle(&mut index), exceeds(&index), sent(&index, "c9")), (1, false, 1));
@@ -426,7 +426,7 @@ fn nothing_is_kept_of_sources_that_a_rule_left() {
         settle(&mut index);
         index.read(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]), content(&noise(1)));
         settle(&mut index);
-        index.vanish_source(&of, Instant::now());
+        index.mark_source_deleted(&of, Instant::now());
         let cluster_plans = &index.rule(&"r".into()).unwrap().cluster_plans;
         assert_eq!(cluster_plans.rendered_sources(), 1, "{turn}");
         index.set_rule(rule(1, "v9", &json!({"all": true}), &shapes()[1], false));
@@ -492,7 +492,7 @@ fn labels_of_unselected_object_are_bounded() {
     index.read(&of, 1, labelled(&[("rule", "v0")]), content("text"));
     assert_eq!((sent(&index, "c0"), index.source(&of).map(|known| known.labels.len())), (1, Some(1)));
     // An object that goes makes room.
-    index.vanish_source(&source(false, 1), Instant::now());
+    index.mark_source_deleted(&source(false, 1), Instant::now());
     index.expire_deleted(Instant::now() + GRACE, GRACE);
     index.observe(&source(false, 11), 2, labelled(&[]));
     assert_eq!(kept(&index, 11), Some(50_000));

@@ -17,9 +17,9 @@ impl RuleEntry {
     /// Whether the removal guard blocks something of what clusters have that are chosen; or did so in an earlier process, and nobody
     /// can tell yet of what.
     fn holds_content(&self) -> bool {
-        let held = self.guard.blocked();
+        let acked = self.guard.blocked();
         let is_of_content = |item: &Item| !matches!(item, Item::Rule | Item::Cluster(_) | Item::Prune(..));
-        self.guard.blocks_removals() && (held.is_empty() || held.iter().any(is_of_content))
+        self.guard.blocks_removals() && (acked.is_empty() || acked.iter().any(is_of_content))
     }
 
     /// Whether a cluster's turn has not come: it keeps what it has and hears nothing of the rule. While the rule rests, no turn
@@ -36,8 +36,8 @@ impl RuleEntry {
 
     /// Whether a rollout is under way, so that time alone may bring the next step.
     fn is_rolling(&self) -> bool {
-        let rests = || self.gate.as_ref().is_some_and(|gate| gate.rests && gate.revision == self.target());
-        self.rule.rollout.is_some() && !self.rule.terms.suspend && !self.rule.deleting && !rests()
+        let is_settled = || self.gate.as_ref().is_some_and(|gate| gate.is_settled && gate.revision == self.target());
+        self.rule.rollout.is_some() && !self.rule.terms.suspend && !self.rule.deleting && !is_settled()
     }
 }
 

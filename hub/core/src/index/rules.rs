@@ -249,7 +249,7 @@ impl Index {
         body: Option<&SourceState>,
         effect: &mut Effect,
     ) -> bool {
-        if let Some(takes) = self.defer_lent(uid, secret, body, effect) {
+        if let Some(takes) = self.defer_references(uid, secret, body, effect) {
             return takes;
         }
         let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.rule.takes_from(secret)) else { return false };

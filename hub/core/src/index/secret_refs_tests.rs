@@ -92,8 +92,8 @@ fn secret_value_beside_the_source_is_inserted_and_follows() {
     // It is missing where it is wanted, and only there.
     assert_eq!(sent(&index, "team", "us-1"), Some(Ok(plain.clone())));
     let message = sent(&index, "team", "eu-1").unwrap().unwrap_err();
-    for word in ["spec.overrides[0].secretData[password]", "secrets/team/login", "there is no secrets/team/eu"] {
-        assert!(message.contains(word), "{word} is not in {message}");
+    for reason in ["spec.overrides[0].secretData[password]", "secrets/team/login", "there is no secrets/team/eu"] {
+        assert!(message.contains(reason), "{reason} is not in {message}");
     }
     // It is there, but not read: the hub reads it, and says nothing meanwhile.
     assert!(index.is_selected(&eu, &BTreeMap::new()), "it is not read");
@@ -123,7 +123,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
     set(&mut index, &login, Some(body(json!({"password": "eA=="}))));
     let says = |index: &Index, words: &[&str]| {
         let message = sent(index, "team", "eu-1").unwrap().unwrap_err();
-        assert!(words.iter().all(|word| message.contains(word)), "{words:?}: {message}");
+        assert!(words.iter().all(|reason| message.contains(reason)), "{words:?}: {message}");
         assert!(![EU, NEW, "eA=="].iter().any(|value| message.contains(value)), "{message}");
     };
     set(&mut index, &eu, Some(body(json!({"other": EU}))));
@@ -137,7 +137,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
     // It goes: nothing is said within the grace, and then what was sent stays.
     let now = Instant::now();
-    index.vanish_source(&eu, now);
+    index.mark_source_deleted(&eu, now);
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
     index.expire_deleted(now + GRACE, GRACE);
     says(&index, &["there is no secrets/team/eu"]);

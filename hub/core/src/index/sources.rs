@@ -37,7 +37,7 @@ impl Index {
         labels: BTreeMap<String, String>,
         body: Option<SourceState>,
     ) -> Effect {
-        self.vanished.remove(&source);
+        self.deleted.remove(&source);
         let known = self.sources.get(&source).map(|known| known.body.clone());
         // Content that was read before outlives a failure to read it again.
         let body = match (body, known) {
@@ -67,10 +67,10 @@ impl Index {
 
     /// A source vanished, or is being deleted. It counts as being there until [`Index::expire_deleted`] finds its grace over: a
     /// delete and re-create is an edit.
-    pub fn vanish_source(&mut self, source: &SourceRef, now: Instant) {
-        self.sightings.remove(source);
+    pub fn mark_source_deleted(&mut self, source: &SourceRef, now: Instant) {
+        self.versions.remove(source);
         if self.sources.contains_key(source) {
-            self.vanished.entry(source.clone()).or_insert(now);
+            self.deleted.entry(source.clone()).or_insert(now);
         }
     }
 
@@ -80,17 +80,17 @@ impl Index {
         let here = self.sources.range(from..).take_while(|(key, _)| place.holds(key));
         let gone: Vec<_> = here.filter(|(key, _)| !listed.contains(*key)).map(|(key, _)| key.clone()).collect();
         for source in gone {
-            self.vanish_source(&source, now);
+            self.mark_source_deleted(&source, now);
         }
     }
 
     /// Removes the sources that vanished at least `grace` ago.
     pub fn expire_deleted(&mut self, now: Instant, grace: Duration) -> Effect {
         let over = |since: &Instant| now.saturating_duration_since(*since) >= grace;
-        let gone: Vec<_> = self.vanished.iter().filter(|(_, since)| over(since)).map(|(key, _)| key.clone()).collect();
+        let gone: Vec<_> = self.deleted.iter().filter(|(_, since)| over(since)).map(|(key, _)| key.clone()).collect();
         let mut effect = Effect::default();
         for source in gone {
-            self.vanished.remove(&source);
+            self.deleted.remove(&source);
             self.labels.release(&source);
             let labels = self.sources.remove(&source).map(|known| known.labels).unwrap_or_default();
             for uid in self.touched(&source, &labels) {
@@ -102,8 +102,8 @@ impl Index {
     }
 
     /// When the next grace is over, if a source has vanished.
-    pub fn next_burial(&self, grace: Duration) -> Option<Instant> {
-        self.vanished.values().min().and_then(|since| since.checked_add(grace))
+    pub fn next_expiry(&self, grace: Duration) -> Option<Instant> {
+        self.deleted.values().min().and_then(|since| since.checked_add(grace))
     }
 
     /// Rules that could select the source with these labels, or did.

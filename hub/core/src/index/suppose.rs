@@ -48,8 +48,8 @@ impl Index {
             clusters: self.clusters.clone(),
             grants: self.grants.clone(),
             guard: self.guard.for_part(self.rules.keys().cloned().collect()),
-            dying: self.dying.clone(),
-            dying_definitions: self.dying_definitions.clone(),
+            terminating: self.terminating.clone(),
+            terminating_definitions: self.terminating_definitions.clone(),
             ceiling: self.ceiling,
             ..Index::default()
         };
@@ -57,8 +57,8 @@ impl Index {
             let needed = self.candidates(rule).filter(|(source, known)| rule.needs(source, &known.labels));
             part.sources.extend(needed.map(|(source, known)| (source.clone(), known.clone())));
         }
-        let vanished = self.vanished.iter().filter(|(source, _)| part.sources.contains_key(*source));
-        part.vanished = vanished.map(|(source, at)| (source.clone(), *at)).collect();
+        let deleted = self.deleted.iter().filter(|(source, _)| part.sources.contains_key(*source));
+        part.deleted = deleted.map(|(source, at)| (source.clone(), *at)).collect();
         let readers = part.sources.keys().filter_map(|source| self.selected_by.get(source)).flatten();
         let others: BTreeSet<_> = readers.filter(|uid| **uid != rule.uid).cloned().collect();
         let others = others.iter().take(OTHERS).filter_map(|uid| self.rules.get(uid));

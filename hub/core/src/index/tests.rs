@@ -115,15 +115,15 @@ fn a_source_that_vanishes_is_wanted_until_its_grace_is_over() {
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     let now = Instant::now();
-    index.vanish_source(&source("a", "s"), now);
+    index.mark_source_deleted(&source("a", "s"), now);
     assert!(index.expire_deleted(now + GRACE / 2, GRACE).rules.is_empty());
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // Back in time: nothing happened, and its grace starts afresh the next time.
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
-    assert_eq!(index.next_burial(GRACE), None);
+    assert_eq!(index.next_expiry(GRACE), None);
     assert!(index.expire_deleted(now + GRACE * 2, GRACE).rules.is_empty());
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
-    index.vanish_source(&source("a", "s"), now);
+    index.mark_source_deleted(&source("a", "s"), now);
     assert_eq!(index.expire_deleted(now + GRACE, GRACE).rules.len(), 1);
     assert_eq!(wanted(&index, "r1", "one"), Some(0));
 }
@@ -288,7 +288,7 @@ fn known_rule_removes_where_not_chosen_and_unknown_does_not() {
 }
 
 #[test]
-fn what_one_cluster_is_permitted_wakes_no_other() {
+fn approval_of_one_cluster_wakes_no_other() {
     let mut index = known_index();
     for name in ["one", "two"] {
         index.set_cluster(name.into(), cluster("prod"));
@@ -337,8 +337,8 @@ enum Step {
     Rule { uid: u8, namespace: u8, value: u8, clusters: u8 },
     RemoveRule(u8),
     Source { namespace: u8, name: u8, value: u8, text: Option<u8> },
-    Vanish { namespace: u8, name: u8 },
-    Bury,
+    MarkDeleted { namespace: u8, name: u8 },
+    Expire,
     Cluster { name: u8, env: u8 },
     RemoveCluster(u8),
     Kind(bool),
@@ -355,8 +355,8 @@ fn step() -> impl Strategy<Value = Step> {
         (0..3u8).prop_map(Step::RemoveRule),
         (0..2u8, 0..3u8, 0..3u8, proptest::option::of(0..3u8))
             .prop_map(|(namespace, name, value, text)| Step::Source { namespace, name, value, text }),
-        (0..2u8, 0..3u8).prop_map(|(namespace, name)| Step::Vanish { namespace, name }),
-        Just(Step::Bury),
+        (0..2u8, 0..3u8).prop_map(|(namespace, name)| Step::MarkDeleted { namespace, name }),
+        Just(Step::Expire),
         (0..3u8, 0..2u8).prop_map(|(name, env)| Step::Cluster { name, env }),
         (0..3u8).prop_map(Step::RemoveCluster),
         any::<bool>().prop_map(Step::Kind),
@@ -368,7 +368,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Naive {
     rules: BTreeMap<RuleUid, Rule>,
     sources: BTreeMap<SourceRef, Source>,
-    vanished: BTreeSet<SourceRef>,
+    deleted: BTreeSet<SourceRef>,
     clusters: BTreeMap<ClusterName, Cluster>,
     configmaps_known: bool,
 }
@@ -397,19 +397,19 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
             let key = source(&format!("n{namespace}"), &format!("s{name}"));
             let labels = labelled(&format!("v{value}"));
             let read = text.map(|text| body(&text.to_string()));
-            naive.vanished.remove(&key);
+            naive.deleted.remove(&key);
             naive.sources.insert(key.clone(), Source { labels: labels.clone(), body: SourceState::Unread });
             index.set_source(key, labels, read);
         }
-        Step::Vanish { namespace, name } => {
+        Step::MarkDeleted { namespace, name } => {
             let key = source(&format!("n{namespace}"), &format!("s{name}"));
             if naive.sources.contains_key(&key) {
-                naive.vanished.insert(key.clone());
+                naive.deleted.insert(key.clone());
             }
-            index.vanish_source(&key, now);
+            index.mark_source_deleted(&key, now);
         }
-        Step::Bury => {
-            for key in std::mem::take(&mut naive.vanished) {
+        Step::Expire => {
+            for key in std::mem::take(&mut naive.deleted) {
                 naive.sources.remove(&key);
             }
             index.expire_deleted(now + GRACE, GRACE);
@@ -547,7 +547,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     let target = |index: &Index| index.rule(&uid).unwrap().target().to_owned();
     let gate = |index: &Index, back_to: Option<&str>| {
         let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
-        Gate { revision: target(index), reach, rests: false, back_to: back_to.map(ToOwned::to_owned) }
+        Gate { revision: target(index), reach, is_settled: false, back_to: back_to.map(ToOwned::to_owned) }
     };
     assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
     let effect = index.let_in(&uid, gate(&index, None));

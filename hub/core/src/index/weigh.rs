@@ -40,14 +40,14 @@ impl Index {
                 Item::Copy(cluster, intent) => here.entry(cluster).or_insert_with(Vec::new).push(intent),
                 Item::Name(intent) | Item::Source(intent) => everywhere.push(intent),
                 Item::Prune(cluster, digest) => {
-                    let asked = holdings(&entry.rule.uid, cluster).and_then(|held| held.prunes);
+                    let asked = holdings(&entry.rule.uid, cluster).and_then(|acked| acked.prunes);
                     let copies = asked.filter(|asked| asked.digest == *digest).map_or(0, |asked| asked.objects.into());
                     prunes.insert(cluster.clone(), copies);
                 }
             }
         }
         // Where the rule's copies are held, its sources' copies would go as soon as it goes there again.
-        let holds = |cluster: &ClusterName| holdings(&entry.rule.uid, cluster).is_some_and(|held| held.copies > 0);
+        let holds = |cluster: &ClusterName| holdings(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0);
         let there =
             self.clusters.keys().filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
         // Where everything goes, nothing is counted twice.
@@ -79,24 +79,25 @@ impl Index {
         let outside = self.clusters.keys().filter(|name| {
             !entry.target_clusters.clusters.contains_key(*name) && decision.blocks(&Item::Cluster((*name).clone()))
         });
-        let said = entry.target_clusters.clusters.keys().chain(outside).filter_map(|cluster| {
+        let message = entry.target_clusters.clusters.keys().chain(outside).filter_map(|cluster| {
             let copies = holdings(&entry.rule.uid, cluster)?.copies;
             let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
             let intents = leaving.saturating_add(plan.sources() as u64);
             Some(copies.min(most(&entry.rule, intents).unwrap_or(u64::MAX)))
         });
-        let said: Vec<_> = said.filter(|copies| *copies > 0).collect();
-        let (all, largest) =
-            said.iter().fold((0u64, 0), |(all, largest), copies| (all.saturating_add(*copies), largest.max(*copies)));
+        let message: Vec<_> = message.filter(|copies| *copies > 0).collect();
+        let (all, largest) = message
+            .iter()
+            .fold((0u64, 0), |(all, largest), copies| (all.saturating_add(*copies), largest.max(*copies)));
         let others = all.saturating_sub(largest);
-        if most(&entry.rule, 0).is_none() && said.len() > 1 { others.saturating_mul(2).min(all) } else { all }
+        if most(&entry.rule, 0).is_none() && message.len() > 1 { others.saturating_mul(2).min(all) } else { all }
     }
 
     /// The copies in a cluster that go with the rule.
     fn copies(&self, entry: &RuleEntry, cluster: &ClusterName, holdings: Holdings<'_>) -> u64 {
         let all = match holdings(&entry.rule.uid, cluster) {
             Some(holding) => holding.copies,
-            None if self.may_hold(cluster) => targets(&entry.rule).saturating_mul(entry.plan.sources() as u64),
+            None if self.may_have(cluster) => targets(&entry.rule).saturating_mul(entry.plan.sources() as u64),
             None => 0,
         };
         let Some(plan) = entry.cluster_plans.plan(cluster, &entry.plan) else { return all };
@@ -109,12 +110,12 @@ impl Index {
             Some(holding) if holding.intents > 0 => holding.copies.div_ceil(holding.intents),
             // It may have taken in more than it has told.
             Some(_) => targets(&entry.rule),
-            None if self.may_hold(cluster) => targets(&entry.rule),
+            None if self.may_have(cluster) => targets(&entry.rule),
             None => 0,
         }
     }
 
-    pub(super) fn may_hold(&self, cluster: &ClusterName) -> bool {
+    pub(super) fn may_have(&self, cluster: &ClusterName) -> bool {
         self.clusters.get(cluster).is_some_and(|cluster| cluster.was_connected)
     }
 
@@ -131,14 +132,14 @@ impl Index {
         readers.iter().filter(|uid| **uid != entry.rule.uid).filter_map(|uid| self.rules.get(uid)).any(|other| {
             let target_clusters = &other.target_clusters;
             let Some(terms) = target_clusters.clusters.get(cluster) else { return false };
-            let rests = target_clusters.unknown
+            let frozen = target_clusters.unknown
                 || target_clusters.cordoned.contains(cluster)
                 || terms.is_frozen()
                 || other.rule.deleting;
             let reaches = terms.namespaces == entry.rule.terms.namespaces
                 && (terms.grants.is_none() || former.is_some_and(|former| former.grants == terms.grants));
             let sends = || other.assignment(cluster).is_some_and(|assignment| assignment.content(intent).is_some());
-            !rests && reaches && sends()
+            !frozen && reaches && sends()
         })
     }
 }

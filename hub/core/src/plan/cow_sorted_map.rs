@@ -218,7 +218,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_taken_from_the_front_is_the_least_and_the_rest_stays(
+        fn pop_first_takes_the_least_key(
             keys in proptest::collection::btree_set(0..60u8, 0..60), counts in proptest::collection::vec(0..9usize, 0..12),
         ) {
             let mut sorted_map = CowSortedMap::<u8, u8, 4>::default();

@@ -57,7 +57,7 @@ impl Expected {
     }
 
     /// Of nothing, on the same terms.
-    pub(super) fn anew(&self) -> Self {
+    pub(super) fn begins_again(&self) -> Self {
         Self { ignored: self.ignored.clone(), ..Self::default() }
     }
 
@@ -150,7 +150,7 @@ mod tests {
         assert!(one.without.0.lock().len() <= KEPT);
         plans.iter_mut().for_each(|plan| plan.take_out(&source, &one));
         for mut plan in plans {
-            let mut fresh = plan.anew();
+            let mut fresh = plan.begins_again();
             fresh.put_in(&source, &content(2, "two"));
             plan.put_in(&source, &content(2, "two"));
             assert_eq!(shown(&plan), shown(&fresh));

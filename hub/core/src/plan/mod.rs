@@ -278,7 +278,7 @@ impl RulePlan {
     pub fn already_says(&self, source: &SourceRef, selected: Option<&SourceState>) -> bool {
         let intent = self.intents.get(source);
         let flags = (self.unread.contains(source), self.unreadable.contains(source), self.refused.get(source));
-        let holds = |content: &SourceContent| intent.is_some_and(|held| held.is(content));
+        let holds = |content: &SourceContent| intent.is_some_and(|acked| acked.is(content));
         match selected {
             None => intent.is_none() && flags == (false, false, None),
             Some(SourceState::Refused(refused)) => intent.is_none() && flags == (false, false, Some(refused)),
@@ -297,7 +297,7 @@ impl RulePlan {
             && self.refused == other.refused
             && self.render_errors == other.render_errors
             && self.unknown == other.unknown
-            && self.is_lent_the_same(other)
+            && self.has_same_references(other)
             && self.scope == other.scope
             && self.intents.len() == other.intents.len()
             && self.shown.is_like(&other.shown)

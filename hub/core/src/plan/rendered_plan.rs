@@ -83,7 +83,7 @@ pub struct RenderedPlan {
 impl RenderedPlan {
     /// Nothing yet, of what this selects.
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
-        let (unknown, shown) = (selection.unknown.clone(), selection.shown.anew());
+        let (unknown, shown) = (selection.unknown.clone(), selection.shown.begins_again());
         let plan = RulePlan { unknown, shown, ..RulePlan::of(&selection.uid, &selection.scope) };
         Self { plan: plan.into(), outcomes: CowSortedMap::default(), wanted: CowSortedMap::default(), meet }
     }

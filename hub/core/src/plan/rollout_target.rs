@@ -8,7 +8,7 @@ use super::{Rule, RulePlan, SourceState};
 pub struct RolloutTarget {
     whole: String,
     /// While the removal guard blocks a part of it.
-    held: String,
+    current: String,
 }
 
 impl RolloutTarget {
@@ -32,11 +32,11 @@ impl RolloutTarget {
         }
         let digest = context.finish();
         let whole = data_encoding::HEXLOWER.encode(&digest.as_ref()[..8]);
-        Self { held: format!("{whole}-held"), whole }
+        Self { current: format!("{whole}-held"), whole }
     }
 
     /// Its name, while the removal guard blocks a part of it or not.
-    pub fn name(&self, held: bool) -> &str {
-        if held { &self.held } else { &self.whole }
+    pub fn name(&self, current: bool) -> &str {
+        if current { &self.current } else { &self.whole }
     }
 }

@@ -238,12 +238,12 @@ impl ClusterChoice {
 }
 
 impl From<&runnel_api::Clusters> for ClusterChoice {
-    fn from(said: &runnel_api::Clusters) -> Self {
+    fn from(spec: &runnel_api::Clusters) -> Self {
         Self {
-            all: said.all,
-            names: said.names.clone(),
-            selector: said.selector.as_ref().map(Into::into),
-            exclude: patterns(&said.exclude),
+            all: spec.all,
+            names: spec.names.clone(),
+            selector: spec.selector.as_ref().map(Into::into),
+            exclude: patterns(&spec.exclude),
         }
     }
 }
@@ -299,7 +299,7 @@ fn build(
     object: &impl ResourceExt,
     kind: &str,
     sources: Vec<SourceChoice>,
-    (said, status): (&runnel_api::RuleTerms, Option<&runnel_api::RuleStatus>),
+    (spec, status): (&runnel_api::RuleTerms, Option<&runnel_api::RuleStatus>),
     runnel_namespace: &str,
 ) -> Option<Rule> {
     let meta = object.meta();
@@ -310,17 +310,17 @@ fn build(
             name: object.name_any(),
         },
         created_at: meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
-        namespaces: said.namespaces.as_ref().map(Into::into),
-        create_namespaces: said.create_namespaces,
-        conflict_policy: said.conflict_policy.into(),
-        drift_policy: said.drift_policy.into(),
-        deletion_policy: said.deletion_policy.into(),
-        suspend: said.suspend,
-        enforcement: said.enforcement.into(),
-        immutable_policy: said.immutable_policy.into(),
+        namespaces: spec.namespaces.as_ref().map(Into::into),
+        create_namespaces: spec.create_namespaces,
+        conflict_policy: spec.conflict_policy.into(),
+        drift_policy: spec.drift_policy.into(),
+        deletion_policy: spec.deletion_policy.into(),
+        suspend: spec.suspend,
+        enforcement: spec.enforcement.into(),
+        immutable_policy: spec.immutable_policy.into(),
         // What the schema lets through and is no pointer names no field.
-        ignore_fields: said.ignore_fields.iter().filter_map(|text| FieldPath::parse(text)).collect(),
-        versions: said.transform.as_ref().and_then(|said| u32::try_from(said.versioned_name.as_ref()?.keep).ok()),
+        ignore_fields: spec.ignore_fields.iter().filter_map(|text| FieldPath::parse(text)).collect(),
+        versions: spec.transform.as_ref().and_then(|spec| u32::try_from(spec.versioned_name.as_ref()?.keep).ok()),
         grants: None,
     };
     Some(Rule {
@@ -328,18 +328,18 @@ fn build(
         generation: meta.generation.unwrap_or_default(),
         deleting: meta.deletion_timestamp.is_some(),
         sources,
-        clusters: ClusterChoice::from(&said.clusters),
-        made_by: made_by(&terms, said),
+        clusters: ClusterChoice::from(&spec.clusters),
+        made_by: made_by(&terms, spec),
         // A dry run is previewed everywhere at once. With enforcement the rollout begins.
-        rollout: said.rollout.as_ref().filter(|_| !terms.is_dry_run()).map(Into::into),
+        rollout: spec.rollout.as_ref().filter(|_| !terms.is_dry_run()).map(Into::into),
         terms: NamedTerms::new(terms),
-        shape: Shape::new(said).into(),
+        shape: Shape::new(spec).into(),
         removal: RemovalTerms {
             limit: Limit {
-                count: u64::try_from(said.removal_limit.count).unwrap_or_default(),
-                percent: u64::try_from(said.removal_limit.percent).unwrap_or_default(),
+                count: u64::try_from(spec.removal_limit.count).unwrap_or_default(),
+                percent: u64::try_from(spec.removal_limit.percent).unwrap_or_default(),
             },
-            on_rule_delete: said.removal_limit.on_rule_delete == runnel_api::OnRuleDelete::Hold,
+            on_rule_delete: spec.removal_limit.on_rule_delete == runnel_api::OnRuleDelete::Hold,
             approve: object.annotations().get(runnel_api::APPROVE).cloned(),
             pending: status.and_then(|status| status.pending_approval.clone()),
         },
@@ -348,9 +348,9 @@ fn build(
 }
 
 /// Names how copies are made and kept: the terms, but for whether the rule rests, and how copies differ from their sources.
-fn made_by(terms: &Terms, said: &runnel_api::RuleTerms) -> [u8; 32] {
+fn made_by(terms: &Terms, spec: &runnel_api::RuleTerms) -> [u8; 32] {
     let terms = Terms { suspend: false, ..terms.clone() };
-    let shape = (&said.transform, &said.substitute, &said.overrides);
+    let shape = (&spec.transform, &spec.substitute, &spec.overrides);
     let canonical = serde_json::to_vec(&(terms, shape)).expect("terms and shapes have only texts as keys of maps");
     let mut name = [0; 32];
     name.copy_from_slice(digest::digest(&digest::SHA256, &canonical).as_ref());

@@ -84,7 +84,7 @@ impl RulePlan {
     }
 
     /// The Secrets from which values are taken that are something else than in a former plan.
-    pub fn lent_since(&self, former: &RulePlan) -> Vec<SourceRef> {
+    pub fn referenced_since(&self, former: &RulePlan) -> Vec<SourceRef> {
         let both = self
             .secret_refs
             .keys()
@@ -95,7 +95,7 @@ impl RulePlan {
     }
 
     /// Whether two know the same of what is lent.
-    pub(super) fn is_lent_the_same(&self, other: &RulePlan) -> bool {
+    pub(super) fn has_same_references(&self, other: &RulePlan) -> bool {
         let same = |(secret, body)| lends_the_same(other.secret_refs.get(secret), Some(body));
         self.secret_refs.len() == other.secret_refs.len() && self.secret_refs.iter().all(same)
     }

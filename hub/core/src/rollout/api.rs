@@ -9,8 +9,8 @@ use runnel_api::{CountOrPercent, OnFailure, ReachedUpTo, RolloutStatus};
 use super::{Portion, Progress, Rollout, RolloutPosition};
 
 impl From<&CountOrPercent> for Portion {
-    fn from(said: &CountOrPercent) -> Self {
-        match said {
+    fn from(spec: &CountOrPercent) -> Self {
+        match spec {
             CountOrPercent::Count(count) => Self::Count(u64::try_from(*count).unwrap_or_default()),
             // What the schema lets through and is no number lets one cluster in at a time.
             CountOrPercent::Text(text) => Self::Percent(text.trim_end_matches('%').parse().unwrap_or_default()),
@@ -19,14 +19,14 @@ impl From<&CountOrPercent> for Portion {
 }
 
 impl From<&runnel_api::Rollout> for Rollout {
-    fn from(said: &runnel_api::Rollout) -> Self {
+    fn from(spec: &runnel_api::Rollout) -> Self {
         Self {
-            max_concurrency: (&said.max_concurrency).into(),
-            order_by: said.order_by_label.clone(),
-            soak: Duration::from_secs(u64::try_from(said.soak_seconds).unwrap_or_default()),
-            max_failures: u64::try_from(said.max_failures).unwrap_or_default(),
-            paused: said.paused,
-            reverts: said.on_failure == OnFailure::Revert,
+            max_concurrency: (&spec.max_concurrency).into(),
+            order_by: spec.order_by_label.clone(),
+            soak: Duration::from_secs(u64::try_from(spec.soak_seconds).unwrap_or_default()),
+            max_failures: u64::try_from(spec.max_failures).unwrap_or_default(),
+            paused: spec.paused,
+            reverts: spec.on_failure == OnFailure::Revert,
         }
     }
 }
@@ -106,7 +106,7 @@ mod tests {
     use crate::rollout::Phase;
 
     #[test]
-    fn what_is_written_into_the_status_is_read_again() {
+    fn written_progress_reads_back() {
         let at = |second| Some(Timestamp::from_second(second).unwrap());
         let progress = Progress {
             revision: "abc".to_owned(),
@@ -139,10 +139,10 @@ mod tests {
 
     #[test]
     fn a_part_of_the_clusters_is_rounded_up_and_never_nothing() {
-        let of = |said: serde_json::Value, all| {
-            let said: runnel_api::Rollout =
-                serde_json::from_value(serde_json::json!({"maxConcurrency": said})).unwrap();
-            Rollout::from(&said).max_concurrency.of(all)
+        let of = |spec: serde_json::Value, all| {
+            let spec: runnel_api::Rollout =
+                serde_json::from_value(serde_json::json!({"maxConcurrency": spec})).unwrap();
+            Rollout::from(&spec).max_concurrency.of(all)
         };
         assert_eq!(of("25%".into(), 9), 3);
         assert_eq!(of("1%".into(), 3), 1);

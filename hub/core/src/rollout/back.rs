@@ -28,9 +28,9 @@ pub(super) fn step(
     seen: &Observation<'_>,
     now: Now,
 ) -> (Progress, Gate) {
-    let nothing = |progress: &Progress, rests| {
+    let nothing = |progress: &Progress, is_settled| {
         let reach = AdmittedClusters::Only(BTreeMap::new());
-        Gate { revision: progress.revision.clone(), reach, rests, back_to: None }
+        Gate { revision: progress.revision.clone(), reach, is_settled, back_to: None }
     };
     if rollout.paused && before.phase == Phase::Reverted {
         let again = Progress::begin(seen.target, rollout, Some(before), now.wall);
@@ -56,8 +56,8 @@ pub(super) fn step(
         (progress.phase, progress.ended_at) = (Phase::Reverted, Some(now.wall));
     }
     count(&mut progress, before, seen);
-    let rests = reached.in_flight.is_empty() && !seen.settling && (over || rollout.paused);
-    let gate = gate_to(&progress, reached.let_in, rests);
+    let is_settled = reached.in_flight.is_empty() && !seen.settling && (over || rollout.paused);
+    let gate = gate_to(&progress, reached.let_in, is_settled);
     (progress, gate)
 }
 
@@ -74,7 +74,7 @@ fn count(progress: &mut Progress, before: &Progress, seen: &Observation<'_>) {
     progress.reverted = at_least(progress.reached - left, before.reverted, seen);
 }
 
-fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, rests: bool) -> Gate {
+fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, is_settled: bool) -> Gate {
     let (revision, back_to) = (progress.revision.clone(), progress.base.clone().unwrap_or_default());
-    Gate { revision, reach: AdmittedClusters::Only(these), rests, back_to: Some(back_to) }
+    Gate { revision, reach: AdmittedClusters::Only(these), is_settled, back_to: Some(back_to) }
 }

@@ -21,7 +21,7 @@ pub struct Gate {
     /// Who may have it.
     pub reach: AdmittedClusters,
     /// Whether time alone brings no next step: only what a cluster or a person does.
-    pub rests: bool,
+    pub is_settled: bool,
     /// Names the state of a completed rollout that those clusters get instead, where the target is rolled back.
     pub back_to: Option<String>,
 }

@@ -66,7 +66,7 @@ pub fn step(
     let same = |progress: &&Progress| progress.revision == seen.target && progress.order_by == rollout.order_by;
     let fresh = || Progress::begin(seen.target, rollout, before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
-    let gate_to = |reach, rests| Gate { revision: seen.target.to_owned(), reach, rests, back_to: None };
+    let gate_to = |reach, is_settled| Gate { revision: seen.target.to_owned(), reach, is_settled, back_to: None };
     let completed = progress.is_completed();
     if progress.phase == Phase::Completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
         return (progress, gate_to(AdmittedClusters::All, true));
@@ -113,10 +113,10 @@ pub fn step(
     count(&mut progress, &reached, seen);
     // Who is let in and has not settled may yet count as failed, or as away, without doing anything.
     let is_over = matches!(progress.phase, Phase::Stopped | Phase::Paused | Phase::Completed);
-    let rests = is_over && reached.in_flight.is_empty() && !seen.settling;
+    let is_settled = is_over && reached.in_flight.is_empty() && !seen.settling;
     let has_everybody = progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
     let reach = if has_everybody { AdmittedClusters::All } else { AdmittedClusters::Only(reached.let_in) };
-    (progress, gate_to(reach, rests))
+    (progress, gate_to(reach, is_settled))
 }
 
 /// Looks at who was reached.

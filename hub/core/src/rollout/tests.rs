@@ -127,7 +127,7 @@ impl World {
         self.clusters.keys().filter(lets_in).map(|turn| turn.cluster.as_str()).collect()
     }
 
-    fn told(&self) -> &Progress {
+    fn reported_progress(&self) -> &Progress {
         self.progress.as_ref().unwrap()
     }
 
@@ -152,9 +152,12 @@ fn waves_follow_as_each_is_applied_and_all_are_admitted() {
     world.step();
     world.is("c5", Health::Applied);
     assert_eq!(world.step(), Phase::Completed);
-    let told = world.told();
-    assert_eq!((told.wave, told.reached, told.applied, told.clusters), (3, 5, 5, 5));
-    assert!(told.ended_at.is_some());
+    let reported_progress = world.reported_progress();
+    assert_eq!(
+        (reported_progress.wave, reported_progress.reached, reported_progress.applied, reported_progress.clusters),
+        (3, 5, 5, 5)
+    );
+    assert!(reported_progress.ended_at.is_some());
     // A newcomer gets the newest at once.
     world.clusters.insert(turn(None, "c0"), Health::Pending);
     assert_eq!(world.step(), Phase::Completed);
@@ -228,18 +231,18 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
         assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
         world.is("c3", Health::Failed);
         assert_eq!(world.step(), Phase::Stopped);
-        assert_eq!(world.told().failed, 2);
+        assert_eq!(world.reported_progress().failed, 2);
         // Also when what failed does so no longer, or nobody can say.
         world.is("c3", Health::Applied);
         assert_eq!(world.step(), Phase::Stopped);
-        assert_eq!((world.told().failing, world.told().failed), (1, 2), "one has recovered");
+        assert_eq!((world.reported_progress().failing, world.reported_progress().failed), (1, 2), "one has recovered");
         world.all_are(&["c1", "c3", "c4"], Health::Applied);
         assert_eq!(world.step(), Phase::Stopped);
-        assert_eq!((world.told().failing, world.told().failed), (0, 2));
+        assert_eq!((world.reported_progress().failing, world.reported_progress().failed), (0, 2));
         world.restart();
         world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
         assert_eq!(world.after(1000), Phase::Stopped);
-        assert_eq!(world.told().failed, 2);
+        assert_eq!(world.reported_progress().failed, 2);
         world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
         world.all_are(&["c5", "c6"], Health::Pending);
         world
@@ -252,7 +255,7 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
     let mut tried = stopped();
     tried.rollout.paused = true;
     assert_eq!(tried.step(), Phase::Paused);
-    assert_eq!((tried.told().failed, tried.let_in().len()), (0, 4));
+    assert_eq!((tried.reported_progress().failed, tried.let_in().len()), (0, 4));
     tried.rollout.paused = false;
     assert_eq!(tried.step(), Phase::Progressing);
     assert_eq!(tried.let_in().len(), 6);
@@ -261,7 +264,7 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
     edited.edit("t2");
     assert_eq!(edited.step(), Phase::Progressing);
     assert_eq!(edited.let_in(), ["c1", "c2"]);
-    assert_eq!(edited.told().failed, 0);
+    assert_eq!(edited.reported_progress().failed, 0);
 }
 
 #[test]
@@ -274,14 +277,14 @@ fn edit_closes_the_gate_and_begins_with_the_first_wave() {
     assert!(world.let_in().is_empty(), "before anybody has judged it");
     world.step();
     assert_eq!(world.let_in(), ["c1", "c2"]);
-    assert_eq!(world.told().wave, 1);
+    assert_eq!(world.reported_progress().wave, 1);
 }
 
 #[test]
 fn too_fast_edits_never_reach_the_second_wave_and_count() {
     let mut world = World::new(4, Rollout { soak: Duration::from_secs(60), ..rollout() });
     world.step();
-    let began = world.told().started_at;
+    let began = world.reported_progress().started_at;
     for edit in 2..=5 {
         world.after(1);
         world.all_are(&["c1", "c2"], Health::Applied);
@@ -290,49 +293,49 @@ fn too_fast_edits_never_reach_the_second_wave_and_count() {
         world.step();
         assert_eq!(world.let_in(), ["c1", "c2"], "nobody else has tried the newest");
     }
-    assert_eq!((world.told().superseded, world.told().unfinished_since), (4, Some(began)));
+    assert_eq!((world.reported_progress().superseded, world.reported_progress().unfinished_since), (4, Some(began)));
     // Another order is no newer change.
     world.rollout.order_by = Some("tier".to_owned());
     world.step();
-    assert_eq!((world.told().superseded, world.told().unfinished_since), (4, Some(began)));
+    assert_eq!((world.reported_progress().superseded, world.reported_progress().unfinished_since), (4, Some(began)));
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
     world.step();
     assert_eq!(world.after(60), Phase::Completed);
-    assert_eq!((world.told().superseded, world.told().unfinished_since), (0, None));
+    assert_eq!((world.reported_progress().superseded, world.reported_progress().unfinished_since), (0, None));
     world.edit("t6");
     world.step();
-    assert_eq!(world.told().superseded, 0, "the one before was completed");
+    assert_eq!(world.reported_progress().superseded, 0, "the one before was completed");
 }
 
 #[test]
-fn what_only_an_event_can_move_is_not_looked_at_by_the_clock() {
-    let rests = |world: &World| world.gate.as_ref().unwrap().rests;
+fn rollout_waiting_for_an_event_has_no_timer() {
+    let is_settled = |world: &World| world.gate.as_ref().unwrap().is_settled;
     let mut world = World::new(4, rollout());
     world.step();
-    assert!(!rests(&world));
+    assert!(!is_settled(&world));
     world.is("c1", Health::Failed);
     assert_eq!(world.step(), Phase::Stopped);
-    assert!(!rests(&world), "who is under way may come to no end");
+    assert!(!is_settled(&world), "who is under way may come to no end");
     assert_eq!(world.after(600), Phase::Stopped);
-    assert_eq!(world.told().failed, 2);
-    assert!(rests(&world));
+    assert_eq!(world.reported_progress().failed, 2);
+    assert!(is_settled(&world));
     world.rollout.paused = true;
     assert_eq!(world.step(), Phase::Paused);
-    assert!(rests(&world));
+    assert!(is_settled(&world));
     world.rollout.paused = false;
     world.all_are(&["c1", "c2"], Health::Applied);
     assert_eq!(world.step(), Phase::Progressing);
-    assert!(!rests(&world));
+    assert!(!is_settled(&world));
     world.all_are(&["c3", "c4"], Health::Away);
     assert_eq!(world.after(60), Phase::Completed);
-    assert!(rests(&world) && !world.let_in().contains(&"c3"), "who is away comes with a word");
+    assert!(is_settled(&world) && !world.let_in().contains(&"c3"), "who is away comes with a word");
     world.is("c3", Health::Pending);
     world.step();
-    assert!(!rests(&world));
+    assert!(!is_settled(&world));
 }
 
 #[test]
-fn who_has_it_already_takes_no_room() {
+fn updated_cluster_takes_no_slot() {
     let mut world = World::new(6, rollout());
     world.all_are(&["c1", "c3", "c5"], Health::Applied);
     world.step();
@@ -344,7 +347,7 @@ fn who_has_it_already_takes_no_room() {
 }
 
 #[test]
-fn who_is_away_is_passed_over_and_comes_in_when_there_is_room() {
+fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
     let mut world = World::new(6, rollout());
     world.all_are(&["c1", "c2", "c3"], Health::Away);
     world.step();
@@ -399,7 +402,7 @@ fn absent_cluster_is_admitted_later_and_can_stop_the_rollout() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_not_taken_for_applied() {
+fn incomparable_plan_does_not_count_as_applied() {
     let mut world = World::new(4, rollout());
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Quiet);
     world.step();
@@ -412,12 +415,12 @@ fn what_cannot_be_compared_is_not_taken_for_applied() {
 }
 
 #[test]
-fn while_nobody_is_connected_nothing_moves() {
+fn rollout_pauses_while_no_cluster_is_connected() {
     let mut world = World::new(3, rollout());
     world.all_are(&["c1", "c2", "c3"], Health::Away);
     world.step();
     assert_eq!(world.after(10_000), Phase::Progressing);
-    assert_eq!(world.told().reached, 0);
+    assert_eq!(world.reported_progress().reached, 0);
     world.is("c2", Health::Pending);
     world.step();
     assert_eq!(world.let_in(), ["c2"]);
@@ -425,7 +428,7 @@ fn while_nobody_is_connected_nothing_moves() {
 }
 
 #[test]
-fn who_does_not_come_to_an_end_has_failed() {
+fn unfinished_cluster_has_failed() {
     let mut world = World::new(3, rollout());
     world.step();
     world.is("c1", Health::Applied);
@@ -435,7 +438,7 @@ fn who_does_not_come_to_an_end_has_failed() {
 }
 
 #[test]
-fn new_leader_admits_nobody_before_all_can_connect() {
+fn new_leader_admits_no_wave_before_all_can_connect() {
     let mut world = World::new(6, rollout());
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
@@ -453,11 +456,11 @@ fn new_leader_admits_nobody_before_all_can_connect() {
     world.all_are(&["c3", "c4"], Health::Applied);
     world.after(20);
     assert_eq!(world.let_in(), ["c3", "c4"]);
-    assert_eq!(world.told().wave, 2);
+    assert_eq!(world.reported_progress().wave, 2);
     world.settling = false;
     world.step();
     assert_eq!(world.let_in(), ["c3", "c4", "c5"]);
-    assert_eq!(world.told().wave, 3);
+    assert_eq!(world.reported_progress().wave, 3);
 }
 
 #[test]
@@ -469,7 +472,7 @@ fn pause_sends_nothing_further_and_counts_work_under_way() {
     assert_eq!(world.step(), Phase::Paused);
     world.is("c2", Health::Failed);
     assert_eq!(world.step(), Phase::Paused);
-    assert_eq!((world.told().applied, world.told().failed), (1, 1));
+    assert_eq!((world.reported_progress().applied, world.reported_progress().failed), (1, 1));
     assert_eq!(world.let_in(), ["c1", "c2"]);
     world.edit("t2");
     assert_eq!(world.step(), Phase::Paused);
@@ -490,7 +493,7 @@ fn going_back() -> World {
     assert_eq!(world.step(), Phase::Reverting);
     assert_eq!(world.let_in(), ["c4"], "who is at work on it has its room, and no more are told at once");
     assert_eq!(world.back_to(), Some("t0"));
-    assert_eq!((world.told().failed, world.told().reached), (1, 4));
+    assert_eq!((world.reported_progress().failed, world.reported_progress().reached), (1, 4));
     // From here on clusters are compared with the former state.
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
     world.all_are(&["c5", "c6"], Health::Applied);
@@ -513,15 +516,15 @@ fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     assert_eq!(world.let_in(), ["c1", "c2", "c4", "c5", "c6"]);
     world.all_are(&["c2", "c4"], Health::Applied);
     assert_eq!(world.step(), Phase::Reverted);
-    assert_eq!((world.told().reverted, world.told().failed), (3, 1));
-    assert!(world.gate.as_ref().unwrap().rests);
+    assert_eq!((world.reported_progress().reverted, world.reported_progress().failed), (3, 1));
+    assert!(world.gate.as_ref().unwrap().is_settled);
     // Who was away goes back when it is here again.
     world.is("c3", Health::Pending);
     assert_eq!(world.step(), Phase::Reverted);
     assert!(world.let_in().contains(&"c3"));
     world.is("c3", Health::Failed);
     assert_eq!(world.step(), Phase::Reverted);
-    assert_eq!(world.told().reverted, 3);
+    assert_eq!(world.reported_progress().reverted, 3);
     // Neither another order nor a larger budget sends it again.
     (world.rollout.order_by, world.rollout.max_failures) = (Some("tier".to_owned()), 9);
     assert_eq!(world.after(1000), Phase::Reverted);
@@ -535,8 +538,11 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     edited.edit("t2");
     assert!(edited.let_in().is_empty());
     assert_eq!(edited.step(), Phase::Progressing);
-    assert_eq!((edited.let_in(), edited.told().failed, edited.told().superseded), (vec!["c1", "c2"], 0, 0));
-    assert_eq!((edited.back_to(), edited.told().base.as_deref()), (None, Some("t0")));
+    assert_eq!(
+        (edited.let_in(), edited.reported_progress().failed, edited.reported_progress().superseded),
+        (vec!["c1", "c2"], 0, 0)
+    );
+    assert_eq!((edited.back_to(), edited.reported_progress().base.as_deref()), (None, Some("t0")));
 
     let mut again = going_back();
     again.step();
@@ -556,11 +562,11 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     again.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Pending);
     again.rollout.paused = false;
     assert_eq!(again.step(), Phase::Progressing);
-    assert_eq!((again.let_in(), again.told().wave), (vec!["c1", "c2"], 1));
+    assert_eq!((again.let_in(), again.reported_progress().wave), (vec!["c1", "c2"], 1));
 }
 
 #[test]
-fn what_was_completed_does_not_go_back() {
+fn completed_rollout_is_not_rolled_back() {
     let mut world = World::new(3, Rollout { reverts: true, ..rollout() });
     world.all_are(&["c2", "c3"], Health::Away);
     world.step();
@@ -590,7 +596,7 @@ fn what_was_completed_does_not_go_back() {
     // What comes next goes back to that.
     world.edit("t2");
     world.step();
-    assert_eq!(world.told().base.as_deref(), Some("t1"));
+    assert_eq!(world.reported_progress().base.as_deref(), Some("t1"));
 }
 
 #[test]
@@ -611,7 +617,7 @@ fn without_a_former_state_a_failed_rollout_stops() {
         world.all_are(&wave, Health::Applied);
         world.step();
     }
-    assert_eq!(world.told().phase, Phase::Completed);
+    assert_eq!(world.reported_progress().phase, Phase::Completed);
     world.has_former = true;
     world.edit("t3");
     world.step();
@@ -634,7 +640,7 @@ fn rollback_whose_former_state_is_lost_stops() {
             world.restart();
             // A cluster that was rolled back does not have the target, and does not get it again.
             world.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
-            assert!(!world.told().is_completed() && world.let_in().is_empty());
+            assert!(!world.reported_progress().is_completed() && world.let_in().is_empty());
         }
         world.edit("t2");
         assert_eq!((world.step(), world.let_in()), (Phase::Progressing, vec!["c1", "c2"]));
@@ -642,7 +648,7 @@ fn rollback_whose_former_state_is_lost_stops() {
 }
 
 #[test]
-fn who_goes_back_goes_by_the_order_in_which_it_was_reached() {
+fn rollback_follows_the_order_of_the_rollout() {
     let world = going_back();
     let other = Rollout { order_by: Some("tier".to_owned()), ..rollout() };
     assert_eq!(other.order(world.progress.as_ref(), "t1"), None);
@@ -657,15 +663,15 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     world.step();
     world.all_are(&["c1", "c4"], Health::Applied);
     world.step();
-    assert_eq!((world.told().reverted, world.told().applied), (2, 2));
+    assert_eq!((world.reported_progress().reverted, world.reported_progress().applied), (2, 2));
     world.restart();
     world.settling = true;
     world.all_are(&all, Health::Away);
     world.step();
-    assert_eq!((world.told().reverted, world.told().applied), (2, 2));
+    assert_eq!((world.reported_progress().reverted, world.reported_progress().applied), (2, 2));
     world.settling = false;
     world.step();
-    assert_eq!(world.told().reverted, 0);
+    assert_eq!(world.reported_progress().reverted, 0);
 
     let mut world = World::new(6, rollout());
     world.step();
@@ -675,10 +681,10 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     world.settling = true;
     world.all_are(&all, Health::Away);
     world.step();
-    assert_eq!(world.told().applied, 2);
+    assert_eq!(world.reported_progress().applied, 2);
     world.edit("t2");
     world.step();
-    assert_eq!(world.told().applied, 0, "of another target nothing was counted");
+    assert_eq!(world.reported_progress().applied, 0, "of another target nothing was counted");
 
     // Who came behind the cursor counts as well, and so does what failed.
     let mut world = World::new(2, Rollout { max_failures: 1, ..rollout() });
@@ -689,16 +695,16 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     world.clusters.insert(turn(None, "c0"), Health::Applied);
     world.restart();
     world.step();
-    assert_eq!((world.told().reached, world.told().failed), (3, 1));
+    assert_eq!((world.reported_progress().reached, world.reported_progress().failed), (3, 1));
     world.restart();
     world.settling = true;
     world.all_are(&["c0", "c1", "c2"], Health::Away);
     world.step();
-    assert_eq!((world.told().reached, world.told().failed), (3, 1));
+    assert_eq!((world.reported_progress().reached, world.reported_progress().failed), (3, 1));
 }
 
 #[test]
-fn another_order_begins_anew() {
+fn other_order_starts_again() {
     let mut world = World::new(4, rollout());
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
@@ -706,7 +712,7 @@ fn another_order_begins_anew() {
     world.rollout.order_by = Some("tier".to_owned());
     world.all_are(&["c3", "c4"], Health::Applied);
     assert_eq!(world.step(), Phase::Completed);
-    assert_eq!(world.told().order_by.as_deref(), Some("tier"));
+    assert_eq!(world.reported_progress().order_by.as_deref(), Some("tier"));
 }
 
 /// Two clusters of tier 1, two of tier 2 and two of tier 4; those of tier 1 have the target, those of tier 2 are at work.
@@ -731,11 +737,15 @@ fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
     world.moves("c3", "3");
     world.is("c4", Health::Applied);
     assert_eq!(world.step(), Phase::Progressing);
-    assert_eq!((world.let_in(), world.told().wave), (vec!["c2", "c4", "c1", "c3"], 2), "c3 keeps its room");
-    assert_eq!(world.told().reached, 4);
+    assert_eq!(
+        (world.let_in(), world.reported_progress().wave),
+        (vec!["c2", "c4", "c1", "c3"], 2),
+        "c3 keeps its room"
+    );
+    assert_eq!(world.reported_progress().reached, 4);
     world.is("c1", Health::Failed);
     assert_eq!(world.step(), Phase::Reverting, "its failure counts");
-    assert_eq!((world.let_in(), world.told().reached), (vec!["c3"], 4));
+    assert_eq!((world.let_in(), world.reported_progress().reached), (vec!["c3"], 4));
     for restarts in [false, true] {
         let mut world = world.clone();
         if restarts {
@@ -743,20 +753,23 @@ fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
         }
         world.all_are(&all, Health::Pending);
         world.all_are(&["c5", "c6"], Health::Applied);
-        let mut told = BTreeSet::from(["c5", "c6"].map(ToOwned::to_owned));
+        let mut reported_progress = BTreeSet::from(["c5", "c6"].map(ToOwned::to_owned));
         while world.step() == Phase::Reverting {
             let now: Vec<_> = world.let_in().into_iter().map(ToOwned::to_owned).collect();
-            assert!(now.iter().filter(|name| !told.contains(*name)).count() <= 2, "{now:?} after {told:?}");
+            assert!(
+                now.iter().filter(|name| !reported_progress.contains(*name)).count() <= 2,
+                "{now:?} after {reported_progress:?}"
+            );
             now.iter().for_each(|name| world.is(name, Health::Applied));
-            told.extend(now);
+            reported_progress.extend(now);
         }
-        assert_eq!(Vec::from_iter(told), all, "restarts: {restarts}");
-        assert_eq!((world.told().reverted, world.told().reached), (4, 4));
+        assert_eq!(Vec::from_iter(reported_progress), all, "restarts: {restarts}");
+        assert_eq!((world.reported_progress().reverted, world.reported_progress().reached), (4, 4));
     }
 }
 
 #[test]
-fn who_came_to_no_end_and_was_moved_behind_the_cursor_goes_back() {
+fn unfinished_cluster_behind_the_cursor_is_rolled_back() {
     let mut world = in_the_second_wave();
     world.moves("c3", "3");
     world.is("c4", Health::Applied);
@@ -772,7 +785,7 @@ fn cluster_moved_behind_the_cursor_still_gets_the_change() {
     world.restart();
     world.is("c4", Health::Applied);
     world.step();
-    assert_eq!((world.let_in(), world.told().wave), (vec!["c1", "c2", "c4", "c3"], 3));
+    assert_eq!((world.let_in(), world.reported_progress().wave), (vec!["c1", "c2", "c4", "c3"], 3));
     world.is("c3", Health::Applied);
     world.step();
     world.all_are(&["c5", "c6"], Health::Applied);
@@ -785,14 +798,17 @@ fn cluster_moved_behind_the_cursor_still_gets_the_change() {
 fn new_cluster_gets_the_former_state_during_a_rollback() {
     let mut world = going_back();
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
-    assert_eq!((world.step(), world.told().reverted), (Phase::Reverted, 4));
+    assert_eq!((world.step(), world.reported_progress().reverted), (Phase::Reverted, 4));
     for cluster in ["c7", "c8", "c9"] {
         world.clusters.insert(turn(None, cluster), Health::Pending);
     }
     world.step();
     assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"]);
     world.is("c7", Health::Applied);
-    assert_eq!((world.step(), world.told().reverted, world.told().reached), (Phase::Reverted, 4, 4));
+    assert_eq!(
+        (world.step(), world.reported_progress().reverted, world.reported_progress().reached),
+        (Phase::Reverted, 4, 4)
+    );
     assert!(world.let_in().contains(&"c9"));
 }
 

@@ -1,7 +1,7 @@
 //! How a session comes to know what the agent holds of a rule: by an account that equals the share, or by asking.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{HeldIntent, RuleState, RuleUid};
+use runnel_proto::model::{AckedIntent, RuleState, RuleUid};
 
 use super::rule_stream_state::{Items, RuleStreamState};
 use super::{RULES_LIMIT, Session};
@@ -15,19 +15,19 @@ impl Session {
     /// Whether the hub knows, source by source, what the agent holds of a rule. If not, an account that equals the share
     /// settles it, and otherwise the agent is asked.
     pub(super) fn knows_items(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
-        let Some(held) = self.rules.get_mut(uid) else { return false };
-        match &held.items {
+        let Some(stream) = self.rules.get_mut(uid) else { return false };
+        match &stream.items {
             Items::Pairs(_) | Items::ClusterAssignment { .. } => return true,
             Items::Asked(_) => {}
             Items::Digest { digest, .. } if *digest == assignment.digest() => {
-                held.items = Items::exactly(assignment.clone());
-                held.former = false;
+                stream.items = Items::exactly(assignment.clone());
+                stream.former = false;
                 self.serve_wants(uid);
             }
             // An account that matches nothing yet, and may still.
             Items::Digest { .. } if assignment.is_growing() => {}
             Items::Digest { .. } | Items::Uncertain => {
-                held.items = Items::Asked(BTreeMap::new());
+                stream.items = Items::Asked(BTreeMap::new());
                 self.ask.insert(uid.clone());
             }
         }
@@ -40,7 +40,7 @@ impl Session {
         let mut left_out = 0;
         for state in states.into_iter().filter(|state| !state.gone) {
             let has_room = self.rules.len() < RULES_LIMIT;
-            let Some(held) = self.rules.get_mut(&state.uid) else {
+            let Some(stream) = self.rules.get_mut(&state.uid) else {
                 if has_room {
                     self.hello(vec![state])
                 } else {
@@ -48,10 +48,10 @@ impl Session {
                 }
                 continue;
             };
-            held.former = true;
+            stream.former = true;
             // What it was asked for is still to come, and speaks of all.
-            if !matches!(held.items, Items::Asked(_)) {
-                held.items = Items::Uncertain;
+            if !matches!(stream.items, Items::Asked(_)) {
+                stream.items = Items::Uncertain;
             }
         }
         self.leave_out_rules(self.left_out_rules().max(left_out));
@@ -94,12 +94,12 @@ impl Session {
     /// The agent's pairs of one rule, for which it was asked. Pairs that the hub has itself cost nothing to keep, so that an
     /// agent is heard whatever the hub has sent to it. Of the others those are left out that are more than the budget allows:
     /// they are asked for again when what was taken in has been removed.
-    pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) {
+    pub fn detail(&mut self, uid: &RuleUid, intents: Vec<AckedIntent>, last: bool) {
         if !matches!(self.rules.get(uid), Some(RuleStreamState { items: Items::Asked(_), .. })) {
             return;
         }
         let assignment = self.share_of(uid).cloned();
-        for HeldIntent { source, revision } in intents {
+        for AckedIntent { source, revision } in intents {
             let known = assignment.as_ref().and_then(|assignment| assignment.known_name(&source)).cloned();
             if known.is_none() && (self.left_out.contains_key(uid) || self.afford([&source].into_iter()).is_err()) {
                 self.left_out.insert(uid.clone(), false);
@@ -113,11 +113,11 @@ impl Session {
             return;
         }
         self.asked.remove(uid);
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        if let Items::Asked(pairs) = &mut held.items {
-            held.items = Items::Pairs(std::mem::take(pairs));
+        let Some(stream) = self.rules.get_mut(uid) else { return };
+        if let Items::Asked(pairs) = &mut stream.items {
+            stream.items = Items::Pairs(std::mem::take(pairs));
         }
-        if let Some(directive) = held.directive.clone() {
+        if let Some(directive) = stream.directive.clone() {
             self.reconcile(uid, directive);
         }
     }
@@ -143,8 +143,8 @@ impl Session {
             self.left_out.iter().filter(|(uid, removed)| is_sent(uid, **removed)).map(|(uid, _)| uid.clone()).collect();
         for uid in again {
             self.left_out.remove(&uid);
-            if let Some(held) = self.rules.get_mut(&uid) {
-                held.items = Items::Asked(BTreeMap::new());
+            if let Some(stream) = self.rules.get_mut(&uid) {
+                stream.items = Items::Asked(BTreeMap::new());
                 self.ask.insert(uid);
             }
         }

@@ -27,7 +27,7 @@ pub(super) struct Budget {
 impl Session {
     /// The agent needs the content of these sources again. It asks again later for what is not taken in here.
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
-        match self.rules.get(uid).map(|held| &held.directive) {
+        match self.rules.get(uid).map(|stream| &stream.directive) {
             Some(Some(
                 Directive::Wanted(assignment) | Directive::Cordoned(assignment) | Directive::AwaitingWave(assignment),
             )) => {
@@ -46,13 +46,13 @@ impl Session {
 
     /// Of a rule for whose newest the cluster still waits, only what it holds is sent again: so that must be known.
     fn ask_what_it_kept(&mut self, uid: &RuleUid) {
-        if let Some(held) = self.rules.get_mut(uid)
+        if let Some(stream) = self.rules.get_mut(uid)
             && matches!(
-                (&held.directive, &held.items),
+                (&stream.directive, &stream.items),
                 (Some(Directive::AwaitingWave(_)), Items::Digest { .. } | Items::Uncertain)
             )
         {
-            held.items = Items::Asked(BTreeMap::new());
+            stream.items = Items::Asked(BTreeMap::new());
             self.ask.insert(uid.clone());
         }
     }
@@ -94,9 +94,9 @@ impl Session {
 
     /// What is kept now, besides what the hub has itself.
     pub(super) fn kept(&self) -> usize {
-        let said = self.rules.values().map(|held| match &held.items {
+        let message = self.rules.values().map(|stream| match &stream.items {
             Items::Asked(pairs) | Items::Pairs(pairs) | Items::ClusterAssignment { beyond: pairs, .. } => {
-                let assignment = match &held.directive {
+                let assignment = match &stream.directive {
                     Some(
                         Directive::Wanted(assignment)
                         | Directive::Cordoned(assignment)
@@ -111,7 +111,7 @@ impl Session {
             Items::Uncertain | Items::Digest { .. } => 0,
         });
         let wants = self.wants.values().flatten().map(weight);
-        said.sum::<usize>() + wants.sum::<usize>()
+        message.sum::<usize>() + wants.sum::<usize>()
     }
 }
 

@@ -11,14 +11,14 @@ impl Session {
     pub(super) fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, bytes: &mut usize) -> bool {
         while let Some((uid, heading)) = self.headings.pop_first() {
             let is_of_terms = heading.terms.is_some() || heading.orphaned;
-            if let Some(held) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
-                held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
+            if let Some(stream) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
+                stream.sent_terms = heading.terms.as_ref().map(|(_, digest)| *digest);
             }
-            if let Some(held) = self.rules.get_mut(&uid) {
-                let rests = heading.terms.as_ref().map(|(terms, _)| terms.suspend).or(heading.suspend);
-                held.told_rests = rests.or(held.told_rests);
+            if let Some(stream) = self.rules.get_mut(&uid) {
+                let suspended = heading.terms.as_ref().map(|(terms, _)| terms.suspend).or(heading.suspend);
+                stream.sent_suspended = suspended.or(stream.sent_suspended);
                 let next = Some(self.nonce + 1);
-                held.prune_sent = next.filter(|_| heading.prune.is_some()).or(held.prune_sent);
+                stream.prune_sent = next.filter(|_| heading.prune.is_some()).or(stream.prune_sent);
             }
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
@@ -34,26 +34,26 @@ impl Session {
 
     /// Whether a rule rests is said to all at once, also where nothing else is sent of it: there the terms stay what they are,
     /// whatever was edited besides.
-    pub(super) fn say_whether_it_rests(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
+    pub(super) fn send_suspended(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let keeps = self.keeps(uid);
-        let Some(held) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else { return };
         let suspend = assignment.terms.suspend;
-        let hears_nothing = keeps || held.removing.is_some() || held.sent_orphaned;
-        if hears_nothing || held.rests.is_none_or(|rests| rests == suspend) {
+        let hears_nothing = keeps || stream.removing.is_some() || stream.sent_orphaned;
+        if hears_nothing || stream.is_suspended.is_none_or(|suspended| suspended == suspend) {
             return;
         }
-        held.rests = Some(suspend);
+        stream.is_suspended = Some(suspend);
         self.headings.entry(uid.clone()).or_default().suspend = Some(suspend);
     }
 
     pub(super) fn say_terms(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
-        let held = self.rules.entry(uid.clone()).or_default();
-        let revived = held.removing.take().is_some() | std::mem::take(&mut held.sent_orphaned);
+        let stream = self.rules.entry(uid.clone()).or_default();
+        let revived = stream.removing.take().is_some() | std::mem::take(&mut stream.sent_orphaned);
         self.removals.remove(uid);
-        let rests = Some(assignment.terms.suspend);
-        let rests_otherwise = held.rests.is_some() && held.rests != rests;
-        if revived || rests_otherwise || held.terms != Some(assignment.terms.digest) {
-            (held.terms, held.rests) = (Some(assignment.terms.digest), rests);
+        let suspended = Some(assignment.terms.suspend);
+        let differs_in_suspended = stream.is_suspended.is_some() && stream.is_suspended != suspended;
+        if revived || differs_in_suspended || stream.terms != Some(assignment.terms.digest) {
+            (stream.terms, stream.is_suspended) = (Some(assignment.terms.digest), suspended);
             let heading = self.headings.entry(uid.clone()).or_default();
             heading.terms = Some((assignment.terms.to_shared(), assignment.terms.digest));
             (heading.orphaned, heading.suspend) = (false, None);

@@ -85,7 +85,11 @@ impl HelloStates {
 /// About how many bytes a state takes.
 pub fn state_bytes(state: &RuleState) -> usize {
     let rule = state.rule.kind.len() + state.rule.namespace.len() + state.rule.name.len();
-    let namespaces = state.given_up.iter().flat_map(|given_up| &given_up.namespaces).map(|name| name.len() + 24);
+    let namespaces = state
+        .namespace_prunes
+        .iter()
+        .flat_map(|namespace_prunes| &namespace_prunes.namespaces)
+        .map(|name| name.len() + 24);
     let failures = state.failures.iter().map(|failure| {
         let copy = &failure.copy;
         200 + copy.resource.len() + copy.namespace.len() + copy.name.len() + failure.message.len()
@@ -107,7 +111,7 @@ mod tests {
         RuleState { intents: 1, failures: vec![failure; failures], ..RuleState::new(uid.into()) }
     }
 
-    fn held(states: HelloStates) -> Vec<(String, usize)> {
+    fn claimed(states: HelloStates) -> Vec<(String, usize)> {
         states.into_states().into_iter().map(|state| (state.uid.to_string(), state.failures.len())).collect()
     }
 
@@ -115,11 +119,11 @@ mod tests {
     fn failures_are_kept_of_known_rules_only() {
         let mut states = HelloStates::default();
         states.add(vec![state("known", 1), state("invented", 1)], |uid| *uid == "known".into());
-        assert_eq!(held(states), [("invented".to_owned(), 0), ("known".to_owned(), 1)]);
+        assert_eq!(claimed(states), [("invented".to_owned(), 0), ("known".to_owned(), 1)]);
     }
 
     #[test]
-    fn rule_that_is_said_often_counts_once() {
+    fn repeated_rule_counts_once() {
         let mut states = HelloStates::default();
         for _ in 0..100_000 {
             states.add_within(vec![state("a", 0)], |_| true, (2, 10_000));
@@ -134,7 +138,7 @@ mod tests {
         let all = ["made-up-1", "made-up-2", "known-1", "known-2", "known-3", "made-up-3"];
         states.add_within(all.map(|uid| state(uid, 0)).into(), is_known, (3, 1 << 20));
         assert_eq!(states.beyond(), (3, 0));
-        let kept: Vec<_> = held(states).into_iter().map(|(uid, _)| uid).collect();
+        let kept: Vec<_> = claimed(states).into_iter().map(|(uid, _)| uid).collect();
         assert_eq!(kept, ["known-1", "known-2", "known-3"]);
     }
 

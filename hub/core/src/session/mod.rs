@@ -17,9 +17,9 @@ mod beyond;
 mod budget;
 mod heading;
 mod hello;
-mod rest;
 mod rule_stream_state;
 mod send_restriction;
+mod suspension;
 #[cfg(test)]
 mod tests;
 mod unsent;
@@ -101,7 +101,7 @@ pub struct Session {
     budget: Budget,
     hello_done: bool,
     /// What is not said.
-    hold: SendRestriction,
+    restriction: SendRestriction,
     /// Something was not said that would have removed a copy.
     kept_back: bool,
     /// The last batch before the end of the snapshot, once that was said.
@@ -114,9 +114,9 @@ impl Session {
     /// Takes in the agent's account of what it holds; may be called several times before [`Session::hello_done`].
     pub fn hello(&mut self, rules: Vec<RuleState>) {
         for state in rules.into_iter().filter(|state| !state.gone) {
-            let mut held = RuleStreamState::claimed_by_agent(&state);
-            (held.rests, held.told_rests) = (Some(state.suspended), Some(state.suspended));
-            self.rules.insert(state.uid.clone(), held);
+            let mut stream = RuleStreamState::claimed_by_agent(&state);
+            (stream.is_suspended, stream.sent_suspended) = (Some(state.suspended), Some(state.suspended));
+            self.rules.insert(state.uid.clone(), stream);
         }
     }
 
@@ -126,7 +126,7 @@ impl Session {
     }
 
     /// The rules that the agent holds something of.
-    pub fn held_rules(&self) -> impl Iterator<Item = &RuleUid> {
+    pub fn acked_rules(&self) -> impl Iterator<Item = &RuleUid> {
         self.rules.keys()
     }
 
@@ -161,8 +161,8 @@ impl Session {
     /// remove it. While an order waits to be sent, or a later batch named the rule, it answers an earlier one, and the agent
     /// may hold copies again.
     pub fn gone(&mut self, uid: &RuleUid, last_batch: u64) -> bool {
-        let held = self.rules.get(uid);
-        let ordered = held.is_some_and(|held| held.removing.is_some() && held.named <= last_batch);
+        let stream = self.rules.get(uid);
+        let ordered = stream.is_some_and(|stream| stream.removing.is_some() && stream.named <= last_batch);
         let answers = ordered && !self.removals.contains_key(uid);
         if answers {
             self.rules.remove(uid);
@@ -206,8 +206,8 @@ impl Session {
         self.nonce += 1;
         self.unacked.insert(self.nonce);
         for uid in deltas.keys() {
-            if let Some(held) = self.rules.get_mut(uid) {
-                held.named = self.nonce;
+            if let Some(stream) = self.rules.get_mut(uid) {
+                stream.named = self.nonce;
             }
         }
         Some(Batch { nonce: self.nonce, rules: deltas.into_values().collect() })
@@ -215,15 +215,15 @@ impl Session {
 
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
-        let said = self.unsent.is_empty() && self.headings.is_empty() && self.removals.is_empty();
-        let said = said && self.hold != SendRestriction::Everything && !self.has_left_out_pairs();
-        if self.snapshot_ended.is_some() || !self.hello_done || !said || self.is_waiting() {
+        let message = self.unsent.is_empty() && self.headings.is_empty() && self.removals.is_empty();
+        let message = message && self.restriction != SendRestriction::Everything && !self.has_left_out_pairs();
+        if self.snapshot_ended.is_some() || !self.hello_done || !message || self.is_waiting() {
             return None;
         }
         self.snapshot_ended = Some(self.nonce);
         let mut end = SnapshotEnd { intents: 0, digest: SetDigest::default() };
-        for held in self.rules.values().filter(|held| held.is_claimed()) {
-            let (intents, digest) = held.items.account();
+        for stream in self.rules.values().filter(|stream| stream.is_claimed()) {
+            let (intents, digest) = stream.items.account();
             end.intents += intents;
             end.digest.merge(digest);
         }
@@ -274,9 +274,9 @@ impl Session {
         }
         for (uid, policy) in std::mem::take(&mut self.removals) {
             self.note_removed_pairs();
-            if let Some(held) = self.rules.get_mut(&uid) {
-                (held.items, held.told) = (Items::default(), None);
-                (held.rests, held.told_rests) = (None, None);
+            if let Some(stream) = self.rules.get_mut(&uid) {
+                (stream.items, stream.sent_terms) = (Items::default(), None);
+                (stream.is_suspended, stream.sent_suspended) = (None, None);
             }
             delta_of(deltas, &uid).removal = Some(policy);
         }
@@ -304,7 +304,7 @@ impl Session {
             Directive::Unknown => self.rest(uid),
             Directive::AwaitingWave(assignment) => {
                 self.rest(uid);
-                self.say_whether_it_rests(uid, assignment);
+                self.send_suspended(uid, assignment);
             }
             Directive::Orphaned => self.orphaned(uid),
         }
@@ -312,8 +312,8 @@ impl Session {
         if !awaits && !matches!(directive, Directive::Wanted(_)) {
             self.wants.remove(uid);
         }
-        if let Some(held) = self.rules.get_mut(uid) {
-            held.directive = Some(directive);
+        if let Some(stream) = self.rules.get_mut(uid) {
+            stream.directive = Some(directive);
         }
         if awaits {
             self.serve_wants(uid);
@@ -344,19 +344,19 @@ impl Session {
             return self.take_back(uid);
         }
         let keeps = self.keeps(uid);
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        if held.items.are_none() && assignment.sends_all() && !self.unsent.has(uid) {
-            held.items = Items::exactly(assignment.clone());
+        let Some(stream) = self.rules.get_mut(uid) else { return };
+        if stream.items.are_none() && assignment.sends_all() && !self.unsent.has(uid) {
+            stream.items = Items::exactly(assignment.clone());
             self.unsent.put_all(uid, &assignment.plan.intents);
             return self.serve_wants(uid);
         }
-        let mut step = held.items.step_to(assignment);
+        let mut step = stream.items.step_to(assignment);
         if keeps {
-            self.kept_back |= held.items.keep(&mut step);
+            self.kept_back |= stream.items.keep(&mut step);
         }
-        held.items = step.items;
-        held.former &= !held.items.are_exact();
-        let orphaned_intents = held.items.unjudged(assignment);
+        stream.items = step.items;
+        stream.former &= !stream.items.are_exact();
+        let orphaned_intents = stream.items.unjudged(assignment);
         if !orphaned_intents.is_empty() {
             self.orphaned_intents.entry(uid.clone()).or_default().extend(orphaned_intents);
         }

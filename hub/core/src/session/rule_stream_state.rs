@@ -13,11 +13,11 @@ pub(super) struct RuleStreamState {
     /// The terms that it has, or will have when what waits is sent.
     pub(super) terms: Option<TermsDigest>,
     /// The terms that it has.
-    pub(super) told: Option<TermsDigest>,
+    pub(super) sent_terms: Option<TermsDigest>,
     /// Whether the rule rests there, or will when what waits is sent; none: that is not known, or not said yet.
-    pub(super) rests: Option<bool>,
+    pub(super) is_suspended: Option<bool>,
     /// Whether it does.
-    pub(super) told_rests: Option<bool>,
+    pub(super) sent_suspended: Option<bool>,
     pub(super) items: Items,
     /// The copies in namespaces that are no longer targets that the agent may remove, or may when what waits is sent.
     pub(super) prune: Option<AskedDigest>,
@@ -41,9 +41,9 @@ pub(super) struct RuleStreamState {
 impl RuleStreamState {
     pub(super) fn claimed_by_agent(state: &RuleState) -> Self {
         let items = Items::Digest { digest: state.intents_digest, intents: u64::from(state.intents) };
-        let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
-        let (terms, told) = (state.terms_digest, state.terms_digest);
-        Self { terms, told, items, waits, former: true, ..Self::default() }
+        let waits = state.namespace_prunes.as_ref().map(|namespace_prunes| namespace_prunes.digest);
+        let (terms, sent_terms) = (state.terms_digest, state.terms_digest);
+        Self { terms, sent_terms, items, waits, former: true, ..Self::default() }
     }
 
     /// Whether something must come in before the agent is up to date.
@@ -61,11 +61,11 @@ impl RuleStreamState {
     /// Whether the hub knows the rule and wants it here.
     pub(super) fn is_claimed(&self) -> bool {
         // An agent that was told that nobody knows the rule has heard nothing else since.
-        let rests = matches!(
+        let is_suspended = matches!(
             self.directive,
             Some(Directive::Unknown | Directive::AwaitingWave(_) | Directive::RemovalBlocked | Directive::Cordoned(_))
         );
-        self.removing.is_none() && !self.sent_orphaned && !(rests && self.told.is_none())
+        self.removing.is_none() && !self.sent_orphaned && !(is_suspended && self.sent_terms.is_none())
     }
 }
 
@@ -217,14 +217,14 @@ impl Items {
         step: &mut Delta,
         beyond: &mut BTreeMap<SourceRef, Revision>,
     ) {
-        let held = self.revision(source);
-        match (held, assignment.content(source)) {
-            (Some(held), Some(content)) if held == content.revision => {}
+        let stream = self.revision(source);
+        match (stream, assignment.content(source)) {
+            (Some(stream), Some(content)) if stream == content.revision => {}
             (_, Some(content)) => step.upserts.push((source.clone(), content.clone())),
             // While content is being read for the first time, it may be what takes the place of this one: what is wanted
             // instead comes first.
-            (Some(held), None) if assignment.must_stay(source) || assignment.is_growing() => {
-                beyond.insert(source.clone(), held);
+            (Some(stream), None) if assignment.must_stay(source) || assignment.is_growing() => {
+                beyond.insert(source.clone(), stream);
             }
             (Some(_), None) => step.tombstones.push(source.clone()),
             (None, None) => {}

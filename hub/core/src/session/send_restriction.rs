@@ -20,8 +20,8 @@ pub enum SendRestriction {
 
 impl Session {
     /// From its beginning on this session does not say this.
-    pub fn hold(&mut self, hold: SendRestriction) {
-        self.hold = hold;
+    pub fn set_restriction(&mut self, restriction: SendRestriction) {
+        self.restriction = restriction;
     }
 
     /// Whether something was not said that would have removed a copy.
@@ -32,14 +32,14 @@ impl Session {
     /// Whether what the agent came with was exactly what is wanted of every rule, so that nothing was kept back and nothing
     /// will be.
     pub fn holds_nothing_else(&self) -> bool {
-        self.rules.values().all(|held| !held.former)
+        self.rules.values().all(|stream| !stream.former)
     }
 
     /// Whether nothing of a rule is removed. What was exactly as it is wanted once has nothing left of former times, and a
     /// rule of which nobody can tell keeps none but its own copies.
     pub(super) fn keeps(&self, uid: &RuleUid) -> bool {
-        let is_former = || self.rules.get(uid).is_some_and(|held| held.former);
-        match self.hold {
+        let is_former = || self.rules.get(uid).is_some_and(|stream| stream.former);
+        match self.restriction {
             SendRestriction::Everything => true,
             SendRestriction::Removals => is_former(),
             SendRestriction::Nothing => false,
@@ -48,7 +48,7 @@ impl Session {
 
     /// What is made of a claim while something is held.
     pub(super) fn restrict(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
-        match (self.hold, directive) {
+        match (self.restriction, directive) {
             (SendRestriction::Everything, _) => Directive::Unknown,
             (SendRestriction::Removals, Directive::Unwanted(_)) if self.keeps(uid) => {
                 self.kept_back = true;
@@ -66,8 +66,8 @@ impl Session {
     }
 
     fn has_other_terms(&self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
-        let told = self.rules.get(uid).and_then(|held| held.told);
-        told.is_some_and(|told| told != assignment.terms.digest)
+        let sent_terms = self.rules.get(uid).and_then(|stream| stream.sent_terms);
+        sent_terms.is_some_and(|sent_terms| sent_terms != assignment.terms.digest)
     }
 
     /// What may go of what is in namespaces given up.

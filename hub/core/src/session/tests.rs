@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use runnel_proto::model::{
-    AskedDigest, Batch, DeletionPolicy, Enforcement, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision,
-    RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    AckedIntent, AskedDigest, Batch, DeletionPolicy, Enforcement, HubFrame, NamespaceChoice, Pattern, Payload,
+    Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 use serde_json::json;
 
@@ -20,7 +20,7 @@ struct Agent {
     terms: BTreeMap<RuleUid, TermsDigest>,
     orphaned: BTreeSet<RuleUid>,
     /// Of each rule whose terms it has, whether it rests.
-    rests: BTreeMap<RuleUid, bool>,
+    is_suspended: BTreeMap<RuleUid, bool>,
     upserts: usize,
     removed: Vec<(RuleUid, SourceRef)>,
     /// Rules of which nothing is left, each with the batch that told so.
@@ -32,12 +32,12 @@ impl Agent {
         for delta in &batch.rules {
             if let Some((terms, digest)) = &delta.terms {
                 self.terms.insert(delta.uid.clone(), *digest);
-                self.rests.insert(delta.uid.clone(), terms.suspend);
+                self.is_suspended.insert(delta.uid.clone(), terms.suspend);
                 self.orphaned.remove(&delta.uid);
                 self.rules.entry(delta.uid.clone()).or_default();
             }
-            if let (Some(suspend), Some(rests)) = (delta.suspend, self.rests.get_mut(&delta.uid)) {
-                *rests = suspend;
+            if let (Some(suspend), Some(is_suspended)) = (delta.suspend, self.is_suspended.get_mut(&delta.uid)) {
+                *is_suspended = suspend;
             }
             if delta.orphaned {
                 self.orphaned.insert(delta.uid.clone());
@@ -54,22 +54,22 @@ impl Agent {
                 }
             }
             if delta.removal.is_some() {
-                let held = self.rules.remove(&delta.uid).unwrap_or_default();
-                self.removed.extend(held.into_keys().map(|source| (delta.uid.clone(), source)));
+                let stream_state = self.rules.remove(&delta.uid).unwrap_or_default();
+                self.removed.extend(stream_state.into_keys().map(|source| (delta.uid.clone(), source)));
                 self.terms.remove(&delta.uid);
-                self.rests.remove(&delta.uid);
+                self.is_suspended.remove(&delta.uid);
                 self.gone.push((delta.uid.clone(), batch.nonce));
             }
         }
     }
 
     fn state(&self, uid: &RuleUid) -> RuleState {
-        let held = self.rules.get(uid).cloned().unwrap_or_default();
+        let stream_state = self.rules.get(uid).cloned().unwrap_or_default();
         RuleState {
-            intents_digest: held.iter().collect(),
-            intents: u32::try_from(held.len()).unwrap(),
+            intents_digest: stream_state.iter().collect(),
+            intents: u32::try_from(stream_state.len()).unwrap(),
             terms_digest: self.terms.get(uid).copied().filter(|_| !self.orphaned.contains(uid)),
-            suspended: self.rests.get(uid).copied().unwrap_or_default(),
+            suspended: self.is_suspended.get(uid).copied().unwrap_or_default(),
             ..RuleState::new(uid.clone())
         }
     }
@@ -87,7 +87,7 @@ impl Agent {
             let questions = session.take_questions();
             for uid in &questions {
                 let pairs = self.rules.get(uid).into_iter().flatten();
-                let pairs = pairs.map(|(source, revision)| HeldIntent { source: source.clone(), revision: *revision });
+                let pairs = pairs.map(|(source, revision)| AckedIntent { source: source.clone(), revision: *revision });
                 session.detail(uid, pairs.collect(), true);
             }
             let Some(batch) = session.next_batch() else {
@@ -287,9 +287,9 @@ fn member_that_knows_more_than_the_hub_is_sent_nothing() {
     let mut session = agent.connect();
     session.update(before);
     agent.drain(&mut session);
-    let held = agent.rules.clone();
+    let stream_state = agent.rules.clone();
     let mut session = agent.connect();
-    session.hold(SendRestriction::Everything);
+    session.set_restriction(SendRestriction::Everything);
     let policy = DeletionPolicy::Delete;
     session.update([
         wanted("r1", &[(1, content(9))]),
@@ -299,7 +299,11 @@ fn member_that_knows_more_than_the_hub_is_sent_nothing() {
     session.want(&"r1".into(), vec![source(1)]);
     session.update([("r2".into(), Directive::Orphaned)]);
     agent.drain(&mut session);
-    assert!(agent.rules == held && session.take_snapshot_end().is_none() && session.take_orphaned_intents().is_empty());
+    assert!(
+        agent.rules == stream_state
+            && session.take_snapshot_end().is_none()
+            && session.take_orphaned_intents().is_empty()
+    );
 }
 
 #[test]
@@ -309,35 +313,35 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
     session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
     agent.drain(&mut session);
     let after = || [wanted("r1", &[(1, content(9))]), ("r2".into(), Directive::Unwanted(DeletionPolicy::Delete))];
-    for (hold, removed) in [(SendRestriction::Removals, 0), (SendRestriction::Nothing, 2)] {
+    for (restriction, removed) in [(SendRestriction::Removals, 0), (SendRestriction::Nothing, 2)] {
         let mut session = agent.connect();
-        session.hold(hold);
+        session.set_restriction(restriction);
         // Told twice, it is kept twice.
         session.update(after());
         agent.drain(&mut session);
         session.update(after());
         agent.drain(&mut session);
         assert_eq!((agent.upserts, agent.removed.len()), (4, removed));
-        assert_eq!(session.has_kept_back(), hold == SendRestriction::Removals);
-        assert_eq!(session.holds_nothing_else(), hold == SendRestriction::Nothing);
+        assert_eq!(session.has_kept_back(), restriction == SendRestriction::Removals);
+        assert_eq!(session.holds_nothing_else(), restriction == SendRestriction::Nothing);
         assert!(session.take_snapshot_end().is_some());
     }
     // One that holds what is wanted and nothing else is asked nothing.
     let mut session = agent.connect();
-    session.hold(SendRestriction::Removals);
+    session.set_restriction(SendRestriction::Removals);
     session.update(after());
     agent.drain(&mut session);
     assert!(!session.has_kept_back() && session.holds_nothing_else());
 }
 
 #[test]
-fn only_what_a_member_that_joined_anew_came_with_is_kept() {
+fn rejoined_member_keeps_only_its_former_copies() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
     agent.drain(&mut session);
     let mut session = agent.connect();
-    session.hold(SendRestriction::Removals);
+    session.set_restriction(SendRestriction::Removals);
     // Nobody can tell about the second rule: it keeps what it has, and that keeps nothing else.
     session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), ("r2".into(), Directive::Unknown)]);
     session.update([wanted("r3", &[(4, content(4)), (5, content(5))])]);
@@ -484,8 +488,8 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
     }
     session.update(uids[50..].iter().map(|uid| wanted(uid, &[(1, content(1))])));
     let pairs = |from| {
-        let held = invented(from, 1000).into_iter();
-        held.map(|source| HeldIntent { source, revision: Revision([1; 16]) }).collect::<Vec<_>>()
+        let stream_state = invented(from, 1000).into_iter();
+        stream_state.map(|source| AckedIntent { source, revision: Revision([1; 16]) }).collect::<Vec<_>>()
     };
     for uid in &uids[50..] {
         session.detail(&uid.as_str().into(), pairs(0), false);
@@ -512,7 +516,7 @@ fn account_of_what_the_hub_has_itself_costs_nothing() {
     let items: Vec<_> = (0..200).map(|number| (number, content(1))).collect();
     session.update([wanted("r", &items)]);
     assert_eq!(session.take_questions().len(), 1);
-    let pair = |source: SourceRef| HeldIntent { source, revision: Revision([9; 16]) };
+    let pair = |source: SourceRef| AckedIntent { source, revision: Revision([9; 16]) };
     session.detail(&"r".into(), (0..200).map(|number| pair(source(number))).collect(), false);
     assert_eq!(session.kept(), 0);
     session.detail(&"r".into(), vec![pair(SourceRef::new("secrets", "else", "foreign"))], true);
@@ -523,18 +527,18 @@ fn account_of_what_the_hub_has_itself_costs_nothing() {
 /// one, and of both one name that is wanted.
 struct LongAccounts {
     session: Session,
-    held: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
+    stream_state: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
 }
 
 impl LongAccounts {
     fn new() -> Self {
-        let mut accounts = Self { session: Session::default(), held: BTreeMap::new() };
+        let mut accounts = Self { session: Session::default(), stream_state: BTreeMap::new() };
         for rule in ["r", "s"] {
             let names = Self::foreign(rule).chain([source(1)]);
-            let held: BTreeMap<_, _> = names.map(|name| (name, Revision([1; 16]))).collect();
-            let intents = u32::try_from(held.len()).unwrap();
+            let stream_state: BTreeMap<_, _> = names.map(|name| (name, Revision([1; 16]))).collect();
+            let intents = u32::try_from(stream_state.len()).unwrap();
             accounts.session.hello(vec![RuleState { intents, ..Agent::default().state(&rule.into()) }]);
-            accounts.held.insert(rule.into(), held);
+            accounts.stream_state.insert(rule.into(), stream_state);
         }
         accounts.session.hello_done();
         accounts
@@ -557,8 +561,9 @@ impl LongAccounts {
             let questions = self.session.take_questions();
             let asked = !questions.is_empty();
             for uid in questions {
-                let held = self.held[&uid].iter();
-                let pairs: Vec<_> = held.map(|(s, r)| HeldIntent { source: s.clone(), revision: *r }).collect();
+                let stream_state = self.stream_state[&uid].iter();
+                let pairs: Vec<_> =
+                    stream_state.map(|(s, r)| AckedIntent { source: s.clone(), revision: *r }).collect();
                 let last = pairs.len().div_ceil(5000) - 1;
                 for (number, part) in pairs.chunks(5000).enumerate() {
                     self.session.detail(&uid, part.to_vec(), number == last);
@@ -570,7 +575,7 @@ impl LongAccounts {
                 sent = true;
                 for delta in &batch.rules {
                     for gone in &delta.tombstones {
-                        self.held.get_mut(&delta.uid).unwrap().remove(&gone.source);
+                        self.stream_state.get_mut(&delta.uid).unwrap().remove(&gone.source);
                     }
                 }
                 self.session.ack(batch.nonce);
@@ -583,7 +588,7 @@ impl LongAccounts {
     }
 
     fn left(&self) -> Vec<usize> {
-        self.held.values().map(BTreeMap::len).collect()
+        self.stream_state.values().map(BTreeMap::len).collect()
     }
 }
 
@@ -618,7 +623,7 @@ fn rules_beyond_the_limit_wait_until_others_are_gone() {
     let directives: Vec<_> = (0..RULES_LIMIT + 3).map(|number| wanted(&format!("r{number:05}"), &[])).collect();
     session.update(directives.clone());
     let last = |uids: &[usize]| -> BTreeSet<RuleUid> { uids.iter().map(|n| format!("r{n:05}").into()).collect() };
-    assert_eq!(session.held_rules().count(), RULES_LIMIT);
+    assert_eq!(session.acked_rules().count(), RULES_LIMIT);
     assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT, RULES_LIMIT + 1, RULES_LIMIT + 2])));
     assert_eq!(session.take_beyond_change(), None);
     assert!(session.beyond_with_room().is_empty());
@@ -628,12 +633,12 @@ fn rules_beyond_the_limit_wait_until_others_are_gone() {
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
     }
-    assert!(session.beyond_with_room().is_empty() && session.held_rules().count() == RULES_LIMIT);
+    assert!(session.beyond_with_room().is_empty() && session.acked_rules().count() == RULES_LIMIT);
     assert!(is_gone(&mut session, "r00007"));
     assert_eq!(session.beyond_with_room(), [format!("r{:05}", RULES_LIMIT + 1).into()]);
     session.update([directives[RULES_LIMIT + 1].clone()]);
     assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT + 2])));
-    assert_eq!(session.held_rules().count(), RULES_LIMIT);
+    assert_eq!(session.acked_rules().count(), RULES_LIMIT);
 }
 
 #[test]
@@ -664,7 +669,7 @@ fn removing_rule_waits_for_the_report_of_the_new_owner() {
     again.update([wanted("old", &[]), wanted("new", &[(1, content(1)), (2, content(2))])]);
     let questions = again.take_questions();
     assert_eq!(questions.len(), 2);
-    let pair = |source, text| HeldIntent { source, revision: Revision([text; 16]) };
+    let pair = |source, text| AckedIntent { source, revision: Revision([text; 16]) };
     again.detail(&"old".into(), vec![pair(source(1), 1)], true);
     assert!(again.next_batch().is_none(), "the taker's account is not in");
     again.detail(&"new".into(), vec![pair(source(2), 2)], true);
@@ -684,7 +689,7 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
         );
         ClusterAssignment { judged, ..assignment }
     };
-    let said = |session: &mut Session| {
+    let message = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
         batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.prune).collect::<Vec<_>>()
     };
@@ -694,32 +699,32 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
     session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
     agent.drain(&mut session);
     session.update([(uid.clone(), Directive::Wanted(assignment(true, Some(1))))]);
-    assert!(said(&mut session).is_empty(), "it is suspended");
+    assert!(message(&mut session).is_empty(), "it is suspended");
     for (name, directive) in
         [(1, Directive::Wanted(assignment(false, Some(1)))), (2, Directive::Cordoned(assignment(false, Some(2))))]
     {
         assert!(!session.pending_prune_changed(&uid, Some(digest(name))));
         session.update([(uid.clone(), directive.clone())]);
-        assert_eq!(said(&mut session).len(), 1);
+        assert_eq!(message(&mut session).len(), 1);
         session.update([(uid.clone(), directive)]);
-        assert!(said(&mut session).is_empty(), "it is said once");
+        assert!(message(&mut session).is_empty(), "it is said once");
     }
     // The agent asks for that still; for something else; and for that again, which nobody has taken back.
     assert!(!session.pending_prune_changed(&uid, Some(digest(2))));
     assert!(!session.pending_prune_changed(&uid, Some(digest(3))));
     assert!(session.pending_prune_changed(&uid, Some(digest(2))));
     session.update([(uid.clone(), Directive::Cordoned(assignment(false, Some(2))))]);
-    assert_eq!(said(&mut session), [digest(2)]);
+    assert_eq!(message(&mut session), [digest(2)]);
     assert!(!session.pending_prune_changed(&uid, None) && !session.pending_prune_changed(&uid, Some(digest(4))));
     // Taken back before it was said.
     session.update([(uid.clone(), Directive::Wanted(assignment(false, Some(4))))]);
     session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
-    assert!(said(&mut session).is_empty());
+    assert!(message(&mut session).is_empty());
     // It was judged by terms that the cordoned cluster has not been told.
     session.update([(uid.clone(), Directive::Wanted(assignment(true, None)))]);
-    assert!(said(&mut session).is_empty());
+    assert!(message(&mut session).is_empty());
     session.update([(uid, Directive::Cordoned(assignment(false, Some(5))))]);
-    assert!(said(&mut session).is_empty());
+    assert!(message(&mut session).is_empty());
 }
 
 #[test]
@@ -730,22 +735,22 @@ fn repeated_prune_approval_precedes_the_snapshot_end() {
         judged: GuardDecision::passing([Item::Prune("one".into(), digest(name))]),
         ..assignment.clone()
     };
-    let said = |session: &mut Session| {
+    let message = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
         batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.prune).collect::<Vec<_>>()
     };
     let uid = RuleUid::from("r");
-    let asks = |name| runnel_proto::model::GivenUp { copies: 1, digest: digest(name), namespaces: vec![] };
+    let asks = |name| runnel_proto::model::NamespacePrunes { copies: 1, digest: digest(name), namespaces: vec![] };
     for (first, again) in [(Some(1), false), (Some(2), true), (None, true)] {
         let mut session = Session::default();
-        let state = RuleState { given_up: first.map(asks), ..Agent::default().state(&uid) };
+        let state = RuleState { namespace_prunes: first.map(asks), ..Agent::default().state(&uid) };
         session.hello(vec![state]);
         session.hello_done();
         session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
-        assert_eq!(said(&mut session), [digest(1)]);
+        assert_eq!(message(&mut session), [digest(1)]);
         assert_eq!(session.pending_prune_changed(&uid, Some(digest(1))), again, "{first:?}");
         session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
-        assert_eq!(said(&mut session).len(), usize::from(again));
+        assert_eq!(message(&mut session).len(), usize::from(again));
         assert!(!session.pending_prune_changed(&uid, Some(digest(1))), "{first:?}");
     }
 }
@@ -782,7 +787,7 @@ fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
 }
 
 #[test]
-fn headings_of_many_rules_travel_in_batches_of_bounded_size() {
+fn headings_of_many_rules_are_sent_in_bounded_batches() {
     // Many small ones share a batch; a large one may go beyond the bound by itself.
     for (rules, names, least) in [(200, 8, 10), (40, 200, 1)] {
         let mut session = Agent::default().connect();
@@ -820,7 +825,7 @@ enum Step {
     Unwanted(u8),
     OrphanedCopies(u8),
     /// The rule is suspended and does not choose the cluster.
-    Held(u8),
+    AckedSet(u8),
     /// The cluster is cordoned.
     Cordoned(u8, BTreeMap<u8, u8>),
     /// The hub cannot tell what is granted to the rule.
@@ -840,7 +845,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..3u8, items.clone(), proptest::bool::weighted(0.1)).prop_map(|(rule, items, suspend)| Step::Wanted { rule, items, suspend }),
         1 => (0..3u8).prop_map(Step::Unwanted),
         1 => (0..3u8).prop_map(Step::OrphanedCopies),
-        1 => (0..3u8).prop_map(Step::Held),
+        1 => (0..3u8).prop_map(Step::AckedSet),
         2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Cordoned(rule, items)),
         2 => (0..3u8, items.clone(), any::<bool>()).prop_map(|(rule, items, suspend)| Step::Awaits(rule, items, suspend)),
         1 => (0..3u8).prop_map(Step::Unknown),
@@ -859,7 +864,7 @@ fn directive(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Directive {
 fn answer(agent: &Agent, session: &mut Session) {
     for uid in session.take_questions() {
         let pairs = agent.rules.get(&uid).into_iter().flatten();
-        let pairs = pairs.map(|(source, revision)| HeldIntent { source: source.clone(), revision: *revision });
+        let pairs = pairs.map(|(source, revision)| AckedIntent { source: source.clone(), revision: *revision });
         session.detail(&uid, pairs.collect(), true);
     }
 }
@@ -909,11 +914,12 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
         agent.drain(&mut session);
         let terms = agent.terms[&uid];
         // It is suspended where everybody has the same, or while it is rolled out.
-        let rests = share_of("r", true, &items);
-        session.update([("r".into(), if by_terms { Directive::Wanted(rests) } else { directive(rests) })]);
+        let is_suspended = share_of("r", true, &items);
+        session
+            .update([("r".into(), if by_terms { Directive::Wanted(is_suspended) } else { directive(is_suspended) })]);
         agent.drain(&mut session);
-        let told = agent.terms[&uid];
-        assert!(agent.rests[&uid] && (told != terms) == by_terms);
+        let sent_terms = agent.terms[&uid];
+        assert!(agent.is_suspended[&uid] && (sent_terms != terms) == by_terms);
         // An edit of a rule that rests goes to nobody before its turn.
         session.update([("r".into(), directive(edited(true)))]);
         agent.drain(&mut session);
@@ -926,7 +932,7 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
             }
             session.update([("r".into(), directive(edited(false)))]);
             agent.drain(&mut session);
-            assert_eq!((agent.rests[&uid], agent.terms[&uid], agent.upserts), (false, told, 1));
+            assert_eq!((agent.is_suspended[&uid], agent.terms[&uid], agent.upserts), (false, sent_terms, 1));
             let mut again = agent.connect();
             again.update([("r".into(), directive(edited(false)))]);
             assert!(again.next_batch().is_none(), "once");
@@ -934,7 +940,7 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
             for suspend in [true, false] {
                 again.update([("r".into(), Directive::Wanted(share_of("r", suspend, &items)))]);
                 agent.drain(&mut again);
-                assert_eq!(agent.rests[&uid], suspend);
+                assert_eq!(agent.is_suspended[&uid], suspend);
             }
             assert_eq!((agent.terms[&uid], agent.upserts), (terms, 1));
         }
@@ -1090,7 +1096,7 @@ proptest! {
                     directives.insert(format!("r{rule}").into(), Directive::Orphaned);
                     session.update([(format!("r{rule}").into(), Directive::Orphaned)]);
                 }
-                Step::Held(rule) => {
+                Step::AckedSet(rule) => {
                     let directive = Directive::Suspended(share_of(&format!("r{rule}"), true, &[]));
                     directives.insert(format!("r{rule}").into(), directive.clone());
                     session.update([(format!("r{rule}").into(), directive)]);
@@ -1133,25 +1139,25 @@ proptest! {
         }
         agent.drain(&mut session);
         for (uid, directive) in &directives {
-            let held = agent.rules.get(uid).cloned().unwrap_or_default();
+            let stream_state = agent.rules.get(uid).cloned().unwrap_or_default();
             if let Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) = directive {
-                let rests = agent.rests.get(uid).filter(|_| !agent.orphaned.contains(uid));
-                prop_assert!(rests.is_none_or(|rests| *rests == assignment.terms.suspend), "{} rests: {:?}", uid, rests);
+                let is_suspended = agent.is_suspended.get(uid).filter(|_| !agent.orphaned.contains(uid));
+                prop_assert!(is_suspended.is_none_or(|is_suspended| *is_suspended == assignment.terms.suspend), "{} rests: {:?}", uid, is_suspended);
             }
             match directive {
                 Directive::Wanted(assignment) if !assignment.terms.suspend => {
                     for (source, content) in assignment.intents() {
-                        prop_assert_eq!(held.get(source), Some(&content.revision), "{} {}", uid, source);
+                        prop_assert_eq!(stream_state.get(source), Some(&content.revision), "{} {}", uid, source);
                     }
-                    let surplus = held.keys().filter(|source| assignment.content(source).is_none());
+                    let surplus = stream_state.keys().filter(|source| assignment.content(source).is_none());
                     prop_assert!(surplus.clone().all(|source| assignment.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
                     prop_assert_eq!(agent.terms.get(uid), Some(&assignment.terms.digest));
                 }
                 Directive::Cordoned(assignment) => {
-                    let surplus = held.keys().filter(|source| assignment.content(source).is_none());
+                    let surplus = stream_state.keys().filter(|source| assignment.content(source).is_none());
                     prop_assert!(surplus.clone().all(|source| assignment.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
                 }
-                Directive::Unwanted(_) => prop_assert!(held.is_empty(), "{} holds {:?}", uid, held),
+                Directive::Unwanted(_) => prop_assert!(stream_state.is_empty(), "{} holds {:?}", uid, stream_state),
                 _ => {}
             }
         }
@@ -1179,7 +1185,7 @@ fn found_copies_of_more_rules_than_a_session_keeps_are_left_out() {
     for _ in 0..3 {
         assert_eq!(session.resync((RULES_LIMIT - 1..RULES_LIMIT + 2).map(state).collect()), 2);
     }
-    assert_eq!((session.held_rules().count(), session.left_out_rules()), (RULES_LIMIT, 2));
+    assert_eq!((session.acked_rules().count(), session.left_out_rules()), (RULES_LIMIT, 2));
 }
 
 #[test]

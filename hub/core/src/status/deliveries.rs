@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_is_waited_for_no_longer_than_the_others() {
+    fn failed_cluster_is_not_waited_for_longer() {
         let mut story = Story::new();
         story.begin("one", 0, false);
         story.begin("two", 0, false);

@@ -167,7 +167,7 @@ fn set_conditions(
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<ConditionValue>); 8] = [
+    let text: [(ConditionType, Option<ConditionValue>); 8] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
@@ -177,7 +177,7 @@ fn set_conditions(
         (ConditionType::Suspended, suspended(view)),
         (ConditionType::DryRun, dry_run(view, &all)),
     ];
-    for (condition_type, verdict) in said {
+    for (condition_type, verdict) in text {
         match verdict {
             Some(ConditionValue { status: holds, reason, message }) => {
                 set_condition(&mut status.conditions, condition_type, holds, reason, &message, generation, now.wall);

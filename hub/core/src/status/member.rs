@@ -31,7 +31,7 @@ pub struct MemberView<'a> {
     /// The session that counts as connected.
     pub session: Option<&'a SessionFacts>,
     /// Rules that the member holds copies of, and that this hub knows.
-    pub held: usize,
+    pub acked: usize,
     /// While it leaves: the rules whose copies stay, and how many.
     pub retained: &'a [(RuleName, u32)],
     /// Rules that it holds copies of, and that this hub does not know: these copies stay, also when the cluster leaves.
@@ -70,8 +70,8 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     };
     set(ConditionType::Accepted, accepted(view));
     // While a hub that just started waits for its agents, what it said before stands.
-    let never_said = condition(&view.previous.conditions, ConditionType::Connected).is_none();
-    if view.session.is_some() || !view.accepted || !view.awaited || never_said {
+    let never_reported = condition(&view.previous.conditions, ConditionType::Connected).is_none();
+    if view.session.is_some() || !view.accepted || !view.awaited || never_reported {
         set(ConditionType::Connected, connected(view, now.wall));
     }
     if view.cordoned {
@@ -90,8 +90,8 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         set(ConditionType::KeyShared, (ConditionStatus::True, Reason::ConcurrentSessions, KEY_SHARED.to_owned()));
     }
     let leaves = left.is_some();
-    if let Some(told) = left {
-        set(ConditionType::Drained, told);
+    if let Some(reported) = left {
+        set(ConditionType::Drained, reported);
     }
     match orphaned(view) {
         Some(message) => set(ConditionType::OrphanedCopies, (ConditionStatus::True, Reason::UnknownRules, message)),
@@ -158,13 +158,13 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
 /// once true stays so: the agent of a cluster that has left goes.
 fn has_left(view: &MemberView<'_>) -> bool {
     match view.session {
-        Some(_) => view.held == 0,
-        None => said_left(view).is_some(),
+        Some(_) => view.acked == 0,
+        None => reported_left(view).is_some(),
     }
 }
 
 /// What was said before of a cluster that has left.
-fn said_left<'a>(view: &MemberView<'a>) -> Option<&'a str> {
+fn reported_left<'a>(view: &MemberView<'a>) -> Option<&'a str> {
     let before = condition(&view.previous.conditions, ConditionType::Drained)?;
     (before.status == ConditionStatus::True.as_str()).then_some(before.message.as_str())
 }
@@ -174,7 +174,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
         return None;
     }
     if has_left(view) {
-        let message = said_left(view).map_or_else(|| farewell(view.retained, view.orphaned.len()), str::to_owned);
+        let message = reported_left(view).map_or_else(|| farewell(view.retained, view.orphaned.len()), str::to_owned);
         return Some((ConditionStatus::True, Reason::Drained, message));
     }
     Some(match view.session {
@@ -184,7 +184,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
             (ConditionStatus::False, Reason::NotAccepted, message.to_owned())
         }
         Some(_) => {
-            let mut message = format!("waiting for the copies of {} rules to be removed", view.held);
+            let mut message = format!("waiting for the copies of {} rules to be removed", view.acked);
             if let Some((_, divergence)) = view.divergence {
                 let condition = divergence.condition().0;
                 message.push_str(&format!(
@@ -263,10 +263,10 @@ fn has_key(previous: &MemberClusterStatus, key: &str) -> bool {
 /// What there is of each kind of doubt.
 fn divergences(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String)>); 3] {
     [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::PreviousMembership].map(|kind| {
-        let said =
+        let text =
             view.divergence.map(|(member, divergence)| (divergence.condition(), divergence.message(member.as_str())));
-        let said = said.filter(|((told, _), _)| *told == kind);
-        (kind, said.map(|((_, reason), message)| (reason, message)))
+        let text = text.filter(|((reported, _), _)| *reported == kind);
+        (kind, text.map(|((_, reason), message)| (reason, message)))
     })
 }
 
@@ -288,14 +288,14 @@ mod tests {
 
     use super::*;
 
-    fn view<'a>(previous: &'a MemberClusterStatus, session: Option<&'a SessionFacts>, held: usize) -> MemberView<'a> {
+    fn view<'a>(previous: &'a MemberClusterStatus, session: Option<&'a SessionFacts>, acked: usize) -> MemberView<'a> {
         MemberView {
             generation: 2,
             accepted: true,
             cordoned: false,
             leaving: true,
             session,
-            held,
+            acked,
             retained: &[],
             orphaned: vec![],
             awaited: false,
@@ -318,14 +318,14 @@ mod tests {
         }
     }
 
-    fn told(view: &MemberView<'_>) -> MemberClusterStatus {
+    fn reported(view: &MemberView<'_>) -> MemberClusterStatus {
         let now = Now { instant: Instant::now(), wall: Timestamp::from_second(1_800_000_000).unwrap() };
         fold_member(view, now).unwrap_or_else(|| view.previous.clone())
     }
 
     fn left(status: &MemberClusterStatus) -> (&str, &str, &str) {
-        let told = condition(&status.conditions, ConditionType::Drained).unwrap();
-        (&told.status, &told.reason, &told.message)
+        let reported = condition(&status.conditions, ConditionType::Drained).unwrap();
+        (&reported.status, &reported.reason, &reported.message)
     }
 
     #[test]
@@ -333,11 +333,11 @@ mod tests {
         let known = MemberClusterStatus { cluster_uid: Some("u".to_owned()), ..MemberClusterStatus::default() };
         for awaited in [false, true] {
             let revoked = MemberView { accepted: false, leaving: false, awaited, ..view(&known, None, 0) };
-            let status = told(&revoked);
+            let status = reported(&revoked);
             for kind in [ConditionType::Accepted, ConditionType::Connected] {
-                let said = condition(&status.conditions, kind).unwrap();
-                assert_eq!((said.status.as_str(), said.reason.as_str()), ("False", "NotAccepted"), "{kind:?}");
-                assert!(said.message.contains("spec.accepted"), "{}", said.message);
+                let text = condition(&status.conditions, kind).unwrap();
+                assert_eq!((text.status.as_str(), text.reason.as_str()), ("False", "NotAccepted"), "{kind:?}");
+                assert!(text.message.contains("spec.accepted"), "{}", text.message);
             }
         }
     }
@@ -346,16 +346,17 @@ mod tests {
     fn shared_key_is_a_condition_until_a_session_without() {
         let facts = facts();
         let none = MemberClusterStatus::default();
-        let key_shared_member = told(&MemberView { leaving: false, key_shared: true, ..view(&none, Some(&facts), 0) });
-        let said = |status: &MemberClusterStatus| condition(&status.conditions, ConditionType::KeyShared).cloned();
-        let first = said(&key_shared_member).unwrap();
+        let key_shared_member =
+            reported(&MemberView { leaving: false, key_shared: true, ..view(&none, Some(&facts), 0) });
+        let text = |status: &MemberClusterStatus| condition(&status.conditions, ConditionType::KeyShared).cloned();
+        let first = text(&key_shared_member).unwrap();
         assert_eq!((first.status.as_str(), first.reason.as_str()), ("True", "ConcurrentSessions"));
         assert!(first.message.contains("spec.accepted"), "{}", first.message);
         // It is cut off, as the message says.
-        let cut = told(&MemberView { leaving: false, accepted: false, ..view(&key_shared_member, None, 0) });
-        assert_eq!(said(&cut), Some(first));
-        let calm = told(&MemberView { leaving: false, ..view(&cut, Some(&facts), 0) });
-        assert_eq!(said(&calm), None);
+        let cut = reported(&MemberView { leaving: false, accepted: false, ..view(&key_shared_member, None, 0) });
+        assert_eq!(text(&cut), Some(first));
+        let calm = reported(&MemberView { leaving: false, ..view(&cut, Some(&facts), 0) });
+        assert_eq!(text(&calm), None);
     }
 
     #[test]
@@ -368,10 +369,10 @@ mod tests {
             name: name.to_owned(),
         };
         let retained = [(rule("a", "b"), 3), (rule("", "c"), 1)];
-        assert_eq!(left(&told(&view(&none, None, 0))).0, "Unknown");
-        let busy = told(&view(&none, Some(&facts), 2));
+        assert_eq!(left(&reported(&view(&none, None, 0))).0, "Unknown");
+        let busy = reported(&view(&none, Some(&facts), 2));
         assert_eq!(left(&busy), ("False", "Leaving", "waiting for the copies of 2 rules to be removed"));
-        let gone = told(&MemberView { retained: &retained, ..view(&busy, Some(&facts), 0) });
+        let gone = reported(&MemberView { retained: &retained, ..view(&busy, Some(&facts), 0) });
         let (holds, reason, message) = left(&gone);
         assert_eq!((holds, reason), ("True", "Drained"));
         assert!(
@@ -380,21 +381,21 @@ mod tests {
         );
         // Copies of rules that nobody knows hold nothing up.
         let orphan = rule("x", "y");
-        let orphaned = told(&MemberView { orphaned: vec![&orphan], ..view(&busy, Some(&facts), 0) });
+        let orphaned = reported(&MemberView { orphaned: vec![&orphan], ..view(&busy, Some(&facts), 0) });
         let (holds, reason, message) = left(&orphaned);
         assert_eq!((holds, reason), ("True", "Drained"));
         assert!(message.starts_with("copies of 1 rules that this hub does not know stay"), "{message}");
         assert!(condition(&orphaned.conditions, ConditionType::OrphanedCopies).is_some());
         // It stays true when the agent is uninstalled, and after a restart of the hub.
-        let after = told(&view(&gone, None, 0));
+        let after = reported(&view(&gone, None, 0));
         assert_eq!(left(&after), left(&gone));
         let accepted = condition(&after.conditions, ConditionType::Accepted).unwrap();
         assert_eq!((accepted.status.as_str(), accepted.reason.as_str()), ("False", "Drained"));
         // Who is cut off first is told what to do.
-        let cut = told(&MemberView { accepted: false, ..view(&none, None, 0) });
+        let cut = reported(&MemberView { accepted: false, ..view(&none, None, 0) });
         assert_eq!((left(&cut).0, left(&cut).1), ("False", "NotAccepted"));
         // And it may change its mind.
-        let back = told(&MemberView { leaving: false, ..view(&gone, Some(&facts), 0) });
+        let back = reported(&MemberView { leaving: false, ..view(&gone, Some(&facts), 0) });
         assert!(condition(&back.conditions, ConditionType::Drained).is_none());
     }
 }

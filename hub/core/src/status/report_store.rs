@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    self, Asked, ClusterName, Counts, Failure, GivenUp, LostWatch, NAMESPACES, Proof, ProofKey, RuleName, RuleState,
-    RuleUid, SetDigest, TermsDigest,
+    self, Asked, ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof, ProofKey, RuleName,
+    RuleState, RuleUid, SetDigest, TermsDigest,
 };
 
 use super::SILENCE;
@@ -22,7 +22,7 @@ pub(super) struct RuleReport {
     pub(super) counts: Counts,
     pub(super) failures: Vec<Failure>,
     /// What is to go because its namespace is no longer a target.
-    pub(super) given_up: Option<GivenUp>,
+    pub(super) namespace_prunes: Option<NamespacePrunes>,
     /// What it shows of its copies.
     pub(super) proof: Option<Proof>,
     /// About how much all this takes.
@@ -186,7 +186,7 @@ impl ReportStore {
             if let (Some(account), Some(before)) = (account, before.get(&uid))
                 && (account.counts.under_way() > 0 || (before.intents_digest, before.terms_digest) != digests)
             {
-                account.given_up = before.given_up.clone().or_else(|| account.given_up.take());
+                account.namespace_prunes = before.namespace_prunes.clone().or_else(|| account.namespace_prunes.take());
             }
         }
     }
@@ -277,7 +277,7 @@ impl ReportStore {
         presence.bytes += bytes;
         presence.names.insert(state.uid.clone(), state.rule);
         let account = RuleReport {
-            given_up: state.given_up.filter(|given_up| given_up.copies > 0),
+            namespace_prunes: state.namespace_prunes.filter(|namespace_prunes| namespace_prunes.copies > 0),
             intents_digest: state.intents_digest,
             terms_digest: state.terms_digest,
             intents: state.intents,
@@ -301,8 +301,8 @@ impl ReportStore {
         if !leaving {
             self.retained.remove(cluster);
         } else if !self.retained.contains_key(cluster) && self.has_connected(cluster) {
-            let held = self.held_copies(cluster).filter(|(uid, ..)| retains(uid));
-            let retained = held.map(|(_, rule, copies)| (rule.clone(), copies)).collect();
+            let acked = self.copies_by_rule(cluster).filter(|(uid, ..)| retains(uid));
+            let retained = acked.map(|(_, rule, copies)| (rule.clone(), copies)).collect();
             self.retained.insert(cluster.clone(), retained);
         }
     }
@@ -313,7 +313,7 @@ impl ReportStore {
     }
 
     /// The rules that a cluster holds copies of, and how many.
-    pub fn held_copies(&self, cluster: &ClusterName) -> impl Iterator<Item = (&RuleUid, &RuleName, u32)> {
+    pub fn copies_by_rule(&self, cluster: &ClusterName) -> impl Iterator<Item = (&RuleUid, &RuleName, u32)> {
         let presence = self.clusters.get(cluster);
         presence.into_iter().flat_map(|presence| {
             presence.names.iter().map(|(uid, rule)| {
@@ -334,7 +334,7 @@ impl ReportStore {
     }
 
     /// The rules that a cluster holds something of, as its agent calls them.
-    pub fn held_rules(&self, cluster: &ClusterName) -> impl Iterator<Item = (&RuleUid, &RuleName)> {
+    pub fn acked_rules(&self, cluster: &ClusterName) -> impl Iterator<Item = (&RuleUid, &RuleName)> {
         self.clusters.get(cluster).into_iter().flat_map(|presence| &presence.names)
     }
 
@@ -364,8 +364,8 @@ impl ReportStore {
     /// What a cluster last said that it holds of a rule.
     pub fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
         let account = self.account(cluster, rule)?;
-        let prunes = account.given_up.as_ref();
-        let prunes = prunes.map(|said| Asked { objects: said.copies, digest: said.digest });
+        let prunes = account.namespace_prunes.as_ref();
+        let prunes = prunes.map(|message| Asked { objects: message.copies, digest: message.digest });
         // What a dry run would create does not exist.
         let own = account.counts.copies.saturating_sub(account.foreign()).saturating_sub(account.counts.to_create);
         let copies = own.saturating_add(prunes.map_or(0, |prunes| prunes.objects));
@@ -373,9 +373,9 @@ impl ReportStore {
     }
 
     /// Some of the namespaces in which copies of a rule are given up in a cluster.
-    pub fn namespaces_given_up(&self, rule: &RuleUid, cluster: &ClusterName) -> &[String] {
-        let account = self.account(cluster, rule).and_then(|account| account.given_up.as_ref());
-        account.map(|given_up| given_up.namespaces.as_slice()).unwrap_or_default()
+    pub fn namespaces_of_prunes(&self, rule: &RuleUid, cluster: &ClusterName) -> &[String] {
+        let account = self.account(cluster, rule).and_then(|account| account.namespace_prunes.as_ref());
+        account.map(|namespace_prunes| namespace_prunes.namespaces.as_slice()).unwrap_or_default()
     }
 
     /// Whether a cluster last said that it holds exactly these intents of a rule.
@@ -419,7 +419,7 @@ mod tests {
             intents: 16,
             terms_digest: Some(TermsDigest([1; 16])),
             counts,
-            given_up: Some(GivenUp { copies: objects, digest, namespaces: vec![] }),
+            namespace_prunes: Some(NamespacePrunes { copies: objects, digest, namespaces: vec![] }),
             ..RuleState::new("r".into())
         }
     }

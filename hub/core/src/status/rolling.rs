@@ -2,7 +2,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use runnel_proto::model::{ClusterName, Reason as Trouble};
+use runnel_proto::model::{ClusterName, Reason as CopyFailure};
 
 use super::cluster_view::ClusterView;
 use super::fold::{ConditionValue, counted};
@@ -58,9 +58,9 @@ impl View<'_> {
     ///
     /// While the hub cannot tell what the rule wants, or the rule rests or goes, everything stays as it is.
     pub fn take_step(&mut self, turns: Vec<RolloutPosition>, report_store: &ReportStore, now: Now) -> Option<Gate> {
-        let rests = self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
+        let is_settled = self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
         let is_known = self.unreadable.is_empty() && self.plan.unreadable.is_empty() && !is_reading(self);
-        if rests || !is_known {
+        if is_settled || !is_known {
             return None;
         }
         let known =
@@ -176,7 +176,7 @@ fn those(
 
 /// Whether something failed that does not pass by itself. The worst stands first.
 fn has_failed(account: &RuleReport) -> bool {
-    account.failures.iter().any(|failure| is_failure(failure) && failure.reason < Trouble::NamespaceTerminating)
+    account.failures.iter().any(|failure| is_failure(failure) && failure.reason < CopyFailure::NamespaceTerminating)
 }
 
 /// Nothing further is sent, because too many clusters failed.
@@ -212,15 +212,15 @@ pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
     } else {
         (ConditionStatus::False, Reason::RollingBack)
     };
-    Some(ConditionValue::new(holds, reason, said_of_going_back(view)?))
+    Some(ConditionValue::new(holds, reason, rollback_message(view)?))
 }
 
 /// The same, as what keeps the rule from going on.
 pub(super) fn went_wrong(view: &View<'_>) -> Option<ConditionValue> {
-    Some(ConditionValue::new(ConditionStatus::True, Reason::TooManyFailures, said_of_going_back(view)?))
+    Some(ConditionValue::new(ConditionStatus::True, Reason::TooManyFailures, rollback_message(view)?))
 }
 
-fn said_of_going_back(view: &View<'_>) -> Option<String> {
+fn rollback_message(view: &View<'_>) -> Option<String> {
     let (rolling, progress) = progress_of(view)?;
     if !progress.phase.goes_back() {
         return None;

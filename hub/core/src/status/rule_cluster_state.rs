@@ -75,8 +75,8 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         return ClusterState::Failed;
     }
     let Some(account) = cluster.account else {
-        let rests = view.awaits(cluster.name) || view.target_clusters.cordoned.contains(cluster.name);
-        return if cluster.is_unconfirmed() || (rests && !is_reading(view)) {
+        let awaits_turn = view.awaits(cluster.name) || view.target_clusters.cordoned.contains(cluster.name);
+        return if cluster.is_unconfirmed() || (awaits_turn && !is_reading(view)) {
             ClusterState::Waiting
         } else {
             ClusterState::Progressing
@@ -262,7 +262,7 @@ fn beyond(cluster: &ClusterView<'_>) -> String {
 /// Whether copies are to go because their namespaces are no longer targets. What is blocked stays, and what is not is on
 /// its way.
 pub(super) fn is_pruning(view: &View<'_>, account: &RuleReport) -> bool {
-    account.given_up.is_some() && !view.blocks_prunes
+    account.namespace_prunes.is_some() && !view.blocks_prunes
 }
 
 fn failed() -> (Reason, String) {
@@ -302,7 +302,7 @@ pub struct Sent<'a> {
     cluster_plans: &'a ClusterPlans,
     target_clusters: &'a TargetClusters,
     /// A removal that the hub decided on is blocked.
-    held: bool,
+    acked: bool,
 }
 
 impl<'a> From<&'a RuleEntry> for Sent<'a> {
@@ -311,7 +311,7 @@ impl<'a> From<&'a RuleEntry> for Sent<'a> {
             plan: &entry.plan,
             cluster_plans: entry.sent().0,
             target_clusters: entry.sent().1,
-            held: entry.guard.blocks_removals(),
+            acked: entry.guard.blocks_removals(),
         }
     }
 }
@@ -323,7 +323,7 @@ impl<'a> Sent<'a> {
             plan: view.plan,
             cluster_plans: view.cluster_plans,
             target_clusters: view.target_clusters,
-            held: view.blocks_removals,
+            acked: view.blocks_removals,
         }
     }
 
@@ -345,17 +345,17 @@ impl<'a> Sent<'a> {
     /// What the plan of a cluster cannot tell is not compared, nor what the agent says of another plan, or of one that it has
     /// not applied yet.
     fn proved(&self, plan: &RulePlan, terms: &NamedTerms, key: Option<&ProofKey>, account: &RuleReport) -> Proved {
-        let (Some(said), Some(key)) = (account.proof, key) else { return Proved::Untold };
+        let (Some(text), Some(key)) = (account.proof, key) else { return Proved::Untold };
         let is_known = self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
         let same = account.terms_digest == Some(terms.digest) && account.intents_digest == digest_on(plan, terms);
         let counts = account.counts;
         let all = counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
-        if !is_known || self.held || !same || !all {
+        if !is_known || self.acked || !same || !all {
             return Proved::Untold;
         }
         match proof_on(plan, terms, key) {
             None => Proved::Untold,
-            Some(expected) if expected == said => Proved::Yes,
+            Some(expected) if expected == text => Proved::Yes,
             Some(_) => Proved::No,
         }
     }

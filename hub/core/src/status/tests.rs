@@ -32,7 +32,7 @@ struct World {
     pending: Option<runnel_api::PendingApproval>,
     planned_removals: BTreeMap<ClusterName, u64>,
     blocks_removals: bool,
-    given_up: Option<runnel_proto::model::GivenUp>,
+    namespace_prunes: Option<runnel_proto::model::NamespacePrunes>,
     rolling: Option<rollouts::Under>,
     proof: Option<Proof>,
 }
@@ -87,7 +87,7 @@ impl World {
             pending: None,
             planned_removals: BTreeMap::new(),
             blocks_removals: false,
-            given_up: None,
+            namespace_prunes: None,
             rolling: None,
             proof: None,
         }
@@ -138,7 +138,7 @@ impl World {
             intents: 1,
             terms_digest: Some(terms.digest),
             counts,
-            given_up: self.given_up.clone(),
+            namespace_prunes: self.namespace_prunes.clone(),
             proof: self.proof,
             ..RuleState::new("r".into())
         }
@@ -395,7 +395,7 @@ fn an_edit_of_a_suspended_rule_does_not_count_as_arrived() {
 }
 
 #[test]
-fn nothing_selected_and_nowhere_to_go_are_said() {
+fn empty_selections_are_reported() {
     let mut world = World::new(&[]);
     world.fold();
     assert_eq!(world.ready(), pair("False", "NoClusters"));
@@ -447,12 +447,12 @@ fn the_hub_tells_of_every_cluster_the_worst_first() {
     let copy = SourceRef::new("configmaps", "default", "settings");
     let failures = vec![Failure { reason: Reason::Conflict, copy, message: "not ours".into() }];
     world.report("c17", Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() }, failures.clone());
-    let told = details(&world.view(&world.status), &world.report_store, world.now().instant);
-    assert_eq!(told.len(), 30);
-    assert_eq!((told[0].name.as_str(), told[0].state, &told[0].failures), ("c17", ClusterState::Failed, &failures));
-    assert!(told[1..].iter().all(|detail| detail.state == ClusterState::Ready && detail.failures.is_empty()));
-    assert!(told[1..].is_sorted_by_key(|detail| &detail.name));
-    assert!(!told[0].newest && told[1..].iter().all(|detail| detail.newest), "what failed is not the newest");
+    let rows = details(&world.view(&world.status), &world.report_store, world.now().instant);
+    assert_eq!(rows.len(), 30);
+    assert_eq!((rows[0].name.as_str(), rows[0].state, &rows[0].failures), ("c17", ClusterState::Failed, &failures));
+    assert!(rows[1..].iter().all(|detail| detail.state == ClusterState::Ready && detail.failures.is_empty()));
+    assert!(rows[1..].is_sorted_by_key(|detail| &detail.name));
+    assert!(!rows[0].newest && rows[1..].iter().all(|detail| detail.newest), "what failed is not the newest");
 }
 
 proptest! {
@@ -496,15 +496,15 @@ fn pending_prunes_are_under_way_until_blocked() {
     let mut world = World::new(&["one", "two"]);
     let digest = runnel_proto::model::AskedDigest([1; 16]);
     let namespaces = vec!["a".to_owned(), "b".to_owned()];
-    world.given_up = Some(runnel_proto::model::GivenUp { copies: 12, digest, namespaces });
+    world.namespace_prunes = Some(runnel_proto::model::NamespacePrunes { copies: 12, digest, namespaces });
     world.report("one", Counts { copies: 1, applied: 1, ..Counts::default() }, vec![]);
-    world.given_up = None;
+    world.namespace_prunes = None;
     world.applied("two");
     world.fold();
     assert_eq!(world.ready(), pair("False", "Progressing"));
     let holding = world.report_store.holding(&"r".into(), &"one".into()).unwrap();
     assert_eq!((holding.copies, holding.prunes.unwrap().objects), (13, 12));
-    assert_eq!(world.report_store.namespaces_given_up(&"r".into(), &"one".into()), ["a", "b"]);
+    assert_eq!(world.report_store.namespaces_of_prunes(&"r".into(), &"one".into()), ["a", "b"]);
 
     world.pending = Some(runnel_api::PendingApproval {
         digest: "0123".to_owned(),
@@ -514,14 +514,14 @@ fn pending_prunes_are_under_way_until_blocked() {
         names: vec!["namespaces in cluster one".to_owned()],
         since: None,
     });
-    world.given_up =
-        Some(runnel_proto::model::GivenUp { copies: 12, digest, namespaces: vec!["a".into(), "b".into()] });
+    world.namespace_prunes =
+        Some(runnel_proto::model::NamespacePrunes { copies: 12, digest, namespaces: vec!["a".into(), "b".into()] });
     world.fold();
     let blocked = (pair("False", "RemovalLimit"), pair("True", "RemovalLimit"));
     assert_eq!((world.ready(), world.says(ConditionType::ApprovalRequired)), blocked);
-    let said = condition(&world.status.conditions, ConditionType::ApprovalRequired).map(|held| held.message.clone());
+    let text = condition(&world.status.conditions, ConditionType::ApprovalRequired).map(|acked| acked.message.clone());
     assert_eq!(
-        said.unwrap(),
+        text.unwrap(),
         "the removal of 12 copies in 1 cluster needs approval: namespaces in member clusters are no longer targets \
          (namespaces in cluster one). To remove exactly these: kubectl annotate drule r -n a --overwrite \
          runnel.dev/approve=0123; to keep them, undo the change"
@@ -529,7 +529,7 @@ fn pending_prunes_are_under_way_until_blocked() {
     assert_eq!(world.status.clusters.iter().filter(|cluster| cluster.state == ClusterState::Ready).count(), 2);
     assert_eq!(world.status.pending_approval.as_ref().unwrap().copies, 12);
     world.pending = None;
-    world.given_up = None;
+    world.namespace_prunes = None;
     world.applied("one");
     world.fold();
     assert_eq!((world.says(ConditionType::ApprovalRequired), &world.status.pending_approval), (pair("", ""), &None));

@@ -32,7 +32,7 @@ pub enum ClusterEligibility {
     /// The hub cannot tell what is granted.
     Unknown,
     /// The rule rests and does not choose it: what is there stays.
-    Rests,
+    Idle,
 }
 
 /// One cluster that the rule has to do with.
@@ -53,7 +53,7 @@ impl Scene {
         let Some(entry) = self.index.rule(&self.uid) else { return vec![] };
         let waves = self.waves(entry);
         let concerned = |name: &ClusterName, cluster: &Cluster| {
-            let holds = || holdings(&self.uid, name).is_some_and(|held| held.copies > 0);
+            let holds = || holdings(&self.uid, name).is_some_and(|blocked| blocked.copies > 0);
             let target_clusters = &entry.target_clusters;
             entry.rule.chooses(name, &cluster.labels)
                 || target_clusters.clusters.contains_key(name)
@@ -80,7 +80,7 @@ impl Scene {
             Directive::Unknown => {
                 (ClusterEligibility::Unknown, "the hub cannot read the grants now: nothing is sent or removed")
             }
-            Directive::Suspended(_) => (ClusterEligibility::Rests, "spec.suspend is true: what is there stays"),
+            Directive::Suspended(_) => (ClusterEligibility::Idle, "spec.suspend is true: what is there stays"),
             Directive::Unwanted(_) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) && !self.has(name) =>
             {
@@ -179,10 +179,10 @@ impl Scene {
         let deletion_policy = assignment.terms.deletion_policy;
         let gone = self.former(cluster).into_iter().flat_map(ClusterAssignment::intents).map(|(source, _)| source);
         for source in gone.filter(|source| assignment.content(source).is_none() && !assignment.is_unknown(source)) {
-            if asked.held.len() + asked.tombstones.len() >= SUPPOSED_LIMIT {
+            if asked.blocked.len() + asked.tombstones.len() >= SUPPOSED_LIMIT {
                 left_out += 1;
             } else if assignment.must_stay(source) {
-                asked.held.insert(source.clone());
+                asked.blocked.insert(source.clone());
             } else {
                 asked.tombstones.push(Tombstone { source: source.clone(), deletion_policy });
             }
@@ -202,12 +202,12 @@ pub struct Asking {
 /// Content, held so that its address is nobody else's, and what is told of it.
 struct InternedContent {
     _content: Arc<SourceContent>,
-    told: Option<Told>,
+    announced: Option<Announced>,
 }
 
 /// What is told of content, beside the content itself.
 #[derive(Clone)]
-struct Told {
+struct Announced {
     bytes: u64,
     object_type: Option<Arc<str>>,
     fields: [u8; 32],
@@ -234,20 +234,24 @@ impl Asking {
 
     /// What is told of content; what the hub has made itself it can decode. It is found out once, however many clusters
     /// would have it.
-    fn told(&self, kind: &Kind, content: &Arc<SourceContent>) -> Option<Told> {
+    fn announced(&self, kind: &Kind, content: &Arc<SourceContent>) -> Option<Announced> {
         let compute = || {
             let plain = content.payload.decode().ok()?;
             let object_type = plain.fields.get("type").and_then(|named| named.as_str());
             let object_type = object_type.filter(|named| !named.is_empty()).map(Into::into);
-            Some(Told { bytes: plain.value_bytes(kind), object_type, fields: self.key.name(plain, &BTreeSet::new()) })
+            Some(Announced {
+                bytes: plain.value_bytes(kind),
+                object_type,
+                fields: self.key.name(plain, &BTreeSet::new()),
+            })
         };
         let mut known = self.known.lock();
         let known = known.entry(Arc::as_ptr(content) as usize);
-        known.or_insert_with(|| InternedContent { _content: content.clone(), told: compute() }).told.clone()
+        known.or_insert_with(|| InternedContent { _content: content.clone(), announced: compute() }).announced.clone()
     }
 
     fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut usize) -> Option<SupposedIntent> {
-        let Told { bytes, object_type, fields } = self.told(Kind::by_resource(&source.resource)?, content)?;
+        let Announced { bytes, object_type, fields } = self.announced(Kind::by_resource(&source.resource)?, content)?;
         let size = content.payload.bytes().len();
         let payload = if size <= *room && *room > 0 {
             *room -= size;
@@ -273,11 +277,11 @@ mod tests {
         let asking = Asking::new(FieldsKey([1; 32]), false);
         let kind = Kind::by_resource("configmaps").unwrap();
         for _ in 0..3 {
-            assert!(asking.told(kind, &content).is_some());
+            assert!(asking.announced(kind, &content).is_some());
         }
         // Put there by hand, so that a second look would show.
-        asking.known.lock().values_mut().for_each(|known| known.told = None);
-        assert!(asking.told(kind, &content).is_none());
+        asking.known.lock().values_mut().for_each(|known| known.announced = None);
+        assert!(asking.announced(kind, &content).is_none());
         assert_eq!(asking.known.lock().len(), 1);
     }
 }

@@ -8,9 +8,9 @@
 //! A plan carries no payload to a member: digests with a key of the question's own let the agent compare what stands there.
 //! The key travels along, as the agent computes with it: whoever has a member in his hands could test what he guesses that a
 //! source holds. Only for a rehearsal, in which each API server is to judge the writes, is sent what would be sent.
+mod answer;
 mod ask;
 mod outcome;
-mod said;
 #[cfg(test)]
 mod tests;
 
@@ -24,9 +24,9 @@ use crate::index::{Around, Index, PlaceState, RuleEntry};
 use crate::now::Now;
 use crate::plan::{ClusterAssignment, Rule, SourceState, WatchScope};
 
+pub use answer::AgentAnswer;
 pub use ask::{AgentQuestion, Ask, Asking, ClusterEligibility};
 pub use outcome::{Row, SourceRow};
-pub use said::Said;
 
 /// A rule, tried.
 pub struct Scene {
@@ -89,8 +89,8 @@ impl Scene {
 
     /// What is in a place cannot be told, which is not to say that nothing is there.
     pub fn cannot_list(&mut self, place: WatchScope, why: &str) {
-        let said = format!("{place} could not be listed ({why}): the plan knows nothing of what is there, ask again");
-        self.index.set_place(place, PlaceState::Unreadable(said));
+        let answer = format!("{place} could not be listed ({why}): the plan knows nothing of what is there, ask again");
+        self.index.set_place(place, PlaceState::Unreadable(answer));
     }
 
     /// Whether there are places of which nothing is known.
@@ -132,9 +132,9 @@ impl Scene {
         self.judge_now(holdings, now);
     }
 
-    /// Judges what agents would ask for: `told` is what they would say that they hold.
-    pub fn settle(&mut self, told: Holdings<'_>, now: Now) {
-        self.judge_now(told, now);
+    /// Judges what agents would ask for: `announced` is what they would say that they hold.
+    pub fn settle(&mut self, announced: Holdings<'_>, now: Now) {
+        self.judge_now(announced, now);
     }
 
     /// Removals are judged when nothing else has come for a while.

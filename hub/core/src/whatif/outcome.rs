@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Kind, Reason, SupposedCopy};
 
-use super::{Holdings, Said, Scene};
+use super::{AgentAnswer, Holdings, Scene};
 use crate::index::Holding;
 use crate::plan::{RulePlan, UnsupportedSource};
 
@@ -11,7 +11,7 @@ use crate::plan::{RulePlan, UnsupportedSource};
 const PRUNES: AskedDigest = AskedDigest([0x67; 16]);
 
 /// Why a removal is blocked.
-const HELD: &str = "it is above a removalLimit: `kubectl runnel approve` would let it go";
+const BLOCKED: &str = "it is above a removalLimit: `kubectl runnel approve` would let it go";
 /// What is said of Secrets that are not Runnel's, of which nobody is told whether they are equal.
 const UNTOLD: &str = "a Secret that is not Runnel's stands here: it is taken over if it equals the source, and left alone \
                       (Conflict) if not; a plan does not tell which";
@@ -50,15 +50,15 @@ impl Scene {
     /// Judges what agents would ask for, and returns what becomes of each copy.
     pub fn conclude(
         &mut self,
-        answers: BTreeMap<ClusterName, Said>,
+        answers: BTreeMap<ClusterName, AgentAnswer>,
         holdings: Holdings<'_>,
         now: crate::now::Now,
     ) -> Vec<Row> {
-        let told: BTreeMap<ClusterName, Holding> =
+        let announced: BTreeMap<ClusterName, Holding> =
             answers.iter().map(|(cluster, answer)| (cluster.clone(), self.holding(cluster, answer))).collect();
         let uid = self.uid().clone();
-        let holding = |rule: &_, cluster: &ClusterName| match told.get(cluster) {
-            Some(told) if *rule == uid => Some(*told),
+        let holding = |rule: &_, cluster: &ClusterName| match announced.get(cluster) {
+            Some(announced) if *rule == uid => Some(*announced),
             _ => holdings(rule, cluster),
         };
         self.settle(&holding, now);
@@ -66,7 +66,7 @@ impl Scene {
     }
 
     /// What an agent would say that it holds, once it has heard of the rule.
-    fn holding(&self, cluster: &ClusterName, answer: &Said) -> Holding {
+    fn holding(&self, cluster: &ClusterName, answer: &AgentAnswer) -> Holding {
         let count = |wanted: &[Foreseen]| answer.count(wanted);
         let gone = count(&[Foreseen::Remove, Foreseen::Retain, Foreseen::HandOver]);
         let asked = |foreseen, digest| {
@@ -134,8 +134,8 @@ impl Scene {
 }
 
 /// What becomes of each copy, as the guard has decided.
-fn rows(scene: &Scene, answers: BTreeMap<ClusterName, Said>) -> Vec<Row> {
-    let of_cluster = |(cluster, answer): (ClusterName, Said)| -> Vec<Row> {
+fn rows(scene: &Scene, answers: BTreeMap<ClusterName, AgentAnswer>) -> Vec<Row> {
+    let of_cluster = |(cluster, answer): (ClusterName, AgentAnswer)| -> Vec<Row> {
         let assignment = scene.index().rule(scene.uid()).and_then(|entry| entry.assignment(&cluster));
         let prunes = assignment.as_ref().is_some_and(|assignment| assignment.prune() == Some(PRUNES));
         answer.copies.into_iter().map(|copy| row(&cluster, copy, prunes)).collect()
@@ -146,14 +146,14 @@ fn rows(scene: &Scene, answers: BTreeMap<ClusterName, Said>) -> Vec<Row> {
 fn row(cluster: &ClusterName, copy: SupposedCopy, prunes: bool) -> Row {
     let (reason, message) =
         copy.copy_error.clone().map_or(("", String::new()), |(reason, message)| (reason.as_str(), message));
-    let held = |reason| ("held", reason, HELD.to_owned());
+    let blocked = |reason| ("held", reason, BLOCKED.to_owned());
     let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
     let and = |words: &str, more: &str| if more.is_empty() { words.to_owned() } else { format!("{words}; {more}") };
     let (verdict, reason, message) = match copy.foreseen {
         Foreseen::Overwrite => ("takeOver", "Overwritten", and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message)),
         Foreseen::AdoptIfEqual => ("adoptIfEqual", "", and(UNTOLD, &message)),
         Foreseen::GiveUp if prunes => ("remove", reason, message),
-        Foreseen::GiveUp | Foreseen::Held => held("Removal"),
+        Foreseen::GiveUp | Foreseen::Blocked => blocked("Removal"),
         Foreseen::Adopt if message.is_empty() => ("takeOver", "Equal", "what stands there is equal".to_owned()),
         Foreseen::Adopt => ("takeOver", reason, message),
         Foreseen::Create => ("create", reason, message),

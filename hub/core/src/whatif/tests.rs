@@ -74,7 +74,7 @@ fn now() -> crate::now::Now {
     crate::now::Now { instant: std::time::Instant::now(), wall: jiff::Timestamp::UNIX_EPOCH }
 }
 
-fn nobody(_: &RuleUid, _: &ClusterName) -> Option<crate::index::Holding> {
+fn no_agents(_: &RuleUid, _: &ClusterName) -> Option<crate::index::Holding> {
     None
 }
 
@@ -85,7 +85,7 @@ fn read_all(scene: &mut Scene) {
 }
 
 #[test]
-fn a_rule_that_nobody_saved_leaves_no_trace() {
+fn unsaved_rule_leaves_no_trace() {
     let index = index(2);
     let before = index.directives_since(&"one".into(), 0).1;
     let mut scene = scene_of(&index, rule(&["s*"], &json!({})));
@@ -93,8 +93,8 @@ fn a_rule_that_nobody_saved_leaves_no_trace() {
     // What no rule has needed so far is not known.
     assert_eq!(scene.unread().len(), 2);
     read_all(&mut scene);
-    scene.judge(&nobody, now());
-    let clusters: Vec<_> = scene.clusters(&nobody).into_iter().map(|ask| (ask.cluster, ask.standing)).collect();
+    scene.judge(&no_agents, now());
+    let clusters: Vec<_> = scene.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing)).collect();
     assert_eq!(clusters, [("one".into(), ClusterEligibility::Asked), ("two".into(), ClusterEligibility::Asked)]);
     let (asked, left_out) = ask(&scene, "one", false);
     assert_eq!((asked.intents.len(), left_out, asked.tombstones.len()), (2, 0, 0));
@@ -135,7 +135,7 @@ fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
     read_all(&mut scene);
     scene.judge(&holds, now());
     let (asked, _) = ask(&scene, "one", false);
-    (asked.tombstones.len(), asked.held.len())
+    (asked.tombstones.len(), asked.blocked.len())
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn removals_of_an_edit_are_judged_by_the_guard() {
 }
 
 #[test]
-fn what_goes_beyond_what_one_question_says_is_counted() {
+fn items_beyond_the_limit_of_a_question_are_counted() {
     let mut index = index(0);
     index.set_rule(rule(&["s*"], &json!({})));
     for number in 0..=SUPPOSED_LIMIT {
@@ -161,13 +161,13 @@ fn what_goes_beyond_what_one_question_says_is_counted() {
     }
     let unlimited = json!({"removalLimit": {"count": 100_000, "percent": 100}});
     let mut scene = scene_of(&index, rule(&["none"], &unlimited));
-    scene.judge(&nobody, now());
+    scene.judge(&no_agents, now());
     let (asked, left_out) = ask(&scene, "one", false);
-    assert_eq!((asked.tombstones.len() + asked.held.len(), left_out), (SUPPOSED_LIMIT, 1));
+    assert_eq!((asked.tombstones.len() + asked.blocked.len(), left_out), (SUPPOSED_LIMIT, 1));
 }
 
 #[test]
-fn who_is_behind_in_a_rollout_under_way_is_named() {
+fn clusters_behind_in_a_rollout_are_named() {
     let mut index = index(1);
     let waves = json!({"rollout": {"maxConcurrency": 1}});
     let unread = index.set_rule(rule(&["s*"], &waves)).read;
@@ -176,12 +176,16 @@ fn who_is_behind_in_a_rollout_under_way_is_named() {
     }
     let behind = |index: &Index, more: &Value| -> Vec<bool> {
         let mut scene = scene_of(index, rule(&["s*"], more));
-        scene.judge(&nobody, now());
-        scene.clusters(&nobody).into_iter().map(|ask| ask.message.contains("the rollout that is under way")).collect()
+        scene.judge(&no_agents, now());
+        scene
+            .clusters(&no_agents)
+            .into_iter()
+            .map(|ask| ask.message.contains("the rollout that is under way"))
+            .collect()
     };
     let let_in = |index: &mut Index, reach: AdmittedClusters| {
         let revision = index.rule(&"all".into()).unwrap().target().to_owned();
-        index.let_in(&"all".into(), Gate { revision, reach, rests: false, back_to: None });
+        index.let_in(&"all".into(), Gate { revision, reach, is_settled: false, back_to: None });
     };
     let_in(&mut index, AdmittedClusters::Only(BTreeMap::from([("one".into(), now().instant)])));
     assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false, true], vec![false, true]));
@@ -197,15 +201,16 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     index.set_cluster("calm".into(), cordoned);
     let mut scene = scene_of(&index, rule(&["s*"], &json!({"rollout": {"maxConcurrency": 2}})));
     read_all(&mut scene);
-    scene.judge(&nobody, now());
-    let said: Vec<_> = scene.clusters(&nobody).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
+    scene.judge(&no_agents, now());
+    let answer: Vec<_> =
+        scene.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
     let expected = [
         ("away".into(), ClusterEligibility::NotAccepted, 0),
         ("calm".into(), ClusterEligibility::Asked, 1),
         ("one".into(), ClusterEligibility::Asked, 1),
         ("two".into(), ClusterEligibility::Asked, 2),
     ];
-    assert_eq!(said, expected);
+    assert_eq!(answer, expected);
     let (asked, _) = ask(&scene, "one", false);
     assert_eq!(asked.intents.len(), 1);
     // Nobody is tried before his turn, or gets content.

@@ -58,8 +58,9 @@ impl ByLabel {
     }
 
     fn means(&self, resource: &str) -> bool {
-        let is_said = self.resources.is_empty() || self.resources.iter().any(|said| said == resource);
-        is_said && matches!(resource, "configmaps" | "secrets")
+        let is_named =
+            self.resources.is_empty() || self.resources.iter().any(|resource_name| resource_name == resource);
+        is_named && matches!(resource, "configmaps" | "secrets")
     }
 
     /// The kinds that a rule names for one namespace, of which these are copied.
@@ -76,17 +77,17 @@ impl ByLabel {
 }
 
 /// Reads what may be copied: what has the label, in every namespace that is no target.
-pub fn read(objects: &Objects, places: &Places, told: &ByLabel) -> Read {
-    let choice = Choice { names: told.to.iter().cloned().collect(), ..Choice::default() };
+pub fn read(objects: &Objects, places: &Places, given: &ByLabel) -> Read {
+    let choice = Choice { names: given.to.iter().cloned().collect(), ..Choice::default() };
     let reached = choice.reaches(places);
     let mut read = Read::default();
     for (id, marked) in objects {
-        let is_target = reached.contains(&id.namespace) || choice::fits(&told.to, &id.namespace);
-        let is_elsewhere = told.from.as_ref().is_some_and(|from| *from != id.namespace);
-        if is_target || is_elsewhere || !told.means(&id.resource) || !told.has(marked) {
+        let is_target = reached.contains(&id.namespace) || choice::fits(&given.to, &id.namespace);
+        let is_elsewhere = given.from.as_ref().is_some_and(|from| *from != id.namespace);
+        if is_target || is_elsewhere || !given.means(&id.resource) || !given.has(marked) {
             continue;
         }
-        if told.takes(id, marked) {
+        if given.takes(id, marked) {
             read.push(Copier::Label, id, choice.clone()).annotations = true
         } else {
             read.note(id, "has the label, and is a copy of Runnel's, which is never a source: no rule is made for it");
@@ -96,9 +97,9 @@ pub fn read(objects: &Objects, places: &Places, told: &ByLabel) -> Read {
 }
 
 /// What has the label on the hub and is not copied in the cluster that is read.
-pub fn beside(on_hub: &Objects, told: &ByLabel, read: &Read) -> BTreeSet<Id> {
+pub fn beside(on_hub: &Objects, given: &ByLabel, read: &Read) -> BTreeSet<Id> {
     let copied: BTreeSet<&Id> = read.wishes.iter().map(|wish| &wish.source).collect();
-    let beside = on_hub.iter().filter(|(id, marked)| told.takes(id, marked) && !copied.contains(id));
+    let beside = on_hub.iter().filter(|(id, marked)| given.takes(id, marked) && !copied.contains(id));
     beside.map(|(id, _)| id.clone()).collect()
 }
 
@@ -107,19 +108,19 @@ pub fn beside(on_hub: &Objects, told: &ByLabel, read: &Read) -> BTreeSet<Id> {
 /// out by name.
 pub fn sure(
     read: &mut Read,
-    told: &ByLabel,
+    given: &ByLabel,
     beside: &BTreeSet<Id>,
     is_equal: impl Fn(&CopyRequest) -> bool,
 ) -> BTreeSet<Id> {
     let equal = read.wishes.iter().filter(|wish| is_equal(wish)).map(|wish| &wish.source);
     let shown: BTreeSet<(String, String)> = equal.map(|id| (id.namespace.clone(), id.resource.clone())).collect();
     leave_out(read, |Id { resource, namespace, .. }| {
-        if told.from.is_none() && !shown.iter().any(|(shown, _)| shown == namespace) {
+        if given.from.is_none() && !shown.iter().any(|(shown, _)| shown == namespace) {
             Some(format!(
                 "has the label, and of nothing in {namespace} that has it stands an equal copy in the namespaces of --to: if the \
              copier copies from there, say so with --namespace {namespace}"
             ))
-        } else if told.resources.is_empty() && !shown.contains(&(namespace.clone(), resource.clone())) {
+        } else if given.resources.is_empty() && !shown.contains(&(namespace.clone(), resource.clone())) {
             Some(format!(
                 "has the label, and of no {resource} in {namespace} that have it stands an equal copy in the namespaces of --to: \
              if the copier copies them, say so with --resources"
@@ -163,7 +164,7 @@ pub fn sure(
     let notes = beside.iter().filter(|id| {
         let copied = read.wishes.iter().map(|wish| &wish.source).filter(|source| source.namespace == id.namespace);
         let copied: BTreeSet<&str> = copied.map(|source| source.resource.as_str()).collect();
-        !copied.is_empty() && told.named(copied).contains(id.resource.as_str())
+        !copied.is_empty() && given.named(copied).contains(id.resource.as_str())
     });
     let words =
         "has the label on the hub, and is not copied in the cluster that is read: the rule leaves it out by name";
@@ -182,17 +183,17 @@ fn leave_out(read: &mut Read, why: impl Fn(&Id) -> Option<String>) {
 }
 
 /// The `sources` of the rule for one namespace, of which these kinds are copied, without what is left out by name.
-pub fn entries(told: &ByLabel, namespace: &str, copied: BTreeSet<&str>, excluded: &BTreeSet<Id>) -> Value {
+pub fn entries(given: &ByLabel, namespace: &str, copied: BTreeSet<&str>, excluded: &BTreeSet<Id>) -> Value {
     let mut by_names: BTreeMap<BTreeSet<&str>, BTreeSet<&str>> = BTreeMap::new();
-    for resource in told.named(copied) {
+    for resource in given.named(copied) {
         let names = excluded.iter().filter(|id| id.namespace == namespace && id.resource == resource);
         by_names.entry(names.map(|id| id.name.as_str()).collect()).or_default().insert(resource);
     }
     let entry = |(names, resources): (BTreeSet<&str>, BTreeSet<&str>)| {
         if names.is_empty() {
-            json!({"resources": resources, "selector": told.selector()})
+            json!({"resources": resources, "selector": given.selector()})
         } else {
-            json!({"resources": resources, "selector": told.selector(), "exclude": names})
+            json!({"resources": resources, "selector": given.selector(), "exclude": names})
         }
     };
     Value::Array(by_names.into_iter().map(entry).collect())

@@ -5,12 +5,12 @@ use crate::import::tests::{aim, id, only, places, same};
 
 const TO: [&str; 2] = ["team-a", "team-b"];
 
-fn told() -> ByLabel {
+fn given() -> ByLabel {
     ByLabel::new("rule=test", &TO.map(str::to_owned)).unwrap()
 }
 
 fn both_kinds() -> ByLabel {
-    ByLabel { resources: vec!["configmaps".to_owned(), "secrets".to_owned()], ..told() }
+    ByLabel { resources: vec!["configmaps".to_owned(), "secrets".to_owned()], ..given() }
 }
 
 fn labelled(names: &[&str]) -> Objects {
@@ -18,15 +18,15 @@ fn labelled(names: &[&str]) -> Objects {
     names.iter().map(|name| (id(name), marked.clone())).collect()
 }
 
-fn import_beside(all: &Objects, bodies: &Bodies, told: ByLabel, beside: &[&str]) -> Import {
-    let read = read(all, &places(), &told);
+fn import_beside(all: &Objects, bodies: &Bodies, given: ByLabel, beside: &[&str]) -> Import {
+    let read = read(all, &places(), &given);
     let beside = beside.iter().map(|name| id(name)).collect();
-    let aim = Aim { is_hub: false, label: Some(told), beside, ..aim() };
+    let aim = Aim { is_hub: false, label: Some(given), beside, ..aim() };
     made(read, all, &places(), bodies, &aim)
 }
 
-fn import(all: &Objects, told: ByLabel) -> Import {
-    import_beside(all, &same(all), told, &[])
+fn import(all: &Objects, given: ByLabel) -> Import {
+    import_beside(all, &same(all), given, &[])
 }
 
 fn selected(resources: &[&str]) -> Value {
@@ -43,7 +43,7 @@ fn left(import: &Import) -> Vec<String> {
 }
 
 #[test]
-fn what_a_label_chooses_stays_chosen_by_it() {
+fn labelled_choice_stays_a_choice_by_label() {
     let all = labelled(&["secrets/platform/login", "configmaps/platform/settings", "secrets/team-a/login"]);
     let found = import(&all, both_kinds());
     let spec = only(&found);
@@ -56,15 +56,15 @@ fn what_a_label_chooses_stays_chosen_by_it() {
 }
 
 #[test]
-fn a_kind_that_is_neither_said_nor_shown_is_not_copied() {
+fn kind_neither_named_nor_labelled_is_not_copied() {
     let all = labelled(&["secrets/platform/login", "configmaps/platform/settings", "secrets/team-a/login"]);
-    let shown = import(&all, told());
+    let shown = import(&all, given());
     assert_eq!(only(&shown)["sources"], json!([selected(&["secrets"])]));
     let why =
         "configmaps/platform/settings has the label, and of no configmaps in platform that have it stands an equal";
     assert!(left(&shown).len() == 1 && left(&shown)[0].starts_with(why), "{:?}", left(&shown));
     // What is said counts: of kinds of which nothing stands there, too, and not of others.
-    let of = |resource: &str| import(&all, ByLabel { resources: vec![resource.to_owned()], ..told() });
+    let of = |resource: &str| import(&all, ByLabel { resources: vec![resource.to_owned()], ..given() });
     assert_eq!(only(&of("secrets"))["sources"], json!([selected(&["secrets"])]));
     assert!(of("secrets").left.is_empty());
     assert!(of("configmaps").rules.is_empty(), "nothing in platform is shown to be copied");
@@ -74,18 +74,18 @@ fn a_kind_that_is_neither_said_nor_shown_is_not_copied() {
 }
 
 #[test]
-fn a_namespace_that_is_neither_said_nor_shown_is_no_source() {
+fn namespace_neither_named_nor_labelled_is_no_source() {
     let all =
         labelled(&["secrets/platform/login", "secrets/team-10/other", "secrets/team-a/login", "secrets/team-a/other"]);
     let mut bodies = same(&all);
     bodies.insert(id("secrets/team-a/other"), json!({"data": {"k": "b3RoZXI="}}));
-    let shown = import_beside(&all, &bodies, told(), &[]);
+    let shown = import_beside(&all, &bodies, given(), &[]);
     assert_eq!(homes(&shown), ["platform"]);
     let why = "secrets/team-10/other has the label, and of nothing in team-10 that has it stands an equal copy";
     assert!(left(&shown).len() == 1 && left(&shown)[0].starts_with(why), "{:?}", left(&shown));
-    let said = ByLabel { from: Some("team-10".to_owned()), resources: vec!["secrets".to_owned()], ..told() };
-    let said = import_beside(&all, &bodies, said, &[]);
-    assert_eq!((homes(&said), said.left.len()), (vec!["team-10"], 0));
+    let read = ByLabel { from: Some("team-10".to_owned()), resources: vec!["secrets".to_owned()], ..given() };
+    let read = import_beside(&all, &bodies, read, &[]);
+    assert_eq!((homes(&read), read.left.len()), (vec!["team-10"], 0));
 }
 
 #[test]
@@ -93,27 +93,27 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
     // Somebody forgot that the operator copies to team-10 as well.
     let names = ["secrets/platform/login", "secrets/platform/ca", "secrets/team-10/login", "secrets/team-10/ca"];
     let all = labelled(&[names.as_slice(), &["secrets/team-a/login", "secrets/team-a/ca"]].concat());
-    let none = import(&all, told());
+    let none = import(&all, given());
     assert!(none.rules.is_empty(), "{none:?}");
     let why = "secrets/team-10/login has the label as secrets/platform/login has";
     assert!(none.left.len() == 4 && left(&none).iter().any(|one| one.starts_with(why)), "{:?}", left(&none));
     let to = [TO.as_slice(), &["team-10"]].concat();
-    let right = ByLabel { to: to.into_iter().map(str::to_owned).collect(), ..told() };
+    let right = ByLabel { to: to.into_iter().map(str::to_owned).collect(), ..given() };
     assert_eq!(homes(&import(&all, right)), ["platform"]);
     // What only one of them has is copied.
     let all =
         labelled(&["secrets/platform/login", "secrets/platform/ca", "secrets/team-10/login", "secrets/team-a/ca"]);
-    let part = import(&all, told());
+    let part = import(&all, given());
     assert_eq!((homes(&part), &only(&part)["sources"]), (vec!["platform"], &json!([selected(&["secrets"])])));
     let more = labelled(&["secrets/team-b/login"]);
-    let part = import(&all.into_iter().chain(more).collect(), told());
+    let part = import(&all.into_iter().chain(more).collect(), given());
     let mut entry = selected(&["secrets"]);
     entry["exclude"] = json!(["login"]);
     assert_eq!(only(&part)["sources"], json!([entry]));
 }
 
 #[test]
-fn what_runnel_has_copied_shows_nothing_of_what_the_copier_does() {
+fn copies_of_runnel_say_nothing_of_the_other_tool() {
     let all = |is_ours: bool| {
         let mut all = labelled(&["secrets/platform/login", "secrets/team-a/login"]);
         if is_ours {
@@ -121,12 +121,12 @@ fn what_runnel_has_copied_shows_nothing_of_what_the_copier_does() {
         }
         all
     };
-    assert_eq!(import(&all(false), told()).rules.len(), 1);
-    assert!(import(&all(true), told()).rules.is_empty());
+    assert_eq!(import(&all(false), given()).rules.len(), 1);
+    assert!(import(&all(true), given()).rules.is_empty());
 }
 
 #[test]
-fn what_only_the_hub_has_is_left_out_by_name() {
+fn hub_only_annotations_are_left_out_by_name() {
     let all = labelled(&["secrets/platform/login", "configmaps/platform/settings", "secrets/team-a/login"]);
     let mut on_hub = labelled(&["secrets/platform/login", "secrets/platform/hub-only", "configmaps/platform/settings"]);
     let mut copy = on_hub[&id("secrets/platform/login")].clone();
@@ -155,14 +155,14 @@ fn however_many_have_the_label_one_rule_chooses_them() {
     let names: Vec<String> = (0..300).map(|number| format!("secrets/platform/s-{number:03}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).chain(["secrets/team-a/s-000"]).collect();
     let all = labelled(&names);
-    assert_eq!(import(&all, told()).rules.iter().map(|made| made.sources.len()).collect::<Vec<_>>(), [300]);
+    assert_eq!(import(&all, given()).rules.iter().map(|made| made.sources.len()).collect::<Vec<_>>(), [300]);
 }
 
 #[test]
 fn a_copy_of_runnels_is_no_source() {
     let mut all = labelled(&["secrets/platform/login", "secrets/team-a/login"]);
     all.get_mut(&id("secrets/platform/login")).unwrap().labels.insert(HUB_LABEL.to_owned(), "h".to_owned());
-    let import = import(&all, told());
+    let import = import(&all, given());
     assert!(import.rules.is_empty() && left(&import)[0].contains("a copy of Runnel's"), "{:?}", left(&import));
 }
 
@@ -170,7 +170,7 @@ fn a_copy_of_runnels_is_no_source() {
 fn a_label_and_namespaces_are_read_as_people_write_them() {
     let read = |label: &str, to: &[&str]| {
         let to: Vec<String> = to.iter().map(|one| (*one).to_owned()).collect();
-        ByLabel::new(label, &to).map(|told| (told.key, told.value))
+        ByLabel::new(label, &to).map(|given| (given.key, given.value))
     };
     let to: &[&str] = &["team-*", "x"];
     assert_eq!(read("a.b/c=d", to), Ok(("a.b/c".to_owned(), Some("d".to_owned()))));

@@ -94,7 +94,7 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
         let is_ours = |copy: &Id| objects.get(copy).is_some_and(|marked| marked.labels.contains_key(HUB_LABEL));
         copies(wish, places).any(|copy| equals(&copy) && !is_ours(&copy))
     };
-    let excluded = aim.label.as_ref().map(|told| labelled::sure(&mut read, told, &aim.beside, is_equal));
+    let excluded = aim.label.as_ref().map(|given| labelled::sure(&mut read, given, &aim.beside, is_equal));
     let aim = &Aim { beside: excluded.unwrap_or_default(), ..aim.clone() };
     let mut groups: BTreeMap<Kind, Vec<CopyRequest>> = BTreeMap::new();
     let mut import = Import { left: read.notes, ..Import::default() };
@@ -118,9 +118,9 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
         }
     }
     let covered: BTreeSet<&Id> = import.rules.iter().flat_map(|made| made.copies.keys()).collect();
-    let is_stray =
+    let is_orphan =
         |(id, marked): &(&Id, &super::annotations::Marked)| marked.copy_of().is_some() && !covered.contains(id);
-    let orphaned_intents: BTreeSet<Id> = objects.iter().filter(is_stray).map(|(id, _)| id.clone()).collect();
+    let orphaned_intents: BTreeSet<Id> = objects.iter().filter(is_orphan).map(|(id, _)| id.clone()).collect();
     import.orphaned_intents = orphaned_intents;
     for (id, marked) in objects {
         let marks: BTreeSet<String> = marked.marks().map(str::to_owned).collect();
@@ -245,9 +245,9 @@ fn rule(kind: &Kind, wishes: &[CopyRequest], choice: &Choice, places: &Places, a
 }
 
 fn sources(kind: &Kind, wishes: &[CopyRequest], aim: &Aim) -> Value {
-    if let (Copier::Label, Some(told)) = (kind.copier, &aim.label) {
+    if let (Copier::Label, Some(given)) = (kind.copier, &aim.label) {
         let copied = wishes.iter().map(|wish| wish.source.resource.as_str()).collect();
-        return labelled::entries(told, &kind.namespace, copied, &aim.beside);
+        return labelled::entries(given, &kind.namespace, copied, &aim.beside);
     }
     let mut by_resource: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for wish in wishes {

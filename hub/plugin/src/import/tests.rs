@@ -43,9 +43,9 @@ fn marked(prefix: &str, annotations: &[(&str, &str)]) -> Marked {
 }
 
 /// Name, prefix, and the rest of each annotation with its value.
-type Told<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+type Described<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
 
-fn objects(all: &[Told<'_>]) -> Objects {
+fn objects(all: &[Described<'_>]) -> Objects {
     all.iter().map(|(name, prefix, annotations)| (id(name), marked(prefix, annotations))).collect()
 }
 
@@ -77,7 +77,7 @@ fn list(list: &str) -> Written<'_> {
 
 #[test]
 fn expressions_become_names_and_globs_or_what_they_match_now() {
-    for (written, expected, told) in [
+    for (written, expected, given) in [
         ("team-a, team-b", vec!["team-a", "team-b"], false),
         ("team-.*", vec!["team-*"], false),
         ("^team-.*$", vec!["team-*"], false),
@@ -96,7 +96,7 @@ fn expressions_become_names_and_globs_or_what_they_match_now() {
     ] {
         let choice = chosen(list(written), &places());
         assert_eq!(names(&choice), expected, "{written}");
-        assert_eq!(!choice.notes.is_empty(), told, "{written}: {:?}", choice.notes);
+        assert_eq!(!choice.notes.is_empty(), given, "{written}: {:?}", choice.notes);
     }
 }
 
@@ -125,7 +125,7 @@ fn selectors_become_selectors() {
 }
 
 #[test]
-fn of_two_conditions_both_hold() {
+fn both_of_two_conditions_apply() {
     let both = |allowed: &str, asked: &str| chosen_by_both(list(allowed), list(asked), &places());
     assert_eq!(names(&both("", "team-.*")), ["team-*"]);
     assert_eq!(names(&both("team-.*", "")), ["team-*"]);
@@ -176,7 +176,7 @@ fn replicate_to_adds_up_and_strip_labels_drops_labels() {
 }
 
 #[test]
-fn replicate_from_needs_the_sources_word_and_keeps_its_own_name() {
+fn replicate_from_needs_the_sources_consent() {
     let allowed: &[(&str, &str)] = &[("replication-allowed", "true"), ("replication-allowed-namespaces", "team-[a-z]")];
     let from: &[(&str, &str)] = &[("replicate-from", "platform/ca")];
     let all = objects(&[
@@ -204,7 +204,7 @@ fn replicate_from_needs_the_sources_word_and_keeps_its_own_name() {
 }
 
 #[test]
-fn what_a_rule_cannot_do_is_said() {
+fn impossible_parts_of_a_rule_are_reported() {
     let all = objects(&[
         ("secrets/platform/owned", REPLICATOR, &[("replicate-to", "team-a"), ("keep-owner-references", "true")]),
         ("secrets/platform/once", REPLICATOR, &[("replicate-to", "team-a"), ("replicate-once", "true")]),
@@ -348,7 +348,7 @@ fn snapshots_of_the_whole_text() {
 }
 
 #[test]
-fn what_is_printed_is_rules_and_no_content() {
+fn import_prints_rules_and_no_content() {
     let text = printed(true);
     let documents: Vec<&str> = text.split("---\n").skip(1).collect();
     assert_eq!(documents.len(), 2);

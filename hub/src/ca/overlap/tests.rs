@@ -57,7 +57,7 @@ fn ids(known: &TrustedAuthorities) -> Vec<Fingerprint> {
 }
 
 #[test]
-fn what_is_written_reads_back_and_holds_no_key_of_an_authority() {
+fn written_state_reads_back_without_authority_keys() {
     let (old, new) = (authority(), authority());
     let known = with_spare(TrustedAuthorities::default().switched(old.certificate(), start()), &old, start());
     let known = known.switched(new.certificate(), start() + MINUTE);
@@ -150,7 +150,7 @@ enum Step {
     /// A member comes, and renews.
     Renew(usize),
     /// A member comes, and is told the authorities; what it has is still of a former one.
-    Told(usize),
+    Informed(usize),
     /// So many minutes pass.
     Wait(u64),
     /// The hub starts anew from what it wrote.
@@ -161,7 +161,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (0..6_usize).prop_map(Step::Change),
         4 => (0..3_usize).prop_map(Step::Renew),
-        2 => (0..3_usize).prop_map(Step::Told),
+        2 => (0..3_usize).prop_map(Step::Informed),
         3 => (1..240_u64).prop_map(Step::Wait),
         1 => Just(Step::Restart),
     ]
@@ -193,10 +193,10 @@ proptest! {
                     let first = known.entries().first().map(|first| first.id);
                     members[who] = Member { trusted: ids(&known).into_iter().collect(), signed: first, end: Some(now + LIFE) };
                 }
-                Step::Told(who) if members[who].end.is_some_and(|end| now < end) => {
+                Step::Informed(who) if members[who].end.is_some_and(|end| now < end) => {
                     members[who].trusted = ids(&known).into_iter().collect();
                 }
-                Step::Told(_) => {}
+                Step::Informed(_) => {}
                 Step::Wait(minutes) => now += Duration::from_secs(60 * minutes),
                 Step::Restart => known = TrustedAuthorities::read(&known.write()).unwrap(),
             }

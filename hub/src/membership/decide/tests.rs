@@ -184,7 +184,7 @@ fn an_expired_certificate_may_be_renewed_for_a_while() {
 }
 
 #[test]
-fn every_refusal_names_the_cluster_and_a_cure() {
+fn every_refusal_names_the_cluster_and_a_hint() {
     let all = [
         JoinRefusal::WrongToken("c".into()),
         JoinRefusal::WrongSecret("c".into()),

@@ -42,9 +42,9 @@ impl Texts {
             rule: Some(self.rule()),
             intents_digest: vec![1; 16].into(),
             failures: vec![failure(self), failure(self)],
-            given_up: 1,
-            given_up_digest: vec![1; 16].into(),
-            given_up_namespaces: vec![self.next(), self.next()],
+            namespace_prunes: 1,
+            namespace_prunes_digest: vec![1; 16].into(),
+            pruned_namespaces: vec![self.next(), self.next()],
             ..wire::RuleState::default()
         }
     }
@@ -60,11 +60,11 @@ impl Texts {
                 cluster_uid: self.next(),
                 ..wire::Hello::default()
             }),
-            Frame::HeldRules(wire::HeldRules { rules: (0..9).map(|_| self.state()).collect(), last: true }),
+            Frame::AckedRules(wire::AckedRules { rules: (0..9).map(|_| self.state()).collect(), last: true }),
             Frame::Report(wire::Report { rules: (0..9).map(|_| self.state()).collect() }),
             Frame::Detail(wire::Detail {
                 rule_uid: self.next(),
-                intents: vec![wire::HeldIntent { source: Some(self.source()), revision: vec![1; 16].into() }],
+                intents: vec![wire::AckedIntent { source: Some(self.source()), revision: vec![1; 16].into() }],
                 last: true,
             }),
             Frame::Ack(wire::Ack {
@@ -163,12 +163,12 @@ proptest! {
         for frame in Texts(texts, from).agent_frames() {
             let Ok((frame, _)) = agent_frame(frame) else { continue };
             prop_assert!(is_filtered(&format!("{frame:?}")), "{:?}", frame);
-            if let AgentFrame::HeldRules(states, _) | AgentFrame::Report(states) = &frame {
+            if let AgentFrame::AckedRules(states, _) | AgentFrame::Report(states) = &frame {
                 for state in states {
                     prop_assert!(is_uid(state.uid.as_str()));
                     let copies = state.failures.iter().map(|failure| &failure.copy);
                     prop_assert!(copies.filter(|copy| !copy.name.is_empty()).all(has_names_only));
-                    prop_assert!(state.given_up.iter().flat_map(|all| &all.namespaces).all(|name| is_label(name)));
+                    prop_assert!(state.namespace_prunes.iter().flat_map(|all| &all.namespaces).all(|name| is_label(name)));
                 }
             }
         }

@@ -30,7 +30,7 @@ impl Process for Candidate {
         self.next(true, now, wall)
     }
 
-    fn saw(&mut self, lease: Option<Lease>, now: Instant) {
+    fn observed(&mut self, lease: Option<Lease>, now: Instant) {
         self.observe(lease, now);
     }
 

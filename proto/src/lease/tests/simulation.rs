@@ -51,7 +51,7 @@ pub fn event(processes: usize) -> impl Strategy<Value = Event> {
 /// A process that competes for the Lease.
 pub trait Process {
     fn next(&mut self, now: Instant, wall: Timestamp) -> Step;
-    fn saw(&mut self, lease: Option<Lease>, now: Instant);
+    fn observed(&mut self, lease: Option<Lease>, now: Instant);
     fn watched(&mut self, lease: Option<Lease>, now: Instant);
     fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant);
     fn failed(&mut self, changed: bool, now: Instant);
@@ -121,7 +121,7 @@ impl<P: Process> Election<P> {
         let wall = Timestamp::UNIX_EPOCH + (self.now - self.start);
         loop {
             match self.processes[from].next(self.now, wall) {
-                Step::Look => self.processes[from].saw(self.lease.clone(), self.now),
+                Step::Look => self.processes[from].observed(self.lease.clone(), self.now),
                 Step::Create(write) | Step::Replace(write) => {
                     self.requests.push(Request { from, waits: true, write, sent: self.now });
                     return true;
@@ -178,7 +178,7 @@ impl<P: Process> Election<P> {
             Event::Watch(number) if !self.waits(number) => {
                 self.processes[number].watched(self.lease.clone(), self.now);
             }
-            Event::Read(number) if !self.waits(number) => self.processes[number].saw(self.lease.clone(), self.now),
+            Event::Read(number) if !self.waits(number) => self.processes[number].observed(self.lease.clone(), self.now),
             Event::Release(number) if !self.waits(number) => {
                 if let Some(write) = self.processes[number].release() {
                     self.write(&write);

@@ -152,7 +152,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_read_is_written_the_same(text in part()) {
+        fn read_identity_is_written_the_same(text in part()) {
             let text = format!("spiffe://{text}");
             if let Ok(id) = SpiffeId::parse(&text) {
                 prop_assert_eq!(id.to_string(), text);

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_process_and_its_build_are_told() {
+    fn process_and_build_are_exported() {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry("hub", "1.2.3")).unwrap();
         assert!(text.contains("runnel_build_info{component=\"hub\",version=\"1.2.3\"} 1"), "{text}");

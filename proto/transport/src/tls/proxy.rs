@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_proxy_names_goes_around() {
+    fn no_proxy_hosts_bypass_the_proxy() {
         let cases = [
             ("hub.example.com", "hub.example.com:8443", true),
             ("example.com", "hub.example.com:8443", true),

@@ -102,7 +102,7 @@ async fn certificates_of_another_authority_are_refused() {
 
 /// What the hub's clock made while it was ahead: the serving certificate, a member's, and an authority at its first start.
 #[tokio::test]
-async fn clock_set_back_shuts_nobody_out() {
+async fn clock_set_back_rejects_no_certificate() {
     let now = SystemTime::now();
     for ahead in [Duration::from_secs(2 * 3600), 2 * DAY, 400 * DAY] {
         let (old, new) = (authority(), Authority::generate(HUB, now + ahead).unwrap());
@@ -290,7 +290,7 @@ async fn echoes(stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) -> boo
 const ROOMY: Limits = Limits { handshakes: 100, turn: Duration::from_millis(100), anonymous: 100, anonymous_life: DAY };
 
 #[tokio::test]
-async fn peers_that_say_nothing_keep_nobody_out() {
+async fn silent_peers_block_no_others() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
     let client = session_of(&authority, &key, &signed);

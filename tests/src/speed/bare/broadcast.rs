@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use runnel_proto::wire::agent_frame::Frame as Said;
+use runnel_proto::wire::agent_frame::Frame as Output;
 use runnel_proto::wire::hub_frame::Frame;
 use runnel_proto::wire::{self, HubFrame};
 use runnel_transport::grpc::runnel_server::{Runnel, RunnelServer};
@@ -119,15 +119,15 @@ struct Server {
 }
 
 impl Server {
-    async fn listen(self, mut said: Streaming<wire::AgentFrame>, out: mpsc::Sender<Answer>) {
-        while let Some(Ok(one)) = said.next().await {
+    async fn listen(self, mut output: Streaming<wire::AgentFrame>, out: mpsc::Sender<Answer>) {
+        while let Some(Ok(one)) = output.next().await {
             match one.frame {
-                Some(Said::HeldRules(_)) => {
+                Some(Output::AckedRules(_)) => {
                     let end = wire::SnapshotEnd { intents: 0, digest: Bytes::from_static(&[0; 16]) };
                     let _ = out.send(Ok(frame(Frame::SnapshotEnd(end)))).await;
                     self.bare.streams.lock().push(out.clone());
                 }
-                Some(Said::Ack(_)) => {
+                Some(Output::Ack(_)) => {
                     self.bare.acks.fetch_add(1, Ordering::AcqRel);
                     self.bare.acked.notify_one();
                 }

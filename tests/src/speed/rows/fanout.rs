@@ -113,12 +113,12 @@ async fn hub_edits(crowd: &Crowd, lab: &Lab, statuses: &Statuses, edits: usize, 
         let begin = Instant::now();
         lab.write(SOURCE, &text).await?;
         let acked = crowd.reached(PATIENCE).await?;
-        let told = statuses.after(&revision, crowd.len()).await?;
-        ensure!(told >= acked, "the status told of an edit that not all had acked");
+        let observed = statuses.after(&revision, crowd.len()).await?;
+        ensure!(observed >= acked, "the status told of an edit that not all had acked");
         // As long after the last ack as the bare hub is given.
         tokio::time::sleep_until((acked + GAP).into()).await;
         series.to_last_ack.push(milliseconds(acked.duration_since(begin)));
-        series.to_status.push(milliseconds(told.saturating_duration_since(acked)));
+        series.to_status.push(milliseconds(observed.saturating_duration_since(acked)));
         series.received += crowd.bytes().0 - received;
         series.processor += computed(pid)?.saturating_sub(before);
         let writes = lab.hub_writes(mark)?;

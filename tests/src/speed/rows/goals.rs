@@ -299,7 +299,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn rows_are_found_by_number_and_by_name_and_are_told_apart() {
+    fn rows_are_found_by_number_and_name() {
         let numbers: BTreeSet<u8> = ROWS.iter().map(|row| row.number).collect();
         let names: BTreeSet<&str> = ROWS.iter().map(|row| row.name).collect();
         assert_eq!((numbers.len(), names.len()), (ROWS.len(), ROWS.len()));

@@ -71,7 +71,7 @@ async fn stalled(members: &[Credentials]) -> Result<Vec<Line>> {
     let open = members.iter().map(|member| async move {
         let line = Line::open(member).await?;
         line.send(&AgentFrame::Hello(hello(&member.cluster)));
-        line.send(&AgentFrame::HeldRules(Vec::new(), true));
+        line.send(&AgentFrame::AckedRules(Vec::new(), true));
         anyhow::Ok(line)
     });
     futures::future::try_join_all(open).await

@@ -69,7 +69,7 @@ pub async fn run(rows: &[&Row], quick: bool) -> Vec<Judged> {
         let measured = step(numbers.clone(), quick).await;
         eprintln!("rows {its:?}: {} s", begin.elapsed().as_secs());
         match measured {
-            Ok(measured) => readings.extend(told(measured)),
+            Ok(measured) => readings.extend(observed(measured)),
             Err(error) => {
                 let why = format!("{error:#}");
                 eprintln!("rows {its:?}: {why}");
@@ -81,7 +81,7 @@ pub async fn run(rows: &[&Row], quick: bool) -> Vec<Judged> {
 }
 
 /// Says on standard error what was measured: a whole run takes long, and the table comes at its end.
-fn told(readings: Vec<Reading>) -> Vec<Reading> {
+fn observed(readings: Vec<Reading>) -> Vec<Reading> {
     use super::verdict::number;
     for Reading { row, what, at, runnel, bare, .. } in &readings {
         let bare = bare.map_or_else(String::new, |bare| format!(", bare {}", number(bare)));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_nothing_was_measured_for_does_not_hold() {
+    fn gate_without_a_measurement_fails() {
         let rows: Vec<&Row> = [find("6"), find("14")].into_iter().flatten().collect();
         let one = reading(6, "last ack to status, p50", (1000, "agents"), 1.0, None);
         let judged = judge(&rows, vec![one], &[]);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_shrunk_takes_nothing_from_what_has_grown() {
+    fn shrunk_sizes_do_not_offset_grown_ones() {
         let of = |pairs: &[(&str, usize)]| pairs.iter().map(|(key, size)| ((*key).to_owned(), *size)).collect();
         assert_eq!(growth(&of(&[("a", 10), ("b", 10), ("c", 10)]), &of(&[("a", 4), ("b", 13), ("d", 5)])), 8);
     }

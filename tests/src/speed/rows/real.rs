@@ -140,7 +140,7 @@ impl Stage {
             names.clone().enumerate().map(|(number, name)| (name.clone(), config_map(&name, &text(number)))).collect();
         self.lab.write_all(names.enumerate().map(|(number, name)| (name, text(number)))).await?;
         let bar = Bar::of(rounds, "many objects, in turns by Runnel and by a bare apply loop");
-        let (mut runnel, mut bare, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut runnel, mut bare, mut observed) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..rounds {
             if round > 0 {
                 self.lab.delete_rule(RULE).await?;
@@ -159,7 +159,7 @@ impl Stage {
             let last = self.shown(&marks, objects, (SOURCES, RULE, "")).await?;
             runnel.push(milliseconds(begin, last));
             self.lab.ready(RULE, MEMBERS).await?;
-            told.push(milliseconds(last, Instant::now()));
+            observed.push(milliseconds(last, Instant::now()));
             if round % 2 == 0 {
                 bare.push(self.bare_many(&namespace, &copies).await?);
             }
@@ -168,7 +168,7 @@ impl Stage {
         let at = (objects, "objects to 3 members");
         Ok(vec![
             reading(5, "all copies present", at, 0.0, None).median_of(&runnel, &bare),
-            reading(6, "last copy to status, p50", at, 0.0, None).median_of(&told, &[]),
+            reading(6, "last copy to status, p50", at, 0.0, None).median_of(&observed, &[]),
         ])
     }
 

@@ -58,7 +58,7 @@ fn narrowed_dry_run_reports_deletes_that_wait() {
     world.batch(vec![dry_run(&["b"])]);
     world.settle();
     assert_eq!(counts(&world), Counts { copies: 2, applied: 2, to_delete: 2, ..Counts::default() });
-    assert!(world.reported_state("r").unwrap().given_up.is_none(), "the removal guard counts nothing of it");
+    assert!(world.reported_state("r").unwrap().namespace_prunes.is_none(), "the removal guard counts nothing of it");
     world.batch(vec![dry_run(&["a", "b"])]);
     world.settle();
     assert_eq!(counts(&world), Counts { copies: 4, applied: 4, ..Counts::default() });

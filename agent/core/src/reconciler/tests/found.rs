@@ -9,11 +9,11 @@ fn area() -> Area {
 
 /// What the agent said it holds of a rule, after its first words on the stream.
 fn resyncs(world: &World) -> Vec<RuleState> {
-    let held = world.sent.iter().filter_map(|frame| match frame {
-        AgentFrame::HeldRules(states, _) => Some(states.clone()),
+    let acked = world.sent.iter().filter_map(|frame| match frame {
+        AgentFrame::AckedRules(states, _) => Some(states.clone()),
         _ => None,
     });
-    held.skip(1).flatten().collect()
+    acked.skip(1).flatten().collect()
 }
 
 fn wait(world: &mut World) {
@@ -24,7 +24,7 @@ fn wait(world: &mut World) {
 
 /// The hub asks for the pairs of a rule.
 fn pairs(world: &World, uid: &str) -> Vec<(String, Revision)> {
-    world.core.held_pairs(uid).into_iter().map(|held| (held.source.name.to_string(), held.revision)).collect()
+    world.core.acked_pairs(uid).into_iter().map(|acked| (acked.source.name.to_string(), acked.revision)).collect()
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn copies_sealed_with_a_lost_key_are_reported_and_removable() {
     world.restart();
     world.connect();
     wait(&mut world);
-    let held = world.reported_state("r").unwrap();
-    assert_eq!((held.intents, held.terms_digest), (2, None));
+    let acked = world.reported_state("r").unwrap();
+    assert_eq!((acked.intents, acked.terms_digest), (2, None));
     assert!(pairs(&world, "r").iter().all(|(_, revision)| *revision == Revision([0; 16])));
     // s0 is wanted, s1 is not.
     let delta = RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a", "b"])) };

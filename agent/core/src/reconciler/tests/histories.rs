@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 enum Step {
     Upsert(u8, u8, u8),
-    Bury(u8, u8),
+    Expire(u8, u8),
     Remove(u8),
     Choose(u8, u8),
     Tamper(u8, u8),
@@ -48,7 +48,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let pair = || (0u8..2, 0u8..2);
     let step = prop_oneof![
         4 => (0u8..2, 0u8..2, 1u8..4).prop_map(|(r, s, v)| Step::Upsert(r, s, v)),
-        1 => pair().prop_map(|(r, s)| Step::Bury(r, s)),
+        1 => pair().prop_map(|(r, s)| Step::Expire(r, s)),
         1 => (0u8..2).prop_map(Step::Remove),
         1 => (0u8..2, 0u8..4).prop_map(|(r, c)| Step::Choose(r, c)),
         1 => pair().prop_map(|(n, s)| Step::Tamper(n, s)),
@@ -75,7 +75,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn removals() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => (0u8..2, 1u8..3).prop_map(|(s, v)| Step::Upsert(0, s, v)),
-        4 => (0u8..2).prop_map(|s| Step::Bury(0, s)),
+        4 => (0u8..2).prop_map(|s| Step::Expire(0, s)),
         1 => Just(Step::Remove(0)),
         3 => (0u8..4).prop_map(|c| Step::Choose(0, c)),
         2 => Just(Step::Tell),
@@ -133,10 +133,10 @@ impl Hub {
         let mut deltas = vec![];
         for uid in ["r0", "r1"] {
             let mut delta = self.delta(uid);
-            for held in world.core.held_pairs(uid) {
-                let wanted = self.rules.get(uid).is_some_and(|(_, sources)| sources.contains_key(&*held.source.name));
+            for acked in world.core.acked_pairs(uid) {
+                let wanted = self.rules.get(uid).is_some_and(|(_, sources)| sources.contains_key(&*acked.source.name));
                 if !wanted && delta.removal.is_none() {
-                    delta.tombstones.push(tombstone(&held.source.name));
+                    delta.tombstones.push(tombstone(&acked.source.name));
                 }
             }
             deltas.push(delta);
@@ -159,7 +159,7 @@ impl Hub {
                 let delta = self.delta(&uid);
                 self.send(world, delta);
             }
-            Step::Bury(rule, source) => {
+            Step::Expire(rule, source) => {
                 let (uid, name) = (format!("r{rule}"), format!("s{source}"));
                 if let Some((_, sources)) = self.rules.get_mut(&uid)
                     && sources.remove(&name).is_some()
@@ -332,7 +332,7 @@ fn a_rules_removal_finds_copies_that_came_to_light_later() {
 /// Found at random: the terms of r0 gave the copy up while it was being written for r0 in the place of r1.
 #[test]
 fn write_under_way_is_removed_though_another_rule_has_it() {
-    use Step::{Bury, Choose, GiveOut, Remove, Upsert, Work};
+    use Step::{Choose, Expire, GiveOut, Remove, Upsert, Work};
     let steps = [
         Upsert(1, 0, 1),
         GiveOut,
@@ -342,7 +342,7 @@ fn write_under_way_is_removed_though_another_rule_has_it() {
         Choose(0, 3),
         Work,
         GiveOut,
-        Bury(1, 0),
+        Expire(1, 0),
         Remove(0),
         Upsert(0, 1, 1),
     ];
@@ -351,8 +351,8 @@ fn write_under_way_is_removed_though_another_rule_has_it() {
 
 /// The same, where the answer to the write was lost.
 #[test]
-fn what_may_have_been_written_is_ordered_away_once_it_was_read() {
-    use Step::{Bury, Choose, GiveOut, Lose, Remove, Upsert, Work};
+fn possible_write_is_removed_once_it_was_read() {
+    use Step::{Choose, Expire, GiveOut, Lose, Remove, Upsert, Work};
     let steps = [
         Upsert(1, 0, 1),
         GiveOut,
@@ -362,7 +362,7 @@ fn what_may_have_been_written_is_ordered_away_once_it_was_read() {
         GiveOut,
         Choose(0, 3),
         Lose,
-        Bury(1, 0),
+        Expire(1, 0),
         Remove(0),
         Upsert(0, 1, 1),
     ];
@@ -381,8 +381,8 @@ fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
 /// Found at random: one of two copies was created out of sight, and came to light while the other could not be removed.
 #[test]
 fn copies_that_come_to_light_while_others_are_removed_go_too() {
-    use Step::{Bury, GiveOut, Policy, Right, Upsert};
-    play(&[Upsert(1, 1, 1), GiveOut, Right(0, false), Policy(2), Bury(1, 1), Policy(5)]).unwrap();
+    use Step::{Expire, GiveOut, Policy, Right, Upsert};
+    play(&[Upsert(1, 1, 1), GiveOut, Right(0, false), Policy(2), Expire(1, 1), Policy(5)]).unwrap();
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn deleted_copy_is_drift_until_source_changes() {
 }
 
 #[test]
-fn what_went_with_its_namespace_is_not_drift() {
+fn copy_deleted_with_its_namespace_is_no_drift() {
     let mut world = applied_and_reporting();
     world.set_namespace("a", None);
     world.settle();
@@ -137,9 +137,9 @@ fn foreign_object_is_overwritten_only_where_all_allow_it() {
         let terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..terms("r", &["a"]) };
         world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
         world.settle();
-        let said = |notice: &Notice| matches!(notice, Notice::Overwritten(_, _, Some(who)) if &**who == "helm");
+        let text = |notice: &Notice| matches!(notice, Notice::Overwritten(_, _, Some(who)) if &**who == "helm");
         assert_eq!(world.holds(&copy("a", "s0"), "r", "s0", 1), allowed);
-        assert_eq!(notices(&mut world, said), usize::from(allowed));
+        assert_eq!(notices(&mut world, text), usize::from(allowed));
         assert_eq!(world.core.totals().overwritten, u64::from(allowed));
         if !allowed {
             assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Denied);
@@ -216,7 +216,7 @@ fn contention_is_reported_once_and_ends_when_quiet() {
 }
 
 #[test]
-fn what_the_hub_says_of_a_fought_for_copy_does_not_wait() {
+fn new_revision_of_a_contended_copy_is_applied_at_once() {
     let mut world = applied();
     for _ in 0..=contention::LIMIT + 1 {
         world.edit(&copy("a", "s0"), |object| object.live.intact = false);

@@ -125,7 +125,7 @@ fn agent_without_namespaces_connects_writes_nothing_and_goes_on() {
     }
     world.core.handle(Event::NamespacesComplete, world.now);
     world.settle();
-    let held: Vec<_> = world.objects.keys().cloned().collect();
-    assert_eq!(held, [copy("a", "s1"), copy("b", "s1")], "the order was taken in, and the rest is kept right");
+    let acked: Vec<_> = world.objects.keys().cloned().collect();
+    assert_eq!(acked, [copy("a", "s1"), copy("b", "s1")], "the order was taken in, and the rest is kept right");
     assert_eq!(sent_lost(&world), Some(vec![]));
 }

@@ -2,12 +2,12 @@ mod adoption;
 mod contention;
 mod dry_run;
 mod found;
-mod given_up;
 mod histories;
 mod inspected;
 mod keeping;
 mod lives;
 mod lost;
+mod namespace_prunes;
 mod orders;
 mod policy;
 mod proof;
@@ -37,7 +37,7 @@ fn applied() -> World {
 }
 
 #[test]
-fn what_the_hub_sends_is_made_acked_and_reported() {
+fn sent_copies_are_created_acked_and_reported() {
     let world = applied();
     for namespace in ["a", "b"] {
         assert!(world.holds(&copy(namespace, "s0"), "r", "s0", 1));
@@ -51,7 +51,7 @@ fn what_the_hub_sends_is_made_acked_and_reported() {
 }
 
 #[test]
-fn after_a_restart_nothing_is_written_and_everything_is_held() {
+fn restart_writes_nothing_and_acks_everything() {
     let mut world = applied();
     let before = world.reported_state("r").unwrap();
     world.restart();
@@ -158,7 +158,7 @@ fn a_copy_is_handed_from_one_rule_to_another_without_a_gap() {
 }
 
 #[test]
-fn the_older_rule_wins_a_copy_and_the_other_is_told() {
+fn older_rule_wins_a_copy_and_the_other_reports_it() {
     let mut world = applied();
     let younger = Terms { created_at: 200, ..terms("q", &["a"]) };
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..with_terms("q", younger) }]);
@@ -241,7 +241,7 @@ fn namespaces_are_created_only_when_asked() {
 }
 
 #[test]
-fn a_suspended_rule_rests_until_it_is_resumed() {
+fn suspended_rule_changes_nothing_until_resumed() {
     let mut world = applied();
     let suspended = Terms { suspend: true, ..terms("r", &["a"]) };
     world.batch(vec![with_terms("r", suspended)]);
@@ -298,7 +298,7 @@ fn bad_object_delays_no_other_and_is_retried_on_change() {
 }
 
 #[test]
-fn a_fight_over_a_copy_slows_down() {
+fn contended_copy_is_corrected_ever_more_slowly() {
     let mut world = applied();
     let begin = world.writes;
     for _ in 0..100 {
@@ -312,7 +312,7 @@ fn a_fight_over_a_copy_slows_down() {
 }
 
 #[test]
-fn unreadable_and_unknown_items_are_refused_and_count_as_held() {
+fn unreadable_items_are_refused_and_count_as_acked() {
     let mut world = applied();
     let mut unknown = intent("s2", 1);
     unknown.source = SourceRef::new("widgets.example.org", "team", "s2");

@@ -53,9 +53,9 @@ fn sizes_kinds_and_creation_are_judged_before_a_write() {
     assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "small")]);
     let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (1, 5));
-    let said: String = state.failures.iter().map(|failure| failure.message.as_str()).collect();
+    let text: String = state.failures.iter().map(|failure| failure.message.as_str()).collect();
     for field in ["maxObjectBytes", "(kinds)", "createNamespaces"] {
-        assert!(said.contains(field), "{said}");
+        assert!(text.contains(field), "{text}");
     }
     world.set_policy(policy("createNamespaces: true"));
     world.settle_now();
@@ -63,7 +63,7 @@ fn sizes_kinds_and_creation_are_judged_before_a_write() {
 }
 
 #[test]
-fn what_a_policy_says_of_content_holds_after_a_restart_too() {
+fn content_policy_applies_after_a_restart() {
     let mut world = applied();
     world.edit(&copy("a", "s0"), |object| object.live.facts.bytes = 7);
     world.restart();
@@ -92,7 +92,7 @@ fn a_namespace_refuses_copies_by_itself() {
 }
 
 #[test]
-fn a_namespace_without_a_role_does_not_hold_up_the_others() {
+fn namespace_without_a_role_does_not_delay_others() {
     let mut world = World::new(&["team", "a", "b", "c"]);
     world.forbidden = [area("b")].into();
     world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));

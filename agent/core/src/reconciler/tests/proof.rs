@@ -87,8 +87,8 @@ fn another_key_gives_another_proof_and_none_gives_none() {
         let (hub_id, hub_cluster_uid) = ("h".to_owned(), "hub".to_owned());
         let begin = SnapshotBegin { protocol: 1, hub_id, hub_cluster_uid, behind: false, proof_key: key.clone() };
         world.core.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
-        let told = proved(&mut world);
-        assert_eq!(told.is_some(), key.is_some());
-        assert_ne!(told, first);
+        let proved_now = proved(&mut world);
+        assert_eq!(proved_now.is_some(), key.is_some());
+        assert_ne!(proved_now, first);
     }
 }

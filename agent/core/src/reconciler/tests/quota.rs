@@ -42,11 +42,11 @@ fn copies_beyond_max_copies_are_denied_until_there_is_room() {
     world.restart();
     world.connect();
     send(&mut world, "r", terms("r", &["a"]), intents(0..5, 1));
-    let held = world.objects.keys().next().unwrap().clone();
-    world.edit(&held, |object| object.live.intact = false);
+    let acked = world.objects.keys().next().unwrap().clone();
+    world.edit(&acked, |object| object.live.intact = false);
     world.settle();
-    assert_eq!((world.objects.len(), world.objects[&held].live.intact), (3, true));
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone(&held.name)], ..RuleDelta::new("r".into()) }]);
+    assert_eq!((world.objects.len(), world.objects[&acked].live.intact), (3, true));
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone(&acked.name)], ..RuleDelta::new("r".into()) }]);
     world.settle();
     assert_eq!((world.objects.len(), counts(&world, "r")), (3, (3, 1)));
     world.set_policy(Policy::open());
@@ -92,10 +92,10 @@ fn granted_limit_is_that_of_all_rules_of_a_namespace() {
     send(&mut world, "q", granted("q", "team", Some(3)), intents(2..5, 1));
     send(&mut world, "p", granted("p", "other", None), intents(5..9, 1));
     assert_eq!((counts(&world, "r"), counts(&world, "q"), counts(&world, "p")), ((2, 0), (1, 2), (4, 0)));
-    let said = message(&world, "q");
+    let text = message(&world, "q");
     assert!(
-        said.contains("rules of team are granted 3 copies") && said.contains("maxCopies of the Distribution"),
-        "{said}"
+        text.contains("rules of team are granted 3 copies") && text.contains("maxCopies of the Distribution"),
+        "{text}"
     );
     send(&mut world, "q", Terms { created_at: 7, ..granted("q", "team", Some(5)) }, vec![]);
     assert_eq!(counts(&world, "q"), (3, 0));

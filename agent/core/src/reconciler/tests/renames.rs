@@ -7,13 +7,13 @@ fn renamed(name: &str, revision: u8) -> Intent {
     Intent { source: intent.source.as_copy(name), ..intent }
 }
 
-fn gives_up(name: &str) -> Tombstone {
+fn drops_name(name: &str) -> Tombstone {
     Tombstone { source: copy("team", "s0").as_copy(name), deletion_policy: DeletionPolicy::Delete }
 }
 
 fn rename(world: &mut World, from: &str, to: &str, revision: u8) {
     let delta = RuleDelta::new("r".into());
-    let (upserts, tombstones) = (vec![renamed(to, revision)], vec![gives_up(from)]);
+    let (upserts, tombstones) = (vec![renamed(to, revision)], vec![drops_name(from)]);
     world.batch(vec![RuleDelta { upserts, ..delta.clone() }, RuleDelta { tombstones, ..delta }]);
 }
 
@@ -68,7 +68,7 @@ fn old_copy_stays_until_the_new_one_can_be_created() {
     rename(&mut world, "s0-eu", "s0-us", 3);
     world.settle();
     assert!(world.objects.contains_key(&copy("a", "s0-eu")));
-    world.batch(vec![RuleDelta { tombstones: vec![gives_up("s0-us")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta { tombstones: vec![drops_name("s0-us")], ..RuleDelta::new("r".into()) }]);
     world.settle();
     assert!(!world.objects.contains_key(&copy("a", "s0-eu")));
     assert!(world.objects.contains_key(&copy("a", "s1")));

@@ -168,7 +168,7 @@ fn edit_and_lone_removal_need_no_store() {
 }
 
 #[test]
-fn more_tombstones_than_are_stored_hold_the_whole_rule() {
+fn excess_tombstones_delay_the_whole_rule() {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
     let sources: Vec<_> = (0..1_100).map(|n| format!("s{n:04}")).collect();

@@ -17,7 +17,7 @@ fn question(uid: &str, terms: Option<Terms>, names: &[(&str, u8)], tombstones: &
         intents: names.iter().map(supposed).collect(),
         tombstones: tombstones.iter().map(|name| tombstone(name)).collect(),
         removal: None,
-        held: BTreeSet::new(),
+        blocked: BTreeSet::new(),
         holds_all: false,
         rehearse: false,
         key: FieldsKey([3; 32]),
@@ -38,7 +38,7 @@ fn refused(source: SourceRef) -> Refusal {
 }
 
 #[test]
-fn what_is_unreadable_of_a_question_is_refused_in_the_answer() {
+fn unreadable_parts_of_a_question_are_refused() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     let mut ask = |unreadable: SourceRef| {
@@ -49,9 +49,9 @@ fn what_is_unreadable_of_a_question_is_refused_in_the_answer() {
         answers(&world).pop().unwrap()
     };
     let part = ask(copy("team", "s1"));
-    let said: Vec<_> = part.copies.iter().map(|one| (one.copy.to_string(), one.foreseen)).collect();
-    assert!(part.unanswered.is_empty() && said.contains(&(copy("team", "s1").to_string(), Foreseen::Refused)));
-    assert!(said.contains(&(copy("a", "s0").to_string(), Foreseen::Create)));
+    let answer: Vec<_> = part.copies.iter().map(|one| (one.copy.to_string(), one.foreseen)).collect();
+    assert!(part.unanswered.is_empty() && answer.contains(&(copy("team", "s1").to_string(), Foreseen::Refused)));
+    assert!(answer.contains(&(copy("a", "s0").to_string(), Foreseen::Create)));
     let whole = ask(SourceRef::new("", "", ""));
     assert!(whole.last && whole.copies.is_empty() && whole.unanswered.contains("cannot read"));
 }
@@ -93,23 +93,23 @@ fn asked(world: &mut World, question: Suppose) -> Vec<String> {
 }
 
 #[test]
-fn a_rule_that_nobody_has_saved_is_foreseen_and_forgotten() {
+fn unsaved_rule_is_previewed_and_forgotten() {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
     world.make_foreign(&copy("b", "s0"));
     let wanted = terms("r", &["a", "b", "later"]);
-    let said = asked(&mut world, question("r", Some(wanted.clone()), &[("s0", 1)], &[]));
-    assert_eq!(said, ["a/s0 Create", "b/s0 Refused", "later/s0 Wait"]);
+    let answer = asked(&mut world, question("r", Some(wanted.clone()), &[("s0", 1)], &[]));
+    assert_eq!(answer, ["a/s0 Create", "b/s0 Refused", "later/s0 Wait"]);
     let overwrite = Terms { conflict_policy: ConflictPolicy::Overwrite, create_namespaces: true, ..wanted.clone() };
-    let said = asked(&mut world, question("r", Some(overwrite), &[("s0", 1)], &[]));
-    assert_eq!(said, ["a/s0 Create", "b/s0 Overwrite", "later/s0 Create"]);
-    let said = asked(&mut world, question("r", Some(Terms { suspend: true, ..wanted }), &[("s0", 1)], &[]));
-    assert_eq!(said, ["a/s0 Rest", "b/s0 Rest", "later/s0 Wait"]);
-    assert!(world.core.held_pairs("r").is_empty());
+    let answer = asked(&mut world, question("r", Some(overwrite), &[("s0", 1)], &[]));
+    assert_eq!(answer, ["a/s0 Create", "b/s0 Overwrite", "later/s0 Create"]);
+    let answer = asked(&mut world, question("r", Some(Terms { suspend: true, ..wanted }), &[("s0", 1)], &[]));
+    assert_eq!(answer, ["a/s0 Rest", "b/s0 Rest", "later/s0 Wait"]);
+    assert!(world.core.acked_pairs("r").is_empty());
 }
 
 #[test]
-fn an_edit_of_a_rule_says_what_changes_goes_and_is_held() {
+fn edited_rule_previews_changes_removals_and_blocks() {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
     let all = terms("r", &["a", "b"]);
@@ -123,8 +123,9 @@ fn an_edit_of_a_rule_says_what_changes_goes_and_is_held() {
         asked(&mut world, question("r", Some(all.clone()), &[("s0", 1)], &["s1"])),
         ["a/s0 Unchanged", "a/s1 Remove", "b/s0 Unchanged", "b/s1 Remove"]
     );
-    let held = Suppose { held: BTreeSet::from([copy("team", "s1")]), ..question("r", Some(all), &[("s0", 1)], &[]) };
-    assert_eq!(asked(&mut world, held), ["a/s0 Unchanged", "a/s1 Held", "b/s0 Unchanged", "b/s1 Held"]);
+    let blocked =
+        Suppose { blocked: BTreeSet::from([copy("team", "s1")]), ..question("r", Some(all), &[("s0", 1)], &[]) };
+    assert_eq!(asked(&mut world, blocked), ["a/s0 Unchanged", "a/s1 Blocked", "b/s0 Unchanged", "b/s1 Blocked"]);
     // A name that is taken out of the list is a deliberate act; the labels of a namespace are not.
     assert_eq!(
         asked(&mut world, question("r", Some(terms("r", &["a"])), &[("s0", 1), ("s1", 1)], &[])),
@@ -140,8 +141,8 @@ fn an_edit_of_a_rule_says_what_changes_goes_and_is_held() {
     );
     let retain = Suppose { removal: Some(DeletionPolicy::Retain), ..question("r", None, &[], &[]) };
     assert_eq!(asked(&mut world, retain), ["a/s0 Retain", "a/s1 Retain", "b/s0 Retain", "b/s1 Retain"]);
-    let braked = Suppose { holds_all: true, ..question("r", None, &[], &[]) };
-    assert_eq!(asked(&mut world, braked), ["a/s0 Held", "a/s1 Held", "b/s0 Held", "b/s1 Held"]);
+    let all_blocked = Suppose { holds_all: true, ..question("r", None, &[], &[]) };
+    assert_eq!(asked(&mut world, all_blocked), ["a/s0 Blocked", "a/s1 Blocked", "b/s0 Blocked", "b/s1 Blocked"]);
     // An older rule wins.
     let older = Terms { created_at: 1, ..terms("q", &["a"]) };
     assert_eq!(asked(&mut world, question("q", Some(older), &[("s0", 1)], &[])), ["a/s0 Change"]);
@@ -150,7 +151,7 @@ fn an_edit_of_a_rule_says_what_changes_goes_and_is_held() {
 }
 
 #[test]
-fn equality_of_a_foreign_secret_is_told_to_nobody() {
+fn equality_of_a_foreign_secret_is_never_reported() {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
     for (namespace, equal) in [("a", true), ("b", false)] {
@@ -162,21 +163,21 @@ fn equality_of_a_foreign_secret_is_told_to_nobody() {
     }
     let secrets = SourceRef::new("secrets", "team", "s0");
     // Of both ConfigMaps, then of both Secrets.
-    let said = |world: &mut World, conflict_policy: ConflictPolicy| {
+    let answer = |world: &mut World, conflict_policy: ConflictPolicy| {
         let terms = Terms { conflict_policy, ..terms("r", &["a", "b"]) };
         let mut question = question("r", Some(terms), &[("s0", 1), ("s0", 1)], &[]);
         question.intents[1].intent.source = secrets.clone();
-        let said = asked(world, question);
-        said.iter().map(|one| one.rsplit(' ').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+        let answer = asked(world, question);
+        answer.iter().map(|one| one.rsplit(' ').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(said(&mut world, ConflictPolicy::Fail), ["Refused"; 4]);
+    assert_eq!(answer(&mut world, ConflictPolicy::Fail), ["Refused"; 4]);
     let expected = ["Adopt", "Refused", "AdoptIfEqual", "AdoptIfEqual"];
-    assert_eq!(said(&mut world, ConflictPolicy::AdoptIfEqual), expected);
+    assert_eq!(answer(&mut world, ConflictPolicy::AdoptIfEqual), expected);
     // The ConfigMap that is equal is adopted; of Secrets nothing is told.
     let expected = ["Adopt", "Overwrite", "Overwrite", "Overwrite"];
-    assert_eq!(said(&mut world, ConflictPolicy::Overwrite), expected);
+    assert_eq!(answer(&mut world, ConflictPolicy::Overwrite), expected);
     let upserts = vec![intent("s0", 1), Intent { source: secrets.clone(), ..intent("s0", 1) }];
     world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b"])) }]);
     world.settle();
-    assert_eq!(said(&mut world, ConflictPolicy::Overwrite), expected);
+    assert_eq!(answer(&mut world, ConflictPolicy::Overwrite), expected);
 }

@@ -14,7 +14,7 @@ fn upsert(content: u8) -> Intent {
     Intent { source: intent.source.as_copy(&name(content)), ..intent }
 }
 
-fn gives_up(content: u8) -> Tombstone {
+fn drops_version(content: u8) -> Tombstone {
     Tombstone { source: copy("team", "s0").as_copy(&name(content)), deletion_policy: DeletionPolicy::Delete }
 }
 
@@ -30,7 +30,7 @@ fn first() -> World {
 /// The source's content becomes another one.
 fn edit(world: &mut World, from: u8, to: u8) {
     let delta = RuleDelta::new("r".into());
-    let (upserts, tombstones) = (vec![upsert(to)], vec![gives_up(from)]);
+    let (upserts, tombstones) = (vec![upsert(to)], vec![drops_version(from)]);
     world.batch(vec![RuleDelta { upserts, ..delta.clone() }, RuleDelta { tombstones, ..delta }]);
     world.settle();
 }
@@ -89,7 +89,7 @@ fn newest_versions_stay_and_a_returning_one_is_newest() {
     world.settle();
     stand(&world, &["a", "b"], &[7, 6]);
     let delta = with_terms("r", Terms { created_at: 9, ..terms("r", &["a", "b"]) });
-    let (upserts, tombstones) = (vec![intent("s0", 7)], vec![gives_up(7)]);
+    let (upserts, tombstones) = (vec![intent("s0", 7)], vec![drops_version(7)]);
     world.batch(vec![RuleDelta { upserts, ..delta }, RuleDelta { tombstones, ..RuleDelta::new("r".into()) }]);
     world.settle();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 7) && world.objects.len() == 2);
@@ -102,12 +102,12 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
         edit(&mut world, content - 1, content);
     }
     edit(&mut world, 4, 2);
-    let held = |world: &World| world.core.desired.pairs(&"r".into());
-    let (writes, before) = (world.writes, held(&world));
+    let acked = |world: &World| world.core.desired.pairs(&"r".into());
+    let (writes, before) = (world.writes, acked(&world));
     assert_eq!(before.len(), 1);
     for connects in [false, true] {
         restart(&mut world, connects);
-        assert_eq!((world.writes, held(&world)), (writes, before.clone()), "{connects}");
+        assert_eq!((world.writes, acked(&world)), (writes, before.clone()), "{connects}");
         assert_eq!(world.objects.len(), 6);
     }
     // Its order is known: the version before the last but one goes.
@@ -117,7 +117,7 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
     let delta = RuleDelta::new("r".into());
     world.batch(vec![
         RuleDelta { upserts: vec![upsert(6)], ..delta.clone() },
-        RuleDelta { tombstones: vec![gives_up(5)], ..delta },
+        RuleDelta { tombstones: vec![drops_version(5)], ..delta },
     ]);
     world.give_out();
     assert!(world.work_one());
@@ -163,12 +163,12 @@ fn versions_go_with_source_namespace_and_rule() {
         !world.objects.keys().any(|copy| *copy.namespace == *namespace && copy.name.starts_with("s0"))
     };
     let mut world = three();
-    world.batch(vec![RuleDelta { tombstones: vec![gives_up(3)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta { tombstones: vec![drops_version(3)], ..RuleDelta::new("r".into()) }]);
     world.settle();
     assert!(gone(&world, "a") && gone(&world, "b") && world.objects.len() == 2, "the source");
     // The last word on what becomes of them counts for all.
     let mut world = three();
-    let retain = Tombstone { deletion_policy: DeletionPolicy::Retain, ..gives_up(3) };
+    let retain = Tombstone { deletion_policy: DeletionPolicy::Retain, ..drops_version(3) };
     world.batch(vec![RuleDelta { tombstones: vec![retain], ..RuleDelta::new("r".into()) }]);
     world.settle();
     assert!(world.objects.len() == 8 && world.objects.values().filter(|object| object.labelled).count() == 2);
@@ -207,14 +207,14 @@ fn two_that_are_wanted_for_a_while_do_not_contend() {
         let writes = world.writes;
         world.settle();
         assert_eq!(world.writes, writes, "they contend");
-        world.batch(vec![RuleDelta { tombstones: vec![gives_up(from)], ..delta.clone() }]);
+        world.batch(vec![RuleDelta { tombstones: vec![drops_version(from)], ..delta.clone() }]);
         world.settle();
     }
     stand(&world, &["a", "b"], &[1, 3, 2]);
 }
 
 #[test]
-fn what_was_called_otherwise_before_goes_by_the_hubs_word_alone() {
+fn renamed_copy_is_removed_only_by_a_tombstone() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);

@@ -63,7 +63,7 @@ pub struct World {
     /// Areas that the agent may not watch.
     pub forbidden: BTreeSet<Area>,
     /// The hub lets go whatever the agent asks for, as soon as it hears of it.
-    pub lets_go: bool,
+    pub approves_prunes: bool,
     /// Nothing lets the agent overwrite or delete what it did not create.
     pub spares: bool,
     /// What is to be stored is stored at once.
@@ -169,7 +169,7 @@ impl World {
             stored: vec![],
             policy,
             forbidden: BTreeSet::new(),
-            lets_go: true,
+            approves_prunes: true,
             spares: false,
             saves: true,
             orders: Orders::default(),
@@ -179,17 +179,17 @@ impl World {
         world
     }
 
-    fn hear(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         self.core.handle(event, self.now);
     }
 
     /// The watches' first lists.
     pub fn list(&mut self) {
-        self.hear(Event::NamespacesListed);
+        self.handle(Event::NamespacesListed);
         for (name, namespace) in self.namespaces.clone() {
-            self.hear(Event::Namespace(name.as_str().into(), namespace));
+            self.handle(Event::Namespace(name.as_str().into(), namespace));
         }
-        self.hear(Event::NamespacesComplete);
+        self.handle(Event::NamespacesComplete);
         for area in self.policy.areas() {
             self.list_area(&area);
         }
@@ -199,15 +199,15 @@ impl World {
     pub fn list_area(&mut self, area: &Area) {
         if self.forbidden.contains(area) {
             let copy_error = CopyError::new(Reason::Forbidden, "no Role");
-            return self.hear(Event::CopiesForbidden(area.clone(), copy_error));
+            return self.handle(Event::CopiesForbidden(area.clone(), copy_error));
         }
-        self.hear(Event::CopiesListed(area.clone()));
+        self.handle(Event::CopiesListed(area.clone()));
         for (copy, object) in self.objects.clone() {
             if object.labelled && self.policy.area(&copy).as_ref() == Some(area) {
-                self.hear(Event::Copy(copy, object.live));
+                self.handle(Event::Copy(copy, object.live));
             }
         }
-        self.hear(Event::CopiesComplete(area.clone()));
+        self.handle(Event::CopiesComplete(area.clone()));
     }
 
     /// The policy file changes: watches end, the policy is heard, and new watches begin.
@@ -222,7 +222,7 @@ impl World {
         self.policy = policy;
         // What it hides the agent knows no orders for.
         self.orders.forget();
-        self.hear(Event::Policy(Arc::new(self.policy.clone())));
+        self.handle(Event::Policy(Arc::new(self.policy.clone())));
         for area in self.policy.areas().difference(&before) {
             self.list_area(area);
         }
@@ -280,17 +280,17 @@ impl World {
     }
 
     pub fn connect(&mut self) {
-        self.hear(Event::HubConnected);
+        self.handle(Event::HubConnected);
         let proof_key = Some(proof_key());
         let begin =
             SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "hub".into(), behind: false, proof_key };
-        self.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
+        self.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
     }
 
     /// The hub has said everything.
     pub fn confirm(&mut self) {
         let (intents, digest) = self.core.desired.sum();
-        self.hear(Event::Hub(HubFrame::SnapshotEnd(SnapshotEnd { intents, digest }), vec![]));
+        self.handle(Event::Hub(HubFrame::SnapshotEnd(SnapshotEnd { intents, digest }), vec![]));
     }
 
     pub fn batch(&mut self, rules: Vec<RuleDelta>) {
@@ -298,7 +298,7 @@ impl World {
         if !self.core.revoked {
             self.orders.sent(&rules);
         }
-        self.hear(Event::Hub(HubFrame::Batch(Batch { nonce: 1, rules }), vec![]));
+        self.handle(Event::Hub(HubFrame::Batch(Batch { nonce: 1, rules }), vec![]));
     }
 
     /// Another agent of the same cluster has written: its objects are those of this one, too.
@@ -315,7 +315,7 @@ impl World {
 
     pub fn tell_one(&mut self) -> bool {
         let Some(event) = self.untold.pop_front() else { return false };
-        self.hear(event);
+        self.handle(event);
         true
     }
 
@@ -326,13 +326,13 @@ impl World {
                 self.check(&job);
                 self.under_way.push_back(job);
             }
-            let asked = self.hear_out();
+            let asked = self.handle_output();
             let saved = self.saves && self.save(true);
             if asked.is_empty() && !saved {
                 break;
             }
             for (uid, digest) in asked {
-                self.let_go(uid.as_str(), digest);
+                self.approve_prunes(uid.as_str(), digest);
             }
         }
     }
@@ -349,14 +349,16 @@ impl World {
     }
 
     /// Takes what the core says, and what it asks for if the hub lets it go.
-    fn hear_out(&mut self) -> Vec<(RuleUid, AskedDigest)> {
+    fn handle_output(&mut self) -> Vec<(RuleUid, AskedDigest)> {
         let mut asked = vec![];
         while let Some(frame) = self.core.next_frame(self.now) {
-            if let AgentFrame::Report(states) | AgentFrame::HeldRules(states, _) = &frame
-                && self.lets_go
+            if let AgentFrame::Report(states) | AgentFrame::AckedRules(states, _) = &frame
+                && self.approves_prunes
             {
                 asked.extend(
-                    states.iter().filter_map(|state| Some((state.uid.clone(), state.given_up.as_ref()?.digest))),
+                    states
+                        .iter()
+                        .filter_map(|state| Some((state.uid.clone(), state.namespace_prunes.as_ref()?.digest))),
                 );
             }
             self.sent.push(frame);
@@ -393,7 +395,7 @@ impl World {
     pub fn work_one(&mut self) -> bool {
         let Some(job) = self.under_way.pop_front() else { return false };
         let done = self.carry_out(job);
-        self.hear(Event::Done(Box::new(done)));
+        self.handle(Event::Done(Box::new(done)));
         true
     }
 
@@ -404,7 +406,7 @@ impl World {
         while self.tell_one() {}
         self.give_out();
         for done in answers {
-            self.hear(Event::Done(Box::new(done)));
+            self.handle(Event::Done(Box::new(done)));
         }
     }
 
@@ -413,7 +415,7 @@ impl World {
         let Some(job) = self.under_way.pop_front() else { return };
         let Done { key, .. } = self.carry_out(job);
         let copy_error = Some(CopyError::new(Reason::Unavailable, "no answer"));
-        self.hear(Event::Done(Box::new(Done { copy_error, ..Done::new(key) })));
+        self.handle(Event::Done(Box::new(Done { copy_error, ..Done::new(key) })));
     }
 
     /// Lets everything happen that is due at this time.
@@ -442,7 +444,7 @@ impl World {
         self.version.to_string()
     }
 
-    fn told(&mut self, copy: &SourceRef, was_labelled: bool) {
+    fn notify(&mut self, copy: &SourceRef, was_labelled: bool) {
         if self.policy.area(copy).is_none_or(|area| self.forbidden.contains(&area)) {
             return;
         }
@@ -464,7 +466,7 @@ impl World {
         let was = object.labelled;
         change(object);
         object.live.version = version.as_str().into();
-        self.told(copy, was);
+        self.notify(copy, was);
     }
 
     /// Somebody in the cluster deletes an object.
@@ -545,15 +547,15 @@ impl World {
         let Work::Foresee(supposition) = job.work else { return done };
         let Supposition { question, items, more, .. } = *supposition;
         let found = items.into_iter().map(|Item { copy, source, known, after }| {
-            let said = match known {
-                CopyKnowledge::Said(said) => Some(said),
+            let outcome = match known {
+                CopyKnowledge::Decided(outcome) => Some(outcome),
                 CopyKnowledge::Open(open) => {
                     let observed = if open.needs_look() { self.observed(&copy) } else { open.observed };
                     let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
                     foresee(&open.want, &observed, is_equal)
                 }
             };
-            Found { copy, source, said, after }
+            Found { copy, source, outcome, after }
         });
         done.supposed = Some(answer(question, found.collect(), more));
         done
@@ -704,7 +706,7 @@ impl World {
             }
         };
         self.objects.insert(copy.clone(), object);
-        self.told(copy, true);
+        self.notify(copy, true);
         done.observed = Some(Observed::Live(live));
         done.passed.extend(target.map(|target| target.version.clone()));
         done.wrote = Some(if target.is_some() { Wrote::Changed } else { Wrote::Created });
@@ -717,7 +719,7 @@ impl World {
     }
 
     /// The hub names what may go of what is in namespaces given up.
-    pub fn let_go(&mut self, uid: &str, digest: AskedDigest) {
+    pub fn approve_prunes(&mut self, uid: &str, digest: AskedDigest) {
         self.batch(vec![RuleDelta { prune: Some(digest), ..RuleDelta::new(uid.into()) }]);
     }
 
@@ -729,7 +731,7 @@ impl World {
     /// Every state of a rule that was sent.
     pub fn reported_states(&self, uid: &str) -> Vec<RuleState> {
         let states = self.sent.iter().flat_map(|frame| match frame {
-            AgentFrame::Report(states) | AgentFrame::HeldRules(states, _) => states.clone(),
+            AgentFrame::Report(states) | AgentFrame::AckedRules(states, _) => states.clone(),
             _ => vec![],
         });
         states.filter(|state| state.uid.as_str() == uid).collect()

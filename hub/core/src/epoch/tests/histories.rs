@@ -69,7 +69,7 @@ impl Process for Replica {
         self.candidate.next(true, now, wall)
     }
 
-    fn saw(&mut self, lease: Option<Lease>, now: Instant) {
+    fn observed(&mut self, lease: Option<Lease>, now: Instant) {
         self.candidate.observe(lease, now);
     }
 
@@ -153,7 +153,7 @@ impl World {
     /// All replicas have seen the Lease as it is now.
     fn show_all(&mut self) {
         let (lease, now) = (&self.election.lease, self.election.now);
-        self.election.processes.iter_mut().for_each(|replica| replica.saw(lease.clone(), now));
+        self.election.processes.iter_mut().for_each(|replica| replica.observed(lease.clone(), now));
     }
 
     /// Whether who starts now learns who has led.
@@ -234,7 +234,7 @@ impl World {
                 *lease = None;
                 requests.retain(|request| request.write.metadata.uid.is_some());
                 let others = processes.iter_mut().filter(|replica| replica.candidate.lead(*now).is_none());
-                others.for_each(|replica| replica.saw(None, *now));
+                others.for_each(|replica| replica.observed(None, *now));
             }
             Event::Strip if self.restored.is_none() => {
                 self.show_all();
@@ -268,7 +268,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn members_are_in_doubt_exactly_after_a_restore(
+    fn members_diverge_exactly_after_a_restore(
         leaders in prop_oneof![99 => 0usize..4, 1 => 250usize..300],
         events in proptest::collection::vec(event(), 0..150),
     ) {

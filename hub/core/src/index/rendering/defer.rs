@@ -4,7 +4,7 @@ use std::sync::Arc;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::super::{Cluster, Effect, Index};
-use super::{has_content, lend_now};
+use super::{has_content, set_referenced_now};
 use crate::plan::SourceState;
 
 impl Index {
@@ -34,7 +34,7 @@ impl Index {
 
     /// What a Secret is to a rule that takes values from it waits to be rendered, or makes them unknown at once. `None`: that
     /// is to be seen to here; else whether the rule takes values from it.
-    pub(in crate::index) fn defer_lent(
+    pub(in crate::index) fn defer_references(
         &mut self,
         uid: &RuleUid,
         secret: &SourceRef,
@@ -50,7 +50,7 @@ impl Index {
         if matches!(body, Some(SourceState::Unread)) {
             entry.unrendered.note(secret);
             let plan = Arc::make_mut(&mut entry.plan);
-            lend_now(
+            set_referenced_now(
                 &entry.rule,
                 plan,
                 &mut entry.cluster_plans,

@@ -51,8 +51,8 @@ struct Marks {
 }
 
 impl From<&runnel_api::Marks> for Marks {
-    fn from(said: &runnel_api::Marks) -> Self {
-        Self { add: said.add.clone(), drop: patterns(&said.drop), allow: patterns(&said.allow) }
+    fn from(spec: &runnel_api::Marks) -> Self {
+        Self { add: spec.add.clone(), drop: patterns(&spec.drop), allow: patterns(&spec.allow) }
     }
 }
 
@@ -81,10 +81,10 @@ fn render_error(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderErr
 
 impl Shape {
     /// What a rule says.
-    pub fn new(said: &runnel_api::RuleTerms) -> Self {
-        let transform = said.transform.clone().unwrap_or_default();
+    pub fn new(spec: &runnel_api::RuleTerms) -> Self {
+        let transform = spec.transform.clone().unwrap_or_default();
         let keys = transform.keys.unwrap_or_default();
-        let marks = |said: &Option<runnel_api::Marks>| said.as_ref().map(Into::into).unwrap_or_default();
+        let marks = |spec: &Option<runnel_api::Marks>| spec.as_ref().map(Into::into).unwrap_or_default();
         Self {
             name: transform.name,
             versioned: transform.versioned_name.is_some(),
@@ -94,8 +94,8 @@ impl Shape {
             labels: marks(&transform.labels),
             annotations: marks(&transform.annotations),
             secret_type: transform.secret_type,
-            substitute: said.substitute.as_ref().map(|substitute| patterns(&substitute.keys)).unwrap_or_default(),
-            overrides: said.overrides.iter().map(Into::into).collect(),
+            substitute: spec.substitute.as_ref().map(|substitute| patterns(&substitute.keys)).unwrap_or_default(),
+            overrides: spec.overrides.iter().map(Into::into).collect(),
         }
     }
 

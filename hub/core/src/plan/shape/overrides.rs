@@ -29,13 +29,13 @@ enum PatchError {
 }
 
 impl From<&runnel_api::Override> for Override {
-    fn from(said: &runnel_api::Override) -> Self {
+    fn from(spec: &runnel_api::Override) -> Self {
         Self {
-            clusters: ClusterChoice::from(&said.clusters),
-            data: said.data.clone(),
-            secret_data: said.secret_data.clone(),
-            remove: said.remove.clone(),
-            patch: said.json_patch.clone(),
+            clusters: ClusterChoice::from(&spec.clusters),
+            data: spec.data.clone(),
+            secret_data: spec.secret_data.clone(),
+            remove: spec.remove.clone(),
+            patch: spec.json_patch.clone(),
         }
     }
 }

@@ -229,7 +229,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_filled_is_the_text_around_and_the_values(before in "[a-z]*", between in "[a-z$ ]*[a-z ]", after in "[a-z]*") {
+        fn filled_text_is_the_text_around_and_the_values(before in "[a-z]*", between in "[a-z$ ]*[a-z ]", after in "[a-z]*") {
             let text = format!("{before}${{cluster.name}}{between}${{source.name}}{after}");
             let expected = format!("{before}eu-1{between}settings{after}");
             prop_assert_eq!(with(&[], |about| fill(&text, about, 1 << 20).ok()), Some(expected));

@@ -117,7 +117,7 @@ fn labels_and_annotations_are_added_dropped_and_allowed() {
 }
 
 #[test]
-fn variables_fill_named_keys_and_values_are_never_told() {
+fn variables_fill_named_keys_and_values_never_leak() {
     let spec = json!({"substitute": {"keys": ["app.*"]}});
     let text = "${cluster.name} ${cluster.labels.tier} ${cluster.labels.zone:-a} ${source.namespace} $${x}";
     let data = config_map(spec.clone(), json!({"app.yaml": text, "other": text}));
@@ -142,7 +142,7 @@ fn variables_fill_named_keys_and_values_are_never_told() {
 }
 
 #[test]
-fn overrides_hold_in_order_in_the_clusters_that_they_name() {
+fn overrides_apply_in_order_in_named_clusters() {
     let spec = |overrides: Value| json!({"overrides": overrides});
     let gold = json!({"selector": {"matchLabels": {"tier": "gold"}}});
     let all = spec(json!([
@@ -172,7 +172,7 @@ fn overrides_hold_in_order_in_the_clusters_that_they_name() {
 }
 
 #[test]
-fn what_a_member_would_refuse_is_not_sent() {
+fn content_a_member_would_refuse_is_not_sent() {
     let tls = secret("kubernetes.io/tls", json!({"tls.crt": "eA==", "tls.key": "eA=="}));
     let spec = json!({"transform": {"keys": {"exclude": ["tls.key"]}}});
     let (why, message) = refused(spec, "secrets", tls.clone());
@@ -237,7 +237,7 @@ fn clusters_with_equal_outcome_share_a_plan() {
 }
 
 #[test]
-fn what_fails_for_one_cluster_is_sent_to_the_others() {
+fn failure_for_one_cluster_affects_no_other() {
     let rule = rule(json!({"substitute": {"keys": ["app.yaml"]}}));
     let mut selection = RulePlan::empty(&rule);
     let (good, bad) = (SourceRef::new("configmaps", "team", "good"), SourceRef::new("configmaps", "team", "bad"));

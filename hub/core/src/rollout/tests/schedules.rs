@@ -45,7 +45,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => cluster().prop_map(Happens::Recovers),
         2 => cluster().prop_map(Happens::TargetClusters),
         2 => cluster().prop_map(Happens::Comes),
-        1 => (cluster(), any::<bool>()).prop_map(|(number, anew)| Happens::Joins(number, anew)),
+        1 => (cluster(), any::<bool>()).prop_map(|(number, begins_again)| Happens::Joins(number, begins_again)),
         1 => cluster().prop_map(Happens::Leaves),
         2 => (cluster(), 0..4usize).prop_map(|(number, tier)| Happens::Moves(number, tier)),
         1 => Just(Happens::Edit),
@@ -145,31 +145,32 @@ impl Simulated {
             (self.hub.progress, self.hub.gate) = (before, gate);
             return Ok(());
         }
-        let told = self.hub.told().clone();
-        if self.hub.gate.as_ref().unwrap().rests {
+        let reported_progress = self.hub.reported_progress().clone();
+        if self.hub.gate.as_ref().unwrap().is_settled {
             // Whatever time passes: nothing else is said and nobody else let in. The budget may be what ended it.
-            let (said, lets_in) = (self.hub.progress.clone(), self.hub.gate.clone());
+            let (message, lets_in) = (self.hub.progress.clone(), self.hub.gate.clone());
             self.hub.seconds += 100_000;
             self.hub.step();
             self.hub.seconds -= 100_000;
-            prop_assert_eq!((&self.hub.progress, &self.hub.gate), (&said, &lets_in), "it rests, and time moved it");
+            prop_assert_eq!((&self.hub.progress, &self.hub.gate), (&message, &lets_in), "it rests, and time moved it");
         }
-        if told.is_completed() {
-            self.completed.insert(told.revision.clone());
+        if reported_progress.is_completed() {
+            self.completed.insert(reported_progress.revision.clone());
             if self.hub.rollout.reverts && before.as_ref().is_none_or(|before| !before.is_completed()) {
-                self.kept = Some(told.revision.clone());
+                self.kept = Some(reported_progress.revision.clone());
             }
         }
         if phase.goes_back() {
-            return self.went_back(&told, &were_in);
+            return self.went_back(&reported_progress, &were_in);
         }
         let health = |name: &str| *self.hub.clusters.iter().find(|(turn, _)| turn.cluster.as_str() == name).unwrap().1;
         let new: Vec<_> = self.hub.let_in().into_iter().filter(|name| !were_in.contains(*name)).collect();
         if phase == Phase::Completed {
             let behind = self.hub.clusters.values().filter(|health| **health == Health::Pending).count() as u64;
-            let same = |before: &Progress| before.phase == Phase::Completed && before.revision == told.revision;
+            let same =
+                |before: &Progress| before.phase == Phase::Completed && before.revision == reported_progress.revision;
             // Who did not come to an end is one of the failures that were allowed.
-            let allowed = before.as_ref().is_some_and(same) || behind <= told.failed;
+            let allowed = before.as_ref().is_some_and(same) || behind <= reported_progress.failed;
             prop_assert!(allowed, "completed, and {behind} are behind");
         }
         if self.hub.gate.as_ref().unwrap().reach == AdmittedClusters::All {
@@ -197,10 +198,13 @@ impl Simulated {
         let sent: Vec<_> = new.iter().filter(|name| health(name) == Health::Pending && is_news(name)).collect();
         prop_assert!(sent.is_empty() || in_flight <= room, "{in_flight} under way, {room} may be");
         // The budget, and the pause.
-        let reached =
-            |name: &str| told.has_reached(self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap());
+        let reached = |name: &str| {
+            reported_progress.has_reached(self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap())
+        };
         let had_reached = |turn: &RolloutPosition| {
-            before.as_ref().is_some_and(|before| before.revision == told.revision && before.has_reached(turn))
+            before
+                .as_ref()
+                .is_some_and(|before| before.revision == reported_progress.revision && before.has_reached(turn))
         };
         // Who fails already when its wave begins is counted from then on.
         let counts = |turn: &RolloutPosition| had_reached(turn) || were_in.contains(turn.cluster.as_str());
@@ -209,13 +213,16 @@ impl Simulated {
         prop_assert!(sent.is_empty() || failed <= self.hub.rollout.max_failures, "{failed} failed, and it went on");
         prop_assert!(sent.is_empty() || !self.hub.rollout.paused, "paused, and it went on");
         // Nobody beyond the cursor that is written down, and the wave is of one value.
-        let completed = told.is_completed();
+        let completed = reported_progress.is_completed();
         prop_assert!(completed || new.iter().all(|name| reached(name)), "let in beyond the cursor");
-        let wave_began =
-            before.as_ref().is_none_or(|before| before.wave != told.wave || before.revision != told.revision);
+        let wave_began = before.as_ref().is_none_or(|before| {
+            before.wave != reported_progress.wave || before.revision != reported_progress.revision
+        });
         if wave_began {
             let wave = self.hub.clusters.iter().filter(|(turn, how)| {
-                told.has_reached(turn) && !had_reached(turn) && matches!(how, Health::Pending | Health::Failed)
+                reported_progress.has_reached(turn)
+                    && !had_reached(turn)
+                    && matches!(how, Health::Pending | Health::Failed)
             });
             let values: BTreeSet<_> = wave.map(|(turn, _)| turn.value.clone()).collect();
             prop_assert!(values.len() <= 1, "a wave of {values:?}");
@@ -223,9 +230,9 @@ impl Simulated {
         for name in self.hub.let_in() {
             let number: usize = name[1..].parse().unwrap();
             let cluster = &mut self.clusters[number];
-            let has_it = cluster.sent_to(&told.revision);
+            let has_it = cluster.sent_to(&reported_progress.revision);
             if cluster.connected && !has_it {
-                cluster.sent = Some((told.revision.clone(), None));
+                cluster.sent = Some((reported_progress.revision.clone(), None));
             }
         }
         Ok(())
@@ -233,11 +240,11 @@ impl Simulated {
 
     /// Checks a step of a rollback: no cluster gets the target any more, and those that are let in get the state of the last
     /// completed rollout, no more at a time than may be under way.
-    fn went_back(&mut self, told: &Progress, were_in: &BTreeSet<String>) -> Result<(), TestCaseError> {
+    fn went_back(&mut self, reported_progress: &Progress, were_in: &BTreeSet<String>) -> Result<(), TestCaseError> {
         let gate = self.hub.gate.clone().unwrap();
-        let base = told.base.clone().unwrap();
+        let base = reported_progress.base.clone().unwrap();
         prop_assert!(gate.back_to.as_ref() == Some(&base) && gate.reach != AdmittedClusters::All, "not the way back");
-        prop_assert!(!self.completed.contains(&told.revision), "it was completed, and is rolled back");
+        prop_assert!(!self.completed.contains(&reported_progress.revision), "it was completed, and is rolled back");
         prop_assert!(self.completed.contains(&base) && self.kept.as_ref() == Some(&base), "{base} is not kept");
         let let_in: Vec<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
         let turn_of = |name: &str| self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap().clone();
@@ -273,9 +280,9 @@ impl Simulated {
             }
             Happens::TargetClusters(number) => self.clusters[*number].connected = false,
             Happens::Comes(number) => self.clusters[*number].connected = true,
-            Happens::Joins(number, anew) => {
+            Happens::Joins(number, begins_again) => {
                 let cluster = &mut self.clusters[*number];
-                if !cluster.there && *anew {
+                if !cluster.there && *begins_again {
                     *cluster = Cluster { connected: true, tier: cluster.tier, there: true, ..Cluster::default() };
                 } else {
                     cluster.there = true;
@@ -323,14 +330,14 @@ impl Simulated {
             }
             self.step(true)?;
             // A cluster that came back last is rolled back, too, after it has ended.
-            let rests = self.hub.gate.as_ref().unwrap().rests;
-            match self.hub.told().phase {
-                Phase::Reverted if !rests => {}
+            let is_settled = self.hub.gate.as_ref().unwrap().is_settled;
+            match self.hub.reported_progress().phase {
+                Phase::Reverted if !is_settled => {}
                 phase @ (Phase::Completed | Phase::Stopped | Phase::Reverted) => return Ok(phase),
                 _ => {}
             }
         }
-        Err(TestCaseError::fail(format!("it does not end: {:?}", self.hub.told())))
+        Err(TestCaseError::fail(format!("it does not end: {:?}", self.hub.reported_progress())))
     }
 }
 
@@ -350,7 +357,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn the_budget_and_the_concurrency_hold_and_it_always_ends(
+    fn budget_and_concurrency_are_kept_and_it_always_ends(
         rollout in rollouts(),
         schedule in proptest::collection::vec(happens(), 0..120),
     ) {
@@ -360,11 +367,11 @@ proptest! {
         }
         let phase = simulated.end()?;
         if phase == Phase::Stopped {
-            let told = simulated.hub.told();
-            prop_assert!(told.failed > simulated.hub.rollout.max_failures);
+            let reported_progress = simulated.hub.reported_progress();
+            prop_assert!(reported_progress.failed > simulated.hub.rollout.max_failures);
         }
         if phase == Phase::Reverted {
-            let base = simulated.hub.told().base.clone().unwrap();
+            let base = simulated.hub.reported_progress().base.clone().unwrap();
             for (number, cluster) in simulated.clusters.iter().enumerate() {
                 let is_back = cluster.sent.as_ref().is_some_and(|(sent, how)| *sent == base && (how.is_some() || number == 7));
                 prop_assert!(!cluster.there || !cluster.connected || is_back, "c{number} is not rolled back");

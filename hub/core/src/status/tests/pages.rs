@@ -103,14 +103,14 @@ fn rule_with_more_sources_than_granted_copies() {
     }
     let resources = vec!["configmaps".into(), "secrets".into()];
     let grant = Grant { resources, overwrite: true, adopt: true, create_namespaces: true, ..Grant::default() };
-    for (limit, said) in [(Some(2), true), (Some(3), false), (None, false)] {
+    for (limit, message) in [(Some(2), true), (Some(3), false), (None, false)] {
         let grants = Some(vec![Grant { max_copies: limit, ..grant.clone() }]);
         let terms = NamedTerms::new(Terms { grants, ..Terms::clone(&world.rule.terms) });
         world.target_clusters.clusters.insert("eu-1".into(), terms);
         world.applied("eu-1");
         let page = page(&mut world);
         let text = "more than 2 copies (maxCopies) in eu-1: the rule selects 3 sources";
-        assert_eq!(page.contains(text), said, "{page}");
+        assert_eq!(page.contains(text), message, "{page}");
     }
 }
 

@@ -58,14 +58,14 @@ fn mismatches_are_counted_by_the_newest_session() {
     world.shows("two", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 1);
     // It comes again, and says and shows the same as before.
-    let said = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
-    world.report_store.connected(&"two".into(), 2, facts(), vec![said]);
+    let text = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
+    world.report_store.connected(&"two".into(), 2, facts(), vec![text]);
     assert_eq!(world.differing(), 1);
     // The session before it has no say any more.
     world.shows("two", right);
     assert_eq!(world.differing(), 1);
-    let said = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
-    world.report_store.report(&"two".into(), 2, said);
+    let text = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
+    world.report_store.report(&"two".into(), 2, text);
     assert_eq!(world.differing(), 0);
     world.shows("two", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 0);
@@ -77,7 +77,7 @@ fn mismatches_are_counted_by_the_newest_session() {
 }
 
 #[test]
-fn who_shows_nothing_is_believed_and_not_taken_for_proved() {
+fn cluster_without_proof_counts_as_unproved() {
     let mut world = World::new(&["one"]);
     world.shows("one", None);
     world.fold();
@@ -86,7 +86,7 @@ fn who_shows_nothing_is_believed_and_not_taken_for_proved() {
 }
 
 #[test]
-fn what_is_on_its_way_or_of_another_plan_is_not_compared() {
+fn copies_under_way_are_not_compared() {
     let mut world = World::new(&["one"]);
     let right = world.right();
     world.shows("one", right);
@@ -121,7 +121,7 @@ fn fields_that_are_left_alone_do_not_count() {
 }
 
 #[test]
-fn what_is_not_granted_is_not_expected() {
+fn ungranted_copy_is_not_expected() {
     let mut world = World::new(&["one"]);
     let before = world.right();
     let content = SourceContent::new(Revision([5; 16]), Payload::encode(b"{}".to_vec()));

@@ -68,7 +68,7 @@ fn world(phase: Phase) -> World {
         ..Progress::begin("target", &rollout, None, at(3300))
     };
     let reach = AdmittedClusters::Only(BTreeMap::from([("canary-1".into(), world.now().instant)]));
-    let gate = Gate { revision: "target".to_owned(), reach, rests: false, back_to: None };
+    let gate = Gate { revision: "target".to_owned(), reach, is_settled: false, back_to: None };
     world.rolling = Some(Under { rollout, progress, gate, failing: None, former: former(None) });
     world
 }
@@ -156,16 +156,16 @@ fn snapshots_of_a_rollout_in_each_phase() {
 
     let mut reverting = rolled_back(Phase::Reverting);
     ["eu-1", "eu-2"].iter().for_each(|cluster| holds_former(&mut reverting, cluster, ALL_APPLIED));
-    let told = progress(&mut reverting);
-    (told.applied, told.failing, told.failed, told.failure) =
+    let shown_progress = progress(&mut reverting);
+    (shown_progress.applied, shown_progress.failing, shown_progress.failed, shown_progress.failure) =
         (0, 1, 1, Some(format!("canary-1: configmaps/default/s: {why}")));
     insta::assert_snapshot!("going_back", page(&mut reverting));
 
     let reverted = &mut reverting;
     holds_former(reverted, "canary-1", ALL_APPLIED);
-    let told = progress(reverted);
-    (told.phase, told.reverted, told.failing) = (Phase::Reverted, 1, 0);
-    told.ended_at = Some(at(3500));
+    let shown_progress = progress(reverted);
+    (shown_progress.phase, shown_progress.reverted, shown_progress.failing) = (Phase::Reverted, 1, 0);
+    shown_progress.ended_at = Some(at(3500));
     insta::assert_snapshot!("gone_back", page(reverted));
 
     let mut blocked = stopped;
@@ -175,8 +175,9 @@ fn snapshots_of_a_rollout_in_each_phase() {
 
     let mut completed = world(Phase::Completed);
     completed.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::All;
-    let told = progress(&mut completed);
-    (told.wave, told.reached, told.applied, told.ended_at) = (2, 3, 3, Some(at(3500)));
+    let shown_progress = progress(&mut completed);
+    (shown_progress.wave, shown_progress.reached, shown_progress.applied, shown_progress.ended_at) =
+        (2, 3, 3, Some(at(3500)));
     insta::assert_snapshot!("completed", page(&mut completed));
 }
 
@@ -211,8 +212,11 @@ fn cluster_without_the_former_state_rolls_back_out_of_order() {
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
     view.take_step(turns, &world.report_store, world.now()).unwrap();
-    let told = view.progress().unwrap();
-    assert_eq!((told.phase, told.reverted, told.rollback_blocker.as_ref()), (Phase::Reverted, 1, None));
+    let shown_progress = view.progress().unwrap();
+    assert_eq!(
+        (shown_progress.phase, shown_progress.reverted, shown_progress.rollback_blocker.as_ref()),
+        (Phase::Reverted, 1, None)
+    );
 }
 
 #[test]
@@ -225,9 +229,9 @@ fn rollback_to_a_damaged_state_stops_and_says_so() {
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
     view.take_step(turns, &world.report_store, world.now()).unwrap();
-    let told = view.progress().unwrap();
-    let blocker = told.rollback_blocker.as_ref().unwrap();
-    assert!(told.phase == Phase::Stopped && blocker.contains("damaged"), "{blocker}");
+    let shown_progress = view.progress().unwrap();
+    let blocker = shown_progress.rollback_blocker.as_ref().unwrap();
+    assert!(shown_progress.phase == Phase::Stopped && blocker.contains("damaged"), "{blocker}");
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn a_rule_that_chooses_no_cluster() {
 }
 
 #[test]
-fn a_rule_that_rests() {
+fn suspended_rule() {
     let mut world = World::new(&["eu-1"]);
     world.becomes(rule(json!({"suspend": true})));
     world.applied("eu-1");

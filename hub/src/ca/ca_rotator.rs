@@ -102,7 +102,7 @@ pub struct CaRotator {
     /// Whether the Secret of authorities was there: one that goes then was removed on purpose.
     was_stored: bool,
     /// What is wrong, as it was last told.
-    told: Option<String>,
+    logged: Option<String>,
 }
 
 impl CaRotator {
@@ -123,7 +123,7 @@ impl CaRotator {
         let authorities = Authorities::new(Arc::new(identity), known);
         parts.hub_state.authorities.send_replace(authorities.certificates());
         let (identity, stored) = (identity_watch, stored_watch);
-        Ok(Self { parts, api, identity, stored, authorities, tls, renew_at, was_stored, told: None })
+        Ok(Self { parts, api, identity, stored, authorities, tls, renew_at, was_stored, logged: None })
     }
 
     /// For the listener.
@@ -149,7 +149,7 @@ impl CaRotator {
                 }
                 Err(error) => tracing::warn!(%error, "cannot look after the hub's authorities; trying again"),
             }
-            self.serve_anew();
+            self.serve_again();
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
                 () = self.identity.changed() => {}
@@ -278,7 +278,7 @@ impl CaRotator {
     }
 
     /// Makes the serving certificate anew when half of its life is over. Live connections are not touched.
-    fn serve_anew(&mut self) {
+    fn serve_again(&mut self) {
         let now = SystemTime::now();
         if now < self.renew_at {
             return;
@@ -296,7 +296,7 @@ impl CaRotator {
 
     /// Tells once what is wrong with the identity, and once that it is right again.
     fn tell(&mut self, wrong: Option<String>) {
-        if self.told == wrong {
+        if self.logged == wrong {
             return;
         }
         self.authorities.unusable.store(wrong.is_some(), Ordering::Relaxed);
@@ -310,7 +310,7 @@ impl CaRotator {
             }
             None => tracing::info!("the Secret {IDENTITY_SECRET} can be used again"),
         }
-        self.told = wrong;
+        self.logged = wrong;
     }
 
     fn event(&self, reason: EventReason, message: String) {

@@ -5,7 +5,7 @@ use runnel_proto::model::{Foreseen, Supposed, SupposedCopy};
 
 /// What one agent answered, in bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct AgentAnswer {
     counts: BTreeMap<Foreseen, usize>,
     /// The copies for which there was room.
     pub copies: Vec<SupposedCopy>,
@@ -13,24 +13,24 @@ pub struct Said {
     pub more: usize,
 }
 
-impl Said {
+impl AgentAnswer {
     /// Keeps of an answer what `room` copies are room for, which all answers share; what a person would have to look at comes
     /// first.
     pub fn of(answer: Supposed, room: &mut usize) -> Self {
-        let mut said = Self { more: answer.more as usize, ..Self::default() };
+        let mut reply = Self { more: answer.more as usize, ..Self::default() };
         let mut copies = answer.copies;
         for copy in &copies {
-            *said.counts.entry(copy.foreseen).or_default() += 1;
+            *reply.counts.entry(copy.foreseen).or_default() += 1;
         }
         if copies.len() > *room {
             copies.sort_by_key(|copy| is_smooth(copy.foreseen));
-            said.more += copies.len() - *room;
+            reply.more += copies.len() - *room;
             copies.truncate(*room);
             copies.sort_by(|one, other| one.copy.cmp(&other.copy));
             copies.shrink_to_fit();
         }
         *room -= copies.len();
-        Self { copies, ..said }
+        Self { copies, ..reply }
     }
 
     /// How many copies become of these kinds, told or not.
@@ -45,8 +45,8 @@ impl Said {
 }
 
 fn is_smooth(foreseen: Foreseen) -> bool {
-    use Foreseen::{AdoptIfEqual, GiveUp, Held, Overwrite, Refused};
-    !matches!(foreseen, Refused | Held | Overwrite | AdoptIfEqual | GiveUp)
+    use Foreseen::{AdoptIfEqual, Blocked, GiveUp, Overwrite, Refused};
+    !matches!(foreseen, Refused | Blocked | Overwrite | AdoptIfEqual | GiveUp)
 }
 
 #[cfg(test)]
@@ -71,13 +71,13 @@ mod tests {
             unanswered: String::new(),
         };
         let mut room = 6;
-        let first = Said::of(answer(), &mut room);
+        let first = AgentAnswer::of(answer(), &mut room);
         assert_eq!((first.copies.len(), first.more, room), (4, 7, 2));
-        let second = Said::of(answer(), &mut room);
+        let second = AgentAnswer::of(answer(), &mut room);
         let names: Vec<_> = second.copies.iter().map(|copy| copy.copy.name.to_string()).collect();
         assert_eq!((names, second.more, room), (vec!["s0".to_owned(), "s3".to_owned()], 9, 0));
         assert_eq!((second.all(), second.count(&[Foreseen::Create, Foreseen::Refused])), (4, 4));
-        let third = Said::of(answer(), &mut room);
+        let third = AgentAnswer::of(answer(), &mut room);
         assert_eq!((third.copies.len(), third.more, third.count(&[Foreseen::Create])), (0, 11, 3));
     }
 }

@@ -69,11 +69,12 @@ impl Stage {
     /// Waits until so many copies in namespaces given up are held, in these members, and says by which digest.
     async fn holds(&self, copies: u64, members: &[&str]) -> Result<String> {
         let what = format!("{copies} copies in namespaces given up held");
-        let told = self.scene.hub.sees(&what, &self.rule, |rule| {
-            let (held, given_up) = (condition(rule, "ApprovalRequired")?, &rule["status"]["pendingApproval"]);
-            ensure!(given_up["copies"] == copies, "{held} {given_up}");
-            let digest = given_up["digest"].as_str().unwrap_or_default();
-            let message = held["message"].as_str().unwrap_or_default();
+        let observed = self.scene.hub.sees(&what, &self.rule, |rule| {
+            let (blocked, namespace_prunes) =
+                (condition(rule, "ApprovalRequired")?, &rule["status"]["pendingApproval"]);
+            ensure!(namespace_prunes["copies"] == copies, "{blocked} {namespace_prunes}");
+            let digest = namespace_prunes["digest"].as_str().unwrap_or_default();
+            let message = blocked["message"].as_str().unwrap_or_default();
             ensure!(
                 digest.len() == 20 && message.contains("runnel.dev/approve=") && message.contains(digest),
                 "{message}"
@@ -84,7 +85,7 @@ impl Stage {
             ensure!(ready["status"] == "False" && ready["reason"] == "RemovalLimit", "{ready}");
             Ok(())
         });
-        Ok(told.await?["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
+        Ok(observed.await?["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
     }
 
     async fn lacks_all(&self, member: usize, namespace: &str) -> Result<()> {
@@ -111,11 +112,11 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     // Relabelled by mistake, in one member; and undone. Nothing was touched.
     stage.relabel(1, "one", "no").await?;
     let first = stage.holds(12, &["member-1"]).await?;
-    stage.held_metric(1.0).await?;
-    let told = hub.get(&stage.rule).await?;
-    ensure!(told["status"]["summary"]["copiesFailed"] == 0, "{}", told["status"]["summary"]);
+    stage.blocked_metric(1.0).await?;
+    let observed = hub.get(&stage.rule).await?;
+    ensure!(observed["status"]["summary"]["copiesFailed"] == 0, "{}", observed["status"]["summary"]);
     stage.relabel(1, "one", "yes").await?;
-    stage.is_not_held().await?;
+    stage.is_not_blocked().await?;
     hub.all_applied(&stage.rule, all).await?;
     ensure!(stage.uids().await? == whole);
 
@@ -127,7 +128,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     hub.change(&everything, granted(json!({"all": null, "names": ["one", "lit-*"]}))).await?;
     stage.holds(24, &["member-1", "member-2"]).await?;
     hub.change(&everything, granted(json!({"all": true, "names": null}))).await?;
-    stage.is_not_held().await?;
+    stage.is_not_blocked().await?;
     hub.all_applied(&stage.rule, all).await?;
     ensure!(stage.uids().await? == whole);
 
@@ -165,25 +166,25 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     // The former digest releases nothing, and neither does who only looks. Then exactly that goes, and nothing else.
     stage.release(&stage.rule, &first).await?;
     let shown = runnel_tests::wait::eventually("both members to have spoken", runnel_tests::scene::SOON, async || {
-        let (code, said) = stage.runnel(&["approve", "all"]).await?;
-        ensure!(code == Some(2) && said.contains("--yes"), "{said}");
+        let (code, output) = stage.runnel(&["approve", "all"]).await?;
+        ensure!(code == Some(2) && output.contains("--yes"), "{output}");
         let lines = [
             "12 copies in member-1: in namespaces that are no longer targets (one)",
             "12 copies in member-2: in namespaces that are no longer targets (two)",
         ];
-        Ok(lines.iter().all(|line| said.contains(line)).then_some(()))
+        Ok(lines.iter().all(|line| output.contains(line)).then_some(()))
     });
     shown.await?;
     ensure!(stage.holds(24, &[]).await? == grown && stage.uids().await? == left);
-    let (code, said) = stage.runnel(&["approve", "all", "--yes"]).await?;
-    ensure!(code == Some(0) && said.contains("Approved: 24 copies"), "{said}");
+    let (code, output) = stage.runnel(&["approve", "all", "--yes"]).await?;
+    ensure!(code == Some(0) && output.contains("Approved: 24 copies"), "{output}");
     stage.lacks_all(1, "one").await?;
     stage.lacks_all(2, "two").await?;
-    let told = stage.is_not_held().await?;
-    ensure!(told["status"]["pendingApproval"].is_null(), "{}", told["status"]);
+    let observed = stage.is_not_blocked().await?;
+    ensure!(observed["status"]["pendingApproval"].is_null(), "{}", observed["status"]);
     hub.all_applied(&stage.rule, 4 * SOURCES).await?;
     ensure!(stage.uids().await? == without(&left, &[(1, "one"), (2, "two")]));
-    stage.held_metric(0.0).await?;
+    stage.blocked_metric(0.0).await?;
 
     // Wanted again they come back; given up again they are another set. What the limit allows needs nobody.
     stage.relabel(1, "one", "yes").await?;
@@ -191,7 +192,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     stage.relabel(1, "one", "no").await?;
     ensure!(![first, grown].contains(&stage.holds(12, &["member-1"]).await?));
     stage.relabel(1, "one", "yes").await?;
-    stage.is_not_held().await?;
+    stage.is_not_blocked().await?;
     hub.change(&stage.rule, json!({"spec": {"removalLimit": {"count": 12}}})).await?;
     hub.all_applied(&stage.rule, 5 * SOURCES).await?;
     stage.relabel(1, "one", "no").await?;
@@ -210,20 +211,20 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     });
     deselected.await?;
     stage.relabel(2, "one", "no").await?;
-    stage.holds(20, &["member-2", "configmaps/braked/s0"]).await?;
-    let (code, said) = stage.runnel(&["approve", "all"]).await?;
-    ensure!(code == Some(2), "{said}");
+    stage.holds(20, &["member-2", "configmaps/guarded/s0"]).await?;
+    let (code, output) = stage.runnel(&["approve", "all"]).await?;
+    ensure!(code == Some(2), "{output}");
     for line in [
-        "configmaps/braked/s1 everywhere: no longer selected",
+        "configmaps/guarded/s1 everywhere: no longer selected",
         "12 copies in member-2: in namespaces that are no longer targets (one)",
     ] {
-        ensure!(said.contains(line), "{said}");
+        ensure!(output.contains(line), "{output}");
     }
     ensure!(stage.uids().await? == before);
-    let (code, said) = stage.runnel(&["approve", "all", "--yes"]).await?;
-    ensure!(code == Some(0) && said.contains("Approved: 20 copies are being removed"), "{said}");
-    let told = stage.is_not_held().await?["status"].clone();
-    ensure!(told["pendingApproval"].is_null(), "{told}");
+    let (code, output) = stage.runnel(&["approve", "all", "--yes"]).await?;
+    ensure!(code == Some(0) && output.contains("Approved: 20 copies are being removed"), "{output}");
+    let observed = stage.is_not_blocked().await?["status"].clone();
+    ensure!(observed["pendingApproval"].is_null(), "{observed}");
     hub.all_applied(&stage.rule, 3 * (SOURCES - 2)).await?;
     let goes = |(member, namespace, name): &(usize, String, String)| {
         ["s0", "s1"].contains(&name.as_str()) || (*member, namespace.as_str()) == (2, "one")

@@ -29,7 +29,7 @@ fn numbered(terms: Terms, number: i64) -> RuleDelta {
 /// Copies of two sources in three namespaces that carry a label. The hub lets nothing go by itself.
 fn world() -> World {
     let mut world = World::new(&["team"]);
-    world.lets_go = false;
+    world.approves_prunes = false;
     for name in ["a", "b", "c"] {
         world.set_namespace(name, Some(labelled("prod")));
     }
@@ -41,8 +41,8 @@ fn world() -> World {
     world
 }
 
-fn waiting(world: &World) -> Option<GivenUp> {
-    world.reported_state("r").unwrap().given_up
+fn waiting(world: &World) -> Option<NamespacePrunes> {
+    world.reported_state("r").unwrap().namespace_prunes
 }
 
 fn digest(world: &World) -> AskedDigest {
@@ -61,17 +61,17 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     let writes = world.writes;
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
-    let told = world.reported_state("r").unwrap();
-    assert_eq!((told.counts.copies, told.counts.applied, told.counts.removing), (4, 4, 0));
-    let given_up = told.given_up.unwrap();
-    assert_eq!((given_up.copies, &given_up.namespaces[..]), (2, &["a".to_owned()][..]));
+    let reported = world.reported_state("r").unwrap();
+    assert_eq!((reported.counts.copies, reported.counts.applied, reported.counts.removing), (4, 4, 0));
+    let namespace_prunes = reported.namespace_prunes.unwrap();
+    assert_eq!((namespace_prunes.copies, &namespace_prunes.namespaces[..]), (2, &["a".to_owned()][..]));
     assert_eq!(world.writes, writes, "and nothing is written");
 
     // It grows; the former digest is good for nothing, and the label comes back.
     world.set_namespace("b", Some(labelled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 4);
-    world.let_go("r", given_up.digest);
+    world.approve_prunes("r", namespace_prunes.digest);
     world.settle();
     assert_eq!(world.writes, writes);
     world.set_namespace("a", Some(labelled("prod")));
@@ -81,8 +81,8 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     // The same set again has the same name. What was said of it before, too late, does not hold.
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
-    assert_eq!((digest(&world), world.writes), (given_up.digest, writes));
-    world.let_go("r", given_up.digest);
+    assert_eq!((digest(&world), world.writes), (namespace_prunes.digest, writes));
+    world.approve_prunes("r", namespace_prunes.digest);
     world.settle();
     assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
@@ -91,7 +91,7 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     world.settle();
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
-    assert_ne!(digest(&world), given_up.digest);
+    assert_ne!(digest(&world), namespace_prunes.digest);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn nothing_pending_goes_while_the_hub_is_away() {
     world.give_out();
     assert_eq!(digest(&world), first, "at once, before the hub has said anything");
     // By terms that are only remembered nothing goes, whatever is named.
-    world.let_go("r", first);
+    world.approve_prunes("r", first);
     world.settle();
     assert_eq!(left(&world), ["a", "b", "c"]);
     world.confirm();
@@ -124,7 +124,7 @@ fn nothing_pending_goes_while_the_hub_is_away() {
     world.settle();
     let last = digest(&world);
     world.core.handle(Event::HubLost, world.now);
-    world.let_go("r", last);
+    world.approve_prunes("r", last);
     world.connect();
     world.settle();
     assert_eq!((left(&world), digest(&world)), (vec!["c"], last));
@@ -137,12 +137,12 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
         world.set_namespace("a", Some(labelled("test")));
         world.settle();
         let asked = digest(&world);
-        world.let_go("r", asked);
+        world.approve_prunes("r", asked);
         (world, asked)
     };
     let goes = |mut world: World, asked| {
         assert_eq!((left(&world), digest(&world)), (vec!["a", "b", "c"], asked), "it is asked about again");
-        world.let_go("r", asked);
+        world.approve_prunes("r", asked);
         world.settle();
         assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
     };
@@ -186,7 +186,7 @@ fn few_literal_names_taken_out_are_deliberate() {
     let world = || {
         let mut world = World::new(&names);
         world.set_namespace("lab", Some(labelled("prod")));
-        world.lets_go = false;
+        world.approves_prunes = false;
         world.connect();
         world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..numbered(chosen(&names, Some("prod")), 1) }]);
         world.settle();
@@ -319,7 +319,7 @@ fn edit(world: &mut World, from: &str, to: &str, revision: u8) {
 /// Two versions of a source in two namespaces, chosen by name or by label.
 fn versions(names: &[&str]) -> World {
     let mut world = World::new(&["team"]);
-    world.lets_go = false;
+    world.approves_prunes = false;
     for name in ["a", "b"] {
         world.set_namespace(name, Some(labelled("prod")));
     }
@@ -350,7 +350,7 @@ fn older_versions_wait_as_the_newest_does_despite_edits() {
     world.settle();
     assert_eq!((world.objects.len(), waiting(&world).map(|waiting| waiting.copies)), (5, Some(2)));
     let all = digest(&world);
-    world.let_go("r", all);
+    world.approve_prunes("r", all);
     world.settle();
     assert_eq!((world.objects.len(), waiting(&world)), (3, None));
 }
@@ -432,7 +432,7 @@ fn edited(choice: u8, grant: u8, number: i64) -> RuleDelta {
 /// hub named; and what is wanted in the end is there, and no more once everything is named.
 fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team"]);
-    world.lets_go = false;
+    world.approves_prunes = false;
     for name in NAMES {
         world.set_namespace(name, Some(labelled("prod")));
     }
@@ -471,15 +471,15 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 }
             }
             Step::Name(last) => {
-                let told = waiting(&world).map(|waiting| waiting.digest);
-                let digest = if last { told } else { digests.first().copied() };
+                let reported = waiting(&world).map(|waiting| waiting.digest);
+                let digest = if last { reported } else { digests.first().copied() };
                 if let Some(digest) = digest.filter(|_| connected) {
                     // Exactly what the digest stands for may go, if it is what waits.
                     let set = world.core.waiting_to_go(&"r".into());
                     if crate::prunes::digest_of(&"r".into(), &set) == digest {
                         named.extend(set.into_values());
                     }
-                    world.let_go("r", digest);
+                    world.approve_prunes("r", digest);
                 }
             }
             Step::Restart | Step::HubAway => {
@@ -499,7 +499,12 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Settle => {}
         }
         world.settle_now();
-        digests.extend(world.reported_state("r").and_then(|state| state.given_up).map(|given_up| given_up.digest));
+        digests.extend(
+            world
+                .reported_state("r")
+                .and_then(|state| state.namespace_prunes)
+                .map(|namespace_prunes| namespace_prunes.digest),
+        );
         for (copy, uid) in before {
             let stands = world.objects.get(&copy).is_some_and(|object| object.live.uid == uid);
             prop_assert!(stands || named.contains(&uid), "{copy} went");
@@ -513,7 +518,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let upserts = vec![intent("s0", revision), intent("s1", revision)];
     world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number + 1) }]);
     world.confirm();
-    world.lets_go = true;
+    world.approves_prunes = true;
     world.settle();
     for name in NAMES {
         let wanted = world.core.desired.copies_in(name).len();
@@ -560,7 +565,7 @@ fn rule_blocked_by_a_pending_prune_names_the_obstacle() {
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 2);
-    let told = world.reported_state("q").unwrap();
-    assert_eq!((told.counts.failed, told.counts.under_way()), (1, 0), "{told:?}");
-    assert_eq!(told.failures[0].reason, Reason::AmbiguousSource);
+    let reported = world.reported_state("q").unwrap();
+    assert_eq!((reported.counts.failed, reported.counts.under_way()), (1, 0), "{reported:?}");
+    assert_eq!(reported.failures[0].reason, Reason::AmbiguousSource);
 }

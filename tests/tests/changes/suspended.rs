@@ -32,8 +32,8 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
         scene.arrives(&tick, &awake, &[home]).await
     };
     tick("clock-1").await?;
-    let told = hub.says_ready(&rule, "False", "Suspended").await?;
-    ensure!(condition(&told, "Suspended")?["status"] == "True" && condition(&told, "Reconciling").is_err());
+    let observed = hub.says_ready(&rule, "False", "Suspended").await?;
+    ensure!(condition(&observed, "Suspended")?["status"] == "True" && condition(&observed, "Reconciling").is_err());
     steadily("nothing is created", WHILE, async || {
         for member in &scene.members {
             for source in &sources {
@@ -48,8 +48,8 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
     for source in &sources {
         scene.arrives(source, &rule, &[home, "rests-too"]).await?;
     }
-    let told = hub.all_applied(&rule, 20).await?;
-    ensure!(condition(&told, "Suspended").is_err(), "{}", told["status"]);
+    let observed = hub.all_applied(&rule, 20).await?;
+    ensure!(condition(&observed, "Suspended").is_err(), "{}", observed["status"]);
 
     // Now everything happens at once.
     hub.change(&rule, json!({"spec": {"suspend": true}})).await?;

@@ -42,19 +42,19 @@ impl Stage {
     }
 
     /// Waits until everything of a rule is held, and says by which digest.
-    async fn is_held(&self, name: &str) -> Result<String> {
+    async fn is_blocked(&self, name: &str) -> Result<String> {
         let rule = Id::rule(HOME, name);
-        let told = self.scene.hub.sees("held", &rule, |rule| {
-            let held = condition(rule, "ApprovalRequired")?;
+        let observed = self.scene.hub.sees("held", &rule, |rule| {
+            let blocked = condition(rule, "ApprovalRequired")?;
             let removal = &rule["status"]["pendingApproval"];
-            ensure!(held["status"] == "True" && removal["copies"] == SOURCES, "{held}");
+            ensure!(blocked["status"] == "True" && removal["copies"] == SOURCES, "{blocked}");
             ensure!(rule["metadata"]["deletionTimestamp"].is_string(), "it is not being deleted");
             Ok(())
         });
-        let told = told.await?;
+        let observed = observed.await?;
         let there = self.copies(name).await?;
         ensure!(there == SOURCES, "{there} copies are left of {name}");
-        Ok(told["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
+        Ok(observed["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
     }
 
     async fn release(&self, name: &str, digest: &str) -> Result<()> {
@@ -65,7 +65,7 @@ impl Stage {
 }
 
 #[tokio::test]
-async fn what_dies_with_the_definition_of_its_kind_is_held() -> Result<()> {
+async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
     let stage = Stage::new().await?;
     let (hub, cluster) = (&stage.scene.hub, stage.fleet.hub());
     for name in &TARGETS[..3] {
@@ -79,7 +79,7 @@ async fn what_dies_with_the_definition_of_its_kind_is_held() -> Result<()> {
     cluster.kubectl(&["delete", "crd", DEFINITION, "--wait=false"]).await?;
     let mut digests = vec![];
     for name in &TARGETS[..3] {
-        digests.push(stage.is_held(name).await?);
+        digests.push(stage.is_blocked(name).await?);
     }
     // A rule of the other kind is deleted as ever.
     hub.delete(&Id::cluster_rule("cluster")).await?;
@@ -91,7 +91,7 @@ async fn what_dies_with_the_definition_of_its_kind_is_held() -> Result<()> {
     stage.fleet.start_hub().await?;
     stage.fleet.connected(1).await?;
     for (name, digest) in TARGETS[..3].iter().zip(&digests) {
-        ensure!(stage.is_held(name).await? == *digest, "another digest of {name} after a restart");
+        ensure!(stage.is_blocked(name).await? == *digest, "another digest of {name} after a restart");
     }
     for (number, name) in TARGETS[..3].iter().enumerate() {
         ensure!(!cluster.kubectl(&["get", "crd", DEFINITION]).await?.is_empty());
@@ -108,9 +108,9 @@ async fn what_dies_with_the_definition_of_its_kind_is_held() -> Result<()> {
 
     // It is there again: so are its rules, and one that is deleted goes.
     let all = definitions();
-    let anew = all.iter().find(|one| one.metadata.name.as_deref() == Some(DEFINITION)).context("no definition")?;
+    let remade = all.iter().find(|one| one.metadata.name.as_deref() == Some(DEFINITION)).context("no definition")?;
     let apply = ["apply", "--server-side", "-f", "-"];
-    cluster.kubectl_stdin(&apply, &serde_json::to_string(anew)?).await?;
+    cluster.kubectl_stdin(&apply, &serde_json::to_string(remade)?).await?;
     cluster.kubectl(&["wait", "--for=condition=Established", "crd", DEFINITION]).await?;
     stage.make("first").await?;
     let rule = Id::rule(HOME, "first");

@@ -59,7 +59,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
         }
         Ok(all)
     };
-    let (mut dice, mut gone, mut holds, mut held): (u64, Vec<(Instant, usize)>, usize, usize) = (9, vec![], 0, 0);
+    let (mut dice, mut gone, mut holds, mut blocked): (u64, Vec<(Instant, usize)>, usize, usize) = (9, vec![], 0, 0);
     let mut roll = |sides: u64| {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (dice >> 33) % sides
@@ -68,7 +68,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
     let mut before = everywhere().await?;
     for edit in 1..=20 {
         // While something is held everything is, so that is not for long.
-        let edited = if held == 2 { 7 } else { roll(7) };
+        let edited = if blocked == 2 { 7 } else { roll(7) };
         let value = ["a", "b", "b", "nothing"][roll(4) as usize];
         match edited {
             0 => stage.select(value).await?,
@@ -89,8 +89,8 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
         beat(&stage, edit).await?;
         let now = everywhere().await?;
         gone.push((Instant::now(), before.difference(&now).count()));
-        held = if condition(&hub.get(&stage.rule).await?, "ApprovalRequired").is_ok() { held + 1 } else { 0 };
-        holds += usize::from(held > 0);
+        blocked = if condition(&hub.get(&stage.rule).await?, "ApprovalRequired").is_ok() { blocked + 1 } else { 0 };
+        holds += usize::from(blocked > 0);
         before = now;
         let lately: usize = gone.iter().filter(|(at, _)| at.elapsed() < LATELY).map(|(_, copies)| copies).sum();
         println!("edit {edit}: {} copies, {lately} went lately, {holds} times held", before.len());
@@ -100,6 +100,6 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
 
     // Undone, everything is as it was.
     undo(&stage).await?;
-    stage.is_not_held().await?;
+    stage.is_not_blocked().await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await.map(drop)
 }

@@ -11,16 +11,16 @@ use crate::plan::ClusterAssignment;
 impl Session {
     /// Nothing is sent about a rule, and what was not sent yet is not any more: the agent keeps what it has.
     pub(super) fn rest(&mut self, uid: &RuleUid) {
-        let Some(held) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else { return };
         if self.removals.remove(uid).is_some() {
-            held.removing = None;
+            stream.removing = None;
         }
         if self.headings.remove(uid).is_some() {
             // It was never said.
-            held.terms = held.told;
-            held.rests = held.told_rests;
-            held.sent_orphaned = false;
-            held.prune = None;
+            stream.terms = stream.sent_terms;
+            stream.is_suspended = stream.sent_suspended;
+            stream.sent_orphaned = false;
+            stream.prune = None;
         }
         self.take_back(uid);
     }
@@ -30,24 +30,24 @@ impl Session {
         if self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.unsent.has(uid) {
             self.rest(uid);
         }
-        if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || assignment.terms.is_frozen() {
+        if self.rules.get(uid).is_none_or(|stream| stream.removing.is_some()) || assignment.terms.is_frozen() {
             return;
         }
         // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.
-        let has_terms = self.rules.get(uid).is_some_and(|held| held.told == Some(assignment.terms.digest));
+        let has_terms = self.rules.get(uid).is_some_and(|stream| stream.sent_terms == Some(assignment.terms.digest));
         self.send_prune(uid, self.may_prune(uid, assignment.prune().filter(|_| has_terms)));
         if !self.knows_items(uid, assignment) {
             return;
         }
         let keeps = self.keeps(uid);
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        let (kept, gone) = held.items.without_surplus(assignment);
+        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let (kept, gone) = stream.items.without_surplus(assignment);
         if keeps && !gone.is_empty() {
             self.kept_back = true;
             return;
         }
-        held.items = Items::Pairs(kept);
-        let orphaned_intents = held.items.unjudged(assignment);
+        stream.items = Items::Pairs(kept);
+        let orphaned_intents = stream.items.unjudged(assignment);
         if !orphaned_intents.is_empty() {
             self.orphaned_intents.entry(uid.clone()).or_default().extend(orphaned_intents);
         }
@@ -58,17 +58,17 @@ impl Session {
 
     /// All of a rule is to go.
     pub(super) fn unwanted(&mut self, uid: &RuleUid, policy: DeletionPolicy) {
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        if held.removing == Some(policy) {
+        let Some(stream) = self.rules.get_mut(uid) else { return };
+        if stream.removing == Some(policy) {
             return;
         }
-        held.removing = Some(policy);
-        held.sent_orphaned = false;
-        held.prune = None;
+        stream.removing = Some(policy);
+        stream.sent_orphaned = false;
+        stream.prune = None;
         // Until the order is sent, the agent holds what it held.
-        held.items = Items::Uncertain;
-        held.terms = None;
-        held.rests = held.told_rests;
+        stream.items = Items::Uncertain;
+        stream.terms = None;
+        stream.is_suspended = stream.sent_suspended;
         self.ask.remove(uid);
         self.headings.remove(uid);
         self.unsent.drop_of(uid);
@@ -76,23 +76,23 @@ impl Session {
     }
 
     pub(super) fn orphaned(&mut self, uid: &RuleUid) {
-        let Some(held) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else { return };
         if self.removals.remove(uid).is_some() {
             // An order that was not sent is not sent any more.
-            held.removing = None;
+            stream.removing = None;
         }
-        if held.removing.is_some() {
+        if stream.removing.is_some() {
             return;
         }
-        (held.items, held.prune) = (Items::Uncertain, None);
-        held.rests = held.told_rests;
-        let was_told = std::mem::replace(&mut held.sent_orphaned, true);
+        (stream.items, stream.prune) = (Items::Uncertain, None);
+        stream.is_suspended = stream.sent_suspended;
+        let was_sent = std::mem::replace(&mut stream.sent_orphaned, true);
         self.ask.remove(uid);
         // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
         self.unsent.drop_of(uid);
         // Whatever else waits to be said was reset above and is not said any more.
         let waits = self.headings.remove(uid).is_some_and(|heading| heading.orphaned);
-        if waits || !was_told {
+        if waits || !was_sent {
             self.headings.insert(uid.clone(), Heading { orphaned: true, ..Heading::default() });
         }
     }
@@ -106,9 +106,9 @@ impl Session {
     /// only by asking.
     pub(super) fn take_back(&mut self, uid: &RuleUid) {
         if self.unsent.drop_of(uid)
-            && let Some(held) = self.rules.get_mut(uid)
+            && let Some(stream) = self.rules.get_mut(uid)
         {
-            held.items = Items::Asked(BTreeMap::new());
+            stream.items = Items::Asked(BTreeMap::new());
             self.ask.insert(uid.clone());
         }
     }
@@ -120,11 +120,11 @@ impl Session {
 
     /// What may go in namespaces that are no longer targets is sent once, when it is decided.
     pub(super) fn send_prune(&mut self, uid: &RuleUid, prune: Option<AskedDigest>) {
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        if std::mem::replace(&mut held.prune, prune) == prune {
+        let Some(stream) = self.rules.get_mut(uid) else { return };
+        if std::mem::replace(&mut stream.prune, prune) == prune {
             return;
         }
-        held.prune_sent = None;
+        stream.prune_sent = None;
         let heading = self.headings.entry(uid.clone()).or_default();
         heading.prune = prune;
         if heading.is_empty() {
@@ -136,20 +136,20 @@ impl Session {
     /// Returns whether that is what waits now, so that it must be said again if it still may go. So must be what was said
     /// when something else waited: the agent did not heed it.
     pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
-        let Some(held) = self.rules.get_mut(uid) else { return false };
-        let before = std::mem::replace(&mut held.waits, waits);
-        if held.prune.is_some() && held.prune != waits {
-            held.lapsed = held.prune;
+        let Some(stream) = self.rules.get_mut(uid) else { return false };
+        let before = std::mem::replace(&mut stream.waits, waits);
+        if stream.prune.is_some() && stream.prune != waits {
+            stream.lapsed = stream.prune;
             self.send_prune(uid, None);
             return false;
         }
-        let was_early = held.prune.is_some() && before != waits && held.prune_sent.is_some();
+        let was_early = stream.prune.is_some() && before != waits && stream.prune_sent.is_some();
         if was_early {
-            (held.prune, held.prune_sent) = (None, None);
+            (stream.prune, stream.prune_sent) = (None, None);
         }
-        let has_lapsed = waits.is_some() && held.lapsed == waits;
+        let has_lapsed = waits.is_some() && stream.lapsed == waits;
         if has_lapsed {
-            held.lapsed = None;
+            stream.lapsed = None;
         }
         was_early || has_lapsed
     }
@@ -158,22 +158,22 @@ impl Session {
     /// does not keep to it any more. It is named nothing until that is judged again. Before the end of the snapshot an agent
     /// may only keep in mind what is named.
     pub fn prune_approval_consumed(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
-        let held = self.rules.get_mut(uid).filter(|_| self.knows_end);
-        held.is_some_and(|held| is_used_up(&mut held.prune, &mut held.prune_sent, asked, &self.unacked))
+        let stream = self.rules.get_mut(uid).filter(|_| self.knows_end);
+        stream.is_some_and(|stream| is_used_up(&mut stream.prune, &mut stream.prune_sent, asked, &self.unacked))
     }
 }
 
 /// Whether just this was said, in a batch that the agent has taken in. If so, nothing counts as said any more.
 fn is_used_up(
-    said: &mut Option<AskedDigest>,
+    message: &mut Option<AskedDigest>,
     sent: &mut Option<u64>,
     asked: AskedDigest,
     unacked: &BTreeSet<u64>,
 ) -> bool {
     let is_taken_in = sent.is_some_and(|nonce| !unacked.contains(&nonce));
-    let is_used_up = *said == Some(asked) && is_taken_in;
+    let is_used_up = *message == Some(asked) && is_taken_in;
     if is_used_up {
-        (*said, *sent) = (None, None);
+        (*message, *sent) = (None, None);
     }
     is_used_up
 }

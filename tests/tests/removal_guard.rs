@@ -1,11 +1,11 @@
 //! The removal guard: removals above a limit wait, everywhere, until somebody approves exactly that set.
 
-#[path = "brake/definition.rs"]
+#[path = "removal_guard/definition.rs"]
 mod definition;
-#[path = "brake/edits.rs"]
+#[path = "removal_guard/edits.rs"]
 mod edits;
-#[path = "brake/given_up.rs"]
-mod given_up;
+#[path = "removal_guard/namespace_prunes.rs"]
+mod namespace_prunes;
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -17,7 +17,7 @@ use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-const HOME: &str = "braked";
+const HOME: &str = "guarded";
 const SOURCES: usize = 12;
 const MEMBERS: usize = 2;
 
@@ -44,32 +44,32 @@ impl Stage {
     }
 
     /// Waits until so many copies are held and says by which digest. Nothing is missing anywhere.
-    async fn is_held(&self, copies: usize, all: usize) -> Result<String> {
-        self.is_held_of(&self.rule, copies, all).await
+    async fn is_blocked(&self, copies: usize, all: usize) -> Result<String> {
+        self.is_blocked_of(&self.rule, copies, all).await
     }
 
-    async fn is_held_of(&self, rule: &Id, copies: usize, all: usize) -> Result<String> {
+    async fn is_blocked_of(&self, rule: &Id, copies: usize, all: usize) -> Result<String> {
         let what = format!("{copies} copies held");
-        let told = self.scene.hub.sees(&what, rule, |rule| {
-            let held = condition(rule, "ApprovalRequired")?;
+        let observed = self.scene.hub.sees(&what, rule, |rule| {
+            let blocked = condition(rule, "ApprovalRequired")?;
             let removal = &rule["status"]["pendingApproval"];
-            ensure!(held["status"] == "True" && removal["copies"] == copies, "{held}");
+            ensure!(blocked["status"] == "True" && removal["copies"] == copies, "{blocked}");
             let digest = removal["digest"].as_str().unwrap_or_default();
-            let message = held["message"].as_str().unwrap_or_default();
+            let message = blocked["message"].as_str().unwrap_or_default();
             ensure!(digest.len() == 20 && message.contains(&format!("runnel.dev/approve={digest}")), "{message}");
             let ready = condition(rule, "Ready")?;
             ensure!(ready["status"] == "False" && ready["reason"] == "RemovalLimit", "{ready}");
             Ok(())
         });
-        let told = told.await?;
+        let observed = observed.await?;
         for member in 1..=MEMBERS {
             let there = self.copies(member).await?;
             ensure!(there.len() == all, "member {member} has {there:?}");
         }
-        Ok(told["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
+        Ok(observed["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
     }
 
-    async fn is_not_held(&self) -> Result<Value> {
+    async fn is_not_blocked(&self) -> Result<Value> {
         let free = |rule: &Value| {
             ensure!(condition(rule, "ApprovalRequired").is_err(), "still held");
             Ok(())
@@ -126,10 +126,10 @@ impl Stage {
     async fn ended(&self, mut command: Command, words: &[&str]) -> Result<(Option<i32>, String)> {
         command.kill_on_drop(true);
         let output = tokio::time::timeout(SOON, command.output()).await.context("the plugin does not end")??;
-        let said = [&output.stdout[..], &output.stderr[..]].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        println!("$ kubectl runnel {}\n{said}", words.join(" "));
-        Ok((output.status.code(), said))
+        let printed = [&output.stdout[..], &output.stderr[..]].concat();
+        let printed = String::from_utf8_lossy(&printed).into_owned();
+        println!("$ kubectl runnel {}\n{printed}", words.join(" "));
+        Ok((output.status.code(), printed))
     }
 
     async fn select(&self, value: &str) -> Result<()> {
@@ -141,10 +141,10 @@ impl Stage {
         self.scene.hub.change(&Self::copy(number), json!({"metadata": {"labels": {"set": value}}})).await.map(|_| ())
     }
 
-    async fn held_metric(&self, wanted: f64) -> Result<()> {
+    async fn blocked_metric(&self, wanted: f64) -> Result<()> {
         eventually("the metric to say what is held", SOON, async || {
-            let told = Metrics::of(&self.fleet.hub_ops_url()).await?.sum("runnel_removals_held")?;
-            Ok((told == wanted).then_some(()))
+            let observed = Metrics::of(&self.fleet.hub_ops_url()).await?.sum("runnel_removals_held")?;
+            Ok((observed == wanted).then_some(()))
         })
         .await
     }
@@ -174,12 +174,12 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
 
     // A selector that fits nothing; a digest that fits nothing; the mistake undone.
     stage.select("nothing").await?;
-    let first = stage.is_held(24, 12).await?;
-    stage.held_metric(1.0).await?;
+    let first = stage.is_blocked(24, 12).await?;
+    stage.blocked_metric(1.0).await?;
     stage.release(&stage.rule, "00000000000000000000").await?;
     stage.select("a").await?;
-    stage.is_not_held().await?;
-    stage.held_metric(0.0).await?;
+    stage.is_not_blocked().await?;
+    stage.blocked_metric(0.0).await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
 
     // A grant that is gone, and comes back.
@@ -187,11 +187,11 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
         json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
     let grant = hub.get(&Id::of(&everything)?).await.context("no grant")?;
     hub.delete(&Id::of(&everything)?).await?;
-    stage.is_held(24, 12).await?;
-    let mut anew = everything;
-    anew["spec"] = grant["spec"].clone();
-    hub.make(&anew).await?;
-    stage.is_not_held().await?;
+    stage.is_blocked(24, 12).await?;
+    let mut remade = everything;
+    remade["spec"] = grant["spec"].clone();
+    hub.make(&remade).await?;
+    stage.is_not_blocked().await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
 
     // Labels, one after another: what is below the limit goes, the rest of a minute is held.
@@ -205,30 +205,30 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
         stage.label(number, "b").await?;
     }
     // 6 copies went; of the next 10 no more than 4 may.
-    let told = hub.sees("the rest held", &stage.rule, |rule| {
+    let observed = hub.sees("the rest held", &stage.rule, |rule| {
         let copies = rule["status"]["pendingApproval"]["copies"].as_u64().unwrap_or_default();
         ensure!((6..=10).contains(&copies) && condition(rule, "ApprovalRequired").is_ok(), "{}", rule["status"]);
         Ok(())
     });
-    told.await?;
+    observed.await?;
     let left = stage.copies(1).await?;
     ensure!(left.len() >= 7, "{left:?}");
     for number in 0..8 {
         stage.label(number, "a").await?;
     }
-    stage.is_not_held().await?;
+    stage.is_not_blocked().await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
 
     // Held, the hub dies; held by the next one, which never saw the edit; an edit while there is no hub is held as well.
     stage.select("nothing").await?;
-    let held = stage.is_held(24, 12).await?;
-    ensure!(held != first, "the same change, made again, needs approval again");
+    let blocked = stage.is_blocked(24, 12).await?;
+    ensure!(blocked != first, "the same change, made again, needs approval again");
     stage.fleet.kill_hub()?;
     stage.fleet.start_hub().await?;
     for member in 1..=MEMBERS {
         stage.fleet.connected(member).await?;
     }
-    ensure!(stage.is_held(24, 12).await? == held, "another digest after a restart");
+    ensure!(stage.is_blocked(24, 12).await? == blocked, "another digest after a restart");
     stage.fleet.kill_hub()?;
     let narrow = json!({"names": ["member-1"], "selector": null});
     hub.change(&stage.rule, json!({"spec": {"clusters": narrow}})).await?;
@@ -237,41 +237,41 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
         stage.fleet.connected(member).await?;
     }
     let grown = eventually("both in one digest", SOON, async || {
-        let digest = stage.is_held(24, 12).await?;
-        Ok((digest != held).then_some(digest))
+        let digest = stage.is_blocked(24, 12).await?;
+        Ok((digest != blocked).then_some(digest))
     });
     let grown = grown.await?;
 
     // The former digest releases nothing; the one that is shown does, everywhere.
-    stage.release(&stage.rule, &held).await?;
-    ensure!(stage.is_held(24, 12).await? == grown);
-    let (code, said) = stage.runnel(&["approve", "all"]).await?;
-    ensure!(code == Some(2) && said.contains("--yes"), "{said}");
-    for line in ["configmaps/braked/s0 everywhere: no longer selected", "all copies in member-2: no longer chosen"] {
-        ensure!(said.contains(line), "{said}");
+    stage.release(&stage.rule, &blocked).await?;
+    ensure!(stage.is_blocked(24, 12).await? == grown);
+    let (code, printed) = stage.runnel(&["approve", "all"]).await?;
+    ensure!(code == Some(2) && printed.contains("--yes"), "{printed}");
+    for line in ["configmaps/guarded/s0 everywhere: no longer selected", "all copies in member-2: no longer chosen"] {
+        ensure!(printed.contains(line), "{printed}");
     }
-    ensure!(stage.is_held(24, 12).await? == grown, "released though nobody said yes");
-    let (code, said) = stage.runnel(&["approve", "all", "--yes"]).await?;
-    ensure!(code == Some(0) && said.contains("Approved: 24 copies"), "{said}");
-    let (code, said) = stage.runnel(&["approve", "all", "--yes"]).await?;
-    ensure!(code == Some(1) && said.contains("nothing of rule braked/all waits"), "{said}");
+    ensure!(stage.is_blocked(24, 12).await? == grown, "released though nobody said yes");
+    let (code, printed) = stage.runnel(&["approve", "all", "--yes"]).await?;
+    ensure!(code == Some(0) && printed.contains("Approved: 24 copies"), "{printed}");
+    let (code, printed) = stage.runnel(&["approve", "all", "--yes"]).await?;
+    ensure!(code == Some(1) && printed.contains("nothing of rule guarded/all waits"), "{printed}");
     for member in 1..=MEMBERS {
         for number in 0..SOURCES {
             stage.scene.member(member).lacks(&Stage::copy(number)).await?;
         }
     }
-    let told = stage.is_not_held().await?;
-    ensure!(told["status"]["pendingApproval"].is_null(), "{}", told["status"]);
+    let observed = stage.is_not_blocked().await?;
+    ensure!(observed["status"]["pendingApproval"].is_null(), "{}", observed["status"]);
 
     // The same mistake again is another removal: the old digest does not fit.
     stage.select("a").await?;
     hub.change(&stage.rule, json!({"spec": {"clusters": {"names": null, "all": true}}})).await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
     stage.select("nothing").await?;
-    let again = stage.is_held(24, 12).await?;
-    ensure!(again != grown && again != held);
+    let again = stage.is_blocked(24, 12).await?;
+    ensure!(again != grown && again != blocked);
     stage.select("a").await?;
-    stage.is_not_held().await?;
+    stage.is_not_blocked().await?;
 
     // Deliberate: one source, one literal name, one rule.
     hub.delete(&Stage::copy(11)).await?;
@@ -296,12 +296,12 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
 
 /// Nobody has deleted the rule itself, and a namespace is gone sooner than anybody looks.
 #[tokio::test]
-async fn what_dies_with_its_namespace_is_held() -> Result<()> {
+async fn deletion_of_a_namespace_waits_for_approval() -> Result<()> {
     let stage = stage().await?;
     let hub = &stage.scene.hub;
     hub.delete(&Id::namespace(HOME)).await?;
     // Its sources went with it, and so did the rule.
-    let digest = stage.is_held(24, 12).await?;
+    let digest = stage.is_blocked(24, 12).await?;
     stage.ends(&digest).await
 }
 
@@ -313,20 +313,20 @@ async fn rule_with_indirect_delete_stays_until_approved() -> Result<()> {
     hub.change(&stage.rule, limit).await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
     hub.delete(&stage.rule).await?;
-    let digest = stage.is_held(24, 12).await?;
+    let digest = stage.is_blocked(24, 12).await?;
     // Whoever is asked says no, nothing, or turns away; only a yes releases it.
-    let question = "Remove these 24 copies of rule braked/all? [y/N]";
+    let question = "Remove these 24 copies of rule guarded/all? [y/N]";
     for answer in ["n\n", "\n", "no\n", "yess\n", ""] {
-        let (code, said) = stage.answered(&["approve", "all"], answer).await?;
-        ensure!(said.contains("the rule is deleted") && said.contains(question), "{answer:?}: {said}");
-        ensure!(code == Some(1) && said.contains("nothing was approved"), "{answer:?}: {code:?} {said}");
+        let (code, printed) = stage.answered(&["approve", "all"], answer).await?;
+        ensure!(printed.contains("the rule is deleted") && printed.contains(question), "{answer:?}: {printed}");
+        ensure!(code == Some(1) && printed.contains("nothing was approved"), "{answer:?}: {code:?} {printed}");
     }
     let rule = hub.get(&stage.rule).await?;
     ensure!(rule["metadata"]["annotations"]["runnel.dev/approve"].is_null(), "{}", rule["metadata"]);
-    ensure!(stage.is_held(24, 12).await? == digest, "a no changed what is held");
-    let (code, said) = stage.answered(&["approve", "all"], "y\n").await?;
-    ensure!(said.contains(question), "{said}");
-    ensure!(code == Some(0) && said.contains("Approved: 24 copies are being removed"), "{code:?} {said}");
+    ensure!(stage.is_blocked(24, 12).await? == digest, "a no changed what is held");
+    let (code, printed) = stage.answered(&["approve", "all"], "y\n").await?;
+    ensure!(printed.contains(question), "{printed}");
+    ensure!(code == Some(0) && printed.contains("Approved: 24 copies are being removed"), "{code:?} {printed}");
     hub.lacks(&stage.rule).await?;
     for member in 1..=MEMBERS {
         ensure!(stage.copies(member).await?.is_empty(), "not all is gone from member {member}");
@@ -396,10 +396,10 @@ async fn label_typo_over_many_rules_waits_for_the_fleet() -> Result<()> {
     .await?;
     relabel("prd").await?;
     pending().await?;
-    let (code, said) = stage.runnel(&["approve", "--yes"]).await?;
+    let (code, printed) = stage.runnel(&["approve", "--yes"]).await?;
     ensure!(
-        code == Some(0) && said.contains("60 copies of 30 rules") && said.contains("Approved: 60 copies"),
-        "{said}"
+        code == Some(0) && printed.contains("60 copies of 30 rules") && printed.contains("Approved: 60 copies"),
+        "{printed}"
     );
     for member in 1..=MEMBERS {
         for number in 0..rules {

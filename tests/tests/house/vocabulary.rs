@@ -1,0 +1,161 @@
+//! Words of the private language of the first version do not come back as names.
+use std::collections::BTreeSet;
+use std::fs;
+
+use anyhow::Result;
+use runnel_tests::files::files_below;
+
+use super::{none, root};
+
+/// Parts of names that have a standard word, which is the second one.
+const REFUSED: &[(&str, &str)] = &[
+    ("anew", "again, relist"),
+    ("brake", "guard"),
+    ("braked", "guarded"),
+    ("bury", "expire"),
+    ("burial", "expiry"),
+    ("cure", "hint"),
+    ("cures", "hints"),
+    ("disbelieve", "invalidate"),
+    ("doubt", "divergence, stale"),
+    ("doubts", "divergences"),
+    ("dying", "terminating"),
+    ("fight", "contention"),
+    ("fights", "contends"),
+    ("hear", "receive, handle"),
+    ("heard", "received"),
+    ("heed", "check"),
+    ("heeded", "checked"),
+    ("held", "acked, blocked"),
+    ("keeper", "rotator"),
+    ("lend", "reference"),
+    ("lent", "referenced"),
+    ("modest", "limited"),
+    ("nobody", "none"),
+    ("rests", "is_suspended, is_idle"),
+    ("said", "reported, output"),
+    ("saw", "observed"),
+    ("sheaf", "chunks"),
+    ("sighting", "observed version"),
+    ("stray", "orphan"),
+    ("strays", "orphans"),
+    ("told", "sent, reported"),
+    ("travel", "rollback"),
+    ("trouble", "error"),
+    ("vanish", "mark_deleted"),
+    ("vanished", "deleted"),
+    ("whoever", "a noun"),
+    ("whom", "a noun"),
+    ("witness", "history token"),
+];
+
+/// Words that make such a name only together.
+const REFUSED_TOGETHER: &[(&str, &str)] =
+    &[("given_up", "namespace_prunes"), ("let_go", "approve"), ("lets_go", "approves"), ("what_becomes", "a noun")];
+
+/// How a name of a function, type or variable begins that is a clause and no noun.
+const CLAUSES: &[&str] = &["who_", "whose_", "whoever_", "what_is_", "what_was_", "what_the_"];
+
+/// The parts of a name, in lower case: of `GivenUp` and `given_up` `given` and `up`.
+fn parts(name: &str) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let mut begins = true;
+    for (at, letter) in name.char_indices() {
+        let before_is_lower = name[..at].ends_with(|last: char| last.is_lowercase() || last.is_numeric());
+        begins |= letter.is_uppercase() && before_is_lower;
+        if letter == '_' {
+            begins = true;
+            continue;
+        }
+        if begins {
+            all.push(String::new());
+            begins = false;
+        }
+        if let Some(last) = all.last_mut() {
+            last.extend(letter.to_lowercase());
+        }
+    }
+    all
+}
+
+/// The standard word for a name of the private language.
+fn standard_word(name: &str) -> Option<&'static str> {
+    let parts = parts(name);
+    let one = REFUSED.iter().find(|(word, _)| parts.iter().any(|part| part == word));
+    let joined = parts.join("_");
+    let together = || REFUSED_TOGETHER.iter().find(|(words, _)| joined.contains(words));
+    let clause = || CLAUSES.iter().any(|clause| joined.starts_with(clause)).then_some("a noun");
+    one.or_else(together).map(|(_, word)| *word).or_else(clause)
+}
+
+/// The names in code, without comments and the texts of strings.
+fn names(text: &str) -> BTreeSet<&str> {
+    let mut all = BTreeSet::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let length = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("r\"") || rest.starts_with("r#") {
+            raw_string(rest).unwrap_or(1)
+        } else if first == '"' {
+            string(rest)
+        } else if rest.starts_with("'\"'") || rest.starts_with("'\\") {
+            2
+        } else if first.is_alphabetic() || first == '_' {
+            let length = rest.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(rest.len());
+            all.insert(&rest[..length]);
+            length
+        } else {
+            first.len_utf8()
+        };
+        rest = &rest[length..];
+    }
+    all
+}
+
+/// The length of a string that begins here.
+fn string(text: &str) -> usize {
+    let mut escaped = true;
+    let end = text.char_indices().find(|(_, letter)| {
+        let is_end = *letter == '"' && !escaped;
+        escaped = *letter == '\\' && !escaped;
+        is_end
+    });
+    end.map_or(text.len(), |(at, _)| at + 1)
+}
+
+/// The length of a raw string, if one begins here.
+fn raw_string(text: &str) -> Option<usize> {
+    let marks = text[1..].find(|letter| letter != '#')?;
+    let content = text[1 + marks..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(marks));
+    Some(text.len() - content.len() + content.find(&end)? + end.len())
+}
+
+#[test]
+fn names_are_standard_words() -> Result<()> {
+    let mut wrong = Vec::new();
+    for folder in ["hub", "agent", "proto", "tests"] {
+        for path in files_below(&root().join(folder), "rs")? {
+            let text = fs::read_to_string(&path)?;
+            for name in names(&text) {
+                let Some(word) = standard_word(name) else { continue };
+                wrong.push(format!("{}: {name}: write: {word}", path.display()));
+            }
+        }
+    }
+    none(wrong)
+}
+
+#[test]
+fn names_are_found_and_split_into_words() {
+    assert_eq!(parts("given_upTo42HTTP"), ["given", "up", "to42", "http"]);
+    let text = "// told\nlet a_1 = \"held \\\" said\"; r#\"saw \" saw\"#; '\"'; B::c(\"\")";
+    assert_eq!(names(text), BTreeSet::from(["B", "a_1", "c", "let"]));
+    for refused in ["held_rules", "HeldRules", "notGivenUp", "who_leads", "HELD", "let_go_of"] {
+        assert!(standard_word(refused).is_some(), "{refused}");
+    }
+    for standard in ["sheriff", "withheld_", "restore", "whole", "threshold", "acked_rules"] {
+        assert!(standard_word(standard).is_none(), "{standard}");
+    }
+}
