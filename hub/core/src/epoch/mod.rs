@@ -17,7 +17,7 @@
 //! it tells a cluster that joined anew under a name that was another's, and one that was made from the image of another.
 //!
 //! What follows from a [`Divergence`] is the session's and the status's affair: nothing that the hub says changes or removes a
-//! copy ([`Divergence::hold`]), the condition on the `MemberCluster` says what was seen, and an administrator confirms by the
+//! copy ([`Divergence::restriction`]), the condition on the `MemberCluster` says what was seen, and an administrator confirms by the
 //! annotation [`CONFIRMED`], whose value names exactly this doubt, so that none that was left behind confirms a later one.
 mod divergence;
 mod divergences;

@@ -36,7 +36,7 @@
 //!   sent the target from then on, also after a restart, until a newer one supersedes it or a person tries it again.
 //! - Without that state a rollout stops instead: none was completed before, it does not fit into the hub's storage, or what is
 //!   stored cannot be read. A rollout that was completed is not rolled back, whatever fails later.
-//! - While only an event can bring the next step, nothing is computed ([`Gate::rests`]).
+//! - While only an event can bring the next step, nothing is computed ([`Gate::is_settled`]).
 mod api;
 mod archive;
 mod back;
