@@ -139,6 +139,7 @@ async fn an_object_as_large_as_an_api_server_takes() -> Result<()> {
 async fn three_hundred_namespaces_that_match_a_glob() -> Result<()> {
     let (scene, home, count) = (scene().await?, "wide", 300);
     let _turn = TURN.lock().await;
+    scene.lift_fleet_limits().await?;
     scene.hub_namespaces(&[home]).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let namespaces: Vec<String> = (0..count).map(|number| format!("wide-{number:03}")).collect();
