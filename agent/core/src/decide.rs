@@ -207,7 +207,7 @@ fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
 }
 
 /// Whether the object is sealed for this very intent, whatever its revision.
-fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
+pub fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
     let Observed::Live(live) = observed else { return false };
     let WantedCopy { intent, .. } = wanted;
     live.sealed.as_ref().is_some_and(|seal| seal.rule == intent.rule && seal.source.plain() == intent.source.plain())

@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
-use runnel_proto::model::{Content, FieldMap, FieldPath, Kind, Reason};
+use runnel_proto::model::{
+    Content, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind, Reason, short_value,
+};
 use serde_json::{Map, Value};
 
 use crate::copy::CopyError;
@@ -12,8 +14,6 @@ use crate::copy::clip;
 use crate::ignore;
 use crate::seal::canonical;
 
-/// So many characters of a value are shown.
-const VALUE_LIMIT: usize = 40;
 /// So many bytes of differences are named; the others are counted.
 const LIST_LIMIT: usize = 320;
 
@@ -70,6 +70,57 @@ fn list(
         list.push_str("Runnel's own marks");
     }
     list
+}
+
+/// The paths in which an object differs from content of which only digests are known; of `data` and labels with the present
+/// values if `shows_values`.
+pub fn diff(
+    kind: &Kind,
+    object: &DynamicObject,
+    (wanted, key): (&FieldDigests, &FieldsKey),
+    ignored: &BTreeSet<FieldPath>,
+    shows_values: bool,
+) -> FieldDiff {
+    let (present, mut diff) = (content(kind, object), FieldDiff::default());
+    let digests = key.digests(kind, &present);
+    let paths: BTreeSet<&String> = digests.keys().chain(wanted.keys()).collect();
+    for path in paths {
+        let named = FieldPath::parse(path);
+        if named.as_ref().is_some_and(|path| ignored.contains(path)) {
+            continue;
+        }
+        // What others label and annotate stays.
+        let stays = || named.as_ref().is_some_and(|path| path.map.field().is_none());
+        let edit = match (digests.get(path), wanted.get(path)) {
+            (Some(present), Some(wanted)) if present == wanted => continue,
+            (Some(_), None) if stays() => continue,
+            (Some(_), None) => FieldEdit::Remove,
+            (None, _) => FieldEdit::Add,
+            (Some(_), Some(_)) => FieldEdit::Change,
+        };
+        let shown = named.as_ref().filter(|_| shows_values);
+        let old = shown.and_then(|path| text_at(&present, path)).map(short_value);
+        diff.push(FieldChange { path: path.clone(), edit, old });
+    }
+    diff
+}
+
+/// The content of a live object, whoever wrote it.
+fn content(kind: &Kind, object: &DynamicObject) -> Content {
+    Content {
+        labels: object.metadata.labels.clone().unwrap_or_default(),
+        annotations: object.metadata.annotations.clone().unwrap_or_default(),
+        fields: crate::live::fields(kind, object),
+    }
+}
+
+/// The value at a path of `data` or of the labels.
+fn text_at<'a>(content: &'a Content, path: &FieldPath) -> Option<&'a str> {
+    match path.map {
+        FieldMap::Data => content.fields.get("data")?.get(&path.key)?.as_str(),
+        FieldMap::Labels => content.labels.get(&path.key).map(String::as_str),
+        FieldMap::BinaryData | FieldMap::Annotations => None,
+    }
 }
 
 /// What a copy is reported with of whose change nothing but the change is known.
@@ -139,18 +190,13 @@ fn difference(path: &str, present: Option<&str>, should: Option<&str>, shows: bo
     Some(match (present, should) {
         (present, should) if present == should => return None,
         (None, _) => format!("{path} is missing"),
-        (Some(present), None) if shows => format!("{path} was added as {}", short(present)),
+        (Some(present), None) if shows => format!("{path} was added as {}", short_value(present)),
         (Some(_), None) => format!("{path} was added"),
-        (Some(present), Some(should)) if shows => format!("{path} is {} instead of {}", short(present), short(should)),
+        (Some(present), Some(should)) if shows => {
+            format!("{path} is {} instead of {}", short_value(present), short_value(should))
+        }
         (Some(_), Some(_)) => format!("{path} is another"),
     })
-}
-
-/// A value on one line, cut.
-fn short(value: &str) -> String {
-    let cut: String = value.chars().take(VALUE_LIMIT).collect();
-    let dots = if cut.len() < value.len() { "..." } else { "" };
-    format!("{cut:?}{dots}")
 }
 
 #[cfg(test)]
@@ -195,6 +241,29 @@ mod tests {
             planned(kind, &object(kind, live), &content(json!({"data": {"color": "c4n4ry2"}})), &BTreeSet::new());
         assert_eq!(planned.reason, Reason::DryRun);
         assert_eq!(&*planned.message, "/data/color is another; /data/new was added; /metadata/labels/team is another");
+    }
+
+    #[test]
+    fn diff_by_digests_names_paths_and_values_where_they_are_shown() {
+        let (key, ignored) = (FieldsKey([3; 32]), BTreeSet::from([FieldPath::new(FieldMap::Data, "own")]));
+        let live = json!({"data": {"color": "blue\n", "same": "s", "old": "o", "own": "x"}});
+        let wanted = content(json!({"data": {"color": "red", "same": "s", "new": "n"}}));
+        let lines = |resource: &str, shows: bool| -> Vec<String> {
+            let kind = Kind::by_resource(resource).unwrap();
+            let digests = key.digests(kind, &wanted);
+            let diff = diff(kind, &object(kind, live.clone()), (&digests, &key), &ignored, shows);
+            let line = |one: &FieldChange| format!("{:?} {} {}", one.edit, one.path, one.old.as_deref().unwrap_or("-"));
+            diff.changes.iter().map(line).collect()
+        };
+        let shown = [
+            r#"Change /data/color "blue\n""#,
+            "Add /data/new -",
+            r#"Remove /data/old "o""#,
+            r#"Change /metadata/labels/team "b""#,
+        ];
+        assert_eq!(lines("configmaps", true), shown);
+        let plain = ["Change /data/color -", "Add /data/new -", "Remove /data/old -", "Change /metadata/labels/team -"];
+        assert_eq!(lines("secrets", false), plain);
     }
 
     #[test]

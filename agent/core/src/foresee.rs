@@ -9,10 +9,12 @@
 //! ([`is_untold`]), and no write is tried there, as an API server may tell the one from the other.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{Foreseen, Kind, SourceRef, Supposed, SupposedCopy};
+use kube::core::DynamicObject;
+use runnel_proto::model::{FieldDiff, FieldDigests, FieldsKey, Foreseen, Kind, SourceRef, Supposed, SupposedCopy};
 
 use crate::copy::CopyStatus;
-use crate::decide::{Action, Decision, Want, decide, differs};
+use crate::decide::{Action, Decision, Want, decide, differs, is_of_this_intent};
+use crate::differ;
 use crate::job::Decided;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
@@ -25,6 +27,8 @@ pub struct Found {
     pub source: SourceRef,
     /// What becomes of it; `None`: nothing that is worth a word.
     pub outcome: Option<Decided>,
+    /// In what it differs.
+    pub diff: FieldDiff,
     /// The copies that must stand before this one goes.
     pub after: Vec<SourceRef>,
 }
@@ -38,6 +42,26 @@ pub fn is_untold(want: &Want, observed: &Observed) -> bool {
     let is_of_it = |sealed: &Sealed| sealed.rule == key.rule && sealed.source.plain() == key.source.plain();
     let is_own = |live: &Live| live.is_own() && live.sealed.as_deref().is_some_and(is_of_it);
     !is_plain && matches!(observed, Observed::Live(live) if !is_own(live))
+}
+
+/// The paths in which what stands there differs from what would be written. Values are shown of the agent's own copy of this
+/// intent only, and of no Secret. None of a Secret of which [nothing is told](is_untold).
+pub fn diff(
+    want: &Want,
+    observed: &Observed,
+    object: &DynamicObject,
+    digests: &FieldDigests,
+    key: &FieldsKey,
+) -> FieldDiff {
+    let Want::Copy(wanted) = want else { return FieldDiff::default() };
+    match Kind::by_resource(&wanted.intent.source.resource) {
+        Some(kind) if !is_untold(want, observed) => {
+            let is_own = matches!(observed, Observed::Live(live) if live.is_own());
+            let shows_values = !kind.sensitive && is_own && is_of_this_intent(wanted, observed);
+            differ::diff(kind, object, (digests, key), &wanted.policies.ignored, shows_values)
+        }
+        _ => FieldDiff::default(),
+    }
 }
 
 /// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent; it makes no
@@ -95,9 +119,95 @@ pub fn answer(question: u64, found: Vec<Found>, more: u32) -> Supposed {
         let (foreseen, copy_error) = one.outcome?;
         let foreseen = if waits { Foreseen::Rest } else { foreseen };
         let copy_error = copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
-        let source = one.source;
-        Some((one.copy.clone(), SupposedCopy { copy: one.copy, source, foreseen, copy_error }))
+        let (source, diff) = (one.source, if writes(foreseen) { one.diff } else { FieldDiff::default() });
+        Some((one.copy.clone(), SupposedCopy { copy: one.copy, source, foreseen, copy_error, diff }))
     });
     let copies = outcome.collect::<BTreeMap<_, _>>().into_values().collect();
     Supposed { question, copies, more, last: true, unanswered: String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use runnel_proto::model::{FieldChange, FieldEdit, Revision};
+    use serde_json::json;
+
+    use super::*;
+    use crate::copy::IntentKey;
+    use crate::decide::{Policies, TargetNamespace, WantedCopy};
+    use crate::live::Ownership;
+    use crate::policy::Facts;
+
+    fn wanted(resource: &str) -> Want {
+        Want::Copy(Box::new(WantedCopy {
+            intent: IntentKey { rule: "r".into(), source: SourceRef::new(resource, "team", "s") },
+            rule: runnel_proto::model::RuleName::default(),
+            revision: Some(Revision([2; 16])),
+            place: TargetNamespace::Ready,
+            suspend: false,
+            dry_run: false,
+            copy_error: None,
+            ambiguous: false,
+            denied: None,
+            policies: Policies::default(),
+            contention: None,
+            lost: false,
+            rewritten: false,
+            compared: None,
+        }))
+    }
+
+    /// A copy that a rule wrote; `None`: an object that is not Runnel's.
+    fn observed(resource: &str, rule: Option<&str>) -> Observed {
+        let sealed = rule.map(|rule| {
+            Box::new(Sealed {
+                rule: rule.into(),
+                source: SourceRef::new(resource, "team", "s"),
+                revision: Revision([1; 16]),
+                ignored: BTreeSet::new(),
+            })
+        });
+        Observed::Live(Live {
+            uid: "uid".into(),
+            version: "1".into(),
+            ownership: if rule.is_some() { Ownership::Ours } else { Ownership::Foreign },
+            adopted: false,
+            unproved: None,
+            intact: true,
+            facts: Facts::default(),
+            others: None,
+            sealed,
+            terminating: false,
+            number: 0,
+            newest: false,
+            applied_at: 0,
+        })
+    }
+
+    fn changes(resource: &str, rule: Option<&str>) -> Vec<FieldChange> {
+        let kind = Kind::by_resource(resource).unwrap();
+        let object = json!({
+            "apiVersion": "v1", "kind": kind.kind, "metadata": {"name": "s", "namespace": "a"},
+            "data": {"color": "c4n4ry"},
+        });
+        let digests = FieldDigests::from([("/data/color".to_owned(), [0; 16])]);
+        let object = serde_json::from_value(object).unwrap();
+        diff(&wanted(resource), &observed(resource, rule), &object, &digests, &FieldsKey([1; 32])).changes
+    }
+
+    #[test]
+    fn diff_shows_values_of_own_config_maps_alone() {
+        let change = |old: Option<&str>| {
+            vec![FieldChange { path: "/data/color".into(), edit: FieldEdit::Change, old: old.map(Into::into) }]
+        };
+        assert_eq!(changes("configmaps", Some("r")), change(Some("\"c4n4ry\"")));
+        assert_eq!(changes("configmaps", Some("other")), change(None));
+        assert_eq!(changes("configmaps", None), change(None));
+        assert_eq!(changes("secrets", Some("r")), change(None));
+    }
+
+    #[test]
+    fn secret_of_others_has_no_diff() {
+        assert_eq!(changes("secrets", Some("other")), []);
+        assert_eq!(changes("secrets", None), []);
+    }
 }

@@ -3,7 +3,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use runnel_proto::model::{FieldPath, FieldsKey, Foreseen, Payload, Revision, RuleName, SourceRef, Supposed};
+use runnel_proto::model::{
+    FieldDigests, FieldPath, FieldsKey, Foreseen, Payload, Revision, RuleName, SourceRef, Supposed,
+};
 
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
@@ -61,13 +63,15 @@ pub struct Open {
     pub rehearse: bool,
     /// What would be written, as far as it came along.
     pub body: Option<DesiredObject>,
+    /// Digests of what would be written, by path, if the paths that differ are asked for.
+    pub digests: Option<Arc<FieldDigests>>,
 }
 
 impl Open {
     /// Whether what stands there must be read.
     pub fn needs_look(&self) -> bool {
         let is_ours = matches!(&self.observed, Observed::Live(live) if live.is_own());
-        self.rehearse || !is_ours
+        self.rehearse || self.digests.is_some() || !is_ours
     }
 }
 

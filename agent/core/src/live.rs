@@ -328,7 +328,7 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
     }
 }
 
-fn fields(kind: &Kind, object: &DynamicObject) -> BTreeMap<String, Value> {
+pub(crate) fn fields(kind: &Kind, object: &DynamicObject) -> BTreeMap<String, Value> {
     let present = kind.fields.iter().filter_map(|field| Some((*field, object.data.get(field)?)));
     present
         .filter(|(_, value)| !seal::is_empty(value))

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed};
+use runnel_proto::model::{FieldDiff, FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed};
 
 use super::{Call, CallError, Member, at};
 use runnel_agent_core::body::{self, Over, Written};
@@ -12,7 +12,7 @@ use runnel_agent_core::classify::copy_error;
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{ExpectedObject, Want};
 use runnel_agent_core::differ;
-use runnel_agent_core::foresee::{Found, answer, foresee, is_untold, writes};
+use runnel_agent_core::foresee::{Found, answer, diff, foresee, is_untold, writes};
 use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
 use runnel_agent_core::job::{CopyKnowledge, Decided, Item, Open, Supposition};
 use runnel_agent_core::live::{self};
@@ -45,17 +45,19 @@ impl Member {
 
     async fn foresee_one(&self, key: &FieldsKey, item: Item) -> Found {
         let Item { copy, source, known, after } = item;
+        let mut diff = FieldDiff::default();
         let outcome = match known {
             CopyKnowledge::Decided(outcome) => Some(outcome),
-            CopyKnowledge::Open(open) => self.look(key, &copy, *open).await,
+            CopyKnowledge::Open(open) => self.look(key, &copy, *open, &mut diff).await,
         };
-        Found { copy, source, outcome, after }
+        Found { copy, source, outcome, diff, after }
     }
 
-    async fn look(&self, key: &FieldsKey, copy: &SourceRef, open: Open) -> Option<Decided> {
+    /// Returns what becomes of a copy, and fills in the fields in which it differs.
+    async fn look(&self, key: &FieldsKey, copy: &SourceRef, open: Open, found: &mut FieldDiff) -> Option<Decided> {
         let kind = Kind::by_resource(&copy.resource)?;
         let needs_look = open.needs_look();
-        let Open { want, mut observed, fields, rehearse, body } = open;
+        let Open { want, mut observed, fields, rehearse, body, digests } = open;
         let mut object = None;
         if needs_look {
             match self.get(kind, copy).await {
@@ -73,6 +75,9 @@ impl Member {
             _ => false,
         };
         let (foreseen, outcome) = foresee(&want, &observed, is_equal)?;
+        if let (Some(object), Some(digests)) = (&object, &digests) {
+            *found = diff(&want, &observed, object, digests, key);
+        }
         if !rehearse {
             return Some((foreseen, outcome));
         }

@@ -303,12 +303,21 @@ pub struct Plan {
     /// A saved rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
     #[arg(required_unless_present = "files", conflicts_with = "files")]
     pub rule: Option<String>,
-    /// A file with rules, YAML or JSON; - is standard input. May be given several times.
+    /// A file or directory with rules, YAML or JSON; - is standard input. May be given several times.
     #[arg(short = 'f', long = "filename", value_name = "FILE")]
     pub files: Vec<String>,
+    /// Search subdirectories too.
+    #[arg(short = 'R', long, requires = "files")]
+    pub recursive: bool,
+    /// Show what the delete of the rule would do.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub delete: bool,
     /// Have each write tried as a dry run, to find what the members' API servers, quotas and webhooks would refuse.
     #[arg(long, value_enum)]
     pub dry_run: Option<DryRun>,
+    /// List under each copy what would change in it; `--diff=false` leaves that out.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub diff: bool,
     /// How to print.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,

@@ -21,6 +21,7 @@ mod install;
 mod join;
 mod limit;
 mod look;
+mod manifests;
 mod observed_json;
 mod plan;
 mod planned;

@@ -2,8 +2,6 @@
 //!
 //! A rule of a file is first shown to the API server as a dry run, with the user's own rights: so it is refused for what it
 //! would be refused for when it is saved, in the same words.
-use std::io::Read;
-
 use anyhow::Context;
 use runnel_proto::model::is_subdomain;
 use runnel_proto::wire::{PlanQuestion, RuleQuestion};
@@ -11,14 +9,17 @@ use serde_json::{Value, json};
 
 use super::access::Cluster;
 use super::args::{DryRun, Output, Plan};
+use super::manifests;
 use super::observed_json::{text, tidy};
-use super::planned::{self, Planned};
+use super::planned::{self, Planned, State};
 use super::progress::colours;
 use super::{CommandContext, ask, ended, for_machines, look, say, status, usage};
 
 /// Lines of a table: as a terminal has them, and as a wide one.
 const NARROW: usize = 80;
 const WIDE: usize = 160;
+/// The most rules that are planned at a time.
+const RULES: usize = 200;
 
 /// Plans rules.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow::Result<()> {
@@ -29,26 +30,44 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
             return Err(usage(format!("{flag} `{name}` is no name")));
         }
     }
-    let rehearse = options.dry_run == Some(DryRun::Members);
+    let (rehearse, diff) = (options.dry_run == Some(DryRun::Members), options.diff);
+    let question = || PlanQuestion { rehearse, diff, delete: options.delete, ..PlanQuestion::default() };
     let mut questions = Vec::new();
     if let Some(given) = &options.rule {
         let rule = status::one(&hub, given, &namespace).await?;
-        let named = RuleQuestion {
-            kind: text(&rule, "/kind").to_owned(),
-            namespace: text(&rule, "/metadata/namespace").to_owned(),
-            name: text(&rule, "/metadata/name").to_owned(),
-        };
-        questions.push((called(&rule), PlanQuestion { object: String::new(), rule: Some(named), rehearse }));
+        questions.push((called(&rule), PlanQuestion { rule: Some(named(&rule)), ..question() }));
     }
-    for file in &options.files {
-        for rule in planned::rules(documents(file)?, file, &namespace).map_err(usage)? {
-            let taken = shown(&hub, rule).await?;
-            questions.push((called(&taken), PlanQuestion { object: taken.to_string(), rule: None, rehearse }));
+    let rules = manifests::read_all(&options.files, options.recursive)?.into_iter().map(|file| {
+        let rules = planned::rules(file.documents, &file.name, &namespace).map_err(usage)?;
+        Ok(rules.into_iter().map(|rule| (file.name.clone(), rule)).collect())
+    });
+    let rules: Vec<(String, Value)> = rules.collect::<anyhow::Result<Vec<Vec<_>>>>()?.concat();
+    if rules.is_empty() && !options.files.is_empty() {
+        let files = options.files.join(", ");
+        return Err(usage(format!(
+            "{files}: no DistributionRule, ClusterDistributionRule, DistributionGrant or MemberCluster"
+        )));
+    }
+    if rules.len() > RULES {
+        return Err(usage(format!("{} objects: at most {RULES} are planned at a time", rules.len())));
+    }
+    for (file, rule) in rules {
+        if options.delete {
+            questions.push((called(&rule), PlanQuestion { rule: Some(named(&rule)), ..question() }));
+        } else {
+            let taken = shown(&hub, rule).await.with_context(|| file)?;
+            questions.push((called(&taken), PlanQuestion { object: taken.to_string(), ..question() }));
         }
     }
     let mut plans = Vec::new();
     for (rule, question) in questions {
-        let saved = question.object.is_empty();
+        let saved = if question.delete {
+            State::Deleted
+        } else if question.object.is_empty() {
+            State::Saved
+        } else {
+            State::Edited
+        };
         let pages = ask::plan(&hub, &options.hub_namespace, options.hub_url.as_deref(), question).await;
         plans.push(Planned::of(rule.clone(), saved, pages.with_context(|| rule)?));
     }
@@ -68,22 +87,15 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
 }
 
 fn called(rule: &Value) -> String {
-    let (kind, namespace, name) =
-        (text(rule, "/kind"), text(rule, "/metadata/namespace"), text(rule, "/metadata/name"));
-    if namespace.is_empty() { format!("{kind} {name}") } else { format!("{kind} {namespace}/{name}") }
+    planned::called(text(rule, "/kind"), text(rule, "/metadata/namespace"), text(rule, "/metadata/name"))
 }
 
-/// The documents of a file; `-` is standard input.
-fn documents(file: &str) -> anyhow::Result<Vec<Value>> {
-    let text = match file {
-        "-" => {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
-            text
-        }
-        path => std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?,
-    };
-    serde_saphyr::from_multiple(&text).with_context(|| format!("{file} is no YAML or JSON"))
+fn named(rule: &Value) -> RuleQuestion {
+    RuleQuestion {
+        kind: text(rule, "/kind").to_owned(),
+        namespace: text(rule, "/metadata/namespace").to_owned(),
+        name: text(rule, "/metadata/name").to_owned(),
+    }
 }
 
 /// The rule as the API server would save it, with its defaults; nothing is saved.
@@ -95,21 +107,31 @@ async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
         }
     }
     if name.is_empty() {
-        return Err(usage("a rule without metadata.name"));
+        return Err(usage("an object without metadata.name"));
     }
     let (all, what) = match text(&rule, "/kind") {
         "DistributionRule" => {
             (format!("{}/namespaces/{namespace}/distributionrules", look::API), format!("{namespace}/{name}"))
         }
+        "DistributionGrant" => (format!("{}/distributiongrants", look::API), name.to_owned()),
+        "MemberCluster" => (format!("{}/memberclusters", look::API), name.to_owned()),
         _ => (format!("{}/clusterdistributionrules", look::API), name.to_owned()),
     };
     let one = format!("{all}/{name}");
-    let action = format!("save the rule {what} (a dry run: nothing was saved)");
-    let saved = hub.get("read the rule as it is saved", &one).await?;
+    let action = format!("save {} {what} (a dry run: nothing was saved)", text(&rule, "/kind"));
+    let saved = hub.get("read the object as it is saved", &one).await?;
     let taken = match saved {
         None => hub.dry_run(&action, &all, &rule, false).await?,
         Some(mut saved) => {
-            saved["spec"] = rule["spec"].clone();
+            match (text(&rule, "/kind"), &rule["spec"]) {
+                // A manifest of a member cluster often has its labels alone.
+                ("MemberCluster", spec) => {
+                    for (field, value) in spec.as_object().into_iter().flatten() {
+                        saved["spec"][field] = value.clone();
+                    }
+                }
+                (_, spec) => saved["spec"] = spec.clone(),
+            }
             for place in ["labels", "annotations"] {
                 for (key, value) in rule["metadata"][place].as_object().into_iter().flatten() {
                     saved["metadata"][place][key] = value.clone();

@@ -28,23 +28,53 @@ const VERDICTS: [(&str, Tone); 16] = [
     ("unchanged", Tone::Plain),
 ];
 
-/// What would become of one rule.
+/// Of which state of a rule a plan is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// As it is saved.
+    Saved,
+    /// As a file has it.
+    Edited,
+    /// Once it is deleted.
+    Deleted,
+    /// As it is saved, with another grant or member cluster.
+    Changed,
+}
+
+/// What would become of one rule, or of the rules that a grant or a member cluster changes.
 pub struct Planned {
     /// The rule as a person calls it.
     pub rule: String,
-    /// Whether it is the rule as it is saved.
-    pub saved: bool,
+    /// Which state of the rule.
+    pub state: State,
     /// What the hub said, in one.
     pub answer: PlanPage,
+    /// The rules that change, where it is about a grant or a member cluster.
+    pub rules: Vec<Planned>,
 }
 
 impl Planned {
     /// All pages of an answer in one.
-    pub fn of(rule: String, saved: bool, pages: impl IntoIterator<Item = PlanPage>) -> Self {
+    pub fn of(rule: String, state: State, pages: impl IntoIterator<Item = PlanPage>) -> Self {
         let mut pages = pages.into_iter();
-        let mut answer = pages.next().unwrap_or_default();
-        answer.copies.extend(pages.flat_map(|page| page.copies));
-        Self { rule, saved, answer }
+        let answer = pages.next().unwrap_or_default();
+        let mut planned = Self { rule, state, answer, rules: vec![] };
+        for page in pages {
+            match (&page.rule, planned.rules.last_mut()) {
+                (Some(named), _) => {
+                    let rule = called(&named.kind, &named.namespace, &named.name);
+                    planned.rules.push(Self { rule, state: State::Changed, answer: page, rules: vec![] });
+                }
+                (None, Some(rule)) => rule.answer.copies.extend(page.copies),
+                (None, None) => planned.answer.copies.extend(page.copies),
+            }
+        }
+        planned
+    }
+
+    /// Whether it is about a grant or a member cluster.
+    fn is_of_many(&self) -> bool {
+        ["DistributionGrant ", "MemberCluster "].iter().any(|kind| self.rule.starts_with(kind))
     }
 
     /// Whether something would fail, or be held until somebody releases it; also where it may, as nobody is told.
@@ -54,7 +84,10 @@ impl Planned {
             matches!(verdict, "held" | "conflict" | "denied" | "forbidden" | "invalid" | "refused" | "adoptIfEqual")
         };
         let is_left_out = |source: &PlanSource| source.state != "Refused";
-        self.answer.incomplete || self.answer.copies.iter().any(fails) || self.answer.sources.iter().any(is_left_out)
+        self.rules.iter().any(Self::would_fail)
+            || self.answer.incomplete
+            || self.answer.copies.iter().any(fails)
+            || self.answer.sources.iter().any(is_left_out)
     }
 
     fn counts(&self) -> Vec<(&'static str, Tone, usize)> {
@@ -67,11 +100,16 @@ impl Planned {
     pub fn text(&self, width: usize, colours: bool) -> String {
         let mut out = String::new();
         let answer = &self.answer;
-        let state = match (self.saved, answer.exists) {
-            (true, _) => "as it is saved",
-            (false, true) => "an edit",
-            (false, false) => "new",
+        let state = match (self.state, answer.exists) {
+            (State::Deleted, _) => "a delete",
+            (State::Saved, _) => "as it is saved",
+            (State::Changed, _) => "changes with it",
+            (State::Edited, true) => "an edit",
+            (State::Edited, false) => "new",
         };
+        if self.is_of_many() {
+            return self.text_of_many(state, width, colours);
+        }
         let sources = if answer.sent == 1 { "source" } else { "sources" };
         let clusters = if answer.clusters.len() == 1 { "cluster" } else { "clusters" };
         let all = answer.clusters.len();
@@ -96,6 +134,25 @@ impl Planned {
         }
         for cluster in &answer.clusters {
             self.cluster(&mut out, cluster, by_cluster.get(cluster.name.as_str()), width, colours);
+        }
+        out
+    }
+
+    fn text_of_many(&self, state: &str, width: usize, colours: bool) -> String {
+        let count =
+            |rules: usize| if rules == 1 { "1 rule changes".to_owned() } else { format!("{rules} rules change") };
+        let (shown, more) = (self.rules.len(), self.answer.more_rules as usize);
+        let mut out = format!("{} ({state}): {}\n", self.rule, count(shown + more));
+        for note in &self.answer.notes {
+            wrapped(&mut out, "  ", note, width);
+        }
+        for rule in &self.rules {
+            let _ = write!(out, "\n{}", rule.text(width, colours));
+        }
+        if more > 0 {
+            let which = "at most 50 are shown, and only those that you may read";
+            let more = if more == 1 { "1 more rule changes".to_owned() } else { format!("{more} more rules change") };
+            let _ = writeln!(out, "\nand {more} ({which})");
         }
         out
     }
@@ -138,6 +195,9 @@ impl Planned {
             if !fits && why != before {
                 wrapped(out, "      ", &why, width);
             }
+            for change in &copy.diff {
+                wrap::wrapped(out, ("      ", "        "), change, width);
+            }
             before = why;
         }
         if cluster.more > 0 {
@@ -159,11 +219,19 @@ impl Planned {
         let copies = answer.copies.iter().map(|one| {
             json!({
                 "cluster": one.cluster, "copy": one.copy, "source": one.source, "verdict": one.verdict,
-                "reason": one.reason, "message": one.message,
+                "reason": one.reason, "message": one.message, "diff": one.diff,
             })
         });
+        if self.is_of_many() {
+            let rules: Vec<_> = self.rules.iter().map(Self::value).collect();
+            return json!({
+                "object": self.rule, "exists": answer.exists, "delete": self.state == State::Deleted,
+                "notes": answer.notes, "rules": rules, "moreRules": answer.more_rules,
+            });
+        }
         json!({
             "rule": self.rule,
+            "delete": self.state == State::Deleted,
             "exists": answer.exists,
             "incomplete": answer.incomplete,
             "sent": answer.sent,
@@ -174,6 +242,11 @@ impl Planned {
             "copies": copies.collect::<Vec<_>>(),
         })
     }
+}
+
+/// An object as a person calls it.
+pub fn called(kind: &str, namespace: &str, name: &str) -> String {
+    if namespace.is_empty() { format!("{kind} {name}") } else { format!("{kind} {namespace}/{name}") }
 }
 
 fn cells(copy: &PlanCopy) -> [String; 4] {
@@ -198,10 +271,10 @@ fn wrapped(out: &mut String, indent: &str, text: &str, width: usize) {
     }
 }
 
-/// The rules of a file: its documents, and the items of lists.
+/// The rules, grants and member clusters of a file: its documents, and the items of lists.
 ///
 /// # Errors
-/// A sentence that names what is no rule.
+/// A sentence that names the file with a rule that has no metadata.
 pub fn rules(documents: Vec<Value>, file: &str, namespace: &str) -> Result<Vec<Value>, String> {
     let items = |document: Value| match document.get("items").and_then(Value::as_array) {
         Some(items) => items.clone(),
@@ -216,16 +289,12 @@ pub fn rules(documents: Vec<Value>, file: &str, namespace: &str) -> Result<Vec<V
                 let metadata = metadata.ok_or_else(|| format!("{file}: a DistributionRule without metadata"))?;
                 metadata.entry("namespace").or_insert_with(|| json!(namespace));
             }
-            "ClusterDistributionRule" => {}
+            "ClusterDistributionRule" | "DistributionGrant" | "MemberCluster" => {}
             _ => continue,
         }
         rules.push(rule);
     }
-    if rules.is_empty() {
-        Err(format!("{file} holds no DistributionRule or ClusterDistributionRule"))
-    } else {
-        Ok(rules)
-    }
+    Ok(rules)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ fn copy(cluster: &str, copy: &str, verdict: &str, reason: &str, message: &str) -
         verdict: verdict.into(),
         reason: reason.into(),
         message: message.into(),
+        diff: vec![],
     }
 }
 
@@ -40,10 +41,18 @@ fn planned() -> Planned {
         exists: true,
         sent: 2,
         incomplete: false,
+        ..PlanPage::default()
     };
     let first = PlanPage {
         copies: vec![
-            copy("eu-1", "secrets/default/login", "create", "", ""),
+            PlanCopy {
+                diff: vec!["+ /data/password".into()],
+                ..copy("eu-1", "secrets/default/login", "create", "", "")
+            },
+            PlanCopy {
+                diff: vec!["~ /data/color: \"blue\" -> \"red\"".into(), "and 3 more".into()],
+                ..copy("eu-1", "configmaps/default/colors", "change", "", "")
+            },
             copy("eu-1", "configmaps/default/settings", "conflict", "Conflict", conflict),
             copy("eu-1", "configmaps/web/settings", "conflict", "Conflict", conflict),
             copy("eu-1", "secrets/web/login", "takeOver", "Equal", "what stands there is equal"),
@@ -58,7 +67,7 @@ fn planned() -> Planned {
         ],
         ..PlanPage::default()
     };
-    Planned::of("DistributionRule team/all".into(), false, [head, first, second])
+    Planned::of("DistributionRule team/all".into(), State::Edited, [head, first, second])
 }
 
 #[test]
@@ -76,7 +85,7 @@ fn snapshots_of_explanations() {
 fn a_plan_fails_by_what_would_not_be_as_the_rule_wants() {
     let of = |verdict: &str| {
         let page = PlanPage { copies: vec![copy("a", "secrets/b/c", verdict, "", "")], ..PlanPage::default() };
-        Planned::of("r".into(), true, [PlanPage::default(), page]).would_fail()
+        Planned::of("r".into(), State::Saved, [PlanPage::default(), page]).would_fail()
     };
     for verdict in ["held", "conflict", "denied", "forbidden", "invalid", "refused", "adoptIfEqual"] {
         assert!(of(verdict), "{verdict}");
@@ -85,7 +94,7 @@ fn a_plan_fails_by_what_would_not_be_as_the_rule_wants() {
         assert!(!of(verdict), "{verdict}");
     }
     let incomplete = PlanPage { incomplete: true, ..PlanPage::default() };
-    assert!(Planned::of("r".into(), true, [incomplete]).would_fail());
+    assert!(Planned::of("r".into(), State::Saved, [incomplete]).would_fail());
 }
 
 #[test]
@@ -97,5 +106,38 @@ fn a_file_may_hold_several_rules_and_other_things() {
     assert_eq!(found.len(), 2);
     assert_eq!(found[0]["metadata"]["namespace"], "team");
     assert!(found[1]["metadata"]["namespace"].is_null());
-    assert!(rules(vec![json!({"kind": "Namespace"})], "f", "team").unwrap_err().contains("f holds no"));
+    assert_eq!(rules(vec![json!({"kind": "Namespace"})], "f", "team"), Ok(vec![]));
+    assert!(rules(vec![json!({"kind": "DistributionRule"})], "f", "team").unwrap_err().starts_with("f: "));
+}
+
+#[test]
+fn plan_of_a_grant_lists_its_rules_and_counts_the_others() {
+    let head = |name: &str| PlanPage {
+        rule: Some(runnel_proto::wire::RuleQuestion {
+            kind: "DistributionRule".into(),
+            namespace: "team".into(),
+            name: name.into(),
+        }),
+        clusters: vec![cluster("eu-1", "Answered", "", 0, 0)],
+        exists: true,
+        sent: 1,
+        ..PlanPage::default()
+    };
+    let blocked = PlanPage {
+        copies: vec![copy("eu-1", "secrets/web/login", "held", "Removal", "above a limit")],
+        ..PlanPage::default()
+    };
+    let first = PlanPage { exists: true, more_rules: 3, ..PlanPage::default() };
+    let planned = Planned::of("DistributionGrant g".into(), State::Edited, [first, head("a"), blocked, head("b")]);
+    let text = planned.text(80, false);
+    assert!(
+        text.starts_with("DistributionGrant g (an edit): 5 rules change\n\nDistributionRule team/a (changes with it)")
+    );
+    assert!(text.contains("  held 1\n") && text.contains("DistributionRule team/b (changes with it)"), "{text}");
+    assert!(text.contains("\nand 3 more rules change ("), "{text}");
+    let value = planned.value();
+    assert_eq!((value["rules"][0]["summary"]["held"].as_u64(), value["moreRules"].as_u64()), (Some(1), Some(3)));
+    assert!(planned.would_fail());
+    let none = Planned::of("MemberCluster m".into(), State::Deleted, [PlanPage::default()]);
+    assert_eq!(none.text(80, false), "MemberCluster m (a delete): 0 rules change\n");
 }

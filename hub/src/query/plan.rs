@@ -1,5 +1,6 @@
 //! What a rule would do: what the API server and the agents are asked for it. What follows from that
 //! is decided in [`runnel_hub_core::whatif`].
+mod change;
 mod rights;
 
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use futures::stream::{self, StreamExt};
 use kube::api::{DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
 use parking_lot::Mutex;
-use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleName, RuleUid, SourceRef};
 use runnel_proto::wire;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
@@ -19,10 +20,13 @@ use tonic::{Request, Status};
 use super::{Questions, address, aside, broken, review};
 use crate::hub_state::Unasked;
 use crate::watch::{api_resource, body_of};
+use change::Change;
 use runnel_hub_core::index::Holding;
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
-use runnel_hub_core::whatif::{AgentAnswer, AgentQuestion, Ask, Asking, ClusterEligibility, Row, Scene, SourceRow};
+use runnel_hub_core::whatif::{
+    AgentAnswer, AgentQuestion, Ask, Asking, ClusterEligibility, Room, Row, Scene, SourceRow,
+};
 
 /// How long a whole question may take.
 const QUESTION: Duration = Duration::from_secs(30);
@@ -44,8 +48,10 @@ const AGENTS_AT_A_TIME: usize = 64;
 /// Clusters that are asked, and copies that are told, for one question.
 const CLUSTERS: usize = 1000;
 const COPIES: usize = 20_000;
-/// Rows on a page.
-const PAGE: usize = 500;
+/// Copies of which is told what would change.
+const DIFFS: usize = 2000;
+/// Rows on a page, which fits into one message with the longest diff of each.
+const PAGE: usize = 100;
 /// What is said of a cluster in which nothing was tried.
 const UNTRIED: &str = "its writes were not tried: it awaits its turn in the rollout";
 /// Sources that are told.
@@ -57,24 +63,31 @@ struct ClusterAnswer {
     reply: Option<AgentAnswer>,
 }
 
+/// What the agents answered about one rule.
+struct RuleAnswers {
+    uid: RuleUid,
+    /// How it is called, where it is one of several.
+    name: Option<RuleName>,
+    answers: Vec<ClusterAnswer>,
+}
+
 /// What agents are asked with.
 struct Hearing {
     scene: Arc<Scene>,
     asking: Arc<Asking>,
     /// For how many copies there is room left.
-    room: Mutex<usize>,
+    room: Mutex<Room>,
     by: Deadline,
 }
 
 /// What agents held of one rule.
 struct ReportedHoldings {
-    uid: RuleUid,
-    blocked: BTreeMap<ClusterName, Holding>,
+    blocked: BTreeMap<(RuleUid, ClusterName), Holding>,
 }
 
 impl ReportedHoldings {
     fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
-        self.blocked.get(cluster).filter(|_| *rule == self.uid).copied()
+        self.blocked.get(&(rule.clone(), cluster.clone())).copied()
     }
 }
 
@@ -87,42 +100,114 @@ impl Questions {
         let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
         let _turn = turn.map_err(|_| Status::resource_exhausted("the hub plans for others just now: try again"))?;
         self.can_answer()?;
+        if let Some(kind) = change::kind_of(&asked) {
+            let change = self.change(&user, kind, &asked).await?;
+            return self.change_pages(change, &asked, by).await;
+        }
         let rule = if asked.object.is_empty() {
-            self.saved(&user, asked.rule.unwrap_or_default(), asked.rehearse).await?
+            self.saved(&user, asked.rule.clone().unwrap_or_default(), asked.rehearse, asked.delete).await?
         } else {
             self.unsaved(&user, &asked.object).await?
         };
         self.may_read_sources(&user, &rule).await?;
-        // The question is what the rule does once it is enforced.
-        let rule = rule.enforced();
+        // The question is what the rule does once it is enforced, or deleted.
+        let rule = if asked.delete && asked.object.is_empty() { rule.deleted() } else { rule.enforced() };
         let around = self.hub_state.index.read().around(&rule);
         let scene = aside(move || Scene::new(around, rule)).await?;
+        let uid = scene.uid().clone();
+        self.scene_pages(scene, vec![(uid, None)], &asked, by).await
+    }
+
+    /// What a grant or a member cluster would do: page by page for each rule of which agents are asked.
+    async fn change_pages(
+        &self,
+        change: Change,
+        asked: &wire::PlanQuestion,
+        by: Deadline,
+    ) -> Result<Vec<wire::PlanPage>, Status> {
+        let Change { object, exists, rules, asked: told, more, notes } = change;
+        let summary = wire::PlanPage {
+            exists,
+            notes,
+            more_rules: u32::try_from(more).unwrap_or(u32::MAX),
+            ..wire::PlanPage::default()
+        };
+        let state = self.hub_state.clone();
+        let tried = move || {
+            let around = state.index.read().around_all(&rules, None);
+            Scene::of_change(around, object, &rules)
+        };
+        let scene = aside(tried).await?;
+        let mut pages = vec![summary];
+        if let Some(scene) = scene {
+            let told = told.into_iter().map(|(uid, name)| (uid, Some(name))).collect();
+            pages.extend(self.scene_pages(scene, told, asked, by).await?);
+        }
+        Ok(pages)
+    }
+
+    /// Judges all rules of a scene together, and asks agents about these.
+    async fn scene_pages(
+        &self,
+        scene: Scene,
+        rules: Vec<(RuleUid, Option<RuleName>)>,
+        asked: &wire::PlanQuestion,
+        by: Deadline,
+    ) -> Result<Vec<wire::PlanPage>, Status> {
         let scene = self.list_and_read(scene, by - ANSWER).await?;
         let known = self.known(&scene);
         let judged = move || {
             let mut scene = scene;
             scene.judge(&|rule, cluster| known.holding(rule, cluster), now());
-            let asks = scene.clusters(&|rule, cluster| known.holding(rule, cluster));
-            (scene, known, asks)
+            (scene, Arc::new(known))
         };
-        let (scene, known, asks) = aside(judged).await?;
-        let asking = Asking::new(random_key()?, asked.rehearse);
-        let hearing = Hearing { scene: scene.into(), asking: asking.into(), room: Mutex::new(COPIES), by };
-        let received: Vec<ClusterAnswer> = stream::iter(asks.into_iter().enumerate())
-            .map(|(number, ask)| self.receive(&hearing, ask, number < CLUSTERS))
+        let (scene, known) = aside(judged).await?;
+        let room = Mutex::new(Room { copies: COPIES, diffs: DIFFS });
+        let mut hearing = Hearing {
+            scene: Arc::new(scene),
+            asking: Asking::new(random_key()?, asked.rehearse, asked.diff).into(),
+            room,
+            by,
+        };
+        let mut all = Vec::new();
+        for (uid, name) in rules {
+            let mut scene = Arc::into_inner(hearing.scene).ok_or_else(broken)?;
+            let (focus, known) = (uid.clone(), known.clone());
+            let focused = move || {
+                scene.focus_on(&focus);
+                let asks = scene.clusters(&|rule, cluster| known.holding(rule, cluster));
+                (scene, asks)
+            };
+            let (scene, asks) = aside(focused).await?;
+            hearing.scene = scene.into();
+            let answers = self.hear_all(&hearing, asks).await;
+            all.push(RuleAnswers { uid, name, answers });
+        }
+        let scene = Arc::into_inner(hearing.scene).ok_or_else(broken)?;
+        let diffs = if asked.diff { DIFFS } else { 0 };
+        aside(move || pages(scene, all, &known, diffs)).await
+    }
+
+    async fn hear_all(&self, hearing: &Hearing, asks: Vec<Ask>) -> Vec<ClusterAnswer> {
+        stream::iter(asks.into_iter().enumerate())
+            .map(|(number, ask)| self.receive(hearing, ask, number < CLUSTERS))
             .buffered(AGENTS_AT_A_TIME)
             .collect()
-            .await;
-        let scene = Arc::into_inner(hearing.scene).ok_or_else(broken)?;
-        aside(move || pages(scene, received, &known)).await
+            .await
     }
 
     /// What agents hold of the rule that is tried, as it is known now.
     fn known(&self, scene: &Scene) -> ReportedHoldings {
-        let (uid, report_store) = (scene.uid(), self.hub_state.report_store.lock());
-        let all = scene.index().clusters();
-        let blocked = all.filter_map(|(cluster, _)| Some((cluster.clone(), report_store.holding(uid, cluster)?)));
-        ReportedHoldings { uid: uid.clone(), blocked: blocked.collect() }
+        let report_store = self.hub_state.report_store.lock();
+        let mut blocked = BTreeMap::new();
+        for uid in scene.rules() {
+            let all = scene.index().clusters();
+            let of_rule = all.filter_map(|(cluster, _)| {
+                Some(((uid.clone(), cluster.clone()), report_store.holding(&uid, cluster)?))
+            });
+            blocked.extend(of_rule);
+        }
+        ReportedHoldings { blocked }
     }
 
     /// What no saved rule has needed so far is looked for now; what is not found in time is not known.
@@ -291,26 +376,36 @@ fn random_key() -> Result<FieldsKey, Status> {
         .map_err(|_| Status::unavailable("the system gives no random numbers"))
 }
 
-fn pages(mut scene: Scene, received: Vec<ClusterAnswer>, known: &ReportedHoldings) -> Vec<wire::PlanPage> {
-    let (mut clusters, mut answers) = (Vec::new(), BTreeMap::new());
-    for one in received {
-        answers.extend(one.reply.map(|reply| (ClusterName::from(one.cluster.name.as_str()), reply)));
-        clusters.push(one.cluster);
+fn pages(mut scene: Scene, all: Vec<RuleAnswers>, known: &ReportedHoldings, diffs: usize) -> Vec<wire::PlanPage> {
+    let (mut heads, mut reply) = (BTreeMap::new(), Vec::new());
+    for RuleAnswers { uid, name, answers } in all {
+        let (mut clusters, mut of_clusters) = (Vec::new(), BTreeMap::new());
+        for one in answers {
+            of_clusters.extend(one.reply.map(|reply| (ClusterName::from(one.cluster.name.as_str()), reply)));
+            clusters.push(one.cluster);
+        }
+        heads.insert(uid.clone(), (name, clusters));
+        reply.push((uid, of_clusters));
     }
-    let rows = scene.conclude(answers, &|rule, cluster| known.holding(rule, cluster), now());
-    let head = wire::PlanPage {
-        sources: scene.sources(SOURCES).into_iter().map(source_row).collect(),
-        clusters,
-        copies: vec![],
-        notes: scene.notes(),
-        exists: scene.exists(),
-        incomplete: scene.is_incomplete(),
-        sent: u32::try_from(scene.sent()).unwrap_or(u32::MAX),
-    };
-    let mut pages = vec![head];
-    let mut rows = rows.into_iter().map(copy_row).peekable();
-    while rows.peek().is_some() {
-        pages.push(wire::PlanPage { copies: rows.by_ref().take(PAGE).collect(), ..wire::PlanPage::default() });
+    let all = scene.conclude_all(reply, &|rule, cluster| known.holding(rule, cluster), now(), diffs);
+    let mut pages = Vec::new();
+    for (uid, rows) in all {
+        scene.focus_on(&uid);
+        let (name, clusters) = heads.remove(&uid).unwrap_or_default();
+        pages.push(wire::PlanPage {
+            sources: scene.sources(SOURCES).into_iter().map(source_row).collect(),
+            clusters,
+            notes: scene.notes(),
+            exists: scene.exists(),
+            incomplete: scene.is_incomplete(),
+            sent: u32::try_from(scene.sent()).unwrap_or(u32::MAX),
+            rule: name.map(|name| wire::RuleQuestion { kind: name.kind, namespace: name.namespace, name: name.name }),
+            ..wire::PlanPage::default()
+        });
+        let mut rows = rows.into_iter().map(copy_row).peekable();
+        while rows.peek().is_some() {
+            pages.push(wire::PlanPage { copies: rows.by_ref().take(PAGE).collect(), ..wire::PlanPage::default() });
+        }
     }
     pages
 }
@@ -332,6 +427,7 @@ fn copy_row(row: Row) -> wire::PlanCopy {
         verdict: row.verdict.to_owned(),
         reason: row.reason.to_owned(),
         message: row.message,
+        diff: row.diff,
     }
 }
 fn now() -> Now {

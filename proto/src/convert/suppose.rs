@@ -8,9 +8,15 @@ use super::parts::{
     source_to_wire, terms, terms_to_wire, text_or_empty,
 };
 use crate::model::{
-    FieldsKey, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent, plain_text,
+    DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey, Foreseen, Refusal, RuleUid,
+    SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent, plain_text,
 };
 use crate::wire;
+
+/// Longest path of a field: the longest key with its map. With [`DIFF_LIMIT`] paths a copy still fits into a frame.
+const PATH_LIMIT: usize = 340;
+/// Longest present value in a diff, see [`short_value`](crate::model::short_value).
+const OLD_LIMIT: usize = 170;
 
 /// Reads a question. What somebody asks may not cost the agent its stream: what cannot be read is named in `all`, as for a
 /// batch. A refusal without a source speaks of the question as a whole, of which nothing can be said then.
@@ -68,7 +74,25 @@ fn supposed_intent(wire: wire::SupposedIntent) -> Result<SupposedIntent, ItemErr
         bytes: wire.bytes,
         object_type: (!object_type.is_empty()).then(|| object_type.into()),
         fields: wire.fields.as_ref().try_into().map_err(|_| "fields")?,
+        digests: wire.digests.map(digests).transpose()?.map(Into::into),
     })
+}
+
+fn digests(wire: wire::FieldDigests) -> Result<FieldDigests, Unreadable> {
+    if wire.fields.len() > DIFF_FIELDS {
+        return Err("digests");
+    }
+    let read = |one: wire::FieldDigest| {
+        let digest = one.digest.as_ref().try_into().map_err(|_| "digests")?;
+        if one.path.len() > PATH_LIMIT { Err("digests") } else { Ok((one.path, digest)) }
+    };
+    wire.fields.into_iter().map(read).collect()
+}
+
+fn digests_to_wire(digests: &FieldDigests) -> wire::FieldDigests {
+    let field =
+        |(path, digest): (&String, &[u8; 16])| wire::FieldDigest { path: path.clone(), digest: digest.to_vec().into() };
+    wire::FieldDigests { fields: digests.iter().map(field).collect() }
 }
 
 pub(super) fn suppose_to_wire(asked: &Suppose) -> wire::Suppose {
@@ -77,6 +101,7 @@ pub(super) fn suppose_to_wire(asked: &Suppose) -> wire::Suppose {
         bytes: one.bytes,
         object_type: one.object_type.as_deref().unwrap_or_default().to_owned(),
         fields: one.fields.to_vec().into(),
+        digests: one.digests.as_deref().map(digests_to_wire),
     };
     wire::Suppose {
         question: asked.question,
@@ -122,7 +147,31 @@ fn supposed_copy(wire: wire::SupposedCopy) -> Result<SupposedCopy, Unreadable> {
         Wire::Refused => Foreseen::Refused,
     };
     let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
-    Ok(SupposedCopy { copy: source(wire.copy)?, source: source(wire.source)?, foreseen, copy_error })
+    let mut diff = FieldDiff { more: wire.more_changes, ..FieldDiff::default() };
+    wire.changes.into_iter().filter_map(field_change).for_each(|change| diff.push(change));
+    Ok(SupposedCopy { copy: source(wire.copy)?, source: source(wire.source)?, foreseen, copy_error, diff })
+}
+
+/// An edit that this hub does not know is left out.
+fn field_change(wire: wire::FieldChange) -> Option<FieldChange> {
+    let edit = match wire.edit() {
+        wire::FieldEdit::Add => FieldEdit::Add,
+        wire::FieldEdit::Change => FieldEdit::Change,
+        wire::FieldEdit::Remove => FieldEdit::Remove,
+        wire::FieldEdit::Unspecified => return None,
+    };
+    let old = wire.old.map(|old| plain_text(&old, OLD_LIMIT));
+    Some(FieldChange { path: plain_text(&wire.path, PATH_LIMIT), edit, old })
+}
+
+fn field_change_to_wire(change: &FieldChange) -> wire::FieldChange {
+    let edit = match change.edit {
+        FieldEdit::Add => wire::FieldEdit::Add,
+        FieldEdit::Change => wire::FieldEdit::Change,
+        FieldEdit::Remove => wire::FieldEdit::Remove,
+    };
+    let old = change.old.as_deref().map(|old| plain_text(old, OLD_LIMIT));
+    wire::FieldChange { path: plain_text(&change.path, PATH_LIMIT), edit: edit.into(), old }
 }
 
 pub(super) fn supposed_to_wire(answer: &Supposed) -> wire::Supposed {
@@ -160,12 +209,15 @@ pub(super) fn supposed_copy_to_wire(copy: &SupposedCopy) -> wire::SupposedCopy {
         foreseen: foreseen.into(),
         reason: copy_error.map_or(0, |(reason, _)| reason_to_wire(*reason)),
         message: copy_error.map(|(_, text)| message(text)).unwrap_or_default(),
+        changes: copy.diff.changes.iter().take(DIFF_LIMIT).map(field_change_to_wire).collect(),
+        more_changes: copy.diff.more,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::Arc;
 
     use super::*;
     use crate::convert::{agent_frame, agent_frame_to_wire, hub_frame, hub_frame_to_wire, split};
@@ -186,7 +238,13 @@ mod tests {
             question: 7,
             uid: "r".into(),
             terms: Some((Terms::default(), TermsDigest([1; 16]))),
-            intents: vec![SupposedIntent { intent, bytes: 9, object_type: Some("Opaque".into()), fields: [4; 32] }],
+            intents: vec![SupposedIntent {
+                intent,
+                bytes: 9,
+                object_type: Some("Opaque".into()),
+                fields: [4; 32],
+                digests: Some(Arc::new(FieldDigests::from([("/data/a".to_owned(), [7; 16])]))),
+            }],
             tombstones: vec![Tombstone { source: copy(2), deletion_policy: DeletionPolicy::Retain }],
             removal: Some(DeletionPolicy::Delete),
             blocked: BTreeSet::from([copy(3)]),
@@ -197,6 +255,38 @@ mod tests {
         let wire = hub_frame_to_wire(&HubFrame::Suppose(Box::new(asked)));
         let (read, refused) = hub_frame(wire.clone()).ok().unwrap();
         assert!(refused.is_empty() && hub_frame_to_wire(&read) == wire);
+    }
+
+    #[test]
+    fn diff_beyond_its_limit_is_cut_and_counted() {
+        let change = |path: &str| wire::FieldChange { path: path.into(), edit: 1, old: Some("\u{1b}[1m".repeat(200)) };
+        let read = supposed_copy(wire::SupposedCopy {
+            copy: Some(source_to_wire(&copy(1))),
+            source: Some(source_to_wire(&copy(1))),
+            changes: (0..DIFF_LIMIT + 5).map(|_| change(&"p".repeat(PATH_LIMIT + 1))).collect(),
+            more_changes: 2,
+            message: "m".repeat(9999),
+            reason: 1,
+            ..wire::SupposedCopy::default()
+        });
+        let read = read.unwrap();
+        assert!(supposed_copy_to_wire(&read).encoded_len() + 1024 < AGENT_FRAME_LIMIT);
+        let diff = read.diff;
+        assert_eq!((diff.changes.len(), diff.more), (DIFF_LIMIT, 7));
+        let within = |one: &FieldChange| {
+            let old = one.old.as_deref().unwrap_or_default();
+            one.path.len() == PATH_LIMIT && old.len() <= OLD_LIMIT && !old.contains('\u{1b}')
+        };
+        assert!(diff.changes.iter().all(within));
+    }
+
+    #[test]
+    fn object_with_too_many_digests_is_refused() {
+        let of = |count: usize| wire::FieldDigests {
+            fields: (0..count).map(|n| wire::FieldDigest { path: n.to_string(), digest: vec![0; 16].into() }).collect(),
+        };
+        assert_eq!(digests(of(DIFF_FIELDS)).map(|all| all.len()), Ok(DIFF_FIELDS));
+        assert_eq!(digests(of(DIFF_FIELDS + 1)), Err("digests"));
     }
 
     #[test]
@@ -250,6 +340,14 @@ mod tests {
             source: copy(number).as_copy("other"),
             foreseen: Foreseen::Refused,
             copy_error: Some((Reason::Conflict, "x".repeat(200))),
+            diff: FieldDiff {
+                changes: vec![FieldChange {
+                    path: "/data/a".into(),
+                    edit: FieldEdit::Change,
+                    old: Some("\"1\"".into()),
+                }],
+                more: 2,
+            },
         };
         let copies: Vec<_> = (0..500).map(one).collect();
         let answer = Supposed { question: 8, copies: copies.clone(), more: 3, last: true, unanswered: String::new() };

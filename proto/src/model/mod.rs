@@ -30,7 +30,10 @@ pub use report::{
     Asked, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes, Reason, RuleState,
 };
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
-pub use suppose::{FieldsKey, Foreseen, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent};
+pub use suppose::{
+    DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey, Foreseen,
+    SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent, short_value,
+};
 pub use terms::{
     AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, NamespaceChoice, Terms,
     TermsDigest, is_closed_namespace,

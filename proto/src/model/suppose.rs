@@ -5,10 +5,25 @@ use std::sync::Arc;
 use ring::hmac;
 use serde_json::Value;
 
-use super::{Content, DeletionPolicy, FieldPath, Intent, Reason, RuleUid, SourceRef, Terms, TermsDigest, Tombstone};
+use super::{
+    Content, DeletionPolicy, FieldMap, FieldPath, Intent, Kind, Reason, RuleUid, SourceRef, Terms, TermsDigest,
+    Tombstone, is_mark,
+};
 
 /// The most copies of which one answer speaks, and the most intents of one question.
 pub const SUPPOSED_LIMIT: usize = 2000;
+
+/// The most differing paths of one copy that are listed; further ones are counted.
+pub const DIFF_LIMIT: usize = 20;
+/// The most copies of one question that an agent reads only to list the paths in which they differ.
+pub const DIFF_COPIES: usize = 200;
+/// The most digests of one object in a question.
+pub const DIFF_FIELDS: usize = 256;
+/// Characters of a value that a diff shows.
+const VALUE_LIMIT: usize = 40;
+
+/// Digests of the fields of content, by path.
+pub type FieldDigests = BTreeMap<String, [u8; 16]>;
 
 /// What would be said of a rule to one cluster.
 #[derive(Clone)]
@@ -64,6 +79,8 @@ pub struct SupposedIntent {
     pub object_type: Option<Arc<str>>,
     /// Names its fields.
     pub fields: [u8; 32],
+    /// Digests of its fields by path; absent where no diff is asked for.
+    pub digests: Option<Arc<FieldDigests>>,
 }
 
 /// The key of one question: what is equal has equal digests, and without the content a digest says nothing.
@@ -82,6 +99,39 @@ impl FieldsKey {
         let mut name = [0; 32];
         name.copy_from_slice(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0), &canonical).as_ref());
         name
+    }
+
+    /// Digests of each key of the maps of content, its labels and annotations included, and of each other field.
+    pub fn digests(&self, kind: &Kind, content: &Content) -> FieldDigests {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
+        let mut all = FieldDigests::new();
+        let mut add = |path: String, value: &str| {
+            let mut context = hmac::Context::with_key(&key);
+            context.update(path.as_bytes());
+            context.update(&[0]);
+            context.update(value.as_bytes());
+            let mut digest = [0; 16];
+            digest.copy_from_slice(&context.sign().as_ref()[..16]);
+            all.insert(path, digest);
+        };
+        for (field, value) in &content.fields {
+            let map = [FieldMap::BinaryData, FieldMap::Data].into_iter().find(|map| map.field() == Some(field));
+            match map.filter(|_| kind.exact_maps.contains(&field.as_str())) {
+                Some(map) => {
+                    for (key, value) in value.as_object().into_iter().flatten() {
+                        add(FieldPath::new(map, key.as_str()).to_string(), value.as_str().unwrap_or_default());
+                    }
+                }
+                None if value.is_null() => {}
+                None => add(format!("/{field}"), &value.to_string()),
+            }
+        }
+        for (map, pairs) in [(FieldMap::Labels, &content.labels), (FieldMap::Annotations, &content.annotations)] {
+            for (key, value) in pairs.iter().filter(|(key, _)| !is_mark(key)) {
+                add(FieldPath::new(map, key.as_str()).to_string(), value);
+            }
+        }
+        all
     }
 }
 
@@ -111,6 +161,66 @@ pub struct SupposedCopy {
     pub foreseen: Foreseen,
     /// Why, and a sentence for a person that never holds content.
     pub copy_error: Option<(Reason, String)>,
+    /// In what it differs from what stands there.
+    pub diff: FieldDiff,
+}
+
+/// The paths in which a copy differs from what would be written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldDiff {
+    /// At most [`DIFF_LIMIT`] of them.
+    pub changes: Vec<FieldChange>,
+    /// How many more there are.
+    pub more: u32,
+}
+
+/// One path that would change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldChange {
+    /// The path, such as `/data/color`.
+    pub path: String,
+    /// What would be done there.
+    pub edit: FieldEdit,
+    /// The present value as [`short_value`] has it; absent where it is not shown.
+    pub old: Option<String>,
+}
+
+/// What would be done at one path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FieldEdit {
+    /// It is set and was not there.
+    Add,
+    /// It has another value.
+    Change,
+    /// It is removed.
+    Remove,
+}
+
+impl FieldDiff {
+    /// Takes in one more path.
+    pub fn push(&mut self, change: FieldChange) {
+        if self.changes.len() < DIFF_LIMIT {
+            self.changes.push(change);
+        } else {
+            self.more = self.more.saturating_add(1);
+        }
+    }
+}
+
+/// A value on one line in quotes, cut to 40 characters, with control characters escaped.
+pub fn short_value(value: &str) -> String {
+    let (mut quoted, mut room, mut cut) = (String::from('"'), VALUE_LIMIT, false);
+    for c in value.chars() {
+        let escaped = c.escape_debug();
+        cut = escaped.len() > room;
+        if cut {
+            break;
+        }
+        room -= escaped.len();
+        quoted.extend(escaped);
+    }
+    quoted.push_str(if cut { "\"..." } else { "\"" });
+    quoted
 }
 
 /// What would become of a copy.
@@ -149,11 +259,34 @@ pub enum Foreseen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::FieldMap;
     use serde_json::json;
 
     fn content(data: Value) -> Content {
         Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() }
+    }
+
+    #[test]
+    fn digests_name_each_path_and_depend_on_its_value() {
+        let key = FieldsKey([1; 32]);
+        let kind = Kind::by_resource("configmaps").unwrap();
+        let labels = BTreeMap::from([("team".to_owned(), "x".to_owned())]);
+        let of = |data: Value| key.digests(kind, &Content { labels: labels.clone(), ..content(data) });
+        let (one, two) = (of(json!({"a": "1", "b/c": "2"})), of(json!({"a": "1", "b/c": "3"})));
+        assert_eq!(one.keys().collect::<Vec<_>>(), ["/data/a", "/data/b~1c", "/metadata/labels/team"]);
+        assert!(one["/data/a"] == two["/data/a"] && one["/data/b~1c"] != two["/data/b~1c"]);
+        assert_ne!(one["/data/a"], FieldsKey([2; 32]).digests(kind, &content(json!({"a": "1"})))["/data/a"]);
+    }
+
+    #[test]
+    fn diff_lists_paths_up_to_its_limit_and_counts_the_others() {
+        let mut diff = FieldDiff::default();
+        for number in 0..DIFF_LIMIT + 3 {
+            diff.push(FieldChange { path: format!("/data/{number}"), edit: FieldEdit::Add, old: None });
+        }
+        assert_eq!((diff.changes.len(), diff.more), (DIFF_LIMIT, 3));
+        let quoted = short_value(&"a\n".repeat(30));
+        assert!(quoted.ends_with("\"...") && !quoted.contains('\n') && quoted.len() <= 46, "{quoted}");
+        assert_eq!(short_value("x"), "\"x\"");
     }
 
     #[test]

@@ -84,7 +84,7 @@ async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
 
     let admin = fleet.hub().kubeconfig();
     let verdicts = async |more: &[&str]| -> Result<Vec<String>> {
-        let (code, out, err) = plan(&fleet, admin, &rule, &[more, &["-o", "json"]].concat()).await?;
+        let (code, out, err) = plan(&fleet, admin, &rule, &[more, &["--diff=false", "-o", "json"]].concat()).await?;
         ensure!(code == 4, "exit code {code}: {err}");
         ensure!(!out.contains(CANARY) && !err.contains(CANARY), "it shows content: {out}{err}");
         let reply: Value = serde_json::from_str(&out)?;
@@ -139,7 +139,7 @@ async fn nothing_tells_a_right_guess_from_a_wrong_one(fleet: &Fleet, rule: &Valu
         ensure!(code == 4 && !out.contains(CANARY) && !err.contains(CANARY), "exit code {code}: {out}{err}");
         let reply: Value = serde_json::from_str(&out)?;
         let rows = reply["plans"][0]["copies"].as_array().context("no copies")?;
-        let words = rows.iter().map(|row| json!([row["verdict"], row["reason"], row["message"]]));
+        let words = rows.iter().map(|row| json!([row["verdict"], row["reason"], row["message"], row["diff"]]));
         let words: Vec<Value> = words.collect();
         ensure!(words.len() == 2 && words[0] == words[1] && words[0][0] == "adoptIfEqual", "{words:?}");
     }
@@ -207,7 +207,12 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
     hub.kubectl_stdin(&["apply", "-f", "-"], &configmaps.to_string()).await?;
     let named =
         RuleQuestion { kind: "DistributionRule".to_owned(), namespace: HOME.to_owned(), name: "all".to_owned() };
-    let saved = |rehearse| PlanQuestion { object: String::new(), rule: Some(named.clone()), rehearse };
+    let saved = |rehearse| PlanQuestion {
+        object: String::new(),
+        rule: Some(named.clone()),
+        rehearse,
+        ..PlanQuestion::default()
+    };
     eventually("the rule to be known", SOON, async || Ok(pages(fleet, &token, saved(false)).await.ok())).await?;
     refused(pages(fleet, &token, saved(true)).await, "may not update distributionrules.runnel.dev")
 }
@@ -215,7 +220,7 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
 /// Asks the hub itself about a rule that is not saved; how many pages it answers.
 async fn asked(fleet: &Fleet, token: &str, object: &str) -> Result<usize, Status> {
     let rule = Some(RuleQuestion::default());
-    pages(fleet, token, PlanQuestion { object: object.to_owned(), rule, rehearse: false }).await
+    pages(fleet, token, PlanQuestion { object: object.to_owned(), rule, ..PlanQuestion::default() }).await
 }
 
 async fn pages(fleet: &Fleet, token: &str, question: PlanQuestion) -> Result<usize, Status> {

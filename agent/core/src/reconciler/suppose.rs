@@ -1,14 +1,16 @@
 //! The hub's question what would become of a rule's copies: the core's own decisions, with a desired set in which the hub
 //! has said that. The real one is not touched, and nothing is queued but the looks that the answer takes.
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use runnel_proto::model::{
-    AgentFrame, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedIntent,
+    AgentFrame, DIFF_COPIES, FieldDigests, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed,
+    SupposedIntent,
 };
 
 use super::Reconciler;
 use crate::copy::{CopyError, CopyStatus};
-use crate::decide::{Decision, TargetNamespace, Want, WantedCopy, decide};
+use crate::decide::{Action, Decision, TargetNamespace, Want, WantedCopy, decide, is_of_this_intent};
 use crate::foresee::foresee;
 use crate::job::{ContentSource, DesiredObject, Limits, Recreate};
 use crate::job::{CopyKnowledge, Decided, Item, Open, Supposition};
@@ -41,11 +43,14 @@ impl Reconciler {
         copies.extend(self.records.intents_of(&asked.uid).flat_map(|(_, copies)| copies).cloned());
         let intents: Intents<'_> = asked.intents.iter().map(|intent| (&intent.intent.source, intent)).collect();
         let more = u32::try_from(copies.len().saturating_sub(SUPPOSED_LIMIT)).unwrap_or(u32::MAX);
-        let items = copies.into_iter().take(SUPPOSED_LIMIT).filter_map(|copy| self.supposed(asked, &intents, copy));
-        Supposition { question: asked.question, key: asked.key, items: items.collect(), more }
+        let mut diffs = DIFF_COPIES;
+        let copies = copies.into_iter().take(SUPPOSED_LIMIT);
+        let items = copies.filter_map(|copy| self.supposed(asked, &intents, copy, &mut diffs)).collect();
+        Supposition { question: asked.question, key: asked.key, items, more }
     }
 
-    fn supposed(&self, asked: &Suppose, intents: &Intents<'_>, copy: SourceRef) -> Option<Item> {
+    /// `diffs` is how many more copies are read for the paths in which they differ.
+    fn supposed(&self, asked: &Suppose, intents: &Intents<'_>, copy: SourceRef, diffs: &mut usize) -> Option<Item> {
         let uid = &asked.uid;
         let blocked = self.records.live(&copy).and_then(|live| sealed_for(live, uid));
         let outcome = |source: SourceRef, outcome: Decided| Some((source, CopyKnowledge::Decided(outcome), vec![]));
@@ -53,7 +58,7 @@ impl Reconciler {
         let (source, known, after) = match want {
             Want::Copy(wanted) if wanted.intent.rule == *uid => {
                 let source = wanted.intent.source.clone();
-                let known = self.supposed_copy(asked, intents.get(&source).copied(), &copy, *wanted)?;
+                let known = self.supposed_copy(asked, intents.get(&source).copied(), &copy, *wanted, diffs)?;
                 Some((source, known, vec![]))
             }
             Want::Gone(key, rule, mut order) if key.rule == *uid => {
@@ -65,7 +70,7 @@ impl Reconciler {
                 let (source, observed) = (key.source.clone(), self.records.observed(&copy).clone());
                 let want = Want::Gone(key, rule, order);
                 let known = if asked.rehearse {
-                    open(want, observed, [0; 32], true, None)
+                    open(want, observed, [0; 32], (true, None), None)
                 } else {
                     CopyKnowledge::Decided(foresee(&want, &observed, false)?)
                 };
@@ -108,6 +113,7 @@ impl Reconciler {
         supposed: Option<&SupposedIntent>,
         copy: &SourceRef,
         wanted: WantedCopy,
+        diffs: &mut usize,
     ) -> Option<CopyKnowledge> {
         let watched = self.watched(copy);
         let settled = wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace);
@@ -119,14 +125,24 @@ impl Reconciler {
         // A place that is not there yet has nothing in it.
         let settled = settled || matches!(wanted.place, TargetNamespace::ToCreate(_)) || wanted.suspend;
         let body = supposed.filter(|_| asked.rehearse).and_then(|intent| self.supposed_body(copy, &wanted, intent));
+        let is_of_intent = is_of_this_intent(&wanted, &observed);
         let want = Want::Copy(Box::new(wanted));
         let is_idle = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
-        if settled || (is_ours && (!asked.rehearse || is_idle(&observed))) || (!is_ours && is_idle(&Observed::Unknown))
+        let changes = || matches!(decide(&want, &observed), Decision::Act(Action::Change(_)));
+        let mut digests = supposed.and_then(|intent| intent.digests.clone());
+        if is_ours && (*diffs == 0 || !is_of_intent || !changes()) {
+            digests = None;
+        } else if is_ours && digests.is_some() {
+            *diffs -= 1;
+        }
+        if settled
+            || (is_ours && ((!asked.rehearse && digests.is_none()) || is_idle(&observed)))
+            || (!is_ours && is_idle(&Observed::Unknown))
         {
             return foresee(&want, &observed, false).map(CopyKnowledge::Decided);
         }
         let fields = supposed.map_or([0; 32], |intent| intent.fields);
-        Some(open(want, observed, fields, asked.rehearse, body))
+        Some(open(want, observed, fields, (asked.rehearse, body), digests))
     }
 
     /// What would be written, if it came along.
@@ -162,10 +178,10 @@ fn open(
     want: Want,
     observed: Observed,
     fields: [u8; 32],
-    rehearse: bool,
-    body: Option<DesiredObject>,
+    (rehearse, body): (bool, Option<DesiredObject>),
+    digests: Option<Arc<FieldDigests>>,
 ) -> CopyKnowledge {
-    CopyKnowledge::Open(Box::new(Open { want, observed, fields, rehearse, body }))
+    CopyKnowledge::Open(Box::new(Open { want, observed, fields, rehearse, body, digests }))
 }
 
 /// The source that a live copy of a rule was written for.

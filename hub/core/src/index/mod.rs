@@ -55,7 +55,7 @@ use readers::Readers;
 pub use rendering::{RenderJob, Rendered};
 use rendering::{Rendering, Unrendered};
 pub use rollback::{Former, StoredState};
-pub use suppose::Around;
+pub use suppose::{Around, ChangedObject};
 
 /// Forgotten rules that are remembered for sessions that have not heard of it yet.
 const FORGOTTEN_LIMIT: usize = 1024;

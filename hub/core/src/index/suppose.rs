@@ -1,20 +1,31 @@
 //! A part of the index in which a rule can be tried: with everything that has to do with it, and nothing that anybody looks
 //! at.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::Index;
+use runnel_proto::model::{ClusterName, RuleUid};
+
+use super::{Cluster, Effect, Index};
 use crate::guard::RemovalGuard;
-use crate::plan::Rule;
+use crate::plan::{Rule, RuleGrant};
 use crate::rollout::Gate;
 
 /// The most other rules that are taken along; they matter where copies change hands.
 const OTHERS: usize = 256;
 
+/// A grant or a member cluster as it would be; `None`: it is deleted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ChangedObject {
+    /// A grant.
+    Grant(String, Option<Box<RuleGrant>>),
+    /// A member cluster.
+    Member(ClusterName, Option<Cluster>),
+}
+
 /// What has to do with a rule, taken out of an index. Nothing is planned yet: who takes it holds the index only for so long.
 pub struct Around {
     part: Index,
     others: Vec<Rule>,
-    former: Option<(Rule, RemovalGuard, Option<Gate>)>,
+    former: Vec<(Rule, RemovalGuard, Option<Gate>)>,
 }
 
 impl Around {
@@ -24,7 +35,7 @@ impl Around {
         for other in others {
             part.set_rule(other);
         }
-        if let Some((rule, guard, gate)) = former {
+        for (rule, guard, gate) in former {
             let uid = rule.uid.clone();
             part.set_rule(rule);
             if let Some(entry) = part.rules.get_mut(&uid) {
@@ -40,7 +51,12 @@ impl Index {
     /// the rule itself as it is now, its removal guard included. Whatever is done to it, this index stays as it is. Payloads are
     /// shared.
     pub fn around(&self, rule: &Rule) -> Around {
-        let former = self.rules.get(&rule.uid);
+        self.around_all(&BTreeSet::from([rule.uid.clone()]), Some(rule))
+    }
+
+    /// The same of several saved rules, and of one that may not be saved.
+    pub fn around_all(&self, uids: &BTreeSet<RuleUid>, rule: Option<&Rule>) -> Around {
+        let former: Vec<_> = uids.iter().filter_map(|uid| self.rules.get(uid)).collect();
         let mut part = Index {
             revision_hasher: self.revision_hasher.clone(),
             scope: self.scope.clone(),
@@ -53,17 +69,57 @@ impl Index {
             ceiling: self.ceiling,
             ..Index::default()
         };
-        for rule in [Some(rule), former.map(|entry| &entry.rule)].into_iter().flatten() {
+        for rule in rule.into_iter().chain(former.iter().map(|entry| &entry.rule)) {
             let needed = self.candidates(rule).filter(|(source, known)| rule.needs(source, &known.labels));
-            part.sources.extend(needed.map(|(source, known)| (source.clone(), known.clone())));
+            for (source, known) in needed {
+                if !part.sources.contains_key(source) {
+                    part.sources.insert(source.clone(), known.clone());
+                }
+            }
         }
         let deleted = self.deleted.iter().filter(|(source, _)| part.sources.contains_key(*source));
         part.deleted = deleted.map(|(source, at)| (source.clone(), *at)).collect();
         let readers = part.sources.keys().filter_map(|source| self.selected_by.get(source)).flatten();
-        let others: BTreeSet<_> = readers.filter(|uid| **uid != rule.uid).cloned().collect();
+        let others: BTreeSet<_> = readers.filter(|uid| !uids.contains(*uid)).cloned().collect();
         let others = others.iter().take(OTHERS).filter_map(|uid| self.rules.get(uid));
         let others = others.map(|other| other.rule.clone()).collect();
-        let former = former.map(|entry| (entry.rule.clone(), entry.guard.clone(), entry.gate.clone()));
+        let of_entry = |entry: &super::RuleEntry| (entry.rule.clone(), entry.guard.clone(), entry.gate.clone());
+        let former = former.into_iter().map(of_entry).collect();
         Around { part, others, former }
+    }
+
+    /// A grant or a member cluster is as given now.
+    pub fn apply(&mut self, changed: ChangedObject) -> Effect {
+        match changed {
+            ChangedObject::Grant(name, grant) => self.set_grant(&name, grant.map(|grant| *grant)),
+            ChangedObject::Member(name, Some(cluster)) => self.set_cluster(name, cluster),
+            ChangedObject::Member(name, None) => self.remove_cluster(&name),
+        }
+    }
+
+    /// Clusters and grants with a grant or a member cluster as given, to compare rules with ([`Index::is_affected`]). Of a
+    /// changed member cluster it has that cluster alone.
+    pub fn with_change(&self, changed: ChangedObject) -> Index {
+        let clusters = match &changed {
+            ChangedObject::Grant(..) => self.clusters.clone(),
+            ChangedObject::Member(..) => BTreeMap::new(),
+        };
+        let mut part = Index { clusters, grants: self.grants.clone(), ..Index::default() };
+        part.apply(changed);
+        part
+    }
+
+    /// Whether the clusters of a rule, or its terms in one, would be others, or whether its copies are rendered with labels
+    /// of a cluster that would be others.
+    pub fn is_affected(&self, uid: &RuleUid, member: Option<&ClusterName>, changed: &Index) -> bool {
+        let Some(entry) = self.rules.get(uid) else { return false };
+        let (before, now) = (&entry.target_clusters, changed.target_clusters(&entry.rule));
+        let Some(name) = member else { return now != *before };
+        let labels = |index: &Index| index.clusters.get(name).map(|cluster| cluster.labels.clone());
+        let renders = !entry.rule.sends_as_selected() && now.clusters.contains_key(name);
+        now.clusters.get(name) != before.clusters.get(name)
+            || now.not_granted.contains(name) != before.not_granted.contains(name)
+            || now.cordoned.contains(name) != before.cordoned.contains(name)
+            || (renders && labels(self) != labels(changed))
     }
 }

@@ -105,6 +105,11 @@ impl Rule {
         )
     }
 
+    /// The rule once somebody has deleted it.
+    pub fn deleted(self) -> Self {
+        Self { deleting: true, ..self }
+    }
+
     /// The rule with `enforcement: Enforce`.
     pub fn enforced(self) -> Self {
         if !self.terms.is_dry_run() {

@@ -1,7 +1,7 @@
 //! What is kept of the agents' answers: what the removal guard counts, and copies as far as there is room for them.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Foreseen, Supposed, SupposedCopy};
+use runnel_proto::model::{FieldDiff, Foreseen, Supposed, SupposedCopy};
 
 /// What one agent answered, in bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,23 +13,38 @@ pub struct AgentAnswer {
     pub more: usize,
 }
 
+/// How many more copies, and how many of these with what would change, are kept of all answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Copies.
+    pub copies: usize,
+    /// Copies with a diff.
+    pub diffs: usize,
+}
+
 impl AgentAnswer {
     /// Keeps of an answer what `room` copies are room for, which all answers share; what a person would have to look at comes
     /// first.
-    pub fn of(answer: Supposed, room: &mut usize) -> Self {
+    pub fn of(answer: Supposed, room: &mut Room) -> Self {
         let mut reply = Self { more: answer.more as usize, ..Self::default() };
         let mut copies = answer.copies;
         for copy in &copies {
             *reply.counts.entry(copy.foreseen).or_default() += 1;
         }
-        if copies.len() > *room {
+        if copies.len() > room.copies {
             copies.sort_by_key(|copy| is_smooth(copy.foreseen));
-            reply.more += copies.len() - *room;
-            copies.truncate(*room);
+            reply.more += copies.len() - room.copies;
+            copies.truncate(room.copies);
             copies.sort_by(|one, other| one.copy.cmp(&other.copy));
             copies.shrink_to_fit();
         }
-        *room -= copies.len();
+        room.copies -= copies.len();
+        for copy in copies.iter_mut().filter(|copy| copy.diff != FieldDiff::default()) {
+            match room.diffs.checked_sub(1) {
+                Some(left) => room.diffs = left,
+                None => copy.diff = FieldDiff::default(),
+            }
+        }
         Self { copies, ..reply }
     }
 
@@ -51,7 +66,7 @@ fn is_smooth(foreseen: Foreseen) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use runnel_proto::model::SourceRef;
+    use runnel_proto::model::{FieldChange, FieldEdit, SourceRef};
 
     use super::*;
 
@@ -62,6 +77,10 @@ mod tests {
             source: SourceRef::new("secrets", "a", "s"),
             foreseen: if number == 3 { Foreseen::Refused } else { Foreseen::Create },
             copy_error: None,
+            diff: FieldDiff {
+                changes: vec![FieldChange { path: "/data/a".into(), edit: FieldEdit::Add, old: None }],
+                more: 0,
+            },
         };
         let answer = || Supposed {
             question: 1,
@@ -70,12 +89,14 @@ mod tests {
             last: true,
             unanswered: String::new(),
         };
-        let mut room = 6;
+        let mut room = Room { copies: 6, diffs: 5 };
         let first = AgentAnswer::of(answer(), &mut room);
-        assert_eq!((first.copies.len(), first.more, room), (4, 7, 2));
+        assert_eq!((first.copies.len(), first.more, room.copies, room.diffs), (4, 7, 2, 1));
         let second = AgentAnswer::of(answer(), &mut room);
         let names: Vec<_> = second.copies.iter().map(|copy| copy.copy.name.to_string()).collect();
-        assert_eq!((names, second.more, room), (vec!["s0".to_owned(), "s3".to_owned()], 9, 0));
+        assert_eq!((names, second.more, room.copies), (vec!["s0".to_owned(), "s3".to_owned()], 9, 0));
+        let changes: Vec<_> = second.copies.iter().map(|copy| copy.diff.changes.len()).collect();
+        assert_eq!((changes, room.diffs), (vec![1, 0], 0));
         assert_eq!((second.all(), second.count(&[Foreseen::Create, Foreseen::Refused])), (4, 4));
         let third = AgentAnswer::of(answer(), &mut room);
         assert_eq!((third.copies.len(), third.more, third.count(&[Foreseen::Create])), (0, 11, 3));

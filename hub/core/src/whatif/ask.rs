@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    ClusterName, FieldsKey, Intent, Kind, Payload, SUPPOSED_LIMIT, SourceRef, Suppose, SupposedIntent, Terms, Tombstone,
+    ClusterName, DIFF_FIELDS, FieldDigests, FieldsKey, Intent, Kind, Payload, SUPPOSED_LIMIT, SourceRef, Suppose,
+    SupposedIntent, Terms, Tombstone,
 };
 
 use super::{Holdings, Scene};
@@ -13,6 +14,11 @@ use crate::plan::{ClusterAssignment, SourceContent};
 
 /// The most bytes of payload that travel in one question, which is one message.
 const PAYLOADS: usize = 2 << 20;
+
+/// The most bytes of paths and digests that travel in one question.
+const DIGESTS: usize = 512 << 10;
+/// Bytes of one digest beside its path.
+const DIGEST: usize = 24;
 
 /// What is said of a cluster that has what was before the rollout that is under way.
 const BEHIND: &str =
@@ -50,14 +56,17 @@ pub struct Ask {
 impl Scene {
     /// The clusters that the rule has, or had, to do with.
     pub fn clusters(&self, holdings: Holdings<'_>) -> Vec<Ask> {
-        let Some(entry) = self.index.rule(&self.uid) else { return vec![] };
+        let Some(entry) = self.index.rule(&self.focus.uid) else { return vec![] };
         let waves = self.waves(entry);
         let concerned = |name: &ClusterName, cluster: &Cluster| {
-            let holds = || holdings(&self.uid, name).is_some_and(|blocked| blocked.copies > 0);
+            let holds = || holdings(&self.focus.uid, name).is_some_and(|blocked| blocked.copies > 0);
             let target_clusters = &entry.target_clusters;
+            if self.focus.clusters.as_ref().is_some_and(|announced| !announced.contains(name)) {
+                return false;
+            }
             entry.rule.chooses(name, &cluster.labels)
                 || target_clusters.clusters.contains_key(name)
-                || self.former.contains_key(name)
+                || self.focus.former.contains_key(name)
                 || holds()
         };
         let all = self.index.clusters().filter(|(name, cluster)| concerned(name, cluster));
@@ -89,6 +98,9 @@ impl Scene {
             Directive::Unwanted(_) | Directive::RemovalBlocked if entry.target_clusters.not_granted.contains(name) => {
                 (ClusterEligibility::Asked, "no DistributionGrant lets the rule send there any more")
             }
+            Directive::Unwanted(_) | Directive::RemovalBlocked if entry.rule.deleting => {
+                (ClusterEligibility::Asked, "")
+            }
             Directive::Unwanted(_) | Directive::RemovalBlocked => {
                 (ClusterEligibility::Asked, "spec.clusters does not choose it any more")
             }
@@ -98,7 +110,7 @@ impl Scene {
             Directive::AwaitingWave(_) if entry.reverts() => {
                 (ClusterEligibility::Asked, "its rollout is rolled back: this is what a new change would do")
             }
-            Directive::Wanted(_) | Directive::AwaitingWave(_) if self.behind.contains(name) => {
+            Directive::Wanted(_) | Directive::AwaitingWave(_) if self.focus.behind.contains(name) => {
                 (ClusterEligibility::Asked, BEHIND)
             }
             Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Orphaned => (ClusterEligibility::Asked, ""),
@@ -107,8 +119,8 @@ impl Scene {
 
     /// What would be said to a cluster, when its turn has come.
     fn directive(&self, name: &ClusterName) -> Directive {
-        let entry = self.index.rule(&self.uid);
-        match self.index.directive(&self.uid, name) {
+        let entry = self.index.rule(&self.focus.uid);
+        match self.index.directive(&self.focus.uid, name) {
             Directive::AwaitingWave(assignment)
                 if entry.is_some_and(|entry| entry.target_clusters.cordoned.contains(name)) =>
             {
@@ -119,7 +131,7 @@ impl Scene {
     }
 
     fn has(&self, name: &ClusterName) -> bool {
-        self.former.contains_key(name)
+        self.focus.former.contains_key(name)
     }
 
     /// In which wave each cluster has its turn, if all before it go well.
@@ -127,7 +139,7 @@ impl Scene {
         let Some(rollout) = entry.rule.rollout.as_ref().filter(|_| !entry.rule.terms.suspend) else {
             return BTreeMap::new();
         };
-        let turns = self.index.turns(&self.uid, None);
+        let turns = self.index.turns(&self.focus.uid, None);
         let room = rollout.max_concurrency.of(turns.len());
         let (mut waves, mut wave, mut inside) = (BTreeMap::new(), 0, 0);
         let mut value = None;
@@ -146,12 +158,16 @@ impl Scene {
     pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<AgentQuestion> {
         let directive = self.directive(cluster);
         // Before its turn a cluster gets nothing of the change, not for a trial either.
-        let rehearse = asking.rehearse && !matches!(directive, Directive::AwaitingWave(_));
-        let nothing = || Suppose { rehearse, key: asking.key, ..Suppose::nothing(0, self.uid.clone()) };
+        let awaits = matches!(directive, Directive::AwaitingWave(_));
+        let rehearse = asking.rehearse && !awaits;
+        let nothing = || Suppose { rehearse, key: asking.key, ..Suppose::nothing(0, self.focus.uid.clone()) };
         let (asked, left_out) = match directive {
             Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) => {
                 let terms = Terms::clone(&assignment.terms);
-                let mut room = if rehearse { PAYLOADS } else { 0 };
+                let mut room = Room { payloads: if rehearse { PAYLOADS } else { 0 }, digests: 0 };
+                if asking.diff && !awaits {
+                    room.digests = DIGESTS;
+                }
                 let intents = assignment.intents().take(SUPPOSED_LIMIT);
                 let intents = intents.filter_map(|(source, content)| asking.intent(source, content, &mut room));
                 let intents: Vec<_> = intents.collect();
@@ -195,6 +211,7 @@ impl Scene {
 pub struct Asking {
     key: FieldsKey,
     rehearse: bool,
+    diff: bool,
     /// What is told of content that many clusters would have, by its address.
     known: Mutex<BTreeMap<usize, InternedContent>>,
 }
@@ -211,6 +228,13 @@ struct Announced {
     bytes: u64,
     object_type: Option<Arc<str>>,
     fields: [u8; 32],
+    digests: Option<Arc<FieldDigests>>,
+}
+
+/// How much more fits into one question, in bytes.
+struct Room {
+    payloads: usize,
+    digests: usize,
 }
 
 /// What one agent is asked.
@@ -222,9 +246,9 @@ pub struct AgentQuestion {
 }
 
 impl Asking {
-    /// Questions with this key; where `rehearse`, with what would be sent.
-    pub fn new(key: FieldsKey, rehearse: bool) -> Self {
-        Self { key, rehearse, known: Mutex::default() }
+    /// Questions with this key; where `rehearse`, with what would be sent; where `diff`, with digests of each field.
+    pub fn new(key: FieldsKey, rehearse: bool, diff: bool) -> Self {
+        Self { key, rehearse, diff, known: Mutex::default() }
     }
 
     /// Whether something is to be tried.
@@ -239,28 +263,31 @@ impl Asking {
             let plain = content.payload.decode().ok()?;
             let object_type = plain.fields.get("type").and_then(|named| named.as_str());
             let object_type = object_type.filter(|named| !named.is_empty()).map(Into::into);
-            Some(Announced {
-                bytes: plain.value_bytes(kind),
-                object_type,
-                fields: self.key.name(plain, &BTreeSet::new()),
-            })
+            let bytes = plain.value_bytes(kind);
+            let digests = self.diff.then(|| self.key.digests(kind, &plain));
+            let digests = digests.filter(|all| all.len() <= DIFF_FIELDS).map(Arc::new);
+            Some(Announced { bytes, object_type, fields: self.key.name(plain, &BTreeSet::new()), digests })
         };
         let mut known = self.known.lock();
         let known = known.entry(Arc::as_ptr(content) as usize);
         known.or_insert_with(|| InternedContent { _content: content.clone(), announced: compute() }).announced.clone()
     }
 
-    fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut usize) -> Option<SupposedIntent> {
-        let Announced { bytes, object_type, fields } = self.announced(Kind::by_resource(&source.resource)?, content)?;
+    fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut Room) -> Option<SupposedIntent> {
+        let Announced { bytes, object_type, fields, digests } =
+            self.announced(Kind::by_resource(&source.resource)?, content)?;
         let size = content.payload.bytes().len();
-        let payload = if size <= *room && *room > 0 {
-            *room -= size;
+        let payload = if size <= room.payloads && room.payloads > 0 {
+            room.payloads -= size;
             content.payload.clone()
         } else {
             Payload::from_wire(content.payload.encoding(), Vec::new().into(), 0)
         };
         let intent = Intent { source: source.clone(), revision: content.revision, payload };
-        Some(SupposedIntent { intent, bytes, object_type, fields })
+        let cost = |all: &FieldDigests| all.keys().map(|path| path.len() + DIGEST).sum::<usize>();
+        let digests = digests.filter(|all| cost(all) <= room.digests && room.digests > 0);
+        room.digests -= digests.as_deref().map_or(0, cost);
+        Some(SupposedIntent { intent, bytes, object_type, fields, digests })
     }
 }
 
@@ -274,7 +301,7 @@ mod tests {
     fn content_that_many_clusters_would_have_is_looked_at_once() {
         let payload = Payload::encode(Content::default().to_bytes());
         let content = Arc::new(SourceContent::new(Revision([1; 16]), payload));
-        let asking = Asking::new(FieldsKey([1; 32]), false);
+        let asking = Asking::new(FieldsKey([1; 32]), false, true);
         let kind = Kind::by_resource("configmaps").unwrap();
         for _ in 0..3 {
             assert!(asking.announced(kind, &content).is_some());

@@ -6,10 +6,12 @@
 //! it. With their answers the guard judges what only they could find ([`Scene::settle`]).
 //!
 //! A plan carries no payload to a member: digests with a key of the question's own let the agent compare what stands there.
+//! For the diff there is a digest of each field, and the hub adds the new values of ConfigMaps itself (`diff`).
 //! The key travels along, as the agent computes with it: whoever has a member in his hands could test what he guesses that a
 //! source holds. Only for a rehearsal, in which each API server is to judge the writes, is sent what would be sent.
 mod answer;
 mod ask;
+mod diff;
 mod outcome;
 #[cfg(test)]
 mod tests;
@@ -20,30 +22,38 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::guard::DELAY;
 pub use crate::index::Holdings;
-use crate::index::{Around, Index, PlaceState, RuleEntry};
+use crate::index::{Around, ChangedObject, Index, PlaceState, RuleEntry};
 use crate::now::Now;
+use crate::plan::TargetClusters;
 use crate::plan::{ClusterAssignment, Rule, SourceState, WatchScope};
 
-pub use answer::AgentAnswer;
+pub use answer::{AgentAnswer, Room};
 pub use ask::{AgentQuestion, Ask, Asking, ClusterEligibility};
 pub use outcome::{Row, SourceRow};
 
-/// A rule, tried.
+/// Rules, tried. Most of what a scene tells is about the rule in focus.
 pub struct Scene {
     index: Index,
+    focus: Focus,
+    others: Vec<Focus>,
+    unread: BTreeSet<SourceRef>,
+}
+
+/// One rule of a scene.
+struct Focus {
     uid: RuleUid,
     exists: bool,
     /// What each cluster has of the rule as it is saved.
     former: BTreeMap<ClusterName, ClusterAssignment>,
     /// Those to which a rollout under way has not come: they have what was before it, and the hub does not know what that is.
     behind: BTreeSet<ClusterName>,
-    unread: BTreeSet<SourceRef>,
+    /// The clusters of which anything is told; absent: all.
+    clusters: Option<BTreeSet<ClusterName>>,
 }
 
-impl Scene {
-    /// Tries a rule in what was taken out of an index for it. If it has the uid of a saved one, it is an edit of that.
-    pub fn new(around: Around, rule: Rule) -> Self {
-        let (uid, mut index) = (rule.uid.clone(), around.plan());
+impl Focus {
+    /// A rule as an index has it now.
+    fn of(index: &Index, uid: RuleUid) -> Self {
         let saved = index.rule(&uid);
         let exists = saved.is_some();
         let assignments = |cluster: &ClusterName| Some((cluster.clone(), saved?.assignment(cluster)?));
@@ -54,30 +64,88 @@ impl Scene {
             clusters.filter(|cluster| entry.awaits(cluster)).cloned().collect()
         };
         let behind = saved.map(behind).unwrap_or_default();
+        Self { uid, exists, former, behind, clusters: None }
+    }
+}
+
+/// The clusters in which two states differ.
+fn differing(before: &TargetClusters, now: &TargetClusters) -> BTreeSet<ClusterName> {
+    let all =
+        |one: &TargetClusters| -> Vec<ClusterName> { one.clusters.keys().chain(&one.not_granted).cloned().collect() };
+    let same = |name: &ClusterName| {
+        before.clusters.get(name) == now.clusters.get(name)
+            && before.not_granted.contains(name) == now.not_granted.contains(name)
+            && before.cordoned.contains(name) == now.cordoned.contains(name)
+    };
+    all(before).into_iter().chain(all(now)).filter(|name| !same(name)).collect()
+}
+
+impl Scene {
+    /// Tries a rule in what was taken out of an index for it. If it has the uid of a saved one, it is an edit of that.
+    pub fn new(around: Around, rule: Rule) -> Self {
+        let mut index = around.plan();
+        let focus = Focus::of(&index, rule.uid.clone());
         let unread = index.set_rule(rule).read;
-        Self { index, uid, exists, former, behind, unread }
+        Self { index, focus, others: vec![], unread }
+    }
+
+    /// Tries a grant or a member cluster in what was taken out of an index for these saved rules. `None`: there is none of
+    /// them.
+    pub fn of_change(around: Around, changed: ChangedObject, uids: &BTreeSet<RuleUid>) -> Option<Self> {
+        let mut index = around.plan();
+        let before = |uid: &RuleUid| index.rule(uid).map(|entry| entry.target_clusters.clone());
+        let all = uids.iter().filter_map(|uid| Some((Focus::of(&index, uid.clone()), before(uid)?)));
+        let all: Vec<_> = all.collect();
+        let member = match &changed {
+            ChangedObject::Member(name, _) => Some(name.clone()),
+            ChangedObject::Grant(..) => None,
+        };
+        let unread = index.apply(changed).read;
+        let mut all: Vec<Focus> = all
+            .into_iter()
+            .map(|(focus, before)| {
+                let now = index.rule(&focus.uid).map(|entry| &entry.target_clusters);
+                let mut clusters = now.map(|now| differing(&before, now)).unwrap_or_default();
+                clusters.extend(member.clone());
+                Focus { clusters: Some(clusters), ..focus }
+            })
+            .collect();
+        let focus = if all.is_empty() { return None } else { all.remove(0) };
+        Some(Self { index, focus, others: all, unread })
+    }
+
+    /// The rules of the scene, that in focus first.
+    pub fn rules(&self) -> Vec<RuleUid> {
+        std::iter::once(&self.focus).chain(&self.others).map(|one| one.uid.clone()).collect()
+    }
+
+    /// Puts another rule into focus.
+    pub fn focus_on(&mut self, uid: &RuleUid) {
+        if let Some(other) = self.others.iter_mut().find(|other| other.uid == *uid) {
+            std::mem::swap(&mut self.focus, other);
+        }
     }
 
     /// Whether the rule is saved already.
     pub fn exists(&self) -> bool {
-        self.exists
+        self.focus.exists
     }
 
     /// The rule.
     pub fn rule(&self) -> Option<&Rule> {
-        self.index.rule(&self.uid).map(|entry| &entry.rule)
+        self.index.rule(&self.focus.uid).map(|entry| &entry.rule)
     }
 
     /// Where the rule looks for sources and nobody has looked before.
     pub fn unlisted(&self) -> Vec<WatchScope> {
-        let Some(entry) = self.index.rule(&self.uid) else { return vec![] };
+        let Some(entry) = self.index.rule(&self.focus.uid) else { return vec![] };
         let places = entry.rule.places(self.index.scope()).into_iter();
         places.filter(|place| self.index.place(place) == PlaceState::Unwatched).collect()
     }
 
     /// These are the objects of a place.
     pub fn list(&mut self, place: WatchScope, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
-        let Some(entry) = self.index.rule(&self.uid) else { return };
+        let Some(entry) = self.index.rule(&self.focus.uid) else { return };
         let rule = entry.rule.clone();
         for (source, labels) in objects.into_iter().filter(|(source, labels)| rule.needs(source, labels)) {
             let effect = self.index.set_source(source, labels, None);
@@ -96,7 +164,7 @@ impl Scene {
     /// Whether there are places of which nothing is known.
     pub fn is_incomplete(&self) -> bool {
         let unreadable = |entry: &RuleEntry| !self.index.unreadable_places(&entry.rule).is_empty();
-        self.index.rule(&self.uid).is_some_and(unreadable)
+        self.index.rule(&self.focus.uid).is_some_and(unreadable)
     }
 
     /// The sources whose content is needed and not known.
@@ -115,8 +183,9 @@ impl Scene {
 
     /// Judges what the rule would no longer want.
     pub fn judge(&mut self, holdings: Holdings<'_>, now: Now) {
-        for (cluster, former) in &self.former {
-            let Some(assignment) = self.index.rule(&self.uid).and_then(|entry| entry.assignment(cluster)) else {
+        let all = std::iter::once(&self.focus).chain(&self.others);
+        for (uid, cluster, former) in all.flat_map(|one| one.former.iter().map(|(name, had)| (&one.uid, name, had))) {
+            let Some(assignment) = self.index.rule(uid).and_then(|entry| entry.assignment(cluster)) else {
                 continue;
             };
             let orphaned_intents: BTreeSet<_> = former
@@ -125,8 +194,8 @@ impl Scene {
                 .filter(|source| assignment.content(source).is_none())
                 .collect();
             // An agent would say that it holds these.
-            if holdings(&self.uid, cluster).is_some() && !orphaned_intents.is_empty() {
-                self.index.orphaned_intents(&self.uid, cluster, orphaned_intents.into_iter().cloned().collect());
+            if holdings(uid, cluster).is_some() && !orphaned_intents.is_empty() {
+                self.index.orphaned_intents(uid, cluster, orphaned_intents.into_iter().cloned().collect());
             }
         }
         self.judge_now(holdings, now);
@@ -139,7 +208,7 @@ impl Scene {
 
     /// Removals are judged when nothing else has come for a while.
     fn judge_now(&mut self, holdings: Holdings<'_>, now: Now) {
-        let uids = BTreeSet::from([self.uid.clone()]);
+        let uids = self.rules().into_iter().collect();
         self.index.judge(&uids, holdings, now);
         self.index.judge(&uids, holdings, Now { instant: now.instant + DELAY * 8, ..now });
     }
@@ -151,10 +220,10 @@ impl Scene {
 
     /// The rule.
     pub fn uid(&self) -> &RuleUid {
-        &self.uid
+        &self.focus.uid
     }
 
     fn former(&self, cluster: &ClusterName) -> Option<&ClusterAssignment> {
-        self.former.get(cluster)
+        self.focus.former.get(cluster)
     }
 }

@@ -1,9 +1,9 @@
 //! What the answers of the agents come to.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Kind, Reason, SupposedCopy};
+use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Kind, Reason, RuleUid, SupposedCopy};
 
-use super::{AgentAnswer, Holdings, Scene};
+use super::{AgentAnswer, Holdings, Scene, diff};
 use crate::index::Holding;
 use crate::plan::{RulePlan, UnsupportedSource};
 
@@ -31,6 +31,8 @@ pub struct Row {
     pub reason: &'static str,
     /// A sentence for a person; may be empty.
     pub message: String,
+    /// What would change, as lines.
+    pub diff: Vec<String>,
 }
 
 /// A source that the rule selects and that is not sent.
@@ -47,22 +49,44 @@ pub struct SourceRow {
 }
 
 impl Scene {
-    /// Judges what agents would ask for, and returns what becomes of each copy.
+    /// Judges what agents would ask for, and returns what becomes of each copy, at most `diffs` with lines of what would change.
     pub fn conclude(
         &mut self,
         answers: BTreeMap<ClusterName, AgentAnswer>,
         holdings: Holdings<'_>,
         now: crate::now::Now,
+        diffs: usize,
     ) -> Vec<Row> {
-        let announced: BTreeMap<ClusterName, Holding> =
-            answers.iter().map(|(cluster, answer)| (cluster.clone(), self.holding(cluster, answer))).collect();
-        let uid = self.uid().clone();
-        let holding = |rule: &_, cluster: &ClusterName| match announced.get(cluster) {
-            Some(announced) if *rule == uid => Some(*announced),
-            _ => holdings(rule, cluster),
+        let all = vec![(self.uid().clone(), answers)];
+        self.conclude_all(all, holdings, now, diffs).into_iter().flat_map(|(_, rows)| rows).collect()
+    }
+
+    /// Judges together what agents would ask for of several rules.
+    pub fn conclude_all(
+        &mut self,
+        all: Vec<(RuleUid, BTreeMap<ClusterName, AgentAnswer>)>,
+        holdings: Holdings<'_>,
+        now: crate::now::Now,
+        mut diffs: usize,
+    ) -> Vec<(RuleUid, Vec<Row>)> {
+        let mut announced: BTreeMap<(RuleUid, ClusterName), Holding> = BTreeMap::new();
+        for (uid, answers) in &all {
+            self.focus_on(uid);
+            let of_cluster = |(cluster, answer): (&ClusterName, &AgentAnswer)| {
+                ((uid.clone(), cluster.clone()), self.holding(cluster, answer))
+            };
+            announced.extend(answers.iter().map(of_cluster));
+        }
+        let holding = |rule: &RuleUid, cluster: &ClusterName| {
+            announced.get(&(rule.clone(), cluster.clone())).copied().or_else(|| holdings(rule, cluster))
         };
         self.settle(&holding, now);
-        rows(self, answers)
+        let of_rule = |(uid, answers): (RuleUid, BTreeMap<ClusterName, AgentAnswer>)| {
+            self.focus_on(&uid);
+            let rows = rows(self, answers, &mut diffs);
+            (uid, rows)
+        };
+        all.into_iter().map(of_rule).collect()
     }
 
     /// What an agent would say that it holds, once it has heard of the rule.
@@ -134,11 +158,21 @@ impl Scene {
 }
 
 /// What becomes of each copy, as the guard has decided.
-fn rows(scene: &Scene, answers: BTreeMap<ClusterName, AgentAnswer>) -> Vec<Row> {
+fn rows(scene: &Scene, answers: BTreeMap<ClusterName, AgentAnswer>, diffs: &mut usize) -> Vec<Row> {
     let of_cluster = |(cluster, answer): (ClusterName, AgentAnswer)| -> Vec<Row> {
         let assignment = scene.index().rule(scene.uid()).and_then(|entry| entry.assignment(&cluster));
         let prunes = assignment.as_ref().is_some_and(|assignment| assignment.prune() == Some(PRUNES));
-        answer.copies.into_iter().map(|copy| row(&cluster, copy, prunes)).collect()
+        let mut lines = |copy: &SupposedCopy| {
+            if *diffs == 0 {
+                return vec![];
+            }
+            let content = assignment.as_ref().and_then(|assignment| assignment.content(&copy.source));
+            let lines = diff::lines(copy, content.map(|content| &**content));
+            *diffs -= usize::from(!lines.is_empty());
+            lines
+        };
+        let of_copy = |copy: SupposedCopy| Row { diff: lines(&copy), ..row(&cluster, copy, prunes) };
+        answer.copies.into_iter().map(of_copy).collect()
     };
     answers.into_iter().flat_map(of_cluster).collect()
 }
@@ -166,7 +200,7 @@ fn row(cluster: &ClusterName, copy: SupposedCopy, prunes: bool) -> Row {
         Foreseen::Rest => ("rest", reason, message),
         Foreseen::Refused => (refused_word(copy.copy_error.as_ref().map(|(reason, _)| *reason)), reason, message),
     };
-    Row { cluster: cluster.clone(), copy, verdict, reason, message }
+    Row { cluster: cluster.clone(), copy, verdict, reason, message, diff: vec![] }
 }
 
 fn refused_word(reason: Option<Reason>) -> &'static str {

@@ -1,11 +1,14 @@
 //! A rule is tried without a trace; the removal guard judges it as it would.
 use std::sync::Arc;
 
-use runnel_proto::model::{Content, FieldsKey, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose};
+use runnel_proto::model::{
+    Content, DIFF_FIELDS, FieldDiff, FieldsKey, Foreseen, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose,
+    Supposed, SupposedCopy,
+};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::index::Cluster;
+use crate::index::{ChangedObject, Cluster};
 use crate::plan::{RuleGrant, SourceContent};
 use crate::rollout::{AdmittedClusters, Gate};
 
@@ -66,7 +69,7 @@ fn scene_of(index: &Index, rule: Rule) -> Scene {
 
 /// What a cluster is asked, and how many sources are left out.
 fn ask(scene: &Scene, cluster: &str, rehearse: bool) -> (Box<Suppose>, usize) {
-    let question = scene.ask(&cluster.into(), &Asking::new(KEY, rehearse)).unwrap();
+    let question = scene.ask(&cluster.into(), &Asking::new(KEY, rehearse, true)).unwrap();
     (question.asked, question.left_out)
 }
 
@@ -135,7 +138,7 @@ fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
     read_all(&mut scene);
     scene.judge(&holds, now());
     let (asked, _) = ask(&scene, "one", false);
-    (asked.tombstones.len(), asked.blocked.len())
+    (asked.tombstones.len(), asked.is_blocked.len())
 }
 
 #[test]
@@ -163,7 +166,7 @@ fn items_beyond_the_limit_of_a_question_are_counted() {
     let mut scene = scene_of(&index, rule(&["none"], &unlimited));
     scene.judge(&no_agents, now());
     let (asked, left_out) = ask(&scene, "one", false);
-    assert_eq!((asked.tombstones.len() + asked.blocked.len(), left_out), (SUPPOSED_LIMIT, 1));
+    assert_eq!((asked.tombstones.len() + asked.is_blocked.len(), left_out), (SUPPOSED_LIMIT, 1));
 }
 
 #[test]
@@ -202,7 +205,7 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     let mut scene = scene_of(&index, rule(&["s*"], &json!({"rollout": {"maxConcurrency": 2}})));
     read_all(&mut scene);
     scene.judge(&no_agents, now());
-    let answer: Vec<_> =
+    let reply: Vec<_> =
         scene.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
     let expected = [
         ("away".into(), ClusterEligibility::NotAccepted, 0),
@@ -210,7 +213,7 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
         ("one".into(), ClusterEligibility::Asked, 1),
         ("two".into(), ClusterEligibility::Asked, 2),
     ];
-    assert_eq!(answer, expected);
+    assert_eq!(reply, expected);
     let (asked, _) = ask(&scene, "one", false);
     assert_eq!(asked.intents.len(), 1);
     // Nobody is tried before his turn, or gets content.
@@ -218,4 +221,160 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     assert!(!asked.rehearse && asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()));
     let (asked, _) = ask(&scene, "calm", false);
     assert!(asked.terms.is_none() && asked.intents.is_empty());
+}
+
+#[test]
+fn deleted_rule_is_asked_as_a_removal() {
+    let mut index = index(12);
+    index.set_rule(rule(&["s*"], &json!({})));
+    for number in 0..12 {
+        let name = format!("s{number}");
+        index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
+    }
+    let holds =
+        |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies: 12, intents: 12, ..Default::default() });
+    let mut scene = scene_of(&index, rule(&["s*"], &json!({})).deleted());
+    scene.judge(&holds, now());
+    let (asked, _) = ask(&scene, "one", false);
+    assert!(scene.exists() && asked.removal.is_some() && asked.terms.is_none() && !asked.holds_all);
+    assert!(!index.rule(&"all".into()).unwrap().rule.deleting);
+}
+
+/// The clusters of a scene with what they are asked: `removal`, `blocked` or `terms`.
+fn questions(scene: &Scene) -> Vec<(String, &'static str)> {
+    let one = |ask: Ask| {
+        let name = ask.cluster.as_str().to_owned();
+        let (asked, _) = match ask.standing {
+            ClusterEligibility::Asked => super::tests::ask(scene, &name, false),
+            _ => return (name, "not asked"),
+        };
+        let what = if asked.holds_all {
+            "blocked"
+        } else if asked.removal.is_some() {
+            "removal"
+        } else {
+            "terms"
+        };
+        (name, what)
+    };
+    scene.clusters(&no_agents).into_iter().map(one).collect()
+}
+
+fn saved(sources: usize) -> Index {
+    let mut index = index(sources);
+    index.set_rule(rule(&["s*"], &json!({})));
+    for number in 0..sources {
+        let name = format!("s{number}");
+        index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
+    }
+    index
+}
+
+fn changed(index: &Index, object: ChangedObject, copies: u64) -> Option<Scene> {
+    let member = match &object {
+        ChangedObject::Member(name, _) => Some(name.clone()),
+        ChangedObject::Grant(..) => None,
+    };
+    let part = index.with_change(object.clone());
+    let affected = index.rules().map(|(uid, _)| uid.clone());
+    let affected = affected.filter(|uid| index.is_affected(uid, member.as_ref(), &part)).collect();
+    let mut scene = Scene::of_change(index.around_all(&affected, None), object, &affected)?;
+    let holds =
+        |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies, intents: copies, ..Default::default() });
+    scene.judge(&holds, now());
+    Some(scene)
+}
+
+#[test]
+fn deleted_grant_is_blocked_above_the_limit_alone() {
+    let all = |what| vec![("one".to_owned(), what), ("two".to_owned(), what)];
+    let few = changed(&saved(2), ChangedObject::Grant("g".into(), None), 2).unwrap();
+    assert_eq!(questions(&few), all("removal"));
+    let index = saved(12);
+    let many = changed(&index, ChangedObject::Grant("g".into(), None), 12).unwrap();
+    assert_eq!(questions(&many), all("blocked"));
+    assert_eq!(many.rules(), ["all".into()]);
+    // Nothing is remembered, and an equal grant changes no rule.
+    let same = index.grant("g").cloned().map(Box::new);
+    assert!(same.is_some() && changed(&index, ChangedObject::Grant("g".into(), same), 12).is_none());
+}
+
+#[test]
+fn relabeled_member_changes_rules_that_select_it_alone() {
+    let mut index = saved(2);
+    let labeled = |labels: &[(&str, &str)]| Cluster {
+        uid: "one".into(),
+        accepted: true,
+        was_connected: true,
+        labels: labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        ..Cluster::default()
+    };
+    let member = |labels: &[(&str, &str)]| ChangedObject::Member("one".into(), Some(labeled(labels)));
+    assert!(changed(&index, member(&[("tier", "prod")]), 2).is_none(), "the rule selects all clusters");
+    let some = json!({"clusters": {"selector": {"matchLabels": {"tier": "prod"}}}});
+    index.set_rule(rule(&["s*"], &some));
+    index.set_cluster("one".into(), labeled(&[("tier", "prod")]));
+    assert!(changed(&index, member(&[("tier", "prod"), ("other", "x")]), 2).is_none());
+    let left = changed(&index, member(&[("tier", "test")]), 2).unwrap();
+    assert_eq!(questions(&left), [("one".to_owned(), "removal")]);
+    index.set_cluster("one".into(), labeled(&[]));
+    let joined = changed(&index, member(&[("tier", "prod")]), 2).unwrap();
+    assert_eq!(questions(&joined), [("one".to_owned(), "terms")]);
+    // Copies that are rendered with the labels of the cluster change with them.
+    let rendered = json!({"transform": {"name": "${source.name}-${cluster.labels.tier}"}});
+    index.set_rule(rule(&["s*"], &rendered));
+    index.set_cluster("one".into(), labeled(&[("tier", "test")]));
+    assert!(changed(&index, member(&[("tier", "prod")]), 2).is_some());
+}
+
+#[test]
+fn rules_of_one_change_are_judged_together() {
+    let mut index = saved(12);
+    let mut second = rule(&["s*"], &json!({}));
+    second.uid = "second".into();
+    index.set_rule(second);
+    let mut scene = changed(&index, ChangedObject::Grant("g".into(), None), 12).unwrap();
+    let uids = scene.rules();
+    assert_eq!(uids.len(), 2);
+    for uid in &uids {
+        scene.focus_on(uid);
+        assert!(scene.uid() == uid && questions(&scene).iter().all(|(_, what)| *what == "blocked"));
+    }
+    let copy = |foreseen| SupposedCopy {
+        copy: SourceRef::new("configmaps", "a", "s0"),
+        source: source("s0"),
+        foreseen,
+        copy_error: None,
+        diff: FieldDiff::default(),
+    };
+    let answer = |foreseen| {
+        let copies = vec![copy(foreseen)];
+        let answer = Supposed { question: 1, copies, more: 0, last: true, unanswered: String::new() };
+        BTreeMap::from([(ClusterName::from("one"), AgentAnswer::of(answer, &mut Room { copies: 9, diffs: 9 }))])
+    };
+    let all = uids.iter().map(|uid| (uid.clone(), answer(Foreseen::Blocked))).collect();
+    let rows = scene.conclude_all(all, &no_agents, now(), 9);
+    let verdicts: Vec<_> = rows.iter().flat_map(|(_, rows)| rows).map(|row| row.verdict).collect();
+    assert_eq!(verdicts, ["held", "held"]);
+}
+
+#[test]
+fn digests_of_fields_are_sent_within_the_bounds() {
+    let of = |fields: usize, asking: &Asking| {
+        let data: serde_json::Map<String, Value> = (0..fields).map(|n| (format!("k{n}"), json!("v"))).collect();
+        let fields = BTreeMap::from([("data".to_owned(), Value::Object(data))]);
+        let payload = Payload::encode(Content { fields, ..Content::default() }.to_bytes());
+        let content = SourceContent::new(Revision([1; 16]), payload);
+        let mut index = index(1);
+        index.set_rule(rule(&["s*"], &json!({})));
+        index.set_source(source("s0"), BTreeMap::new(), Some(SourceState::Read(Arc::new(content))));
+        let mut scene = scene_of(&index, rule(&["s*"], &json!({})));
+        scene.judge(&no_agents, now());
+        let asked = scene.ask(&"one".into(), asking).unwrap().asked;
+        asked.intents[0].digests.as_ref().map(|digests| digests.len())
+    };
+    let asking = |diff| Asking::new(KEY, false, diff);
+    assert_eq!(of(DIFF_FIELDS, &asking(true)), Some(DIFF_FIELDS));
+    assert_eq!(of(DIFF_FIELDS + 1, &asking(true)), None);
+    assert_eq!(of(2, &asking(false)), None);
 }

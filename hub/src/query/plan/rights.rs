@@ -17,11 +17,21 @@ use runnel_hub_core::plan::Rule;
 impl Questions {
     /// A saved rule, for whoever may get it. Where agents are to try it, for whoever may change it as well: its content
     /// travels then, and requests are made in its name.
-    pub(super) async fn saved(&self, user: &User, asked: wire::RuleQuestion, rehearse: bool) -> Result<Rule, Status> {
+    /// A delete is planned for whoever may delete the rule.
+    pub(super) async fn saved(
+        &self,
+        user: &User,
+        asked: wire::RuleQuestion,
+        rehearse: bool,
+        delete: bool,
+    ) -> Result<Rule, Status> {
         let name = RuleName { kind: asked.kind, namespace: asked.namespace, name: asked.name };
         self.may(user, "get", &name).await?;
         if rehearse {
             self.may(user, "update", &name).await?;
+        }
+        if delete {
+            self.may(user, "delete", &name).await?;
         }
         let index = self.hub_state.index.read();
         let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
@@ -62,7 +72,7 @@ impl Questions {
         rule.ok_or_else(|| malformed(&"metadata: it has no namespace"))
     }
 
-    async fn allows(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
+    pub(super) async fn allows(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
         if is_planner(user.name(), &self.hub_state.settings.namespace, self.planner.as_deref()) {
             return Ok(true);
         }

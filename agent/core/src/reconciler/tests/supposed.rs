@@ -8,7 +8,7 @@ fn question(uid: &str, terms: Option<Terms>, names: &[(&str, u8)], tombstones: &
     let supposed = |(name, revision): &(&str, u8)| {
         let intent =
             Intent { payload: Payload::from_wire(Encoding::Plain, vec![].into(), 0), ..intent(name, *revision) };
-        SupposedIntent { intent, bytes: 1, object_type: None, fields: [0; 32] }
+        SupposedIntent { intent, bytes: 1, object_type: None, fields: [0; 32], digests: None }
     };
     Suppose {
         question: 9,
@@ -180,4 +180,29 @@ fn equality_of_a_foreign_secret_is_never_reported() {
     world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b"])) }]);
     world.settle();
     assert_eq!(answer(&mut world, ConflictPolicy::Overwrite), expected);
+}
+
+#[test]
+fn copies_beyond_the_limit_are_not_read_for_a_diff() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    let names: Vec<String> = (0..=DIFF_COPIES).map(|number| format!("s{number}")).collect();
+    let upserts = names.iter().map(|name| intent(name, 1)).collect();
+    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a"])) }]);
+    world.settle();
+    let changed: Vec<(&str, u8)> = names.iter().map(|name| (name.as_str(), 2)).collect();
+    let mut looks = |digests: bool| {
+        let mut asked = question("r", Some(terms("r", &["a"])), &changed, &[]);
+        for one in asked.intents.iter_mut().filter(|_| digests) {
+            one.digests = Some(FieldDigests::default().into());
+        }
+        world.core.handle(Event::Hub(HubFrame::Suppose(Box::new(asked)), vec![]), world.now);
+        let (_, supposition) = world.core.suppositions.back().unwrap();
+        let open = |item: &&crate::job::Item| matches!(item.known, crate::job::CopyKnowledge::Open(_));
+        let found = (supposition.items.len(), supposition.items.iter().filter(open).count());
+        world.settle();
+        found
+    };
+    assert_eq!(looks(true), (DIFF_COPIES + 1, DIFF_COPIES));
+    assert_eq!(looks(false), (DIFF_COPIES + 1, 0));
 }

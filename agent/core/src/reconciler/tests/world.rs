@@ -555,7 +555,7 @@ impl World {
                     foresee(&open.want, &observed, is_equal)
                 }
             };
-            Found { copy, source, outcome, after }
+            Found { copy, source, outcome, diff: FieldDiff::default(), after }
         });
         done.supposed = Some(answer(question, found.collect(), more));
         done

@@ -1,0 +1,133 @@
+//! What would change in one copy, as lines for a person.
+//!
+//! The agent lists the paths, with short present values where it may ([`runnel_proto::model::FieldChange`]). The hub adds the
+//! new values. No line holds a value of a kind that is sensitive, whatever an agent sends.
+use runnel_proto::model::{
+    Content, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldMap, FieldPath, FieldsKey, Foreseen, Kind,
+    SupposedCopy, short_value,
+};
+
+use crate::plan::SourceContent;
+
+/// At most [`DIFF_LIMIT`] lines, and one that counts the others; none for a copy that is not written.
+pub(super) fn lines(copy: &SupposedCopy, content: Option<&SourceContent>) -> Vec<String> {
+    let Some(kind) = Kind::by_resource(&copy.copy.resource) else { return vec![] };
+    let content = || content.and_then(|content| content.payload.decode().ok());
+    match copy.foreseen {
+        Foreseen::Create => {
+            let Some(content) = content() else { return vec![] };
+            text(kind, &added(kind, &content), Some(&content))
+        }
+        Foreseen::Change | Foreseen::Overwrite | Foreseen::Adopt if copy.diff != FieldDiff::default() => {
+            text(kind, &copy.diff, content().as_ref())
+        }
+        _ => vec![],
+    }
+}
+
+/// All of it is new.
+fn added(kind: &Kind, content: &Content) -> FieldDiff {
+    let mut diff = FieldDiff::default();
+    let paths = FieldsKey([0; 32]).digests(kind, content).into_keys();
+    paths.for_each(|path| diff.push(FieldChange { path, edit: FieldEdit::Add, old: None }));
+    diff
+}
+
+fn text(kind: &Kind, diff: &FieldDiff, content: Option<&Content>) -> Vec<String> {
+    let new = |path: &str| match FieldPath::parse(path)? {
+        FieldPath { map: FieldMap::Data, key } => content?.fields.get("data")?.get(&key)?.as_str().map(short_value),
+        FieldPath { map: FieldMap::Labels, key } => content?.labels.get(&key).map(|value| short_value(value)),
+        _ => None,
+    };
+    let line = |change: &FieldChange| {
+        let FieldChange { path, edit, old } = change;
+        let shown = !kind.sensitive;
+        let (old, new) = (old.as_deref().filter(|_| shown), new(path).filter(|_| shown));
+        match (edit, old, new) {
+            (FieldEdit::Add, _, Some(new)) => format!("+ {path}: {new}"),
+            (FieldEdit::Add, ..) => format!("+ {path}"),
+            (FieldEdit::Change, Some(old), Some(new)) => format!("~ {path}: {old} -> {new}"),
+            (FieldEdit::Change, _, Some(new)) => format!("~ {path}: -> {new}"),
+            (FieldEdit::Change, ..) => format!("~ {path}"),
+            (FieldEdit::Remove, Some(old), _) => format!("- {path}: {old}"),
+            (FieldEdit::Remove, ..) => format!("- {path}"),
+        }
+    };
+    let mut lines: Vec<String> = diff.changes.iter().take(DIFF_LIMIT).map(line).collect();
+    let more = diff.changes.len().saturating_sub(DIFF_LIMIT).saturating_add(diff.more as usize);
+    if more > 0 {
+        lines.push(format!("and {more} more"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use runnel_proto::model::{Payload, Revision, SourceRef};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn body(data: Value) -> SourceContent {
+        let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
+        let fields = BTreeMap::from([("data".to_owned(), data)]);
+        let content = Content { fields, labels, ..Content::default() };
+        SourceContent::new(Revision([1; 16]), Payload::encode(content.to_bytes()))
+    }
+
+    fn copy(resource: &str, foreseen: Foreseen, diff: FieldDiff) -> SupposedCopy {
+        let copy = SourceRef::new(resource, "a", "x");
+        SupposedCopy { source: copy.clone(), copy, foreseen, copy_error: None, diff }
+    }
+
+    fn change(path: &str, edit: FieldEdit) -> FieldChange {
+        FieldChange { path: path.into(), edit, old: Some("\"c4n4ry-old\"".into()) }
+    }
+
+    #[test]
+    fn config_map_lines_have_both_values_and_secret_lines_none() {
+        let diff = FieldDiff {
+            changes: vec![
+                change("/data/color", FieldEdit::Change),
+                change("/data/gone", FieldEdit::Remove),
+                change("/metadata/labels/team", FieldEdit::Add),
+                change("/immutable", FieldEdit::Change),
+            ],
+            more: 2,
+        };
+        let new = body(json!({"color": "c4n4ry-new"}));
+        let answer = lines(&copy("configmaps", Foreseen::Change, diff.clone()), Some(&new));
+        let expected = [
+            r#"~ /data/color: "c4n4ry-old" -> "c4n4ry-new""#,
+            r#"- /data/gone: "c4n4ry-old""#,
+            r#"+ /metadata/labels/team: "a""#,
+            "~ /immutable",
+            "and 2 more",
+        ];
+        assert_eq!(answer, expected);
+        let answer = lines(&copy("secrets", Foreseen::Change, diff), Some(&new));
+        let expected = ["~ /data/color", "- /data/gone", "+ /metadata/labels/team", "~ /immutable", "and 2 more"];
+        assert_eq!(answer, expected);
+    }
+
+    #[test]
+    fn created_copy_lists_its_keys_up_to_the_limit() {
+        let data: serde_json::Map<String, Value> = (0..DIFF_LIMIT).map(|n| (format!("k{n:02}"), json!("v"))).collect();
+        let new = body(Value::Object(data));
+        let answer = lines(&copy("configmaps", Foreseen::Create, FieldDiff::default()), Some(&new));
+        assert_eq!((answer.len(), answer[0].as_str()), (DIFF_LIMIT + 1, r#"+ /data/k00: "v""#));
+        assert_eq!(answer[DIFF_LIMIT], "and 1 more");
+        let answer = lines(&copy("secrets", Foreseen::Create, FieldDiff::default()), Some(&new));
+        assert_eq!(answer[0], "+ /data/k00");
+    }
+
+    #[test]
+    fn copy_that_is_not_written_has_no_lines() {
+        let diff = || FieldDiff { changes: vec![change("/data/a", FieldEdit::Change)], more: 0 };
+        for foreseen in [Foreseen::AdoptIfEqual, Foreseen::Refused, Foreseen::Unchanged, Foreseen::Remove] {
+            assert!(lines(&copy("secrets", foreseen, diff()), Some(&body(json!({"a": "1"})))).is_empty());
+        }
+    }
+}
