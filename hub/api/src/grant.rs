@@ -32,13 +32,13 @@ pub struct DistributionGrantSpec {
     /// What else the rules may do there.
     #[serde(default)]
     pub policies: GrantedPolicies,
-    /// The most copies that the rules of one namespace may have in one member cluster. Of several grants for one copy the
-    /// higher limit holds; absent: any number. Existing copies above it stay.
+    /// The most copies that the rules of one namespace may have in one member cluster. Of several grants for one copy
+    /// the higher limit applies; absent: any number. Existing copies above it stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::between(1, 1_000_000_000))]
     pub max_copies: Option<i64>,
-    /// The most bytes that the values of such copies may have together. Of several grants for one copy the higher limit
-    /// holds; absent: any number.
+    /// The most bytes that the values of such copies may have together. Of several grants for one copy the higher
+    /// limit applies; absent: any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::between(1, 1_000_000_000_000_000))]
     pub max_bytes: Option<i64>,
@@ -60,7 +60,7 @@ pub struct GrantedRules {
     "namespaces chooses nothing: set names or selector, or all: true for every namespace",
 ))]
 pub struct GrantedNamespaces {
-    /// Exact names, and globs in which `*` stands for any run of characters. Globs never match `kube-*` or the namespace
+    /// Exact names, and globs in which `*` matches any run of characters. Globs never match `kube-*` or the namespace
     /// of Runnel itself; an exact name may. At most 128.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("namespaces.names", limits::NAMESPACES, Item::NamespacePattern))]

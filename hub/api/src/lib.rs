@@ -42,7 +42,7 @@ pub use shape::{
 pub const GROUP: &str = "runnel.dev";
 /// The API version.
 pub const VERSION: &str = "v1alpha1";
-/// The finalizer on rules: a rule is gone only when its copies have been seen to.
+/// The finalizer on rules: a rule is deleted only after its copies are removed or retained.
 pub const FINALIZER: &str = "runnel.dev/copies";
 
 /// The annotation of a rule, or of the `Fleet`, by which a person approves the removal that its status names: the digest, or
@@ -81,7 +81,7 @@ pub mod limits {
     pub const CONDITIONS: usize = 16;
     /// Bytes in the message of a condition or of a listed cluster.
     pub const MESSAGE: usize = 1024;
-    /// Characters in a `MemberCluster`'s name: it also stands in label values.
+    /// Characters in a `MemberCluster`'s name: it is also used in label values.
     pub const CLUSTER_NAME: usize = 63;
     /// Names in a pending approval.
     pub const PENDING_NAMES: usize = 5;

@@ -21,18 +21,20 @@ use super::{DeletionPolicy, limits, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MemberClusterSpec {
-    /// Whether the hub talks to this cluster. Setting it to false is a revocation: the agent is cut off within a second
-    /// and gets nothing more; its copies stay or go as the cluster's own policy says (`policy.onRevoke`).
+    /// Whether the hub talks to this cluster. Setting it to false is a revocation: the agent is cut off within a
+    /// second and gets nothing more; its copies are kept or removed as the cluster's own policy says
+    /// (`policy.onRevoke`).
     #[serde(default = "yes")]
     pub accepted: bool,
-    /// Whether the cluster is cordoned: it keeps what it has and gets nothing new, neither copies nor changed content nor
-    /// changed terms, until it is uncordoned. Its agent goes on correcting drift, and what is deleted on the hub or no
-    /// longer selected is removed there too.
+    /// Whether the cluster is cordoned: it keeps what it has and gets nothing new, neither copies nor changed content
+    /// nor changed terms, until it is uncordoned. Its agent still corrects drift, and what is deleted on the hub or
+    /// no longer selected is removed there too.
     #[serde(default)]
     pub cordoned: bool,
-    /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets no
-    /// new ones. When its condition Drained is True, all of them are removed or retained, and it can be deleted by whoever declared
-    /// it: the hub does not, as what stands in Git would come back. To remove a dead cluster, delete it at once.
+    /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets
+    /// no new ones. When its condition Drained is True, all of them are removed or retained, and its owner can delete
+    /// it. The hub does not, as an object that is declared in Git would come back. To remove a dead cluster, delete
+    /// it at once.
     #[serde(default)]
     pub leaving: bool,
     /// The join that is allowed now, made by `runnel-hub token create`, or declared in Git together with the agent's Secret.
@@ -128,8 +130,8 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("fingerprint", limits::KEYS))]
     pub keys: Vec<KeyRecord>,
-    /// Keys that were given up when the agent first used a newer one. Whoever comes with one of them is refused, and has a
-    /// copy that the agent does not have any more. At most 16, the newest; a new join empties the list.
+    /// Keys that were retired when the agent first used a newer one. A client that uses one of them is refused, and
+    /// has a copy that the agent does not have any more. At most 16, the newest; a new join empties the list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("fingerprint", limits::RETIRED_KEYS))]
     pub retired: Vec<RetiredKey>,
@@ -144,7 +146,7 @@ pub struct RetiredKey {
     pub fingerprint: String,
     /// When its last certificate expires.
     pub expires_at: Time,
-    /// When somebody first came with it after it was given up.
+    /// When a client first used it after it was retired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub seen_at: Option<Time>,

@@ -14,9 +14,9 @@ pub struct Rollout {
     /// chooses, such as 25% (rounded up). At least 1, or 1%.
     #[schemars(with = "i32", transform = schema::portion)]
     pub max_concurrency: CountOrPercent,
-    /// The label of the MemberClusters by which they are ordered: those with the smallest value first (2 before 10), those
-    /// without it last, and those of equal value by their names. A wave holds clusters of one value. Without it, all are
-    /// ordered by their names.
+    /// The label of the MemberClusters by which they are ordered: those with the smallest value first (2 before 10),
+    /// those without it last, and those of equal value by their names. A wave has clusters of one value only. Without
+    /// it, all are ordered by their names.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::order_by_label)]
     pub order_by_label: Option<String>,
@@ -24,10 +24,10 @@ pub struct Rollout {
     #[schemars(transform = schema::between(0, 604_800))]
     pub soak_seconds: i64,
     /// How many clusters may fail. With one more the rollout stops: nothing further is sent, and the condition
-    /// RolloutStopped says what failed. A cluster that is not connected has not failed. 0 to 100000.
+    /// RolloutStopped names the failure. A cluster that is not connected has not failed. 0 to 100000.
     #[schemars(transform = schema::between(0, 100_000))]
     pub max_failures: i64,
-    /// Whether nothing further is sent. What is under way goes on, and is counted.
+    /// Whether the rollout is paused: nothing further is sent. Clusters under way continue and are counted.
     pub paused: bool,
     /// What happens when more clusters fail than maxFailures. Stop: nothing further is sent. Revert: besides, clusters get what
     /// the last completed rollout sent, which the hub keeps: copies that the change created are removed, those that it changed or
@@ -96,7 +96,7 @@ pub struct RolloutStatus {
     #[serde(default)]
     pub clusters_failed: i64,
     /// The most clusters that failed at one time since the rollout stopped or its rollback began; before, the same as
-    /// clustersFailed. A rollout that is stopped goes on when maxFailures is at least this.
+    /// clustersFailed. A stopped rollout continues when maxFailures is at least this.
     #[serde(default)]
     pub clusters_failed_max: i64,
     /// Of those that were reached, the clusters that are rolled back.
@@ -156,7 +156,7 @@ pub enum RolloutPhase {
     Progressing,
     /// It is applied and being watched.
     Soaking,
-    /// A person holds it.
+    /// It is paused by `spec.rollout.paused`.
     Paused,
     /// Too many clusters failed.
     Stopped,

@@ -71,7 +71,7 @@ pub struct Source {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "LabelSelector", transform = schema::filled_selector("selector", "for every object remove it and write names: [\"*\"]"))]
     pub selector: Option<LabelSelector>,
-    /// Selects objects by name: exact names, and globs in which `*` stands for any run of characters. At most 256.
+    /// Selects objects by name: exact names, and globs in which `*` matches any run of characters. At most 256.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("names", limits::NAMES, Item::ObjectPattern))]
     pub names: Vec<String>,
@@ -85,7 +85,7 @@ pub struct Source {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSource {
-    /// The hub's namespaces to read: exact names, and globs in which `*` stands for any run of characters. Globs never
+    /// The hub's namespaces to read: exact names, and globs in which `*` matches any run of characters. Globs never
     /// match `kube-*` or the namespace of Runnel itself; an exact name may. 1 to 128.
     #[schemars(transform = schema::filled_set("namespaces", limits::NAMESPACES, Item::NamespacePattern, "name the hub's namespaces to read; for all of them write namespaces: [\"*\"]"))]
     pub namespaces: Vec<String>,
@@ -110,23 +110,23 @@ pub struct RuleTerms {
     /// that are not globs. A namespace that was created is never deleted.
     #[serde(default)]
     pub create_namespaces: bool,
-    /// What to do when an object that is not a copy stands where a copy should. Fail: leave it alone and report it, with
-    /// who wrote it. AdoptIfEqual: take it over if its data, binaryData, type and immutable equal the source's; otherwise
-    /// as Fail. Overwrite: take it over in any case; what it held is lost. The rule's grant
-    /// and the member's policy have to allow Overwrite.
+    /// What to do when an object that is not a copy has the name of a copy. Fail: leave it alone and report it, with
+    /// who wrote it. AdoptIfEqual: take it over if its data, binaryData, type and immutable equal the source's;
+    /// otherwise as Fail. Overwrite: take it over in any case; its former content is lost. The rule's grant and the
+    /// member's policy have to allow Overwrite.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
     /// What to do when a copy was changed or deleted in a member cluster. Correct: put it back. Report: leave it so and
     /// report what differs, until the source changes: an edit of the source is applied and ends the drift.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
-    /// What to do when a changed source meets a copy that is immutable, or a Secret of another type. Report: leave the copy
-    /// as it is and report it. Recreate: delete the copy and create it anew at once; nodes may serve the old values to
-    /// running pods until these are restarted.
+    /// What to do when a changed source meets a copy that is immutable, or a Secret of another type. Report: leave
+    /// the copy as it is and report it. Recreate: delete the copy and create it again at once; nodes may serve the
+    /// old values to running pods until these are restarted.
     #[serde(default)]
     pub immutable_policy: ImmutablePolicy,
     /// Fields of the copies that are left alone once the copies are created, as JSON pointers: `/data/KEY`,
-    /// `/binaryData/KEY`, `/metadata/labels/KEY`, `/metadata/annotations/KEY` (in a KEY, `~1` stands for `/`). They are
+    /// `/binaryData/KEY`, `/metadata/labels/KEY`, `/metadata/annotations/KEY` (in a KEY, `~1` means `/`). They are
     /// written when a copy is created, and from then on neither compared nor changed. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::field_pointers)]
@@ -143,22 +143,24 @@ pub struct RuleTerms {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Substitute")]
     pub substitute: Option<Substitute>,
-    /// Overrides the data of ConfigMaps in some clusters, entry by entry, after transform and substitute. For Secrets only
-    /// `remove` and `secretData`: a rule holds no values of Secrets. At most 16 entries.
+    /// Overrides the data of ConfigMaps in some clusters, entry by entry, after transform and substitute. For Secrets
+    /// only `remove` and `secretData`: a rule contains no values of Secrets. At most 16 entries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::OVERRIDES))]
     pub overrides: Vec<Override>,
-    /// How many copies may go at a time because of an edit, a label or the like. A removal of more is blocked, in every
-    /// cluster, and the condition ApprovalRequired says how many, where, and how to approve it. A deliberate act is not
-    /// blocked: the delete of a source or of the rule, or of a literal name out of a list. Copies in namespaces that are no longer
-    /// targets count, whether the rule, a grant or a label in the member says so. The Fleet limits all rules together.
+    /// How many copies may go at a time because of an edit, a label or the like. A removal of more is blocked, in
+    /// every cluster, and the condition ApprovalRequired states how many, where, and how to approve it. A deliberate
+    /// act is not blocked: the delete of a source or of the rule, or of a literal name out of a list. Copies in
+    /// namespaces that are no longer targets count, whether the rule, a grant or a label in the member says so. The
+    /// Fleet limits all rules together.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
-    /// How a change travels. Without it, it goes to all clusters at once.
+    /// How a change is rolled out. Without it, all clusters get it at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Rollout")]
     pub rollout: Option<Rollout>,
-    /// Whether the rule rests: while true nothing is created, corrected or removed, and the condition Suspended says so.
+    /// Whether the rule is suspended. While true nothing is created, corrected or removed, and the condition
+    /// Suspended is True.
     #[serde(default)]
     pub suspend: bool,
     /// Whether agents carry out what the rule asks for. Enforce: they do. DryRun: they report what they would create,
@@ -200,7 +202,7 @@ pub struct Clusters {
     "namespaces chooses nothing: set names or selector, or remove namespaces to keep each source's own namespace",
 ))]
 pub struct Namespaces {
-    /// Exact names, and globs in which `*` stands for any run of characters. Globs never match `kube-*` or the namespace
+    /// Exact names, and globs in which `*` matches any run of characters. Globs never match `kube-*` or the namespace
     /// of Runnel itself; an exact name may. At most 128.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("namespaces.names", limits::NAMESPACES, Item::NamespacePattern))]
@@ -216,7 +218,7 @@ pub struct Namespaces {
     pub exclude: Vec<String>,
 }
 
-/// What to do with an object that is not a copy and stands where a copy should.
+/// What to do with an object that is not a copy and has the name of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ConflictPolicy {
     /// Leave it alone and report it.
@@ -224,7 +226,7 @@ pub enum ConflictPolicy {
     Fail,
     /// Take it over if it is equal.
     AdoptIfEqual,
-    /// Take it over; what it held is lost.
+    /// Take it over; its former content is lost.
     Overwrite,
 }
 
@@ -254,7 +256,7 @@ pub enum ImmutablePolicy {
     /// Leave it as it is and report it.
     #[default]
     Report,
-    /// Delete it and create it anew.
+    /// Delete it and create it again.
     Recreate,
 }
 
@@ -268,9 +270,9 @@ pub struct RemovalLimit {
     /// This part of all copies of the rule may go at a time, in percent: 0 to 100.
     #[schemars(transform = schema::between(0, 100))]
     pub percent: i64,
-    /// Whether the delete of the rule itself counts as deliberate. Allow: its copies go, as deletionPolicy says. Hold:
-    /// where they are more than the limit they stay until that is approved, and the rule stays until then. The delete of
-    /// its namespace or of its definition is under the limits in any case.
+    /// Whether the delete of the rule itself counts as deliberate. Allow: its copies are removed, as deletionPolicy
+    /// says. Hold: where they are more than the limit they stay until that is approved, and the rule stays until
+    /// then. The delete of its namespace or of its definition is under the limits in any case.
     pub on_rule_delete: OnRuleDelete,
 }
 

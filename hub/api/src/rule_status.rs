@@ -131,8 +131,10 @@ pub struct ClusterStatus {
     /// The name of the MemberCluster.
     #[schemars(transform = schema::text(limits::CLUSTER_NAME))]
     pub name: String,
-    /// Failed: a copy failed. Drifted: a copy was changed or deleted there and is left so. Unreachable: the cluster is not connected, and what is counted here is what it last said.
-    /// Waiting: a namespace does not exist yet. Progressing: copies are on their way. DryRun: the rule is a dry run and would change copies. Ready: every copy is applied.
+    /// Failed: a copy failed. Drifted: a copy was changed or deleted there and is not corrected. Unreachable: the
+    /// cluster is not connected, and the counts are the last reported ones. Waiting: a namespace does not exist yet.
+    /// Progressing: copies are on their way. DryRun: the rule is a dry run and would change copies. Ready: every copy
+    /// is applied.
     pub state: ClusterState,
     /// Copies that equal their source.
     #[serde(default)]
@@ -155,11 +157,12 @@ pub struct ClusterStatus {
     /// Of a dry run: copies that would be deleted, or left without marks.
     #[serde(default)]
     pub to_delete: i64,
-    /// The worst reason among the copies, or why the cluster is in this state: one CamelCase word.
+    /// The worst reason among the copies, or why the cluster is in this state, in CamelCase.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(128))]
     pub reason: String,
-    /// A sentence for a person. Never holds a value of a Secret; of a ConfigMap, short ones where a copy has drifted.
+    /// A sentence for a person. Never contains a value of a Secret; of a ConfigMap, short ones where a copy has
+    /// drifted.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub message: String,

@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use super::{Clusters, limits, schema, schema::Item};
 
-/// Makes copies other than their sources. What cannot be made is not sent, and what stands of it stays as it is; the
-/// status says which field and which source it is.
+/// Makes copies other than their sources. A copy that cannot be rendered is not sent, and an existing copy is left
+/// unchanged; the status names the field and the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Transform {
-    /// The name of the copies; without it that of the source. `${source.name}`, `${source.namespace}`, `${cluster.name}`
-    /// and `${cluster.labels.KEY:-default}` are filled. When it changes, a copy goes when the one with the new name
-    /// stands.
+    /// The name of the copies; without it that of the source. `${source.name}`, `${source.namespace}`,
+    /// `${cluster.name}` and `${cluster.labels.KEY:-default}` are filled. When it changes, a copy is removed once the
+    /// one with the new name exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::name_template)]
     pub name: Option<String>,
-    /// Gives each content a name of its own, for who wants immutable copies: an edit makes a new copy beside the old ones.
+    /// Gives each content a name of its own, for immutable copies: an edit creates a new copy beside the old ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "VersionedName")]
     pub versioned_name: Option<VersionedName>,
@@ -43,8 +43,9 @@ pub struct Transform {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VersionedName {
-    /// How many versions stay in each namespace, the newest included. Copies are called NAME-DIGEST, and the newest one
-    /// carries the label `runnel.dev/newest: "true"`. Older ones go, as deletionPolicy says, when the newest stands. 1 to 20.
+    /// How many versions stay in each namespace, the newest included. Copies are called NAME-DIGEST, and the newest
+    /// one carries the label `runnel.dev/newest: "true"`. Older ones are removed, as deletionPolicy says, once the
+    /// newest exists. 1 to 20.
     #[schemars(range(min = 1, max = 20))]
     pub keep: i32,
 }
@@ -93,9 +94,9 @@ pub struct Marks {
 #[serde(rename_all = "camelCase")]
 pub struct Substitute {
     /// Names and globs of the keys of data, as the copies call them, in whose values `${cluster.name}`,
-    /// `${cluster.labels.KEY:-default}`, `${source.namespace}` and `${source.name}` are filled. `$${` stands for `${`. An
-    /// unknown variable, and a label that the cluster lacks and that has no default, is an error in the status. Values
-    /// in binaryData are left alone. 1 to 64.
+    /// `${cluster.labels.KEY:-default}`, `${source.namespace}` and `${source.name}` are filled. `$${` means `${`. An
+    /// unknown variable, and a label that the cluster lacks and that has no default, is an error in the status.
+    /// Values in binaryData are left alone. 1 to 64.
     #[schemars(transform = schema::filled_set("substitute.keys", limits::KEYS_NAMED, Item::KeyPattern, "name the keys to fill, such as [app.yaml]"))]
     pub keys: Vec<String>,
 }
@@ -109,7 +110,7 @@ pub struct Substitute {
     "this entry of overrides changes nothing: set data, secretData, remove or jsonPatch",
 ))]
 pub struct Override {
-    /// Where it holds, of the clusters that the rule chooses.
+    /// The clusters in which it applies, of those that the rule selects.
     pub clusters: Clusters,
     /// Values that are set, by key. They are taken as they are: variables are not filled. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -178,7 +179,7 @@ pub struct PatchStep {
     /// add, remove, replace, copy, move or test.
     #[schemars(transform = schema::patch_operation)]
     pub op: String,
-    /// The key: /data/KEY, in which ~1 stands for / and ~0 for ~.
+    /// The key: /data/KEY, in which ~1 means / and ~0 means ~.
     #[schemars(transform = schema::data_path("overrides.jsonPatch.path"))]
     pub path: String,
     /// The key to copy or move from: /data/KEY.
