@@ -77,9 +77,12 @@ impl Candidate {
         self.election.failed(changed, now);
     }
 
-    /// The Lease without a holder, if this process holds it: from now on it does not lead.
+    /// The Lease without a holder, if this process holds it: from now on it does not lead. It says up to which version this
+    /// process led. The write itself makes a higher one, which may be that of a renewal that a restore took away.
     pub fn release(&mut self) -> Option<Lease> {
-        self.election.release()
+        let released = self.election.release()?;
+        let line = LeaderHistory::of(&released).unwrap_or_else(|| self.line.clone()).ended(Some(&released));
+        Some(if line.newest().is_none() { released } else { with_line(released, &line) })
     }
 
     /// What to do next. `eligible`: the process knows enough to lead. `wall` is what people read.
@@ -186,6 +189,25 @@ mod tests {
         let again = replaced(next(&mut a, start + at(4)));
         assert_eq!(term(&again), 9);
         assert_eq!(again.metadata.annotations.unwrap()[LINE], "e1/8/0/6 =/9/0/");
+    }
+
+    #[test]
+    fn survivor_of_a_restore_gives_the_lease_away_as_it_was() {
+        let (start, mut a) = (Instant::now(), candidate("a"));
+        a.observe(Some(foreign("e1", 5, "", 7)), start);
+        let taken = stored(replaced(next(&mut a, start)), "e1", 6);
+        a.wrote(taken.clone(), start, start);
+        let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 7);
+        a.wrote(renewed, start + at(2), start + at(2));
+        assert_eq!(a.release().unwrap().metadata.annotations.unwrap()[LINE], "e1/8/0/7");
+        // The API server refused it: it was restored, and does not know what members were told with version 7.
+        a.failed(true, start + at(3));
+        a.observe(Some(taken), start + at(3));
+        let released = stored(a.release().unwrap(), "e1", 8);
+        let mut b = candidate("b");
+        b.observe(Some(released), start + at(3));
+        let taken = replaced(next(&mut b, start + at(3)));
+        assert_eq!(taken.metadata.annotations.unwrap()[LINE], "e1/8/0/6 =/9/0/");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub struct LeaderTerm {
     pub term: u64,
     /// Random per process.
     pub random: String,
-    /// The Lease's version when the next one took it; `None`: nobody has.
+    /// The Lease's version when its holder gave it away, or else when the next one took it; `None`: neither has happened.
     pub last: Option<u64>,
 }
 
@@ -94,20 +94,26 @@ impl LeaderHistory {
 
     /// The line when the lead is taken from whoever held the Lease at this version; `None`: the Lease was gone. The epoch is
     /// empty where the Lease is made by this.
-    pub fn taken(mut self, found: Option<&Lease>, (epoch, term): (&str, u64), random: &str) -> Self {
+    pub fn taken(self, found: Option<&Lease>, (epoch, term): (&str, u64), random: &str) -> Self {
+        let mut history = self.ended(found);
+        let epoch = short_epoch(epoch);
+        history.terms.push(LeaderTerm { epoch, term, random: random.to_owned(), last: None });
+        while history.terms.len() > KEPT {
+            let oldest = history.terms.remove(0);
+            // Versions only rise: whoever came next came further than the one whose Lease was gone.
+            let next = history.terms.first().and_then(|next| next.last);
+            let known = [oldest.last, next].into_iter().flatten().find(|last| *last != GONE);
+            history.dropped = history.dropped.max(known.unwrap_or_default());
+        }
+        history
+    }
+
+    /// The line when whoever leads has led up to this Lease; `None`: the Lease was gone. What has ended already stays as it is.
+    pub fn ended(mut self, found: Option<&Lease>) -> Self {
         let version = found.map(|lease| version_number(lease.metadata.resource_version.as_deref()));
         if let Some(newest) = self.terms.last_mut().filter(|newest| newest.last.is_none()) {
             // Where the Lease is gone nobody can tell how far its holder came: what that one told is taken for known.
             newest.last = Some(version.unwrap_or(GONE));
-        }
-        let epoch = short_epoch(epoch);
-        self.terms.push(LeaderTerm { epoch, term, random: random.to_owned(), last: None });
-        while self.terms.len() > KEPT {
-            let oldest = self.terms.remove(0);
-            // Versions only rise: whoever came next came further than the one whose Lease was gone.
-            let next = self.terms.first().and_then(|next| next.last);
-            let known = [oldest.last, next].into_iter().flatten().find(|last| *last != GONE);
-            self.dropped = self.dropped.max(known.unwrap_or_default());
         }
         self
     }
