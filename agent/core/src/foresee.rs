@@ -146,7 +146,7 @@ mod tests {
             suspend: false,
             dry_run: false,
             copy_error: None,
-            ambiguous: false,
+            is_ambiguous: false,
             denied: None,
             policies: Policies::default(),
             contention: None,

@@ -138,7 +138,7 @@ fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
     read_all(&mut scene);
     scene.judge(&holds, now());
     let (asked, _) = ask(&scene, "one", false);
-    (asked.tombstones.len(), asked.is_blocked.len())
+    (asked.tombstones.len(), asked.blocked.len())
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn items_beyond_the_limit_of_a_question_are_counted() {
     let mut scene = scene_of(&index, rule(&["none"], &unlimited));
     scene.judge(&no_agents, now());
     let (asked, left_out) = ask(&scene, "one", false);
-    assert_eq!((asked.tombstones.len() + asked.is_blocked.len(), left_out), (SUPPOSED_LIMIT, 1));
+    assert_eq!((asked.tombstones.len() + asked.blocked.len(), left_out), (SUPPOSED_LIMIT, 1));
 }
 
 #[test]
