@@ -125,7 +125,7 @@ impl Questions {
         asked: &wire::PlanQuestion,
         by: Deadline,
     ) -> Result<Vec<wire::PlanPage>, Status> {
-        let Change { object, exists, rules, asked: told, more, notes } = change;
+        let Change { object, exists, rules, asked: sent, more, notes } = change;
         let summary = wire::PlanPage {
             exists,
             notes,
@@ -140,8 +140,8 @@ impl Questions {
         let scene = aside(tried).await?;
         let mut pages = vec![summary];
         if let Some(scene) = scene {
-            let told = told.into_iter().map(|(uid, name)| (uid, Some(name))).collect();
-            pages.extend(self.scene_pages(scene, told, asked, by).await?);
+            let sent = sent.into_iter().map(|(uid, name)| (uid, Some(name))).collect();
+            pages.extend(self.scene_pages(scene, sent, asked, by).await?);
         }
         Ok(pages)
     }
@@ -180,7 +180,7 @@ impl Questions {
             };
             let (scene, asks) = aside(focused).await?;
             hearing.scene = scene.into();
-            let answers = self.hear_all(&hearing, asks).await;
+            let answers = self.receive_all(&hearing, asks).await;
             all.push(RuleAnswers { uid, name, answers });
         }
         let scene = Arc::into_inner(hearing.scene).ok_or_else(broken)?;
@@ -188,7 +188,7 @@ impl Questions {
         aside(move || pages(scene, all, &known, diffs)).await
     }
 
-    async fn hear_all(&self, hearing: &Hearing, asks: Vec<Ask>) -> Vec<ClusterAnswer> {
+    async fn receive_all(&self, hearing: &Hearing, asks: Vec<Ask>) -> Vec<ClusterAnswer> {
         stream::iter(asks.into_iter().enumerate())
             .map(|(number, ask)| self.receive(hearing, ask, number < CLUSTERS))
             .buffered(AGENTS_AT_A_TIME)
