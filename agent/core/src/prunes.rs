@@ -15,42 +15,50 @@ use runnel_proto::model::{AskedDigest, RuleUid, SourceRef};
 
 /// The copies that the hub lets the agent delete.
 #[derive(Default)]
-pub struct Allowed {
+pub struct PruneApprovals {
     /// By the name of the copy: for which rule, and the uid of the object.
     allowed: BTreeMap<SourceRef, (RuleUid, Arc<str>)>,
-    /// What the hub said last of a rule, while that does not fit what waits, or not yet.
+    /// The last approval of the hub for each rule, while it does not match the waiting copies, or not yet.
     offers: BTreeMap<RuleUid, AskedDigest>,
+    /// The digest that was last reported to the hub for each rule.
+    reported: BTreeMap<RuleUid, AskedDigest>,
 }
 
-impl Allowed {
+impl PruneApprovals {
     /// Whether a rule may do it to the object with this uid.
     pub fn allows(&self, rule: &RuleUid, copy: &SourceRef, uid: &str) -> bool {
         self.allowed.get(copy).is_some_and(|(for_rule, object)| for_rule == rule && **object == *uid)
     }
 
-    /// The hub has named a set.
-    pub fn offer(&mut self, rule: &RuleUid, digest: AskedDigest) {
-        self.offers.insert(rule.clone(), digest);
+    /// Records the digest that is reported to the hub; an approval of another set is void.
+    pub fn report(&mut self, rule: &RuleUid, digest: Option<AskedDigest>) {
+        if self.offers.get(rule).is_some_and(|offer| Some(*offer) != digest) {
+            self.offers.remove(rule);
+        }
+        match digest {
+            Some(digest) => drop(self.reported.insert(rule.clone(), digest)),
+            None => drop(self.reported.remove(rule)),
+        }
     }
 
-    /// Whether the hub has named a set of a rule that did not wait, or not yet.
+    /// Takes an approval of the hub. Returns whether it is of the set that was reported last; no other one counts.
+    pub fn offer(&mut self, rule: &RuleUid, digest: AskedDigest) -> bool {
+        let is_current = self.reported.get(rule) == Some(&digest);
+        if is_current {
+            self.offers.insert(rule.clone(), digest);
+        }
+        is_current
+    }
+
+    /// Whether there is an approval of a rule that has not been used.
     pub fn has_offer(&self, rule: &RuleUid) -> bool {
         self.offers.contains_key(rule)
-    }
-
-    /// What the hub has named of a rule and is not used.
-    pub fn offered(&self, rule: &RuleUid) -> Option<AskedDigest> {
-        self.offers.get(rule).copied()
-    }
-
-    /// What the hub has named of a rule is good for nothing any more.
-    pub fn drop_offer(&mut self, rule: &RuleUid) {
-        self.offers.remove(rule);
     }
 
     /// What was said in a stream holds in that stream alone. Returns the copies that it was said of.
     pub fn end_stream(&mut self) -> Vec<SourceRef> {
         self.offers.clear();
+        self.reported.clear();
         std::mem::take(&mut self.allowed).into_keys().collect()
     }
 
@@ -101,9 +109,11 @@ mod tests {
     fn named_objects_are_allowed_once_and_only_to_their_rule() {
         let (rule, other) = (RuleUid::from("r"), RuleUid::from("q"));
         let both = waiting(&[("one", "1"), ("two", "2")]);
-        let mut prunes = Allowed::default();
+        let mut prunes = PruneApprovals::default();
         assert!(!prunes.take(&rule, &both), "nobody has said anything");
-        prunes.offer(&rule, digest_of(&rule, &both));
+        assert!(!prunes.offer(&rule, digest_of(&rule, &both)), "it was not reported");
+        prunes.report(&rule, Some(digest_of(&rule, &both)));
+        assert!(prunes.offer(&rule, digest_of(&rule, &both)));
         for another in [&[("one", "1")][..], &[("one", "1"), ("two", "3")], &[("one", "2"), ("two", "1")], &[]] {
             assert!(!prunes.take(&rule, &waiting(another)), "{another:?}");
         }

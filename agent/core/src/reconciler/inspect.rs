@@ -1,7 +1,6 @@
 //! The hub's question about one copy: answered out of what is known, nothing is read for it.
 use runnel_proto::model::{
-    AgentFrame, CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, RuleUid, STATES_LIMIT, SourceRef,
-    StandingObject,
+    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, RuleUid, STATES_LIMIT, SourceRef, StandingObject,
 };
 
 use super::Reconciler;
@@ -9,12 +8,8 @@ use crate::copy::CopyStatus;
 use crate::live::{Live, Ownership};
 
 impl Reconciler {
-    pub(super) fn answer(&mut self, question: &Inspect) {
-        let answer = self.inspected(question);
-        self.send(AgentFrame::Inspected(Box::new(answer)));
-    }
-
-    fn inspected(&self, question: &Inspect) -> Inspected {
+    /// The answer.
+    pub(super) fn inspected(&self, question: &Inspect) -> Inspected {
         let copy = &question.copy;
         let states = self.report.of_copy(copy).iter().take(STATES_LIMIT);
         Inspected {
@@ -33,7 +28,7 @@ impl Reconciler {
             NamespaceState::Terminating
         } else if self.desired.has_namespace(name) {
             NamespaceState::Ready
-        } else if !self.namespaces_complete {
+        } else if !self.watches.namespaces_complete {
             NamespaceState::Unknown
         } else {
             NamespaceState::Missing

@@ -1,52 +1,46 @@
-//! The agent's mind: what it hears (watches, the hub, finished work) goes in, what it wants done (work, frames, a
-//! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
+//! The reconciler of the agent. Events go in: from the watches, from the hub, and results of jobs. Jobs, frames and
+//! terms to store come out. It has no I/O and no clock, so that a test can play whole histories.
+mod copies;
+mod decider;
 mod drift;
 mod event;
-mod hub;
+mod history;
+mod hub_events;
+mod hub_link;
 mod inspect;
-mod lost;
-mod namespace_prunes;
+mod job_events;
+mod jobs;
 mod policy;
-mod proof;
+mod preview;
+mod prunes;
 mod quota;
-mod reconcile_copy;
-mod revoke;
-mod stored;
-mod suppose;
+mod store;
 #[cfg(test)]
 mod tests;
-mod watched;
-mod work;
+mod watch_events;
+mod watches;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use runnel_proto::model::{
-    AgentFrame, AskedDigest, Counts, Hello, LostWatch, ProofKey, Revision, RuleName, RuleUid, SourceRef,
-};
+use runnel_proto::model::{Counts, Hello};
 
-use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
-use crate::contention::Contentions;
-use crate::copy::CopyError;
-use crate::copy::IntentKey;
-use crate::deletes::Deletes;
 use crate::desired::{Desired, Home, StoredRule};
-use crate::inflight_budget::{InflightBudget, ROOM_BYTES};
-use crate::job::Supposition;
 use crate::job::Wrote;
-use crate::policy::{Area, Policy};
-use crate::prunes::Allowed;
-use crate::queue::{Key, Queue};
-use crate::records::{Records, Usage};
+use crate::policy::Policy;
+use crate::prunes::PruneApprovals;
+use crate::records::Records;
 use crate::report::Report;
 
 pub use event::{Event, Notice, WatchScope};
-use stored::Stored;
-
-/// Content that was asked for and has not come is asked for again after this: the hub may just have started.
-const ASK_AGAIN: Duration = Duration::from_secs(15);
+use history::CopyHistory;
+use hub_link::HubLink;
+use jobs::Jobs;
+use preview::PendingPreviews;
+use store::Store;
+use watches::Watches;
 
 /// How many runs are under way at once.
 pub const PARALLEL: usize = 8;
@@ -65,62 +59,6 @@ pub struct Setup {
     pub policy: Arc<Policy>,
     /// For jitter.
     pub seed: u64,
-}
-
-/// What the watch of one area has said.
-#[derive(Default)]
-struct Watched {
-    /// The names of a list that is not complete yet.
-    listing: Option<BTreeSet<SourceRef>>,
-    complete: bool,
-    /// Why the agent may not watch it, or why it could not be listed so far.
-    forbidden: Option<CopyError>,
-    /// The watch is lost, with the last HTTP status: what is known may not be so any more.
-    lost: Option<u16>,
-}
-
-/// A failure of one copy, and what was wanted when it failed.
-struct Failed {
-    about: (IntentKey, Option<Revision>),
-    copy_error: CopyError,
-}
-
-/// A run that is under way.
-struct RunningJob {
-    about: (IntentKey, Option<Revision>),
-    /// Versions that a watch named meanwhile; `None` for a deletion.
-    received: Vec<Option<Arc<str>>>,
-    /// It puts a copy back that was as it should be.
-    drift: bool,
-    /// Who else wrote the object before, as far as that is known.
-    others: Option<Arc<str>>,
-    rule: RuleName,
-    /// It deletes, or may have to.
-    deletes: bool,
-    /// It carries a removal out.
-    removes: bool,
-    adds: Usage,
-}
-
-/// In what a live object of some version differs from what was wanted then.
-struct Compared {
-    version: Arc<str>,
-    about: (IntentKey, Option<Revision>),
-    copy_error: CopyError,
-}
-
-/// A live stream.
-#[derive(Default)]
-struct HubStream {
-    begun: bool,
-    /// The nonce of the last batch that was taken in.
-    last_batch: u64,
-    outbox: VecDeque<AgentFrame>,
-    acks: VecDeque<AgentFrame>,
-    /// Intents whose content is to be asked for.
-    ask: BTreeSet<IntentKey>,
-    /// When what has not come is asked for again.
-    ask_again: Option<Instant>,
 }
 
 /// Counters for metrics, since the start.
@@ -146,124 +84,80 @@ pub struct Totals {
     pub contentions: u64,
 }
 
-/// The mind of one agent.
+impl Totals {
+    /// Counts the result of a job; `drift`: the job put back a copy that was correct before.
+    fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
+        self.failed += u64::from(failed);
+        match wrote {
+            Some(wrote @ (Wrote::Created | Wrote::Changed | Wrote::Adopted | Wrote::Overwrote | Wrote::Recreated)) => {
+                self.written += 1;
+                self.adopted += u64::from(wrote == Wrote::Adopted);
+                self.overwritten += u64::from(wrote == Wrote::Overwrote);
+                self.recreated += u64::from(wrote == Wrote::Recreated);
+                self.drift_corrected += u64::from(drift && !failed);
+            }
+            Some(Wrote::Equal) => self.equal += 1,
+            Some(Wrote::Deleted | Wrote::Retained) => self.removed += 1,
+            None => {}
+        }
+    }
+}
+
+/// The reconciler of one agent: it takes events, and hands out jobs, frames and Events.
 pub struct Reconciler {
-    desired: Desired,
-    records: Records,
-    report: Report,
-    queue: Queue,
-    cache: PayloadCache,
-    room: InflightBudget,
-    room_limit: usize,
-    jitter: Jitter,
-    hello: Hello,
-    policy: Arc<Policy>,
     home: Arc<str>,
-    areas: BTreeMap<Area, Watched>,
-    namespace_list: Option<BTreeSet<Arc<str>>>,
-    namespaces_complete: bool,
-    /// The watch of namespaces is lost.
-    namespaces_lost: Option<u16>,
-    /// What the hub was told last of lost watches, on this stream.
-    sent_lost: Vec<LostWatch>,
-    started: bool,
-    stored: Vec<StoredRule>,
-    failed: BTreeMap<SourceRef, Failed>,
-    namespace_failed: BTreeMap<Arc<str>, CopyError>,
-    runs: BTreeMap<SourceRef, RunningJob>,
-    /// What was heard during a run and its result do not fit: look again.
-    reread: BTreeSet<SourceRef>,
-    /// Copies that somebody changed, to be put back; and who, as far as that is known.
-    drifted: BTreeMap<SourceRef, Option<Arc<str>>>,
-    /// Copies that were put back lately.
-    contentions: Contentions,
-    /// Copies that were deleted lately.
-    deletes: Deletes,
-    /// Copies that are left as somebody changed them, and in what they differ.
-    compared: BTreeMap<SourceRef, Compared>,
-    /// Copies that were deleted, or lost their marks, and are left so: what they held.
-    lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
-    /// Copies that held what they should until somebody wrote another revision with our marks: what they held.
-    rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
-    /// Copies in namespaces given up that the hub lets us delete.
-    namespace_prunes: Allowed,
-    /// What the hub was told last of the copies in namespaces given up, by rule.
-    approved: BTreeMap<RuleUid, AskedDigest>,
-    /// Questions of the hub for which something is still to be read.
-    suppositions: VecDeque<(u64, Supposition)>,
-    /// The questions of this stream that are not answered, by numbers of our own that no other stream has.
-    questions: BTreeSet<u64>,
-    next_question: u64,
-    /// Intents whose content only the hub has.
-    wanting: BTreeSet<IntentKey>,
-    session: Option<HubStream>,
-    /// Rules of which copies came to light: the hub is to be told what is held of them, and when.
-    resync: BTreeSet<RuleUid>,
-    resync_at: Option<Instant>,
-    /// Under which the hub has it proved what stands here; in memory only.
-    proof_key: Option<ProofKey>,
-    /// The hub has revoked this cluster, and has not begun a session with it since.
-    revoked: bool,
-    /// How far what outlives a restart is stored.
-    stored_state: Stored,
+    policy: Arc<Policy>,
+    /// What this cluster should have.
+    desired: Desired,
+    /// The known objects of this cluster.
+    records: Records,
+    watches: Watches,
+    /// The history of the copies, as far as it decides about them.
+    history: CopyHistory,
+    jobs: Jobs,
+    cache: PayloadCache,
+    /// The outcomes of all copies, for the hub.
+    report: Report,
+    hub: HubLink,
+    /// The approvals of removals from namespaces that are no longer targets.
+    prunes: PruneApprovals,
+    previews: PendingPreviews,
+    store: Store,
     notices: Vec<Notice>,
     totals: Totals,
+    /// All watches have delivered their first lists, or have failed to.
+    started: bool,
+    /// The hub has revoked this cluster, and has not begun a session with it since.
+    revoked: bool,
     /// Whether this agent is the active one of its cluster.
     active: bool,
 }
 
 impl Reconciler {
-    /// A mind that has heard nothing yet.
+    /// A reconciler that has received no event.
     pub fn new(setup: Setup) -> Self {
-        let home = setup.home.namespace.as_str().into();
-        let areas = setup.policy.areas().into_iter().map(|area| (area, Watched::default())).collect();
-        let mut desired = Desired::new(setup.home, setup.policy.clone());
+        let mut desired = Desired::new(setup.home.clone(), setup.policy.clone());
         if let Some(uid) = &setup.hub_cluster_uid {
             desired.set_hub_cluster(uid);
         }
         Self {
+            home: setup.home.namespace.into(),
+            watches: Watches::new(setup.policy.clone()),
+            policy: setup.policy,
             desired,
             records: Records::default(),
-            report: Report::default(),
-            queue: Queue::default(),
+            history: CopyHistory::default(),
+            jobs: Jobs::new(setup.seed),
             cache: PayloadCache::new(CACHE_BYTES),
-            room: InflightBudget::default(),
-            room_limit: ROOM_BYTES,
-            jitter: Jitter::new(setup.seed),
-            hello: setup.hello,
-            policy: setup.policy,
-            home,
-            areas,
-            namespace_list: None,
-            namespaces_complete: false,
-            namespaces_lost: None,
-            sent_lost: vec![],
-            started: false,
-            stored: setup.stored,
-            failed: BTreeMap::new(),
-            namespace_failed: BTreeMap::new(),
-            runs: BTreeMap::new(),
-            reread: BTreeSet::new(),
-            drifted: BTreeMap::new(),
-            contentions: Contentions::default(),
-            deletes: Deletes::default(),
-            compared: BTreeMap::new(),
-            lost: BTreeMap::new(),
-            rewritten: BTreeMap::new(),
-            namespace_prunes: Allowed::default(),
-            approved: BTreeMap::new(),
-            suppositions: VecDeque::new(),
-            questions: BTreeSet::new(),
-            next_question: 0,
-            wanting: BTreeSet::new(),
-            session: None,
-            resync: BTreeSet::new(),
-            resync_at: None,
-            proof_key: None,
-            revoked: false,
-            stored_state: Stored::default(),
+            report: Report::default(),
+            hub: HubLink::new(setup.hello),
+            prunes: PruneApprovals::default(),
+            previews: PendingPreviews::default(),
+            store: Store::new(setup.stored),
             notices: vec![],
             totals: Totals::default(),
+            started: false,
+            revoked: false,
             active: true,
         }
     }
@@ -271,7 +165,7 @@ impl Reconciler {
     /// Sets other bounds for payloads in memory and for payloads that wait to be applied.
     pub fn with_bounds(mut self, cache: usize, room: usize) -> Self {
         self.cache = PayloadCache::new(cache);
-        self.room_limit = room;
+        self.jobs.set_budget(room);
         self
     }
 
@@ -287,13 +181,13 @@ impl Reconciler {
             Event::CopiesForbidden(area, copy_error) => self.copies_forbidden(&area, copy_error, now),
             Event::WatchLost(scope, status) => self.watch_lost(&scope, status, now),
             Event::WatchResumed(scope) => self.watch_resumed(&scope),
-            Event::NamespacesListed => self.namespace_list = Some(BTreeSet::new()),
+            Event::NamespacesListed => self.watches.namespace_listing = Some(BTreeSet::new()),
             Event::Namespace(name, namespace) => self.namespace_seen(&name, namespace, now),
             Event::NamespaceGone(name) => self.namespace_gone(&name, now),
             Event::NamespacesComplete => self.namespaces_complete(now),
             Event::HubConnected => self.connected(now),
             Event::Hub(frame, refused) => self.frame(frame, refused, now),
-            Event::HubLost => self.lost(now),
+            Event::HubLost => self.disconnected(now),
             Event::Revoked => self.revoked(now),
             Event::Done(done) => self.done(*done, now),
         }
@@ -306,19 +200,16 @@ impl Reconciler {
 
     /// Whether more may be taken from the hub.
     pub fn has_room(&self) -> bool {
-        self.room.bytes() <= self.room_limit
+        self.jobs.has_room()
     }
 
-    /// When to come back at the latest.
+    /// When the caller has to ask for jobs and frames again, at the latest.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
-        let begun = self.session.as_ref().is_some_and(|session| session.begun);
-        let report = self.report.next_due(now).filter(|_| begun);
-        let calm = self.contentions.next_calm();
-        let ask =
-            self.session.as_ref().filter(|_| begun && !self.wanting.is_empty()).and_then(|session| session.ask_again);
-        let resync = self.resync_at.filter(|_| begun);
-        // What is due already waits for something else: a free run, or a place in the stream.
-        [self.queue.next_due(), report, ask, calm, resync].into_iter().flatten().filter(|due| *due > now).min()
+        let report = self.report.next_due(now).filter(|_| self.hub.has_begun());
+        let contention = self.history.contentions.next_calm();
+        // What is due already waits for something else: a free job, or a place in the stream.
+        let all = [self.jobs.queue.next_due(), report, contention, self.hub.next_due()];
+        all.into_iter().flatten().filter(|due| *due > now).min()
     }
 
     /// What people should see, since this was last asked.
@@ -333,7 +224,7 @@ impl Reconciler {
 
     /// Counters since the start.
     pub fn totals(&self) -> Totals {
-        Totals { contentions: self.contentions.count() as u64, ..self.totals }
+        Totals { contentions: self.history.contentions.count() as u64, ..self.totals }
     }
 
     /// Bytes of payload in memory.
@@ -344,25 +235,5 @@ impl Reconciler {
     #[cfg(test)]
     fn acked_pairs(&self, uid: &str) -> Vec<runnel_proto::model::AckedIntent> {
         self.desired.pairs(&uid.into())
-    }
-
-    fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
-        self.totals.failed += u64::from(failed);
-        match wrote {
-            Some(wrote @ (Wrote::Created | Wrote::Changed | Wrote::Adopted | Wrote::Overwrote | Wrote::Recreated)) => {
-                self.totals.written += 1;
-                self.totals.adopted += u64::from(wrote == Wrote::Adopted);
-                self.totals.overwritten += u64::from(wrote == Wrote::Overwrote);
-                self.totals.recreated += u64::from(wrote == Wrote::Recreated);
-                self.totals.drift_corrected += u64::from(drift && !failed);
-            }
-            Some(Wrote::Equal) => self.totals.equal += 1,
-            Some(Wrote::Deleted | Wrote::Retained) => self.totals.removed += 1,
-            None => {}
-        }
-    }
-
-    fn key(copy: &SourceRef) -> Key {
-        Key::Copy(copy.clone())
     }
 }

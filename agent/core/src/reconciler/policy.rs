@@ -1,34 +1,28 @@
-//! The member's policy in the core: what is watched under it, and what a change of it does.
+//! Changes of the member's policy, and the revocation of the cluster.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::SourceRef;
-
-use super::{Reconciler, Watched};
-use crate::policy::Policy;
+use super::Reconciler;
+use crate::policy::{OnRevoke, Policy};
 
 impl Reconciler {
-    /// Puts another policy in force: what it newly allows goes on at once, and what it no longer allows stops.
+    /// Puts another policy in force: newly allowed writes begin at once, and denied ones stop.
     pub(super) fn set_policy(&mut self, policy: Arc<Policy>, now: Instant) {
         self.policy = policy.clone();
-        let areas = policy.areas();
-        self.areas.retain(|area, _| areas.contains(area));
-        for area in areas {
-            self.areas.entry(area).or_default();
-        }
-        // Orders for what goes out of sight are dropped; what was reported of them ends, too.
+        self.watches.set_policy(policy.clone());
+        // The orders for copies without a watch are dropped, and with them what was reported of them.
         let known: BTreeSet<_> = self.desired.all_copies().chain(self.records.all()).cloned().collect();
         self.desired.set_policy(policy);
-        // Who is not watched any more may change unseen: what is known of it is worth nothing from now on.
-        let unseen: Vec<_> = self.records.all().filter(|copy| self.policy.area(copy).is_none()).cloned().collect();
-        if !unseen.is_empty() {
+        // A copy without a watch may change at any time, so its record is worthless from now on.
+        let unwatched: Vec<_> = self.records.all().filter(|copy| self.policy.area(copy).is_none()).cloned().collect();
+        if !unwatched.is_empty() {
             tracing::warn!(
-                copies = unseen.len(),
-                "the policy no longer has these copies looked at: they stay as they are, and are not removed by the hub"
+                copies = unwatched.len(),
+                "the policy no longer has these copies watched: they stay as they are, and are not removed by the hub"
             );
         }
-        for copy in unseen {
+        for copy in unwatched {
             self.records.forget(&copy);
             self.reconcile_copy(&copy, now);
         }
@@ -43,13 +37,38 @@ impl Reconciler {
         }
     }
 
-    /// What the watch that shows a copy has said; `None` where nothing is watched.
-    pub(super) fn watched(&self, copy: &SourceRef) -> Option<&Watched> {
-        self.areas.get(&self.policy.area(copy)?)
+    /// The hub has revoked this cluster, until a hub begins a session again. The copies are kept as they are, as while a hub
+    /// is away; or they are deleted, if the member's policy says `onRevoke: Purge`.
+    pub fn revoked(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.revoked, true) {
+            return;
+        }
+        let copies = self.records.intents().map(|(_, copies)| copies.iter().count()).sum::<usize>();
+        match self.policy.on_revoke {
+            OnRevoke::Keep => {
+                tracing::warn!(copies, "the hub has revoked this cluster: the copies here are kept as they are")
+            }
+            OnRevoke::Purge => {
+                tracing::warn!(
+                    copies,
+                    "the hub has revoked this cluster: the copies here are deleted (onRevoke: Purge)"
+                );
+                self.reconcile_all(now);
+            }
+        }
     }
 
-    /// Whether everything is known of what stands where a copy should.
-    pub(super) fn is_watched(&self, copy: &SourceRef) -> bool {
-        self.namespaces_unknown().is_none() && self.watched(copy).is_some_and(|watched| watched.complete)
+    /// Whether the copies here are deleted because the hub has revoked this cluster.
+    pub(super) fn is_purging(&self) -> bool {
+        self.revoked && self.policy.on_revoke == OnRevoke::Purge
+    }
+
+    /// Reconciles every copy that an intent claims, and every object with the marks of one.
+    pub(super) fn reconcile_all(&mut self, now: Instant) {
+        let known = self.records.intents().flat_map(|(_, copies)| copies);
+        let all: Vec<_> = self.desired.all_copies().chain(known).cloned().collect();
+        for copy in all {
+            self.reconcile_now(&copy, now);
+        }
     }
 }

@@ -1,30 +1,17 @@
-//! How many copies there may be, and how many bytes: by the member's policy, and by what is granted to the rules of one
-//! namespace of the hub. What is there already stays; what would go beyond is not written.
+//! The quota of copies and bytes: by the member's policy, and by the grants to the rules of one namespace of the hub. The
+//! agent writes no copy that would exceed it; existing copies stay.
 use std::sync::Arc;
-use std::time::Instant;
 
 use runnel_proto::model::{Reason, RuleUid, SourceRef};
 
-use super::Reconciler;
-use crate::backoff::RECHECK;
-use crate::copy::CopyError;
-use crate::copy::IntentKey;
+use super::decider::Decider;
+use crate::copy::{CopyError, IntentKey};
 use crate::decide::{Want, WantedCopy};
 use crate::live::Ownership;
-use crate::queue::Key;
 use crate::records::Usage;
 
-impl Reconciler {
-    /// Denies a copy that is not there yet, or that would grow, where that would go beyond a limit.
-    pub(super) fn apply_quota(&self, copy: &SourceRef, want: &mut Want) {
-        if let Want::Copy(wanted) = want
-            && wanted.denied.is_none()
-        {
-            wanted.denied = self.beyond_quota(copy, wanted);
-        }
-    }
-
-    /// What a copy would add to what there is.
+impl Decider<'_> {
+    /// What a copy would add to the existing copies.
     pub(super) fn growth(&self, copy: &SourceRef, intent: &IntentKey) -> Usage {
         let live = self.records.live(copy).filter(|live| live.ownership == Ownership::Ours && live.sealed.is_some());
         let bytes = self.desired.bytes(intent).unwrap_or_default();
@@ -34,13 +21,14 @@ impl Reconciler {
         }
     }
 
-    fn beyond_quota(&self, copy: &SourceRef, wanted: &WantedCopy) -> Option<CopyError> {
+    /// Why a copy may not be written, if it would exceed a quota.
+    pub(super) fn beyond_quota(&self, copy: &SourceRef, wanted: &WantedCopy) -> Option<CopyError> {
         let adds = self.growth(copy, &wanted.intent);
         if adds == Usage::default() {
             return None;
         }
         let running = |of: &dyn Fn(&RuleUid) -> bool| {
-            let others = self.runs.iter().filter(|(other, run)| *other != copy && of(&run.about.0.rule));
+            let others = self.jobs.running.iter().filter(|(other, run)| *other != copy && of(&run.about.0.rule));
             // A watch may show a copy before its write has ended: then it counts among the copies.
             let adds = others.filter(|(_, run)| run.adds != Usage::default());
             adds.map(|(other, run)| self.growth(other, &run.about.0)).fold(Usage::default(), Usage::plus)
@@ -67,16 +55,8 @@ impl Reconciler {
         )))
     }
 
-    /// Looks again at a copy for which there was no room: no event says when there is.
-    pub(super) fn recheck_quota(&mut self, copy: &SourceRef, want: &Want, now: Instant) {
-        if self.lacks_room(copy, want) {
-            let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());
-            self.queue.add_at(&Key::Copy(copy.clone()), now + delay);
-        }
-    }
-
-    /// Whether a copy waits for room.
-    pub(super) fn lacks_room(&self, copy: &SourceRef, want: &Want) -> bool {
+    /// Whether a copy waits because of a quota.
+    pub(super) fn waits_for_quota(&self, copy: &SourceRef, want: &Want) -> bool {
         matches!(want, Want::Copy(wanted) if wanted.denied.is_some() && self.beyond_quota(copy, wanted).is_some())
     }
 }

@@ -4,6 +4,7 @@ use crate::live::Ownership;
 use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A step of a history.

@@ -21,6 +21,7 @@ mod world;
 
 use super::*;
 use crate::live::Ownership;
+use crate::policy::Area;
 use runnel_proto::model::*;
 use std::time::Duration;
 use world::*;

@@ -4,6 +4,7 @@ use crate::copy::CopyError;
 use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;
+use std::collections::BTreeMap;
 
 fn labelled(value: &str) -> Namespace {
     Namespace { labels: BTreeMap::from([("env".to_owned(), value.to_owned())]), ..Namespace::default() }
@@ -475,7 +476,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let digest = if last { reported } else { digests.first().copied() };
                 if let Some(digest) = digest.filter(|_| connected) {
                     // Exactly what the digest stands for may go, if it is what waits.
-                    let set = world.core.waiting_to_go(&"r".into());
+                    let set = world.core.waiting_prunes(&"r".into());
                     if crate::prunes::digest_of(&"r".into(), &set) == digest {
                         named.extend(set.into_values());
                     }

@@ -1,5 +1,6 @@
 //! The member's policy, and rights that are missing in some namespaces.
 use super::*;
+use crate::policy::Area;
 use crate::policy::OnRevoke;
 
 fn policy(text: &str) -> Policy {

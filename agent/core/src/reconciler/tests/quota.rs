@@ -4,6 +4,7 @@ use crate::job::{Job, Recreate, Work};
 use crate::live::Ownership;
 use crate::reconciler::*;
 use runnel_proto::model::*;
+use std::time::Duration;
 
 fn limited(policy: Policy) -> World {
     let mut world = World::new(&["team", "a", "b"]);

@@ -197,7 +197,7 @@ fn copies_beyond_the_limit_are_not_read_for_a_diff() {
             one.digests = Some(FieldDigests::default().into());
         }
         world.core.handle(Event::Hub(HubFrame::Suppose(Box::new(asked)), vec![]), world.now);
-        let (_, supposition) = world.core.suppositions.back().unwrap();
+        let (_, supposition) = world.core.previews.waiting.back().unwrap();
         let open = |item: &&crate::job::Item| matches!(item.known, crate::job::CopyKnowledge::Open(_));
         let found = (supposition.items.len(), supposition.items.iter().filter(open).count());
         world.settle();

@@ -1,6 +1,6 @@
-//! The hub's question what would become of a rule's copies: the core's own decisions, with a desired set in which the hub
-//! has said that. The real one is not touched, and nothing is queued but the looks that the answer takes.
-use std::collections::BTreeMap;
+//! Previews: what would become of a rule's copies under other terms. A preview runs the ordinary pipeline over a copy of the
+//! desired set with those terms. It changes no state, and queues only the reads that its answer needs.
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use runnel_proto::model::{
@@ -9,65 +9,107 @@ use runnel_proto::model::{
 };
 
 use super::Reconciler;
+use super::decider::Decider;
 use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{Action, Decision, TargetNamespace, Want, WantedCopy, decide, is_of_this_intent};
 use crate::foresee::foresee;
-use crate::job::{ContentSource, DesiredObject, Limits, Recreate};
-use crate::job::{CopyKnowledge, Decided, Item, Open, Supposition};
+use crate::job::{ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Limits, Open, Recreate, Supposition};
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
 
-type Intents<'a> = BTreeMap<&'a SourceRef, &'a SupposedIntent>;
+/// The previews that the hub has asked for in this stream.
+#[derive(Default)]
+pub(super) struct PendingPreviews {
+    /// Previews that wait for reads.
+    pub(super) waiting: VecDeque<(u64, Supposition)>,
+    /// The unanswered ones, by numbers that no other stream uses.
+    open: BTreeSet<u64>,
+    last: u64,
+}
+
+impl PendingPreviews {
+    fn add(&mut self, supposition: Supposition) {
+        self.last += 1;
+        self.open.insert(self.last);
+        self.waiting.push_back((self.last, supposition));
+    }
+
+    /// The next preview that waits for reads.
+    pub(super) fn pop(&mut self) -> Option<(u64, Supposition)> {
+        self.waiting.pop_front()
+    }
+
+    /// Ends a preview. Returns whether the stream still waits for its answer.
+    pub(super) fn close(&mut self, number: u64) -> bool {
+        self.open.remove(&number)
+    }
+
+    /// The stream has ended.
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+        self.open.clear();
+    }
+}
 
 impl Reconciler {
-    /// Begins to answer; `refused` is what this build cannot read of the question.
+    /// Begins a preview; `refused` are the parts of the question that this build cannot read.
     pub(super) fn suppose(&mut self, asked: &Suppose, refused: &[Refusal]) {
         if let Some(whole) = refused.iter().find(|refused| refused.source.name.is_empty()) {
             let unanswered = whole.message.clone();
             let answer = Supposed { question: asked.question, copies: vec![], more: 0, last: true, unanswered };
-            return self.send(AgentFrame::Supposed(answer));
+            return self.hub.send(AgentFrame::Supposed(answer));
         }
-        let mut supposed = self.desired.clone();
-        supposed.suppose(asked, &self.records);
-        std::mem::swap(&mut self.desired, &mut supposed);
-        let mut supposition = self.supposition(asked);
-        self.desired = supposed;
+        let mut desired = self.desired.clone();
+        desired.suppose(asked, &self.records);
+        let intents = asked.intents.iter().map(|intent| (&intent.intent.source, intent)).collect();
+        let decider = Decider { desired: &desired, ..self.decider() };
+        let mut supposition = Preview { decider, home: &self.home, asked, intents }.supposition();
         supposition.items.extend(refused.iter().map(refused_item));
-        self.next_question += 1;
-        self.questions.insert(self.next_question);
-        self.suppositions.push_back((self.next_question, supposition));
+        self.previews.add(supposition);
     }
+}
 
-    fn supposition(&self, asked: &Suppose) -> Supposition {
-        let mut copies = self.desired.copies_of(&asked.uid);
-        copies.extend(self.records.intents_of(&asked.uid).flat_map(|(_, copies)| copies).cloned());
-        let intents: Intents<'_> = asked.intents.iter().map(|intent| (&intent.intent.source, intent)).collect();
+/// The computation of one preview.
+struct Preview<'a> {
+    /// The pipeline over the previewed desired set.
+    decider: Decider<'a>,
+    home: &'a Arc<str>,
+    asked: &'a Suppose,
+    intents: BTreeMap<&'a SourceRef, &'a SupposedIntent>,
+}
+
+impl Preview<'_> {
+    fn supposition(&self) -> Supposition {
+        let asked = self.asked;
+        let mut copies = self.decider.desired.copies_of(&asked.uid);
+        copies.extend(self.decider.records.intents_of(&asked.uid).flat_map(|(_, copies)| copies).cloned());
         let more = u32::try_from(copies.len().saturating_sub(SUPPOSED_LIMIT)).unwrap_or(u32::MAX);
         let mut diffs = DIFF_COPIES;
         let copies = copies.into_iter().take(SUPPOSED_LIMIT);
-        let items = copies.filter_map(|copy| self.supposed(asked, &intents, copy, &mut diffs)).collect();
+        let items = copies.filter_map(|copy| self.supposed(copy, &mut diffs)).collect();
         Supposition { question: asked.question, key: asked.key, items, more }
     }
 
     /// `diffs` is how many more copies are read for the paths in which they differ.
-    fn supposed(&self, asked: &Suppose, intents: &Intents<'_>, copy: SourceRef, diffs: &mut usize) -> Option<Item> {
-        let uid = &asked.uid;
-        let blocked = self.records.live(&copy).and_then(|live| sealed_for(live, uid));
+    fn supposed(&self, copy: SourceRef, diffs: &mut usize) -> Option<Item> {
+        let Decider { desired, records, .. } = self.decider;
+        let (asked, uid) = (self.asked, &self.asked.uid);
+        let blocked = records.live(&copy).and_then(|live| sealed_for(live, uid));
         let outcome = |source: SourceRef, outcome: Decided| Some((source, CopyKnowledge::Decided(outcome), vec![]));
-        let want = self.want(&copy);
+        let want = self.decider.want(&copy);
         let (source, known, after) = match want {
             Want::Copy(wanted) if wanted.intent.rule == *uid => {
                 let source = wanted.intent.source.clone();
-                let known = self.supposed_copy(asked, intents.get(&source).copied(), &copy, *wanted, diffs)?;
+                let known = self.supposed_copy(&copy, *wanted, diffs)?;
                 Some((source, known, vec![]))
             }
             Want::Gone(key, rule, mut order) if key.rule == *uid => {
-                let live = self.records.live(&copy);
-                let suspended = matches!(self.desired.want(&copy, live), Want::Gone(_, _, plain) if plain.deferred);
-                let successors = self.desired.successors(&key, &copy).into_iter().map(|(.., copy)| copy);
+                let live = records.live(&copy);
+                let suspended = matches!(desired.want(&copy, live), Want::Gone(_, _, plain) if plain.deferred);
+                let successors = desired.successors(&key, &copy).into_iter().map(|(.., copy)| copy);
                 let after = if order.deferred && !suspended { successors.collect() } else { vec![] };
                 order.deferred = suspended;
-                let (source, observed) = (key.source.clone(), self.records.observed(&copy).clone());
+                let (source, observed) = (key.source.clone(), records.observed(&copy).clone());
                 let want = Want::Gone(key, rule, order);
                 let known = if asked.rehearse {
                     open(want, observed, [0; 32], (true, None), None)
@@ -78,11 +120,11 @@ impl Reconciler {
             }
             Want::Kept(key, _) if key.rule == *uid => outcome(key.source, (Foreseen::Unchanged, None)),
             // Somebody else's; what is said to the rule is what its status would say.
-            _ => match (self.desired.claimed_by(uid, &copy), &blocked) {
+            _ => match (desired.claimed_by(uid, &copy), &blocked) {
                 (Some(source), _) => outcome(source, (Foreseen::Refused, self.loss(uid, &copy))),
                 (None, Some(source)) => outcome(
                     source.clone(),
-                    match self.desired.idle_winner(&copy) {
+                    match desired.idle_winner(&copy) {
                         Some(_) => (Foreseen::HandOver, None),
                         None => (Foreseen::Unchanged, None),
                     },
@@ -100,27 +142,22 @@ impl Reconciler {
         Some(Item { copy, source, known, after })
     }
 
-    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<crate::copy::CopyError> {
-        self.desired.others(copy).into_iter().find_map(|(rule, outcome)| match outcome {
+    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<CopyError> {
+        self.decider.desired.others(copy).into_iter().find_map(|(rule, outcome)| match outcome {
             CopyStatus::Failed(copy_error) if rule == *uid => Some(copy_error),
             _ => None,
         })
     }
 
-    fn supposed_copy(
-        &self,
-        asked: &Suppose,
-        supposed: Option<&SupposedIntent>,
-        copy: &SourceRef,
-        wanted: WantedCopy,
-        diffs: &mut usize,
-    ) -> Option<CopyKnowledge> {
-        let watched = self.watched(copy);
-        let settled = wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace);
+    fn supposed_copy(&self, copy: &SourceRef, wanted: WantedCopy, diffs: &mut usize) -> Option<CopyKnowledge> {
+        let asked = self.asked;
+        let supposed = self.intents.get(&wanted.intent.source).copied();
+        let watched = self.decider.watches.of(copy);
+        let settled = wanted.denied.is_some() || !self.decider.desired.has_namespace(&copy.namespace);
         if let Some(copy_error) = watched.and_then(|watched| watched.forbidden.clone()).filter(|_| !settled) {
             return Some(CopyKnowledge::Decided((Foreseen::Refused, Some(copy_error))));
         }
-        let observed = self.records.observed(copy).clone();
+        let observed = self.decider.records.observed(copy).clone();
         let is_ours = matches!(&observed, Observed::Live(live) if live.is_own());
         // A place that is not there yet has nothing in it.
         let settled = settled || matches!(wanted.place, TargetNamespace::ToCreate(_)) || wanted.suspend;
@@ -151,7 +188,7 @@ impl Reconciler {
         if payload.bytes().is_empty() {
             return None;
         }
-        let number = self.records.live(copy).map_or(0, |live| live.number);
+        let number = self.decider.records.live(copy).map_or(0, |live| live.number);
         Some(DesiredObject {
             intent: wanted.intent.clone(),
             rule: wanted.rule.clone(),
@@ -161,7 +198,7 @@ impl Reconciler {
             version: wanted.policies.version.map(|least| least.max(number)),
             recreate: if wanted.policies.recreate { Recreate::Yes } else { Recreate::No },
             dry_run: false,
-            limits: Limits { policy: self.policy.clone(), home: self.home.clone() },
+            limits: Limits { policy: self.decider.policy.clone(), home: self.home.clone() },
         })
     }
 }

@@ -1,26 +1,23 @@
-//! What the watches say, and the start: nothing is decided before each has delivered a complete list.
+//! The events of the watches, and the start: nothing is decided before each watch has delivered a complete list.
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use runnel_proto::model::{Reason, SourceRef};
 
-use super::{Reconciler, Watched};
-use crate::copy::CopyError;
-use crate::copy::IntentKey;
+use super::{Reconciler, WatchScope};
+use crate::classify;
+use crate::copy::{CopyError, IntentKey};
 use crate::desired::Namespace;
 use crate::live::{Live, Ownership};
 use crate::policy::Area;
 
-/// How long is waited for more copies before the hub is asked about those that came to light.
-const RESYNC_DELAY: Duration = Duration::from_secs(1);
-
-/// How many copies that name an intent without a proof are remembered.
+/// Copies with an unproved intent that are recorded at most.
 const UNPROVED_LIMIT: usize = 2_000;
 
 impl Reconciler {
     pub(super) fn copies_listed(&mut self, area: &Area) {
-        if let Some(watched) = self.areas.get_mut(area) {
+        if let Some(watched) = self.watches.copies.get_mut(area) {
             watched.listing = Some(BTreeSet::new());
             self.records.list_begins(area.resource, area.namespace.as_deref());
         }
@@ -28,14 +25,12 @@ impl Reconciler {
 
     pub(super) fn copy_seen(&mut self, copy: &SourceRef, live: Live, now: Instant) {
         let Some(area) = self.policy.area(copy) else { return };
-        let Some(listed) = self.areas.get(&area).map(|watched| watched.listing.is_some()) else { return };
-        if let Some(run) = self.runs.get_mut(copy) {
-            run.received.push(Some(live.version.clone()));
-        }
+        let Some(listed) = self.watches.copies.get(&area).map(|watched| watched.listing.is_some()) else { return };
+        self.jobs.record_event(copy, Some(live.version.clone()));
         if self.is_stranger(copy, &live) {
             return self.stranger_seen(copy, now);
         }
-        if let Some(listing) = self.areas.get_mut(&area).and_then(|watched| watched.listing.as_mut()) {
+        if let Some(listing) = self.watches.copies.get_mut(&area).and_then(|watched| watched.listing.as_mut()) {
             listing.insert(copy.clone());
         }
         let known = |live: &Live| (live.uid.clone(), live.facts.digest);
@@ -75,13 +70,13 @@ impl Reconciler {
     /// A copy of ours came to light: it may be of an intent that is not held, or stand where its rule has no copies.
     pub(super) fn find(&mut self, copy: &SourceRef, now: Instant) {
         // It is the echo of a write of ours, or a rule or an order sees to it.
-        if self.desired.concerns(copy) || self.runs.contains_key(copy) {
+        if self.desired.concerns(copy) || self.jobs.running.contains_key(copy) {
             return;
         }
-        let watched = self.watched(copy);
+        let watch = self.watches.of(copy);
         let Some(key) = self.records.live(copy).and_then(Live::intent) else { return };
         // What a first list shows is taken in when the list is complete.
-        if self.started && watched.is_some_and(|watched| watched.complete) && !self.revoked {
+        if self.started && watch.is_some_and(|watch| watch.complete) && !self.revoked {
             self.find_intent(&key, std::slice::from_ref(copy), now);
         }
     }
@@ -89,22 +84,19 @@ impl Reconciler {
     fn find_intent(&mut self, key: &IntentKey, copies: &[SourceRef], now: Instant) {
         if self.desired.find_intent(key, copies, &self.records) {
             tracing::warn!(rule = %key.rule, source = %key.source, "copies came to light that the hub did not order: it is asked");
-            self.resync.insert(key.rule.clone());
-            self.resync_at.get_or_insert(now + RESYNC_DELAY);
+            self.hub.resync(&key.rule, now);
         }
     }
 
     pub(super) fn copy_gone(&mut self, copy: &SourceRef, uid: &str, now: Instant) {
-        if let Some(run) = self.runs.get_mut(copy) {
-            run.received.push(None);
-        }
+        self.jobs.record_event(copy, None);
         if self.records.unwatched(copy, uid) {
             self.reconcile_copy(copy, now);
         }
     }
 
     pub(super) fn copies_complete(&mut self, area: &Area, now: Instant) {
-        let Some(watched) = self.areas.get_mut(area) else { return };
+        let Some(watched) = self.watches.copies.get_mut(area) else { return };
         let seen = watched.listing.take().unwrap_or_default();
         let first = !watched.complete;
         (watched.complete, watched.forbidden) = (true, None);
@@ -118,11 +110,11 @@ impl Reconciler {
             .cloned()
             .collect();
         for copy in lost {
-            if let Some(run) = self.runs.get_mut(&copy) {
-                run.received.push(None);
+            if self.jobs.running.contains_key(&copy) {
+                self.jobs.record_event(&copy, None);
             } else if self.records.shown_in_list(&copy) && self.desired.concerns(&copy) {
                 // The list may be older than what was read or written meanwhile.
-                self.reread.insert(copy.clone());
+                self.jobs.reread.insert(copy.clone());
                 self.reconcile_copy(&copy, now);
             } else {
                 self.records.forget(&copy);
@@ -133,7 +125,7 @@ impl Reconciler {
             self.start_if_ready(now);
         } else if first {
             self.find_all(area, now);
-            self.look_at_area(area, now);
+            self.reconcile_area(area, now);
         }
         if was_lost {
             self.prove_again();
@@ -157,7 +149,7 @@ impl Reconciler {
     }
 
     pub(super) fn copies_forbidden(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
-        let Some(watched) = self.areas.get_mut(area) else { return };
+        let Some(watched) = self.watches.copies.get_mut(area) else { return };
         if watched.forbidden.replace(copy_error.clone()) == Some(copy_error) {
             return;
         }
@@ -165,14 +157,14 @@ impl Reconciler {
         if watched.forbidden.as_ref().is_some_and(|copy_error| copy_error.reason == Reason::Forbidden) {
             watched.lost = None;
         }
-        if self.started { self.look_at_area(area, now) } else { self.start_if_ready(now) }
+        if self.started { self.reconcile_area(area, now) } else { self.start_if_ready(now) }
     }
 
     pub(super) fn namespace_seen(&mut self, name: &Arc<str>, namespace: Namespace, now: Instant) {
-        if let Some(list) = &mut self.namespace_list {
+        if let Some(list) = &mut self.watches.namespace_listing {
             list.insert(name.clone());
         }
-        self.namespace_failed.remove(name);
+        self.jobs.namespace_failed.remove(name);
         self.set_namespace(name, Some(namespace), now);
     }
 
@@ -188,17 +180,17 @@ impl Reconciler {
     }
 
     pub(super) fn namespaces_complete(&mut self, now: Instant) {
-        let seen = self.namespace_list.take().unwrap_or_default();
+        let seen = self.watches.namespace_listing.take().unwrap_or_default();
         let lost: Vec<_> = self.desired.namespaces().filter(|name| !seen.contains(*name)).cloned().collect();
         for name in lost {
             self.namespace_gone(&name, now);
         }
-        let first = !std::mem::replace(&mut self.namespaces_complete, true);
-        let was_lost = self.namespaces_lost.take().is_some();
+        let first = !std::mem::replace(&mut self.watches.namespaces_complete, true);
+        let was_lost = self.watches.namespaces_lost.take().is_some();
         if !self.started {
             self.start_if_ready(now);
         } else if first {
-            self.look_at_everything(now);
+            self.reconcile_all(now);
         }
         if was_lost {
             self.prove_again();
@@ -206,18 +198,17 @@ impl Reconciler {
     }
 
     pub(super) fn start_if_ready(&mut self, now: Instant) {
-        let ready = |watched: &Watched| watched.complete || watched.forbidden.is_some();
-        let namespaces = self.namespaces_complete || self.namespaces_lost.is_some();
-        if !namespaces || !self.areas.values().all(ready) {
+        if !self.watches.have_started() {
             return;
         }
         self.started = true;
         self.assume_namespaces();
-        let stored = std::mem::take(&mut self.stored);
+        let stored = self.store.take_initial();
         let rules = stored.len();
         self.desired.restore_terms(stored);
-        let shown = self.areas.iter().filter(|(_, watched)| watched.complete);
-        self.restore(&shown.map(|(area, _)| area.clone()).collect(), now);
+        for copy in self.desired.restore_intents(&self.watches.complete_areas(), &self.records) {
+            self.reconcile_copy(&copy, now);
+        }
         let all: Vec<_> = self.desired.all_copies().cloned().collect();
         tracing::info!(rules, copies = all.len(), "watching this cluster's copies and namespaces");
         for copy in all {
@@ -225,16 +216,63 @@ impl Reconciler {
         }
     }
 
-    fn restore(&mut self, areas: &BTreeSet<Area>, now: Instant) {
-        for copy in self.desired.restore_intents(areas, &self.records) {
+    /// The agent starts without a list of the namespaces: those with copies exist.
+    fn assume_namespaces(&mut self) {
+        if self.watches.namespaces_unknown().is_none() {
+            return;
+        }
+        let names: BTreeSet<_> = self.records.all().map(|copy| copy.namespace.clone()).collect();
+        for name in names {
+            self.desired.set_namespace(&name, Some(Namespace::default()), &self.records);
+        }
+    }
+
+    fn reconcile_area(&mut self, area: &Area, now: Instant) {
+        let all = self.desired.all_copies().filter(|copy| self.policy.area(copy).as_ref() == Some(area));
+        for copy in all.cloned().collect::<Vec<_>>() {
             self.reconcile_copy(&copy, now);
         }
     }
 
-    fn look_at_area(&mut self, area: &Area, now: Instant) {
-        let all = self.desired.all_copies().filter(|copy| self.policy.area(copy).as_ref() == Some(area));
-        for copy in all.cloned().collect::<Vec<_>>() {
-            self.reconcile_copy(&copy, now);
+    pub(super) fn watch_lost(&mut self, scope: &WatchScope, status: u16, now: Instant) {
+        match scope {
+            WatchScope::Namespaces => {
+                if self.watches.namespaces_lost.replace(status) != Some(status) {
+                    tracing::warn!(
+                        status,
+                        "namespaces cannot be watched: the state of this cluster is not known any more"
+                    );
+                }
+            }
+            WatchScope::Copies(area) => {
+                let Some(watch) = self.watches.copies.get_mut(area) else { return };
+                watch.lost = Some(status);
+                if !watch.complete {
+                    return self.copies_forbidden(area, classify::lost_watch(area.resource, status), now);
+                }
+            }
+        }
+        if !self.started {
+            self.start_if_ready(now);
+        }
+    }
+
+    pub(super) fn watch_resumed(&mut self, scope: &WatchScope) {
+        match scope {
+            WatchScope::Namespaces => self.watches.namespaces_lost = None,
+            WatchScope::Copies(area) => {
+                if let Some(watch) = self.watches.copies.get_mut(area) {
+                    watch.lost = None;
+                }
+            }
+        }
+        self.prove_again();
+    }
+
+    /// Reports all rules once no watch is lost: nothing is proved before.
+    fn prove_again(&mut self) {
+        if self.watches.lost().is_empty() {
+            self.report.report_all(self.desired.rules().cloned());
         }
     }
 }

@@ -1,0 +1,278 @@
+//! Reconciles one copy: computes what is wanted, decides, reports the outcome and queues the job.
+use std::time::Instant;
+
+use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
+
+use super::decider::{Decider, Visibility};
+use super::{Notice, Reconciler};
+use crate::copy::{CopyError, CopyStatus, IntentKey, PlannedChange};
+use crate::decide::{Action, Decision, Want, decide, planned};
+use crate::queue::Key;
+use crate::{deletes, differ};
+
+impl Reconciler {
+    /// The pipeline over the current state.
+    pub(super) fn decider(&self) -> Decider<'_> {
+        Decider {
+            desired: &self.desired,
+            records: &self.records,
+            watches: &self.watches,
+            history: &self.history,
+            jobs: &self.jobs,
+            prunes: &self.prunes,
+            policy: &self.policy,
+            purges: self.is_purging(),
+        }
+    }
+
+    /// Reconciles a copy whose desired state may have changed: an earlier failure counts no more.
+    pub(super) fn reconcile_now(&mut self, copy: &SourceRef, now: Instant) {
+        if self.history.failed.remove(copy).is_some() {
+            self.jobs.add_fresh(copy);
+        }
+        self.reconcile_copy(copy, now);
+    }
+
+    /// Reconciles a copy after an event that concerns it. This is the only place that decides about a copy after an event.
+    pub(super) fn reconcile_copy(&mut self, copy: &SourceRef, now: Instant) {
+        if !self.started {
+            return;
+        }
+        // The job under way decides the owner of the copy. The copy is reconciled when the job has ended, and again when
+        // it was read, if the job does not know whether its write succeeded.
+        let is_running = self.jobs.running.contains_key(copy);
+        if !is_running && !self.jobs.reread.contains(copy) {
+            self.drop_stale_orders(copy);
+        }
+        let want = self.decider().want(copy);
+        // The approval of a removal that is not due ends: the removal may stay deferred for long.
+        if !matches!(&want, Want::Gone(_, _, order) if !order.deferred) {
+            self.prunes.forget(copy);
+        }
+        let want = self.with_loss(copy, want);
+        let decision = match self.decider().visibility(copy, &want) {
+            Visibility::Visible => decide(&want, self.records.observed(copy)),
+            Visibility::Unwatched => Decision::Forget,
+            Visibility::Unlisted => {
+                self.jobs.budget.leave(copy);
+                return self.record_outcome(copy, &want, Some(CopyStatus::UnderWay));
+            }
+            Visibility::Unreadable(copy_error) => {
+                self.jobs.cancel(copy);
+                self.prunes.forget(copy);
+                return self.record_outcome(copy, &want, Some(failure(&want, copy_error)));
+            }
+        };
+        match (decision, &want) {
+            (Decision::Forget, Want::Gone(key, ..)) => {
+                if is_running || self.must_read(copy) {
+                    return self.settle(copy, &want, Some(CopyStatus::Removing(None)), now);
+                }
+                self.desired.resolve(key, copy);
+                self.report.touch(&key.rule);
+                self.reconcile_copy(copy, now);
+            }
+            (Decision::Forget, _) => self.settle(copy, &want, None, now),
+            (Decision::Noop(outcome), _) => self.settle(copy, &want, Some(outcome), now),
+            (Decision::Act(action), _) => self.queue_action(copy, &want, &action, now),
+        }
+    }
+
+    /// Whether a copy has to be read before an order for it is dropped. A watch may show an object that is deleted, and hide
+    /// the copy that replaced it: only an answer of the API server ends an order.
+    fn must_read(&mut self, copy: &SourceRef) -> bool {
+        if self.records.is_only_watched(copy) && self.watches.is_complete(copy) {
+            self.jobs.reread.insert(copy.clone());
+        }
+        self.jobs.reread.contains(copy)
+    }
+
+    /// Drops the orders for a copy that now belongs to another intent.
+    fn drop_stale_orders(&mut self, copy: &SourceRef) {
+        let stale = self.records.live(copy).map(|live| self.desired.moot(copy, live)).unwrap_or_default();
+        if stale.is_empty() || self.must_read(copy) {
+            return;
+        }
+        for key in stale {
+            self.desired.resolve(&key, copy);
+            self.report.touch(&key.rule);
+        }
+    }
+
+    /// Nothing is to be done about a copy until the next event.
+    fn settle(&mut self, copy: &SourceRef, want: &Want, outcome: Option<CopyStatus>, now: Instant) {
+        self.history.settle(copy, outcome.as_ref());
+        self.jobs.budget.leave(copy);
+        if self.jobs.reread.contains(copy) {
+            self.jobs.queue.add(&Key::Copy(copy.clone()));
+            return self.record_outcome(copy, want, outcome);
+        }
+        self.jobs.cancel(copy);
+        if *want == Want::Nothing && self.records.live(copy).is_none() {
+            self.records.forget(copy);
+        }
+        if let (Want::Copy(wanted), Some(CopyStatus::Applied)) = (want, &outcome) {
+            for before in self.desired.predecessors(&wanted.intent, copy) {
+                self.reconcile_copy(&before, now);
+            }
+        }
+        // No event reports a free quota, or a change of an object without our label.
+        if self.decider().waits_for_quota(copy, want) || self.decider().is_unwatched(copy, want) {
+            self.jobs.recheck(copy, now);
+        }
+        self.record_outcome(copy, want, outcome);
+    }
+
+    /// Queues a job that carries out an action, unless the action has to wait.
+    fn queue_action(&mut self, copy: &SourceRef, want: &Want, action: &Action, now: Instant) {
+        let key = Key::Copy(copy.clone());
+        if *action == Action::CreateNamespace {
+            self.jobs.queue.add(&Key::Namespace(copy.namespace.clone()));
+            return self.record_outcome(copy, want, Some(CopyStatus::UnderWay));
+        }
+        if let Want::Copy(wanted) = want
+            && let Some(revision) = wanted.revision
+            && self.lacks_content(copy, &wanted.intent, &revision)
+        {
+            self.jobs.cancel(copy);
+            self.hub.request_content(&wanted.intent);
+            let outcome = match action {
+                Action::Compare(_) if wanted.dry_run => planned(PlannedChange::Update, "would be updated"),
+                // The copy differs; without the content the fields are unknown.
+                Action::Compare(_) => {
+                    let others = self.records.live(copy).and_then(|live| live.others.as_deref());
+                    CopyStatus::Drifted(differ::unread(others))
+                }
+                _ => {
+                    let message = "the content is needed and only the hub has it";
+                    CopyStatus::Failed(CopyError::new(Reason::WaitingForHub, message))
+                }
+            };
+            return self.record_outcome(copy, want, Some(outcome));
+        }
+        if self.waits_for_store(copy, want, action) {
+            self.jobs.queue.cancel(&key);
+            return self.record_outcome(copy, want, Some(CopyStatus::Removing(self.store.error())));
+        }
+        if let Some(later) = self.delete_later(action, now) {
+            self.jobs.queue.add_at(&key, later);
+            let waits = deletes::waits(self.policy.deletes_per_hour);
+            return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))));
+        }
+        match self.history.failed.get(copy) {
+            Some(failed) if Some(&failed.about) == about(want).as_ref() => {
+                let copy_error = failed.copy_error.clone();
+                self.jobs.budget.leave(copy);
+                self.jobs.queue.add(&key);
+                return self.record_outcome(copy, want, Some(failure(want, copy_error)));
+            }
+            Some(_) => {
+                self.history.failed.remove(copy);
+                self.jobs.add_fresh(copy);
+            }
+            None => {}
+        }
+        self.history.drifted.remove(copy);
+        if !matches!(action, Action::Compare(_)) {
+            self.note_drift(copy, want);
+        }
+        let is_drifted = self.history.drifted.contains_key(copy);
+        let later = self.history.contentions.not_before(copy, now).filter(|_| is_drifted);
+        match later {
+            Some(later) => {
+                self.jobs.queue.add_at(&key, later);
+                // The correction may wait for minutes, and must not delay the stream of the hub.
+                self.jobs.budget.leave(copy);
+            }
+            None => {
+                self.jobs.queue.add_now(&key);
+                if let Want::Copy(wanted) = want {
+                    let bytes = self.cache.size(&wanted.intent);
+                    self.jobs.budget.enter(copy, &wanted.intent, bytes);
+                }
+            }
+        }
+        let outcome = match want {
+            Want::Gone(..) => CopyStatus::Removing(None),
+            Want::Copy(wanted) => wanted.contention.clone().map_or(CopyStatus::UnderWay, CopyStatus::Failed),
+            Want::Nothing | Want::Kept(..) => CopyStatus::UnderWay,
+        };
+        self.record_outcome(copy, want, Some(outcome));
+    }
+
+    /// When an action may delete a copy, if not now: the policy limits the deletions per hour, also after a revocation.
+    pub(super) fn delete_later(&mut self, action: &Action, now: Instant) -> Option<Instant> {
+        if !matches!(action, Action::Delete(_)) {
+            return None;
+        }
+        self.jobs.next_delete(self.policy.deletes_per_hour, now)
+    }
+
+    fn lacks_content(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> bool {
+        !self.cache.has(intent, revision) && self.decider().twin(copy, intent, revision).is_none()
+    }
+
+    /// Reports the outcome of a copy, for every rule that it concerns.
+    fn record_outcome(&mut self, copy: &SourceRef, want: &Want, outcome: Option<CopyStatus>) {
+        let mut outcomes = self.desired.others(copy);
+        match (want, outcome) {
+            (Want::Copy(wanted), Some(outcome)) => {
+                let before = self.report.outcome(copy, &wanted.intent.rule);
+                if let CopyStatus::Failed(copy_error) | CopyStatus::Drifted(copy_error) = &outcome
+                    && is_news(copy_error.reason)
+                    && before != Some(&outcome)
+                    // The agent writes no Event into a closed namespace, either.
+                    && self.desired.closed(&copy.namespace).is_none()
+                {
+                    self.notices.push(Notice::Failed(copy.clone(), copy_error.clone()));
+                }
+                outcomes.push((wanted.intent.rule.clone(), outcome));
+                self.desired.show_again(&wanted.intent);
+            }
+            (Want::Gone(key, ..), Some(removing)) => {
+                for (_, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
+                    *outcome = removing.clone();
+                }
+                outcomes.extend(self.idle_winner(copy, &removing));
+            }
+            // The newer copies of the rule count, its kept older versions do not.
+            (Want::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
+            (Want::Nothing, _) | (_, None) => {}
+        }
+        self.report.set(copy, outcomes);
+    }
+
+    /// The outcome for the rule that wins a copy and does not get it while the copy is to be removed for another rule.
+    fn idle_winner(&self, copy: &SourceRef, removing: &CopyStatus) -> Option<(RuleUid, CopyStatus)> {
+        let (rule, wanted) = self.desired.idle_winner(copy)?;
+        // The removal may wait for an approval. Nothing is under way until then.
+        let wanted = wanted.filter(|_| *removing == CopyStatus::PruneRequested);
+        let decision = wanted.map(|wanted| decide(&Want::Copy(Box::new(wanted)), self.records.observed(copy)));
+        match decision {
+            Some(Decision::Noop(outcome)) => Some((rule, outcome)),
+            _ => Some((rule, CopyStatus::UnderWay)),
+        }
+    }
+}
+
+/// The intent and revision of a failure: another one is tried at once.
+pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
+    match want {
+        Want::Nothing => None,
+        Want::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
+        Want::Gone(key, ..) | Want::Kept(key, _) => Some((key.clone(), None)),
+    }
+}
+
+/// Whether a failure deserves an Event in this cluster, because people here can end it.
+fn is_news(reason: Reason) -> bool {
+    use Reason::{Conflict, Contended, Denied, Drifted, Immutable, Invalid};
+    matches!(reason, Conflict | Denied | Invalid | Immutable | Drifted | Contended)
+}
+
+fn failure(want: &Want, copy_error: CopyError) -> CopyStatus {
+    match want {
+        Want::Gone(..) => CopyStatus::Removing(Some(copy_error)),
+        Want::Copy(_) | Want::Kept(..) | Want::Nothing => CopyStatus::Failed(copy_error),
+    }
+}

@@ -1,0 +1,163 @@
+//! The pipeline that computes what should become of one copy: from the desired set through each stage to a [`Want`].
+//!
+//! The pipeline only reads. A preview runs the same pipeline over another desired set.
+use std::sync::Arc;
+
+use runnel_proto::model::{DeletionPolicy, Revision, SourceRef};
+
+use super::history::CopyHistory;
+use super::jobs::Jobs;
+use super::watches::Watches;
+use crate::copy::{CopyError, IntentKey};
+use crate::decide::{Order, TargetNamespace, Want, WantedCopy};
+use crate::desired::Desired;
+use crate::live::{Ownership, Sealed};
+use crate::policy::Policy;
+use crate::prunes::PruneApprovals;
+use crate::records::Records;
+
+/// The state from which the pipeline computes.
+#[derive(Clone, Copy)]
+pub(super) struct Decider<'a> {
+    pub(super) desired: &'a Desired,
+    pub(super) records: &'a Records,
+    pub(super) watches: &'a Watches,
+    pub(super) history: &'a CopyHistory,
+    pub(super) jobs: &'a Jobs,
+    pub(super) prunes: &'a PruneApprovals,
+    pub(super) policy: &'a Arc<Policy>,
+    /// The hub has revoked this cluster, and the policy has all copies deleted then.
+    pub(super) purges: bool,
+}
+
+/// Whether the watches show enough to decide a copy.
+pub(super) enum Visibility {
+    Visible,
+    /// The first list of the copy's area is not complete.
+    Unlisted,
+    /// The policy has no watch for the copy.
+    Unwatched,
+    /// The objects of the area, or the namespaces, cannot be read.
+    Unreadable(CopyError),
+}
+
+impl Decider<'_> {
+    /// What should become of a copy.
+    pub(super) fn want(&self, copy: &SourceRef) -> Want {
+        if self.purges {
+            return self.purged(copy);
+        }
+        match self.desired.want(copy, self.records.live(copy)) {
+            Want::Copy(wanted) => {
+                let wanted = self.with_namespace_failure(copy, *wanted);
+                let wanted = self.with_version(copy, wanted);
+                let wanted = self.history.add_to(copy, wanted);
+                Want::Copy(Box::new(self.with_quota(copy, wanted)))
+            }
+            Want::Gone(key, rule, order) => {
+                let order = self.with_successors(copy, &key, order);
+                if self.desired.keeps(&key, copy, self.records) {
+                    return Want::Kept(key, !order.deferred);
+                }
+                let order = self.with_approval(copy, &key, order);
+                Want::Gone(key, rule, order)
+            }
+            other => other,
+        }
+    }
+
+    /// Why the last creation of the copy's namespace failed.
+    fn with_namespace_failure(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
+        if let TargetNamespace::ToCreate(failed) = &mut wanted.place {
+            *failed = self.jobs.namespace_failed.get(&copy.namespace).cloned();
+        }
+        wanted
+    }
+
+    /// The number of the version, where the rule keeps versions.
+    fn with_version(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
+        wanted.policies.version = self.desired.version(&wanted.intent, copy, self.records);
+        wanted
+    }
+
+    /// Denies a copy that would go beyond a quota.
+    fn with_quota(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
+        if wanted.denied.is_none() {
+            wanted.denied = self.beyond_quota(copy, &wanted);
+        }
+        wanted
+    }
+
+    /// Defers a removal until the renamed copies that replace it are applied.
+    fn with_successors(&self, copy: &SourceRef, key: &IntentKey, mut order: Order) -> Order {
+        let is_applied = |(key, revision, copy): &(IntentKey, Revision, SourceRef)| {
+            self.records.live(copy).is_some_and(|live| live.holds(&key.rule, &key.source, revision))
+        };
+        order.deferred |= !self.desired.successors(key, copy).iter().all(is_applied);
+        order
+    }
+
+    /// Drops the request for an approval that the hub has given.
+    fn with_approval(&self, copy: &SourceRef, key: &IntentKey, mut order: Order) -> Order {
+        if order.asks
+            && let Some(live) = self.records.live(copy)
+        {
+            order.asks = !self.prunes.allows(&key.rule, copy, &live.uid);
+        }
+        order
+    }
+
+    /// What becomes of a copy of a hub that has revoked this cluster, where copies are deleted then.
+    fn purged(&self, copy: &SourceRef) -> Want {
+        let ours = self.records.live(copy).filter(|live| live.ownership == Ownership::Ours);
+        let Some(Sealed { rule, source, .. }) = ours.and_then(|live| live.sealed.as_deref()) else {
+            return Want::Nothing;
+        };
+        let name = self.desired.acked(rule).map(|acked_rule| acked_rule.rule).unwrap_or_default();
+        let order =
+            Order { policy: DeletionPolicy::Delete, deferred: false, asks: false, overwrites: false, dry_run: false };
+        Want::Gone(IntentKey { rule: rule.clone(), source: source.clone() }, name, order)
+    }
+
+    /// Whether the watches show enough to decide what is wanted of a copy.
+    pub(super) fn visibility(&self, copy: &SourceRef, want: &Want) -> Visibility {
+        // Such a copy is not written in any case, or its namespace does not exist.
+        let is_settled = match want {
+            Want::Copy(wanted) => wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace),
+            Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
+        };
+        let unknown = self.watches.namespaces_unknown();
+        let watch = self.watches.of(copy).filter(|_| !is_settled);
+        if watch.is_none() && unknown.is_none() && matches!(want, Want::Gone(..)) {
+            return Visibility::Unwatched;
+        }
+        let unknown = unknown.filter(|_| *want != Want::Nothing);
+        match unknown.or_else(|| watch?.forbidden.clone()) {
+            Some(copy_error) => Visibility::Unreadable(copy_error),
+            None if watch.is_some_and(|watch| !watch.complete) => Visibility::Unlisted,
+            None => Visibility::Visible,
+        }
+    }
+
+    /// Whether no watch reports changes of the object that has the name of a copy, so that it has to be read again.
+    pub(super) fn is_unwatched(&self, copy: &SourceRef, want: &Want) -> bool {
+        let Want::Copy(wanted) = want else { return false };
+        let foreign = self.records.live(copy).is_some_and(|live| live.ownership != Ownership::Ours);
+        // An object that conflicts with a planned copy has no label of ours.
+        let planned = wanted.dry_run && wanted.denied.is_none() && self.records.live(copy).is_none();
+        (foreign || wanted.lost || planned)
+            && wanted.place == TargetNamespace::Ready
+            && !wanted.suspend
+            && !wanted.is_ambiguous
+    }
+
+    /// Another copy with the same content, intact.
+    pub(super) fn twin(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> Option<SourceRef> {
+        let mut copies = self.records.holders(intent);
+        copies
+            .find(|(other, live)| {
+                *other != copy && live.is_whole() && live.holds(&intent.rule, &intent.source, revision)
+            })
+            .map(|(twin, _)| twin.clone())
+    }
+}

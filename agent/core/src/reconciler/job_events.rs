@@ -1,0 +1,276 @@
+//! Jobs: the next one to run, and the results.
+use std::sync::Arc;
+use std::time::Instant;
+
+use runnel_proto::model::{AgentFrame, Reason, RuleName, SourceRef};
+
+use super::copies::about;
+use super::history::{Compared, Failed};
+use super::jobs::RunningJob;
+use super::{Notice, PARALLEL, Reconciler};
+use crate::backoff::RECHECK;
+use crate::copy::CopyStatus;
+use crate::decide::{Action, Decision, TargetNamespace, Want, WantedCopy, decide};
+use crate::job::{ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
+use crate::live::Live;
+use crate::queue::Key;
+use crate::records::{Observed, Usage};
+
+/// Why a copy that was queued gets no job.
+enum Idle {
+    /// Nothing is to be done.
+    Settled,
+    /// The action has to wait. The copy is reconciled, so that its outcome shows why.
+    Waits,
+}
+
+impl Reconciler {
+    /// Sets whether this agent is the active one of its cluster. Only the active agent hands out jobs that write copies.
+    pub fn set_active(&mut self, active: bool) {
+        self.active = active;
+    }
+
+    /// The next job, if fewer than [`PARALLEL`] are under way. Its result must come back as [`super::Event::Done`].
+    pub fn next_job(&mut self, now: Instant) -> Option<Job> {
+        self.end_contentions(now);
+        if let Some((number, supposition)) = self.previews.pop() {
+            let key = Key::Question(number);
+            return Some(Job { key, work: Work::Foresee(Box::new(supposition)) });
+        }
+        let limit = if self.active { PARALLEL } else { 0 };
+        loop {
+            let desired = &self.desired;
+            let key = self.jobs.pop(now, limit, |copy| desired.rule_of(copy).cloned())?;
+            let work = match &key {
+                Key::Namespace(name) => self.namespace_work(name).ok_or(Idle::Settled),
+                Key::Copy(copy) => self.copy_work(copy, now),
+                Key::Question(_) => Err(Idle::Settled),
+            };
+            let idle = match work {
+                Ok(work) => return Some(Job { key, work }),
+                Err(idle) => idle,
+            };
+            self.jobs.queue.done(&key, now);
+            if let (Key::Copy(copy), Idle::Waits) = (&key, idle) {
+                self.reconcile_copy(copy, now);
+            }
+        }
+    }
+
+    /// Creates a namespace while a rule still needs it.
+    fn namespace_work(&mut self, name: &Arc<str>) -> Option<Work> {
+        let decider = self.decider();
+        let needs = |copy: &SourceRef| match decider.want(copy) {
+            Want::Copy(wanted) => {
+                matches!(wanted.place, TargetNamespace::ToCreate(_))
+                    && !wanted.suspend
+                    && !wanted.dry_run
+                    && !wanted.is_ambiguous
+                    && wanted.denied.is_none()
+                    && wanted.revision.is_some()
+            }
+            Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
+        };
+        let known = self.watches.namespaces_unknown().is_none();
+        let is_needed = known && !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(needs);
+        if !is_needed {
+            self.jobs.namespace_failed.remove(name);
+        }
+        is_needed.then_some(Work::CreateNamespace)
+    }
+
+    /// What is to be done about a copy now.
+    fn copy_work(&mut self, copy: &SourceRef, now: Instant) -> Result<Work, Idle> {
+        if !self.watches.is_complete(copy) {
+            return Err(Idle::Settled);
+        }
+        let want = self.decider().want(copy);
+        let about = about(&want).ok_or(Idle::Settled)?;
+        let reread = self.jobs.reread.remove(copy);
+        let work = match decide(&want, self.records.observed(copy)) {
+            _ if reread => Work::Read,
+            Decision::Act(Action::Read) => Work::Read,
+            // No watch reports changes of this object.
+            Decision::Noop(CopyStatus::Failed(_) | CopyStatus::Drifted(_) | CopyStatus::Planned(..))
+                if self.decider().is_unwatched(copy, &want) =>
+            {
+                Work::Read
+            }
+            Decision::Act(action) if self.waits_for_store(copy, &want, &action) => return Err(Idle::Waits),
+            Decision::Act(action) if self.delete_later(&action, now).is_some() => return Err(Idle::Waits),
+            // The cache may have dropped the content since the copy was queued.
+            Decision::Act(action) => self.write(copy, &want, action, now).ok_or(Idle::Waits)?,
+            Decision::Noop(_) if self.decider().waits_for_quota(copy, &want) => return Err(Idle::Waits),
+            Decision::Forget | Decision::Noop(_) => return Err(Idle::Settled),
+        };
+        let deletes = match &work {
+            Work::Delete(_) => true,
+            Work::Change(_, body) | Work::Overwrite(_, body) => body.recreate == Recreate::Yes,
+            _ => false,
+        };
+        let removes = matches!(&work, Work::Delete(_));
+        let adds = match &work {
+            Work::Create(_) | Work::Change(..) | Work::Adopt(..) | Work::Overwrite(..) => {
+                self.decider().growth(copy, &about.0)
+            }
+            _ => Usage::default(),
+        };
+        let drifted = self.history.drifted.remove(copy);
+        let others = drifted.clone().unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
+        let rule = match want {
+            Want::Copy(wanted) => wanted.rule,
+            Want::Gone(_, rule, _) => rule,
+            Want::Kept(..) | Want::Nothing => RuleName::default(),
+        };
+        let drift = drifted.is_some();
+        let job = RunningJob { about, received: vec![], drift, others, rule, deletes, removes, adds };
+        self.jobs.running.insert(copy.clone(), job);
+        Ok(work)
+    }
+
+    fn write(&mut self, copy: &SourceRef, want: &Want, action: Action, now: Instant) -> Option<Work> {
+        Some(match (action, want) {
+            (Action::Create, Want::Copy(wanted)) => Work::Create(self.body(copy, wanted, now)?),
+            (Action::Change(target), Want::Copy(wanted)) => Work::Change(target, self.body(copy, wanted, now)?),
+            (Action::Adopt(target), Want::Copy(wanted)) => Work::Adopt(target, self.body(copy, wanted, now)?),
+            (Action::Overwrite(target), Want::Copy(wanted)) => Work::Overwrite(target, self.body(copy, wanted, now)?),
+            (Action::Compare(target), Want::Copy(wanted)) => Work::Compare(target, self.body(copy, wanted, now)?),
+            (Action::Demote(target), _) => Work::Demote(target),
+            (Action::Delete(target), _) => Work::Delete(target),
+            (Action::Retain(target), Want::Gone(_, rule, _)) => Work::Retain(target, rule.clone()),
+            _ => return None,
+        })
+    }
+
+    fn body(&mut self, copy: &SourceRef, wanted: &WantedCopy, now: Instant) -> Option<DesiredObject> {
+        let revision = wanted.revision?;
+        let content = match self.cache.get(&wanted.intent, &revision) {
+            Some(payload) => ContentSource::Payload(payload),
+            None => ContentSource::Twin(self.decider().twin(copy, &wanted.intent, &revision)?),
+        };
+        let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
+        let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
+        let ignored = wanted.policies.ignored.clone();
+        let recreate = if !wanted.policies.recreate {
+            Recreate::No
+        } else if self.jobs.next_delete(self.policy.deletes_per_hour, now).is_some() {
+            Recreate::Later(self.policy.deletes_per_hour)
+        } else {
+            Recreate::Yes
+        };
+        // The newest version keeps its number, though its label was lost.
+        let number = self.records.live(copy).map_or(0, |live| live.number);
+        let version = wanted.policies.version.map(|least| least.max(number));
+        let dry_run = wanted.dry_run;
+        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, dry_run, limits })
+    }
+
+    /// Takes the result of a job.
+    pub(super) fn done(&mut self, done: Done, now: Instant) {
+        match done.key.clone() {
+            Key::Namespace(name) => self.namespace_done(&name, &done, now),
+            Key::Copy(copy) => self.copy_done(&copy, done, now),
+            Key::Question(number) => {
+                // The answer to a question of an earlier stream is dropped.
+                if let Some(supposed) = done.supposed.filter(|_| self.previews.close(number)) {
+                    self.hub.send(AgentFrame::Supposed(supposed));
+                }
+            }
+        }
+    }
+
+    fn namespace_done(&mut self, name: &Arc<str>, done: &Done, now: Instant) {
+        let Some(copy_error) = &done.copy_error else {
+            self.jobs.queue.done(&done.key, now);
+            self.jobs.namespace_failed.remove(name);
+            // The watch will deliver it, unless it was deleted again.
+            return self.jobs.queue.add_at(&done.key, now + RECHECK.base);
+        };
+        self.jobs.retry(&done.key, copy_error, done.retry_after, now);
+        self.jobs.namespace_failed.insert(name.clone(), copy_error.clone());
+        for copy in self.desired.copies_in(name) {
+            self.reconcile_copy(&copy, now);
+        }
+    }
+
+    fn copy_done(&mut self, copy: &SourceRef, done: Done, now: Instant) {
+        let Some(job) = self.jobs.running.remove(copy) else { return };
+        if job.removes {
+            self.desired.removal_ended(&job.about.0);
+        }
+        if let Some(learned) = done.learned {
+            self.cache.insert(learned.key, learned.revision, learned.payload);
+        }
+        if let Some((version, copy_error)) = done.compared.map(|compared| *compared) {
+            let compared = Compared { version, about: job.about.clone(), copy_error };
+            self.history.compared.insert(copy.clone(), compared);
+        }
+        if matches!(done.wrote, Some(Wrote::Deleted | Wrote::Recreated)) || done.deleted {
+            self.jobs.deletes.done(now);
+        }
+        self.totals.count(done.wrote, done.copy_error.is_some(), job.drift);
+        if let Some(observed) = done.observed.filter(|_| self.policy.area(copy).is_some()) {
+            self.copy_observed(copy, &job, observed, done.passed, done.wrote.is_none());
+        } else if done.copy_error.is_some() && *self.records.observed(copy) == Observed::Absent {
+            // The request may have succeeded all the same: whether the object exists is unknown now.
+            self.records.forget(copy);
+        }
+        match done.copy_error {
+            Some(copy_error) => {
+                tracing::debug!(%copy, reason = copy_error.reason.as_str(), "a copy failed");
+                if copy_error.reason == Reason::Unavailable && self.records.live(copy).is_some() {
+                    // The same holds for the known object, which may have another owner now.
+                    self.jobs.reread.insert(copy.clone());
+                }
+                self.jobs.retry(&done.key, &copy_error, done.retry_after, now);
+                self.history.failed.insert(copy.clone(), Failed { about: job.about, copy_error });
+            }
+            None => {
+                self.jobs.queue.done(&done.key, now);
+                self.history.failed.remove(copy);
+                if let Some(wrote) = done.wrote {
+                    tracing::debug!(%copy, ?wrote, drift = job.drift, "a copy was written");
+                    self.notify_written(copy, wrote, job, now);
+                }
+            }
+        }
+        self.find(copy, now);
+        self.reconcile_copy(copy, now);
+    }
+
+    /// Records the object that a job has read or written.
+    fn copy_observed(
+        &mut self,
+        copy: &SourceRef,
+        job: &RunningJob,
+        observed: Observed,
+        passed: Vec<Arc<str>>,
+        is_read: bool,
+    ) {
+        if job.has_unexplained_version(&observed, &passed) {
+            self.jobs.reread.insert(copy.clone());
+        }
+        let before = self.records.live(copy).cloned();
+        self.records.shown(copy, observed, passed);
+        if is_read {
+            self.note_rewritten(copy, before.as_ref());
+        }
+        let is_same = |before: &Live| self.records.live(copy).is_some_and(|live| live.uid == before.uid);
+        if before.as_ref().is_some_and(|before| !is_same(before)) {
+            // The object that waits to be overwritten may be another one of the same name.
+            self.report.touch(&job.about.0.rule);
+        }
+    }
+
+    /// Queues the Events for a write.
+    fn notify_written(&mut self, copy: &SourceRef, wrote: Wrote, job: RunningJob, now: Instant) {
+        if job.drift && self.history.record_correction(copy, job.others.clone(), now) {
+            self.notices.push(Notice::DriftCorrected(copy.clone()));
+        }
+        match wrote {
+            Wrote::Overwrote => self.notices.push(Notice::Overwritten(copy.clone(), job.rule, job.others)),
+            Wrote::Recreated => self.notices.push(Notice::Recreated(copy.clone())),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What outlives a restart: terms and tombstones, in a Secret of the agent. No copy is removed before the reason for its
+//! removal is stored. Otherwise an agent that starts again could create the copy once more from a twin.
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use runnel_proto::model::SourceRef;
+
+use super::Reconciler;
+use crate::copy::{CopyError, IntentKey};
+use crate::decide::{Action, Want};
+use crate::desired::{Desired, StoredRule};
+
+/// The state of the store, in generations of the desired set.
+pub(super) struct Store {
+    /// The rules of the store at the start, until they are restored.
+    initial: Vec<StoredRule>,
+    /// The stored generation.
+    generation: u64,
+    /// The generation that is being stored.
+    saving: Option<u64>,
+    /// Why the last attempt failed.
+    error: Option<CopyError>,
+    /// Copies whose removal waits for the store.
+    waiting: BTreeSet<SourceRef>,
+    /// The generation since which copies are purged.
+    purge: Option<u64>,
+}
+
+impl Store {
+    pub(super) fn new(initial: Vec<StoredRule>) -> Self {
+        Self { initial, generation: 0, saving: None, error: None, waiting: BTreeSet::new(), purge: None }
+    }
+
+    /// The rules of the store at the start.
+    pub(super) fn take_initial(&mut self) -> Vec<StoredRule> {
+        std::mem::take(&mut self.initial)
+    }
+
+    /// Whether the desired set has changed since it was stored, and is not being stored.
+    fn is_stale(&self, desired: &Desired) -> bool {
+        self.saving.is_none() && self.generation != desired.generation()
+    }
+
+    /// The terms to store.
+    fn begin(&mut self, desired: &mut Desired, removals: &BTreeSet<IntentKey>) -> (Option<String>, Vec<StoredRule>) {
+        self.saving = Some(desired.generation());
+        // A purge outlives a restart, too: the store names no rule that has copies then.
+        let rules = if self.purge.is_some() { vec![] } else { desired.stored(removals) };
+        (desired.hub_cluster().map(str::to_owned), rules)
+    }
+
+    /// Records the result of an attempt. Returns the copies that waited for it.
+    fn end(&mut self, result: Result<(), CopyError>) -> BTreeSet<SourceRef> {
+        let Some(saving) = self.saving.take() else { return BTreeSet::new() };
+        self.error = match result {
+            Ok(()) => {
+                self.generation = saving;
+                None
+            }
+            Err(CopyError { reason, message }) => {
+                let text = "the agent removes no copy before it has stored why (Secret runnel-agent-terms in its \
+                            namespace), and cannot store it";
+                Some(CopyError::new(reason, format!("{text}: {message}")))
+            }
+        };
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Why the last attempt failed.
+    pub(super) fn error(&self) -> Option<CopyError> {
+        self.error.clone()
+    }
+
+    fn purge_generation(&mut self, desired: &mut Desired) -> u64 {
+        if self.purge.is_none() {
+            desired.note_change();
+        }
+        *self.purge.get_or_insert(desired.generation())
+    }
+
+    /// The hub has accepted this cluster again.
+    pub(super) fn end_purge(&mut self, desired: &mut Desired) {
+        if self.purge.take().is_some() {
+            desired.note_change();
+        }
+    }
+}
+
+impl Reconciler {
+    /// The terms to store, once after each change. The caller reports the result to [`Reconciler::stored`].
+    pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
+        self.wants_store().then(|| self.store.begin(&mut self.desired, &self.jobs.removals()))
+    }
+
+    /// Whether terms are to be stored.
+    pub fn wants_store(&self) -> bool {
+        // Before the start the stored terms are not in force, and must not be overwritten.
+        self.started && self.store.is_stale(&self.desired)
+    }
+
+    /// Whether copies wait for the store to be removed.
+    pub fn is_store_urgent(&self) -> bool {
+        self.wants_store() && !self.store.waiting.is_empty()
+    }
+
+    /// Takes the result of a store.
+    pub fn stored(&mut self, saved: Result<(), CopyError>, now: Instant) {
+        for copy in self.store.end(saved) {
+            self.reconcile_copy(&copy, now);
+        }
+    }
+
+    /// Whether a copy waits for the store to be removed.
+    pub(super) fn waits_for_store(&mut self, copy: &SourceRef, want: &Want, action: &Action) -> bool {
+        let (Want::Gone(key, ..), Action::Delete(_) | Action::Retain(_)) = (want, action) else { return false };
+        let needed = if self.is_purging() {
+            self.store.purge_generation(&mut self.desired)
+        } else {
+            self.desired.generation_of(key, copy)
+        };
+        let waits = needed > self.store.generation;
+        if waits {
+            self.store.waiting.insert(copy.clone());
+        }
+        waits
+    }
+}
