@@ -74,7 +74,7 @@ impl Index {
         // Orders of rules that are gone are said through the rule's absence.
         for uid in cluster.pending.keys().filter(|uid| !before.contains(*uid)) {
             if !self.rules.contains_key(uid) {
-                self.forget(uid);
+                self.changes.forget(uid);
             }
         }
         effect.clusters.insert(name);

@@ -30,9 +30,10 @@ impl Index {
     pub fn set_seen_namespace(&mut self, name: &str, seen: Option<SeenNamespace>) -> Effect {
         self.set_terminating(name, seen.as_ref().is_none_or(|seen| seen.terminating));
         let effect = self.set_hub_namespace(name, seen.map(|seen| seen.labels));
-        if let Some(known) = self.grants.namespaces.as_ref().filter(|known| self.terminating.len() > known.len() + GONE)
+        if let Some(known) =
+            self.grants.namespaces.as_ref().filter(|known| self.terminating.namespaces.len() > known.len() + GONE)
         {
-            self.terminating.retain(|name| known.contains_key(name));
+            self.terminating.namespaces.retain(|name| known.contains_key(name));
         }
         effect
     }

@@ -6,16 +6,18 @@
 //!
 //! Sessions do not get desired sets pushed: they ask for the [`Directive`]s that changed since the version they last saw.
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
+mod change_log;
 mod changes;
 mod clusters;
+mod copy_counter;
 #[cfg(test)]
 mod going_tests;
 mod grants;
 mod guard;
 #[cfg(test)]
 mod guard_tests;
+mod judge;
 mod labels;
-mod observed_versions;
 mod orphaned_intents;
 mod places;
 mod readers;
@@ -27,38 +29,37 @@ mod rollouts;
 mod rules;
 #[cfg(test)]
 mod secret_refs_tests;
+mod selection;
+mod source_cache;
 mod sources;
 mod suppose;
 #[cfg(test)]
 mod tests;
-mod weigh;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::guard::{FleetGuard, Item, Limit, RemovalGuard};
 use crate::plan::{
-    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, RolloutTarget, Rule, RulePlan, Scope, Source,
+    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, RolloutTarget, Rule, RulePlan, Scope,
     TargetClusters, WatchScope,
 };
 use crate::rollout::Gate;
+use change_log::ChangeLog;
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
 pub use guard::{Holding, Holdings, PendingCause};
-use labels::LabelRoom;
-pub use observed_versions::version_number;
+use judge::TerminatingScopes;
 pub use places::PlaceState;
-use readers::Readers;
 pub use rendering::{RenderJob, Rendered};
 use rendering::{Rendering, Unrendered};
 pub use rollback::{Former, StoredState};
+use selection::Selection;
+use source_cache::SourceCache;
+pub use source_cache::version_number;
 pub use suppose::{Around, ChangedObject};
-
-/// Forgotten rules that are remembered for sessions that have not heard of it yet.
-const FORGOTTEN_LIMIT: usize = 1024;
 
 /// What the hub says about one rule to one cluster.
 #[derive(Clone)]
@@ -157,11 +158,7 @@ impl RuleEntry {
 #[derive(Default)]
 pub struct Index {
     rules: BTreeMap<RuleUid, RuleEntry>,
-    sources: BTreeMap<SourceRef, Source>,
-    /// What the watches last said.
-    versions: BTreeMap<SourceRef, observed_versions::ObservedVersion>,
-    /// Sources that vanished, and when: they count as being there until the grace is over.
-    deleted: BTreeMap<SourceRef, Instant>,
+    sources: SourceCache,
     /// Names contents that are made out of those of sources.
     revision_hasher: RevisionHasher,
     /// Where sources are looked for.
@@ -169,24 +166,12 @@ pub struct Index {
     places: BTreeMap<WatchScope, PlaceState>,
     clusters: BTreeMap<ClusterName, Cluster>,
     grants: Grants,
-    /// Rules that select a source now.
-    selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
-    /// Rules by what they can select.
-    readers: Readers,
-    /// How many labels of objects are kept.
-    labels: LabelRoom,
-    version: u64,
-    /// The newest version of each rule.
-    changes: BTreeMap<u64, RuleUid>,
-    forgotten: BTreeMap<u64, RuleUid>,
-    /// The version of the newest rule that was forgotten and is not remembered as such.
-    forgotten_before: u64,
+    /// The rules by the sources that they select.
+    selection: Selection,
+    changes: ChangeLog,
     /// What is counted across rules before something is removed.
     guard: FleetGuard,
-    /// Namespaces that are being deleted.
-    terminating: BTreeSet<String>,
-    /// Definitions of rules that are being deleted.
-    terminating_definitions: BTreeSet<String>,
+    terminating: TerminatingScopes,
     /// What no rule can raise.
     ceiling: Option<Limit>,
     /// What is rendered elsewhere, where this index does not do so itself.
@@ -300,10 +285,9 @@ impl Index {
     /// to ask with next time. Rules that never chose the cluster are among them: only who holds something of such a
     /// rule needs to care. Asking since 0 gives everything.
     pub fn directives_since(&self, cluster: &ClusterName, since: u64) -> (Vec<(RuleUid, Directive)>, u64) {
-        let newer = (std::ops::Bound::Excluded(since), std::ops::Bound::Unbounded);
-        let changed = self.changes.range(newer).chain(self.forgotten.range(newer));
-        let directives = changed.map(|(_, uid)| (uid.clone(), self.directive(uid, cluster))).collect();
-        (directives, self.version)
+        let changed = self.changes.since(since);
+        let directives = changed.map(|uid| (uid.clone(), self.directive(uid, cluster))).collect();
+        (directives, self.changes.version())
     }
 
     /// Marks a rule as changed for every session.
@@ -318,30 +302,16 @@ impl Index {
     /// Gives a rule a new version: who asks what changed hears of it, and nobody is woken. It takes the same time whatever
     /// the number of clusters, as each cluster that is heard of does it once.
     fn renew(&mut self, uid: &RuleUid) {
-        self.version += 1;
-        let version = self.version;
         if let Some(entry) = self.rules.get_mut(uid) {
-            self.changes.remove(&entry.version);
-            entry.version = version;
+            entry.version = self.changes.record(uid, entry.version);
             entry.target = OnceLock::new();
             entry.former.renew();
-            self.changes.insert(version, uid.clone());
-        }
-    }
-
-    fn forget(&mut self, uid: &RuleUid) {
-        self.version += 1;
-        self.forgotten.insert(self.version, uid.clone());
-        while self.forgotten.len() > FORGOTTEN_LIMIT
-            && let Some((version, _)) = self.forgotten.pop_first()
-        {
-            self.forgotten_before = version;
         }
     }
 
     /// Whether rules were forgotten after `since` that [`Index::directives_since`] does not tell any more: who holds rules has to
     /// ask of each of them.
     pub fn has_forgotten_since(&self, since: u64) -> bool {
-        since > 0 && since < self.forgotten_before
+        self.changes.has_forgotten_since(since)
     }
 }

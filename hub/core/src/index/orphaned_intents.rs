@@ -15,7 +15,7 @@ impl Index {
             let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
             kind.is_some_and(|kind| self.is_known(&self.scope.place(kind.resource, &source.namespace)))
         };
-        let absent = |source: &SourceRef| known(source) && !self.sources.contains_key(&source.plain());
+        let absent = |source: &SourceRef| known(source) && self.sources.get(&source.plain()).is_none();
         let causes: Vec<_> = sources
             .into_iter()
             .map(|source| {

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 
 use super::changes::note_choice;
-use super::rules::remove_from;
 use super::{Effect, Index, RuleEntry};
 use crate::plan::{ClusterPlans, NamedTerms, RemovalTerms, RevisionHasher, Rule, RulePlan, SourceState, TermsResolver};
 pub use job::{RenderJob, Rendered};
@@ -270,7 +269,7 @@ impl Index {
         let waiting = unrendered.sources.clone();
         let mut effect = self.put_rule(rule, plan, cluster_plans, unrendered);
         for source in waiting {
-            self.selected_by.entry(source).or_default().insert(uid.clone());
+            self.selection.select(&source, &uid);
         }
         if was_outdated {
             self.touch(&uid, &mut effect);
@@ -323,15 +322,14 @@ impl Index {
         let former_plan = std::mem::replace(&mut entry.plan, plan);
         for source in sources.iter().chain(&since) {
             if entry.plan.names(source) || entry.unrendered.sources.contains(source) {
-                self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
+                self.selection.select(&source, &uid);
             } else {
-                remove_from(&mut self.selected_by, source, &uid);
+                self.selection.unselect(source, &uid);
                 self.drop_unselected([source]);
             }
             if entry.plan.awaits(source) {
                 effect.read.insert(source.clone());
             }
-            if former_plan.wants(source) != entry.plan.wants(source) {}
         }
         entry.unrendered.outdated = entry.unrendered.outdated.filter(|last| rendered.number <= *last);
         for name in clusters {

@@ -210,8 +210,9 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
         );
         prop_assert!(entry.target_clusters == expected.target_clusters);
     }
-    for (source, readers) in &here.selected_by {
-        let all = aside.selected_by.get(source).is_some_and(|known| readers.is_subset(known));
+    for source in here.sources.names() {
+        let known: BTreeSet<_> = aside.selection.of(source).collect();
+        let all = here.selection.of(source).all(|uid| known.contains(uid));
         prop_assert!(all || here.rules().any(|(_, entry)| entry.rule.deleting), "no task would read {source}");
     }
     Ok(())
@@ -248,7 +249,7 @@ proptest! {
             is_consistent(&aside)?;
         }
         // All that there is comes to be read.
-        let sources: Vec<_> = here.sources.iter().map(|(source, known)| (source.clone(), known.labels.clone())).collect();
+        let sources: Vec<_> = here.sources.names().filter_map(|source| Some((source.clone(), here.source(source)?.labels.clone()))).collect();
         for (source, labels) in sources {
             let secret = *source.resource == *"secrets";
             for index in [&mut aside, &mut here] {

@@ -1,5 +1,5 @@
 //! Rules come, change and go.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
@@ -8,7 +8,7 @@ use super::changes::note_changes;
 use super::rendering::Unrendered;
 use super::{Effect, Index, RuleEntry};
 use crate::guard::{Cause, Item};
-use crate::plan::{ClusterPlans, RemovalTerms, Rule, RulePlan, Source, SourceState, plan};
+use crate::plan::{ClusterPlans, RemovalTerms, Rule, RulePlan, SourceState, plan};
 use crate::rollout::Gate;
 
 impl Index {
@@ -120,10 +120,10 @@ impl Index {
         let mut effect = Effect::default();
         self.rendering.forget(uid);
         if let Some(former) = self.unregister(uid) {
-            self.changes.remove(&former.version);
+            self.changes.remove(former.version);
             effect.clusters.extend(self.clusters.keys().cloned());
             effect.rules.insert(uid.clone());
-            self.forget(uid);
+            self.changes.forget(uid);
             self.drop_unselected(all_sources(&former.plan).chain(former.unrendered.sources()));
             self.rendering.drop_later(former.cluster_plans);
         }
@@ -133,10 +133,8 @@ impl Index {
     /// Content that no rule selects any more is not kept.
     pub(super) fn drop_unselected<'a>(&mut self, former: impl IntoIterator<Item = &'a SourceRef>) {
         for source in former {
-            if !self.selected_by.contains_key(source)
-                && let Some(known) = self.sources.get_mut(source)
-            {
-                known.body = SourceState::Unread;
+            if !self.selection.has(source) {
+                self.sources.drop_content(source);
             }
         }
     }
@@ -152,45 +150,27 @@ impl Index {
         effect
     }
 
-    /// The sources that a rule could select, each with what is known of it.
-    pub(super) fn candidates<'a>(
-        &'a self,
-        rule: &'a Rule,
-    ) -> Box<dyn Iterator<Item = (&'a SourceRef, &'a Source)> + 'a> {
-        let Some(namespaces) = rule.literal_namespaces() else { return Box::new(self.sources.iter()) };
-        let unique: BTreeSet<_> = namespaces.into_iter().map(ToOwned::to_owned).collect();
-        Box::new(rule.resources().flat_map(move |resource| {
-            let unique = unique.clone();
-            unique.into_iter().flat_map(move |namespace| {
-                let from = SourceRef::new(resource, &namespace, "");
-                self.sources
-                    .range(from..)
-                    .take_while(move |(key, _)| *key.resource == *resource && *key.namespace == *namespace)
-            })
-        }))
-    }
-
     pub(super) fn plan_of(&self, rule: &Rule) -> RulePlan {
-        plan(rule, self.candidates(rule), &self.scope, |place| self.is_known(place))
+        plan(rule, self.sources.candidates(rule), &self.scope, |place| self.is_known(place))
     }
 
     /// Returns whether labels that it needs may have been left out.
     fn register(&mut self, entry: RuleEntry) -> bool {
         let uid = entry.rule.uid.clone();
         for source in all_sources(&entry.plan) {
-            self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
+            self.selection.select(&source, &uid);
         }
-        let news = self.readers.set(&entry.rule);
+        let relist = self.selection.add_rule(&entry.rule);
         self.rules.insert(uid, entry);
-        news && self.labels.has_left_out()
+        relist
     }
 
     fn unregister(&mut self, uid: &RuleUid) -> Option<RuleEntry> {
         let entry = self.rules.remove(uid)?;
         for source in all_sources(&entry.plan).chain(entry.unrendered.sources()) {
-            remove_from(&mut self.selected_by, source, uid);
+            self.selection.unselect(source, uid);
         }
-        self.readers.remove(uid);
+        self.selection.remove_rule(uid);
         Some(entry)
     }
 
@@ -210,7 +190,7 @@ impl Index {
         entry.unrendered.set_at_once(source);
         if entry.plan.already_says(source, selected) {
             if !entry.plan.names(source) {
-                remove_from(&mut self.selected_by, source, uid);
+                self.selection.unselect(source, uid);
             }
             return;
         }
@@ -232,10 +212,10 @@ impl Index {
         }
         match selected {
             Some(_) => {
-                self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
+                self.selection.select(&source, &uid);
             }
             None if entry.plan.secret_refs.contains_key(source) => {}
-            None => remove_from(&mut self.selected_by, source, uid),
+            None => self.selection.unselect(source, uid),
         }
         self.touch(uid, effect);
     }
@@ -257,9 +237,9 @@ impl Index {
             entry.cluster_plans.update_referenced(&entry.rule, &entry.plan, secret, &self.revision_hasher);
             match body {
                 Some(_) => {
-                    self.selected_by.entry(secret.clone()).or_default().insert(uid.clone());
+                    self.selection.select(&secret, &uid);
                 }
-                None => remove_from(&mut self.selected_by, secret, uid),
+                None => self.selection.unselect(secret, uid),
             }
             self.touch(uid, effect);
         }
@@ -275,13 +255,4 @@ fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
         .chain(&plan.unreadable)
         .chain(plan.refused.keys())
         .chain(plan.secret_refs.keys())
-}
-
-pub(super) fn remove_from(map: &mut BTreeMap<SourceRef, BTreeSet<RuleUid>>, key: &SourceRef, uid: &RuleUid) {
-    if let Some(set) = map.get_mut(key) {
-        set.remove(uid);
-        if set.is_empty() {
-            map.remove(key);
-        }
-    }
 }

@@ -1,99 +1,128 @@
-//! Sources come, change and vanish.
+//! Changes of sources: each one updates the plans of the rules that select the source.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
-use super::{Effect, Index};
+use super::selection::Selection;
+use super::source_cache::Observation;
+use super::{Effect, Index, RuleEntry};
 use crate::guard::Cause;
 use crate::plan::{Source, SourceState, WatchScope};
 
 impl Index {
-    /// Whether any rule selects an object with these labels, or takes values from it: whether its content is needed.
+    /// Whether a rule selects an object with these labels, or takes values from it: whether its content is needed.
     pub fn is_selected(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
-        self.readers
-            .of(source, labels)
-            .iter()
-            .any(|uid| self.rules.get(uid).is_some_and(|entry| entry.rule.needs(source, labels)))
+        is_selected(&self.selection, &self.rules, source, labels)
     }
 
-    /// Whether the index knows the source, and with which labels.
+    /// A source, if the index knows it, with its labels.
     pub fn source(&self, source: &SourceRef) -> Option<&Source> {
         self.sources.get(source)
     }
 
-    /// How many sources of this kind are known in this namespace, selected or not.
+    /// The number of the sources of a kind in a namespace, selected or not.
     pub fn sources_in(&self, resource: &str, namespace: &str) -> usize {
-        let from = SourceRef::new(resource, namespace, "");
-        let is_here = |source: &SourceRef| (&*source.resource, &*source.namespace) == (resource, namespace);
-        self.sources.range(from..).take_while(|(source, _)| is_here(source)).count()
+        self.sources.count_in(resource, namespace)
     }
 
-    /// A source is there with these labels. `body` is its content if it was read; absent, what was known of its content
-    /// stands (stale content is better than a gap, and the reader comes back with the new one).
+    /// Whether the content of the last observed version is known.
+    pub fn is_read(&self, source: &SourceRef) -> bool {
+        self.sources.is_read(source)
+    }
+
+    /// A watch has delivered an object that may be a source. The plans contain it at once; a change of a selected object waits
+    /// until its content has been read, so that labels and content change together.
+    pub fn observe(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
+        let labels = self.selection.kept_labels(source, labels);
+        let (selection, rules) = (&self.selection, &self.rules);
+        let is_selected = |labels: &_| is_selected(selection, rules, source, labels);
+        match self.sources.observe(source, version, labels, is_selected) {
+            Observation::Old => Effect::default(),
+            Observation::ToRead => Effect { read: [source.clone()].into(), ..Effect::default() },
+            Observation::Labels(labels) => self.set_source(source.clone(), labels, None),
+        }
+    }
+
+    /// An object was read. The answer is void if a watch has delivered a newer version since.
+    pub fn read(
+        &mut self,
+        source: &SourceRef,
+        version: u64,
+        labels: BTreeMap<String, String>,
+        body: SourceState,
+    ) -> Effect {
+        let labels = self.selection.kept_labels(source, labels);
+        if !self.sources.record_read(source, version) {
+            return Effect::default();
+        }
+        self.set_source(source.clone(), labels, Some(body))
+    }
+
+    /// An object could not be read. Content that was read before stays.
+    pub fn could_not_read(&mut self, source: &SourceRef) -> Effect {
+        let Some(labels) = self.sources.record_unreadable(source) else { return Effect::default() };
+        self.set_source(source.clone(), labels, Some(SourceState::Unreadable))
+    }
+
+    /// Marks the versions of a watch as stale until its next list: the watch may have been behind while another replica
+    /// led, and the agents may have newer content.
+    pub fn mark_stale(&mut self, place: &WatchScope) {
+        self.sources.mark_stale(place);
+    }
+
+    /// A watch was refused, so no list will confirm its stale objects: their content is unknown until the watch is back.
+    pub fn invalidate_stale(&mut self, place: &WatchScope) -> Effect {
+        let mut effect = Effect::default();
+        for (source, labels) in self.sources.invalidate_stale(place) {
+            effect.merge(self.set_source(source, labels, Some(SourceState::Unreadable)));
+        }
+        effect
+    }
+
+    /// A source exists with these labels. `body` is its content if it was read; otherwise the known content stays, as
+    /// stale content is better than none until the object was read again.
     pub fn set_source(
         &mut self,
         source: SourceRef,
         labels: BTreeMap<String, String>,
         body: Option<SourceState>,
     ) -> Effect {
-        self.deleted.remove(&source);
-        let known = self.sources.get(&source).map(|known| known.body.clone());
-        // Content that was read before outlives a failure to read it again.
-        let body = match (body, known) {
-            (None | Some(SourceState::Unread), Some(known @ (SourceState::Read(_) | SourceState::Stale(_)))) => known,
-            (Some(SourceState::Unreadable), Some(SourceState::Read(content) | SourceState::Stale(content))) => {
-                SourceState::Stale(content)
-            }
-            (Some(body), _) => body,
-            (None, known) => known.unwrap_or(SourceState::Unread),
-        };
+        let body = self.sources.state_after(&source, body);
         let mut effect = Effect::default();
-        for uid in self.touched(&source, &labels) {
+        for uid in self.selection.concerned(&source, &labels) {
             let selects = self.rules.get(&uid).is_some_and(|entry| entry.rule.selects(&source, &labels));
-            // A source that refuses is as one that is deleted.
+            // A refused source has the effect of a deleted one.
             let cause = if matches!(body, SourceState::Refused(_)) { Cause::Deleted } else { Cause::SourceLabels };
             self.update_plan(&uid, &source, selects.then_some(&body), cause, &mut effect);
-            let lends = self.update_referenced(&uid, &source, Some(&body), &mut effect);
-            if (selects || lends) && matches!(body, SourceState::Unread) {
+            let is_referenced = self.update_referenced(&uid, &source, Some(&body), &mut effect);
+            if (selects || is_referenced) && matches!(body, SourceState::Unread) {
                 effect.read.insert(source.clone());
             }
         }
-        // Content that no rule needs is not kept.
-        let body = if self.selected_by.contains_key(&source) { body } else { SourceState::Unread };
+        // The cache has no content that no rule needs.
+        let body = if self.selection.has(&source) { body } else { SourceState::Unread };
         self.sources.insert(source, Source { labels, body });
         effect
     }
 
-    /// A source vanished, or is being deleted. It counts as being there until [`Index::expire_deleted`] finds its grace over: a
-    /// delete and re-create is an edit.
+    /// A source is deleted or terminating. It counts as existing until [`Index::expire_deleted`] finds its grace period over:
+    /// a delete and a create within it are an edit.
     pub fn mark_source_deleted(&mut self, source: &SourceRef, now: Instant) {
-        self.versions.remove(source);
-        if self.sources.contains_key(source) {
-            self.deleted.entry(source.clone()).or_insert(now);
-        }
+        self.sources.mark_deleted(source, now);
     }
 
-    /// These are all the objects that there are in a place: the others vanish.
+    /// A watch has delivered a complete list: the other objects of its scope are deleted.
     pub fn retain_sources(&mut self, place: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
-        let from = SourceRef::new(place.resource, place.namespace.as_deref().unwrap_or_default(), "");
-        let here = self.sources.range(from..).take_while(|(key, _)| place.holds(key));
-        let gone: Vec<_> = here.filter(|(key, _)| !listed.contains(*key)).map(|(key, _)| key.clone()).collect();
-        for source in gone {
-            self.mark_source_deleted(&source, now);
-        }
+        self.sources.retain(place, listed, now);
     }
 
-    /// Removes the sources that vanished at least `grace` ago.
+    /// Removes the sources that were deleted at least `grace` ago.
     pub fn expire_deleted(&mut self, now: Instant, grace: Duration) -> Effect {
-        let over = |since: &Instant| now.saturating_duration_since(*since) >= grace;
-        let gone: Vec<_> = self.deleted.iter().filter(|(_, since)| over(since)).map(|(key, _)| key.clone()).collect();
         let mut effect = Effect::default();
-        for source in gone {
-            self.deleted.remove(&source);
-            self.labels.release(&source);
-            let labels = self.sources.remove(&source).map(|known| known.labels).unwrap_or_default();
-            for uid in self.touched(&source, &labels) {
+        for (source, labels) in self.sources.take_expired(now, grace) {
+            self.selection.release_labels(&source);
+            for uid in self.selection.concerned(&source, &labels) {
                 self.update_plan(&uid, &source, None, Cause::Deleted, &mut effect);
                 self.update_referenced(&uid, &source, None, &mut effect);
             }
@@ -101,15 +130,18 @@ impl Index {
         effect
     }
 
-    /// When the next grace is over, if a source has vanished.
+    /// When the next grace period of a deleted source is over.
     pub fn next_expiry(&self, grace: Duration) -> Option<Instant> {
-        self.deleted.values().min().and_then(|since| since.checked_add(grace))
+        self.sources.next_expiry(grace)
     }
+}
 
-    /// Rules that could select the source with these labels, or did.
-    fn touched(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> BTreeSet<RuleUid> {
-        let mut touched = self.readers.of(source, labels);
-        touched.extend(self.selected_by.get(source).into_iter().flatten().cloned());
-        touched
-    }
+fn is_selected(
+    selection: &Selection,
+    rules: &BTreeMap<RuleUid, RuleEntry>,
+    source: &SourceRef,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    let candidates = selection.candidates(source, labels);
+    candidates.iter().any(|uid| rules.get(uid).is_some_and(|entry| entry.rule.needs(source, labels)))
 }

@@ -65,21 +65,11 @@ impl Index {
             grants: self.grants.clone(),
             guard: self.guard.for_part(self.rules.keys().cloned().collect()),
             terminating: self.terminating.clone(),
-            terminating_definitions: self.terminating_definitions.clone(),
             ceiling: self.ceiling,
             ..Index::default()
         };
-        for rule in rule.into_iter().chain(former.iter().map(|entry| &entry.rule)) {
-            let needed = self.candidates(rule).filter(|(source, known)| rule.needs(source, &known.labels));
-            for (source, known) in needed {
-                if !part.sources.contains_key(source) {
-                    part.sources.insert(source.clone(), known.clone());
-                }
-            }
-        }
-        let deleted = self.deleted.iter().filter(|(source, _)| part.sources.contains_key(*source));
-        part.deleted = deleted.map(|(source, at)| (source.clone(), *at)).collect();
-        let readers = part.sources.keys().filter_map(|source| self.selected_by.get(source)).flatten();
+        part.sources = self.sources.part(rule.into_iter().chain(former.iter().map(|entry| &entry.rule)));
+        let readers = part.sources.names().flat_map(|source| self.selection.of(source));
         let others: BTreeSet<_> = readers.filter(|uid| !uids.contains(*uid)).cloned().collect();
         let others = others.iter().take(OTHERS).filter_map(|uid| self.rules.get(uid));
         let others = others.map(|other| other.rule.clone()).collect();

@@ -1,27 +1,36 @@
-//! How many copies a removal is.
+//! Counts the copies that a removal concerns.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, RuleUid, SourceRef};
 
 use super::guard::Holdings;
-use super::{Index, RuleEntry};
+use super::selection::Selection;
+use super::{Cluster, RuleEntry};
 use crate::guard::Item;
 use crate::plan::Rule;
 
-impl Index {
+/// Counts copies by the reports of the agents.
+#[derive(Clone, Copy)]
+pub(super) struct CopyCounter<'a> {
+    pub(super) rules: &'a BTreeMap<RuleUid, RuleEntry>,
+    pub(super) clusters: &'a BTreeMap<ClusterName, Cluster>,
+    pub(super) selection: &'a Selection,
+    pub(super) holdings: Holdings<'a>,
+}
+
+impl CopyCounter<'_> {
     /// How many copies a set is: as agents counted them; where none did, as many as the rule's literal names say. What
     /// another rule wants in the same place changes hands there, and is no removal.
-    pub(super) fn weigh<'a>(
+    pub(super) fn count<'a>(
         &self,
         entry: &RuleEntry,
         items: impl Iterator<Item = &'a Item>,
-        holdings: Holdings<'_>,
     ) -> BTreeMap<ClusterName, u64> {
         if entry.rule.terms.deletion_policy == DeletionPolicy::Retain {
             // What is only left without marks is not removed.
             return BTreeMap::new();
         }
-        let whole = |cluster: &ClusterName| (cluster.clone(), self.copies(entry, cluster, holdings));
+        let whole = |cluster: &ClusterName| (cluster.clone(), self.copies(entry, cluster));
         let items: BTreeSet<_> = items.collect();
         if items.contains(&Item::Rule) {
             return entry.target_clusters.clusters.keys().map(whole).collect();
@@ -40,14 +49,15 @@ impl Index {
                 Item::Copy(cluster, intent) => here.entry(cluster).or_insert_with(Vec::new).push(intent),
                 Item::Name(intent) | Item::Source(intent) => everywhere.push(intent),
                 Item::Prune(cluster, digest) => {
-                    let asked = holdings(&entry.rule.uid, cluster).and_then(|acked| acked.prunes);
+                    let asked = (self.holdings)(&entry.rule.uid, cluster).and_then(|acked| acked.prunes);
                     let copies = asked.filter(|asked| asked.digest == *digest).map_or(0, |asked| asked.objects.into());
                     prunes.insert(cluster.clone(), copies);
                 }
             }
         }
         // Where the rule's copies are held, its sources' copies would go as soon as it goes there again.
-        let holds = |cluster: &ClusterName| holdings(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0);
+        let holds =
+            |cluster: &ClusterName| (self.holdings)(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0);
         let there =
             self.clusters.keys().filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
         // Where everything goes, nothing is counted twice.
@@ -59,7 +69,7 @@ impl Index {
             let own = here.get(cluster).into_iter().flatten();
             let go = everywhere.len() + own.clone().count() - contested.iter().chain(own).filter(stay).count();
             let pruned = prunes.get(cluster).copied().unwrap_or_default();
-            let copies = self.copies_of_one(entry, cluster, holdings).saturating_mul(go as u64).saturating_add(pruned);
+            let copies = self.copies_of_one(entry, cluster).saturating_mul(go as u64).saturating_add(pruned);
             (cluster.clone(), copies)
         });
         clusters.iter().map(|cluster| whole(cluster)).chain(intents).filter(|(_, copies)| *copies > 0).collect()
@@ -74,13 +84,13 @@ impl Index {
     /// selectors), the hub does not know the namespaces of a member, and a cluster adds no more than all others together:
     /// no member alone can more than double what the others say. Where one cluster has all copies there is nobody else to
     /// protect.
-    pub(super) fn all_copies(&self, entry: &RuleEntry, holdings: Holdings<'_>) -> u64 {
+    pub(super) fn all_copies(&self, entry: &RuleEntry) -> u64 {
         let (decision, leaving) = (entry.guard.decision(), entry.guard.leaving());
         let outside = self.clusters.keys().filter(|name| {
             !entry.target_clusters.clusters.contains_key(*name) && decision.blocks(&Item::Cluster((*name).clone()))
         });
         let message = entry.target_clusters.clusters.keys().chain(outside).filter_map(|cluster| {
-            let copies = holdings(&entry.rule.uid, cluster)?.copies;
+            let copies = (self.holdings)(&entry.rule.uid, cluster)?.copies;
             let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
             let intents = leaving.saturating_add(plan.sources() as u64);
             Some(copies.min(most(&entry.rule, intents).unwrap_or(u64::MAX)))
@@ -94,19 +104,19 @@ impl Index {
     }
 
     /// The copies in a cluster that go with the rule.
-    fn copies(&self, entry: &RuleEntry, cluster: &ClusterName, holdings: Holdings<'_>) -> u64 {
-        let all = match holdings(&entry.rule.uid, cluster) {
+    fn copies(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
+        let all = match (self.holdings)(&entry.rule.uid, cluster) {
             Some(holding) => holding.copies,
             None if self.may_have(cluster) => targets(&entry.rule).saturating_mul(entry.plan.sources() as u64),
             None => 0,
         };
         let Some(plan) = entry.cluster_plans.plan(cluster, &entry.plan) else { return all };
         let stay = plan.wanted().filter(|intent| self.is_wanted_by_another(entry, cluster, intent)).count();
-        all.saturating_sub(self.copies_of_one(entry, cluster, holdings).saturating_mul(stay as u64))
+        all.saturating_sub(self.copies_of_one(entry, cluster).saturating_mul(stay as u64))
     }
 
-    fn copies_of_one(&self, entry: &RuleEntry, cluster: &ClusterName, holdings: Holdings<'_>) -> u64 {
-        match holdings(&entry.rule.uid, cluster) {
+    fn copies_of_one(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
+        match (self.holdings)(&entry.rule.uid, cluster) {
             Some(holding) if holding.intents > 0 => holding.copies.div_ceil(holding.intents),
             // It may have taken in more than it has told.
             Some(_) => targets(&entry.rule),
@@ -121,15 +131,15 @@ impl Index {
 
     /// Whether another rule selects the source, too.
     fn is_contested(&self, entry: &RuleEntry, intent: &SourceRef) -> bool {
-        let readers = self.selected_by.get(&intent.plain());
-        readers.is_some_and(|readers| readers.iter().any(|uid| *uid != entry.rule.uid))
+        self.selection.of(&intent.plain()).any(|uid| *uid != entry.rule.uid)
     }
 
     /// Whether another rule sends the same copies to a cluster, so that they change hands in place.
     fn is_wanted_by_another(&self, entry: &RuleEntry, cluster: &ClusterName, intent: &SourceRef) -> bool {
-        let Some(readers) = self.selected_by.get(&intent.plain()) else { return false };
+        let plain = intent.plain();
+        let others = self.selection.of(&plain).filter(|uid| **uid != entry.rule.uid);
         let former = entry.target_clusters.clusters.get(cluster);
-        readers.iter().filter(|uid| **uid != entry.rule.uid).filter_map(|uid| self.rules.get(uid)).any(|other| {
+        others.filter_map(|uid| self.rules.get(uid)).any(|other| {
             let target_clusters = &other.target_clusters;
             let Some(terms) = target_clusters.clusters.get(cluster) else { return false };
             let frozen = target_clusters.unknown
