@@ -8,6 +8,7 @@ mod definitions;
 mod first_grant;
 mod grants;
 mod members;
+mod origins;
 mod patience;
 mod read_queue;
 mod reader;

@@ -8,6 +8,7 @@ use kube::runtime::watcher::Event;
 use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
 
+use super::origins::Origins;
 use super::{Own, RelistingWatch, own_events, refusal};
 use crate::hub_state::HubState;
 use crate::object_cache::{ObjectCache, RuleKind, RuleObject};
@@ -28,8 +29,11 @@ pub async fn watch_rules<K: RuleKind>(
     object_cache: Arc<ObjectCache>,
     listed: impl Fn() + Send,
 ) {
-    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || own_events::<K>(client.clone()).boxed());
+    let watching = client.clone();
+    let mut events =
+        RelistingWatch::new(hub_state.rounds.subscribe(), move || own_events::<K>(watching.clone()).boxed());
     let mut seen = BTreeSet::new();
+    let mut origins = Origins::new(client);
     loop {
         let Some(event) = events.next().await else { continue };
         match event {
@@ -40,7 +44,7 @@ pub async fn watch_rules<K: RuleKind>(
             Ok(Event::InitApply(object)) => {
                 seen.extend(object.meta().uid.clone().map(RuleUid::from));
                 if let Own::Read(object) = object {
-                    take_in(&*object, &hub_state, &object_cache);
+                    take_in(&*object, false, &hub_state, &object_cache);
                 }
             }
             Ok(Event::InitDone) => {
@@ -50,7 +54,11 @@ pub async fn watch_rules<K: RuleKind>(
                 hub_state.rounds.done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
-            Ok(Event::Apply(Own::Read(object))) => take_in(&*object, &hub_state, &object_cache),
+            Ok(Event::Apply(Own::Read(object))) => {
+                let is_origin_known =
+                    is_newly_deleted(&*object, &hub_state) && origins.read(&*object, &hub_state).await;
+                take_in(&*object, is_origin_known, &hub_state, &object_cache);
+            }
             // It stays as it was.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
             Ok(Event::Delete(Own::Read(object))) => deleted(&*object, &hub_state, &object_cache),
@@ -79,8 +87,16 @@ fn has_finalizer<K: RuleKind>(object: &K) -> bool {
     object.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
-fn take_in<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectCache) {
-    let Some(rule) = object.rule(&hub_state.settings.namespace) else { return };
+/// Whether a rule is terminating that was not when the index last saw it.
+fn is_newly_deleted<K: RuleKind>(object: &K, hub_state: &HubState) -> bool {
+    let Some(uid) = object.uid().map(RuleUid::from) else { return false };
+    let was_alive = || hub_state.index.read().latest_rule(&uid).is_some_and(|rule| !rule.deleting);
+    object.meta().deletion_timestamp.is_some() && was_alive()
+}
+
+fn take_in<K: RuleKind>(object: &K, is_origin_known: bool, hub_state: &HubState, object_cache: &ObjectCache) {
+    let Some(mut rule) = object.rule(&hub_state.settings.namespace) else { return };
+    rule.is_origin_known = is_origin_known;
     let uid = rule.uid.clone();
     let has_finalizer = has_finalizer(object);
     let known = object_cache.with_rule(&uid, |known| known.map(|known| (known.has_finalizer, known.finalizer_seen)));
@@ -166,7 +182,7 @@ mod tests {
     /// Whether the index still has the rule, as one that is being deleted, when it was shown like this and then deleted.
     fn is_seen_to(shown: &[DistributionRule], last: &DistributionRule) -> bool {
         let (hub_state, object_cache) = (HubState::new(Settings::for_tests()), ObjectCache::default());
-        shown.iter().for_each(|object| take_in(object, &hub_state, &object_cache));
+        shown.iter().for_each(|object| take_in(object, false, &hub_state, &object_cache));
         deleted(last, &hub_state, &object_cache);
         let uid = RuleUid::from("r");
         let is_deleting = hub_state.index.read().rule(&uid).is_some_and(|entry| entry.rule.deleting);

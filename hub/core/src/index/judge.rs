@@ -81,9 +81,10 @@ impl<'a> Judge<'a> {
         guard.approve(entry.rule.removal.approve.as_deref(), false);
         let mut deliberate = guard.take_deliberate(|item, cause| self.refine(entry, item, cause));
         if deliberate.remove(&Item::Rule) {
-            // The deletion of its namespace or its definition may be heard of only now.
+            // The watches may deliver the deletion of its namespace or its definition only later.
             let copies = self.counter().count(entry, [&Item::Rule].into_iter());
-            if copies.values().any(|copies| *copies > 0) && !guard.decision().passes(&Item::Rule) {
+            let is_removal = copies.values().any(|copies| *copies > 0);
+            if is_removal && !entry.rule.is_origin_known && !guard.decision().passes(&Item::Rule) {
                 guard.put_back(Item::Rule, Cause::Deleted);
             } else {
                 deliberate.insert(Item::Rule);

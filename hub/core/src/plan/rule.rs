@@ -72,6 +72,9 @@ pub struct Rule {
     pub generation: i64,
     /// Whether it is being deleted: every copy goes, as the deletion policy says.
     pub deleting: bool,
+    /// The hub has read the namespace and the definition of the rule since its deletion, so it is known whether they are
+    /// being deleted, too.
+    pub is_origin_known: bool,
     /// What it selects; entries add up.
     pub sources: Vec<SourceChoice>,
     /// Where it goes.
@@ -332,6 +335,7 @@ fn build(
         uid: RuleUid::from(object.uid()?),
         generation: meta.generation.unwrap_or_default(),
         deleting: meta.deletion_timestamp.is_some(),
+        is_origin_known: false,
         sources,
         clusters: ClusterChoice::from(&spec.clusters),
         made_by: made_by(&terms, spec),
