@@ -322,7 +322,7 @@ impl Index {
         let former_plan = std::mem::replace(&mut entry.plan, plan);
         for source in sources.iter().chain(&since) {
             if entry.plan.names(source) || entry.unrendered.sources.contains(source) {
-                self.selection.select(&source, &uid);
+                self.selection.select(source, &uid);
             } else {
                 self.selection.unselect(source, &uid);
                 self.drop_unselected([source]);

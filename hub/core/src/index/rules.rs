@@ -158,7 +158,7 @@ impl Index {
     fn register(&mut self, entry: RuleEntry) -> bool {
         let uid = entry.rule.uid.clone();
         for source in all_sources(&entry.plan) {
-            self.selection.select(&source, &uid);
+            self.selection.select(source, &uid);
         }
         let relist = self.selection.add_rule(&entry.rule);
         self.rules.insert(uid, entry);
@@ -212,7 +212,7 @@ impl Index {
         }
         match selected {
             Some(_) => {
-                self.selection.select(&source, &uid);
+                self.selection.select(source, uid);
             }
             None if entry.plan.secret_refs.contains_key(source) => {}
             None => self.selection.unselect(source, uid),
@@ -237,7 +237,7 @@ impl Index {
             entry.cluster_plans.update_referenced(&entry.rule, &entry.plan, secret, &self.revision_hasher);
             match body {
                 Some(_) => {
-                    self.selection.select(&secret, &uid);
+                    self.selection.select(secret, uid);
                 }
                 None => self.selection.unselect(secret, uid),
             }

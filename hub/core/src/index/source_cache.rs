@@ -198,8 +198,9 @@ impl SourceCache {
     /// Removes the sources that were deleted at least `grace` ago. Returns them with their labels.
     pub(super) fn take_expired(&mut self, now: Instant, grace: Duration) -> Vec<(SourceRef, BTreeMap<String, String>)> {
         let is_over = |since: &Instant| now.saturating_duration_since(*since) >= grace;
-        let expired = self.deleted.extract_if(.., |_, since| is_over(since)).map(|(source, _)| source);
-        let expired: Vec<_> = expired.collect();
+        let expired = self.deleted.iter().filter(|(_, since)| is_over(since));
+        let expired: Vec<_> = expired.map(|(source, _)| source.clone()).collect();
+        self.deleted.retain(|_, since| !is_over(since));
         let sources = &mut self.sources;
         let with_labels = expired.into_iter().map(|source| {
             let labels = sources.remove(&source).map(|known| known.labels).unwrap_or_default();

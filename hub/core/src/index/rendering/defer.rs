@@ -25,7 +25,7 @@ impl Index {
             return false;
         }
         if !entry.plan.already_says(source, selected) || entry.unrendered.since.is_some() {
-            self.selection.select(&source, &uid);
+            self.selection.select(source, uid);
             entry.unrendered.sources.insert(source.clone());
             effect.render.insert(uid.clone());
         }
@@ -46,7 +46,7 @@ impl Index {
         if !entry.rule.takes_from(secret) {
             return Some(false);
         }
-        self.selection.select(&secret, &uid);
+        self.selection.select(secret, uid);
         if matches!(body, Some(SourceState::Unread)) {
             entry.unrendered.note(secret);
             let plan = Arc::make_mut(&mut entry.plan);
