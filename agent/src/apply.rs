@@ -25,7 +25,7 @@ use runnel_agent_core::seal::Sealer;
 
 mod content;
 mod exact;
-mod rehearse;
+mod preview;
 
 /// The member's API server, as the agent's work sees it.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ impl Member {
     pub async fn run(&self, job: Job) -> Done {
         let mut done = Done::new(job.key.clone());
         match (&job.key, job.work) {
-            (Key::Question(_), work) => done.supposed = self.answer(work).await,
+            (Key::Question(_), work) => done.preview_result = self.answer(work).await,
             (Key::Namespace(name), _) => done.copy_error = self.create_namespace(name).await.err(),
             (Key::Copy(copy), work) => {
                 let Some(kind) = Kind::by_resource(&copy.resource) else {
@@ -146,7 +146,7 @@ struct ApplyRun<'a> {
 impl ApplyRun<'_> {
     async fn work(mut self, work: Work) {
         let ended = match work {
-            Work::CreateNamespace | Work::Foresee(_) => Ok(()),
+            Work::CreateNamespace | Work::Preview(_) => Ok(()),
             Work::Read => self.read().await,
             Work::Create(body) => self.write(None, &body, false).await,
             Work::Change(target, body) => self.change(target, &body).await,

@@ -189,7 +189,7 @@ impl HubMetrics {
             HubFrame::Revoked(_) => "revoked",
             HubFrame::Authorities(_) => "authorities",
             HubFrame::Inspect(_) => "inspect",
-            HubFrame::Suppose(_) => "suppose",
+            HubFrame::PreviewRequest(_) => "preview",
         };
         self.frames.get_or_create(&FrameLabels { frame: name }).inc();
         self.bytes.inc_by(wire.encoded_len() as u64);

@@ -179,7 +179,7 @@ proptest! {
             let sealed = live.sealed.as_ref().map(|sealed| (&sealed.rule, &sealed.source));
             let is_own = sealed == Some((&wanted.intent.rule, &wanted.intent.source));
             let (is_own, observed) = (is_own && live.is_own(), Observed::Live(live));
-            prop_assert_eq!(crate::foresee::is_untold(&want, &observed), !is_own);
+            prop_assert_eq!(crate::preview::is_untold(&want, &observed), !is_own);
         }
     }
 }

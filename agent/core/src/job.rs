@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use runnel_proto::model::{
-    FieldDigests, FieldPath, FieldsKey, Foreseen, Payload, Revision, RuleName, SourceRef, Supposed,
+    FieldDigests, FieldPath, FieldsKey, Payload, PreviewOutcome, PreviewResult, Revision, RuleName, SourceRef,
 };
 
 use crate::copy::CopyError;
@@ -17,10 +17,10 @@ use crate::queue::Key;
 use crate::records::Observed;
 
 /// What is foreseen, and why.
-pub type Decided = (Foreseen, Option<CopyError>);
+pub type Decided = (PreviewOutcome, Option<CopyError>);
 
 /// A question of the hub, as far as it is answered. Without `Debug`: it may hold content.
-pub struct Supposition {
+pub struct PreviewJob {
     /// The hub's number for it.
     pub question: u64,
     /// Names fields.
@@ -60,7 +60,7 @@ pub struct Open {
     /// Names the fields that it should have.
     pub fields: [u8; 32],
     /// Whether the write is tried.
-    pub rehearse: bool,
+    pub dry_run: bool,
     /// What would be written, as far as it came along.
     pub body: Option<DesiredObject>,
     /// Digests of what would be written, by path, if the paths that differ are asked for.
@@ -71,7 +71,7 @@ impl Open {
     /// Whether what stands there must be read.
     pub fn needs_look(&self) -> bool {
         let is_ours = matches!(&self.observed, Observed::Live(live) if live.is_own());
-        self.rehearse || self.digests.is_some() || !is_ours
+        self.dry_run || self.digests.is_some() || !is_ours
     }
 }
 
@@ -106,7 +106,7 @@ pub enum Work {
     /// Take our marks off.
     Retain(ExpectedObject, RuleName),
     /// Find out what would become of copies; changes nothing.
-    Foresee(Box<Supposition>),
+    Preview(Box<PreviewJob>),
 }
 
 impl Work {
@@ -119,7 +119,7 @@ impl Work {
             | Self::Overwrite(_, desired)
             | Self::Compare(_, desired) => Some(&desired.rule),
             Self::Retain(_, rule) => Some(rule),
-            Self::CreateNamespace | Self::Read | Self::Delete(_) | Self::Demote(_) | Self::Foresee(_) => None,
+            Self::CreateNamespace | Self::Read | Self::Delete(_) | Self::Demote(_) | Self::Preview(_) => None,
         }
     }
 }
@@ -223,7 +223,7 @@ pub struct Done {
     /// In what the live object of this version differs.
     pub compared: Option<Box<(Arc<str>, CopyError)>>,
     /// What would become of copies.
-    pub supposed: Option<Supposed>,
+    pub preview_result: Option<PreviewResult>,
 }
 
 impl Done {
@@ -239,7 +239,7 @@ impl Done {
             retry_after: None,
             learned: None,
             compared: None,
-            supposed: None,
+            preview_result: None,
         }
     }
 }

@@ -30,8 +30,8 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
             return Err(usage(format!("{flag} `{name}` is no name")));
         }
     }
-    let (rehearse, diff) = (options.dry_run == Some(DryRun::Members), options.diff);
-    let question = || PlanQuestion { rehearse, diff, delete: options.delete, ..PlanQuestion::default() };
+    let (dry_run, diff) = (options.dry_run == Some(DryRun::Members), options.diff);
+    let question = || PlanQuestion { dry_run, diff, delete: options.delete, ..PlanQuestion::default() };
     let mut questions = Vec::new();
     if let Some(given) = &options.rule {
         let rule = status::one(&hub, given, &namespace).await?;

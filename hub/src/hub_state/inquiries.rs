@@ -5,13 +5,15 @@ use std::hash::{BuildHasher, RandomState};
 use parking_lot::Mutex;
 use runnel_proto::FRAME_LIMIT;
 use runnel_proto::convert::question_bytes;
-use runnel_proto::model::{HubFrame, Inspect, Inspected, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy};
+use runnel_proto::model::{
+    HubFrame, Inspect, Inspected, PREVIEW_LIMIT, PreviewRequest, PreviewResult, PreviewedCopy, SourceRef,
+};
 use tokio::sync::oneshot;
 
 /// How many questions may be open to one agent.
 const AT_A_TIME: usize = 32;
 /// And how many of these that cost more.
-const SUPPOSED_AT_A_TIME: usize = 8;
+const PREVIEWS_AT_A_TIME: usize = 8;
 
 /// The largest question: a frame has some words beside it.
 const QUESTION_BYTES: usize = FRAME_LIMIT - 64 * 1024;
@@ -30,14 +32,14 @@ pub enum Asked {
     /// How a copy is.
     Inspect(Inspect),
     /// What would become of a rule's copies.
-    Suppose(Box<Suppose>),
+    PreviewRequest(Box<PreviewRequest>),
 }
 
 impl Asked {
     fn number(&self) -> u64 {
         match self {
             Asked::Inspect(inspect) => inspect.question,
-            Asked::Suppose(suppose) => suppose.question,
+            Asked::PreviewRequest(preview) => preview.question,
         }
     }
 }
@@ -46,7 +48,7 @@ impl From<Asked> for HubFrame {
     fn from(asked: Asked) -> Self {
         match asked {
             Asked::Inspect(inspect) => HubFrame::Inspect(inspect),
-            Asked::Suppose(suppose) => HubFrame::Suppose(suppose),
+            Asked::PreviewRequest(preview) => HubFrame::PreviewRequest(preview),
         }
     }
 }
@@ -55,14 +57,14 @@ impl From<Asked> for HubFrame {
 enum Asker {
     Inspected(oneshot::Sender<Inspected>),
     /// With what has been said so far.
-    Supposed(oneshot::Sender<Supposed>, Vec<SupposedCopy>),
+    PreviewResult(oneshot::Sender<PreviewResult>, Vec<PreviewedCopy>),
 }
 
 impl Asker {
     fn waits(&self) -> bool {
         match self {
             Asker::Inspected(asker) => !asker.is_closed(),
-            Asker::Supposed(asker, _) => !asker.is_closed(),
+            Asker::PreviewResult(asker, _) => !asker.is_closed(),
         }
     }
 }
@@ -118,19 +120,20 @@ impl Inquiries {
     ///
     /// # Errors
     /// [`Unasked`]; nothing is queued then.
-    pub fn suppose(&self, mut asked: Box<Suppose>) -> Result<oneshot::Receiver<Supposed>, Unasked> {
+    pub fn preview(&self, mut asked: Box<PreviewRequest>) -> Result<oneshot::Receiver<PreviewResult>, Unasked> {
         if question_bytes(&asked) > QUESTION_BYTES {
             return Err(Unasked::TooLarge);
         }
         let mut open = self.0.lock();
         let question = open.begin().ok_or(Unasked::Busy)?;
-        if open.waiting.values().filter(|asker| matches!(asker, Asker::Supposed(..))).count() >= SUPPOSED_AT_A_TIME {
+        if open.waiting.values().filter(|asker| matches!(asker, Asker::PreviewResult(..))).count() >= PREVIEWS_AT_A_TIME
+        {
             return Err(Unasked::Busy);
         }
         let (answer, answered) = oneshot::channel();
         asked.question = question;
-        open.waiting.insert(question, Asker::Supposed(answer, vec![]));
-        open.to_send.push_back(Asked::Suppose(asked));
+        open.waiting.insert(question, Asker::PreviewResult(answer, vec![]));
+        open.to_send.push_back(Asked::PreviewRequest(asked));
         Ok(answered)
     }
 
@@ -157,15 +160,15 @@ impl Inquiries {
     }
 
     /// The agent has answered in part, or to the end. More than it may say is passed over.
-    pub fn supposed(&self, mut part: Supposed) {
+    pub fn preview_result(&self, mut part: PreviewResult) {
         let mut open = self.0.lock();
-        let Some(Asker::Supposed(_, message)) = open.waiting.get_mut(&part.question) else { return };
-        let room = SUPPOSED_LIMIT.saturating_sub(message.len());
+        let Some(Asker::PreviewResult(_, message)) = open.waiting.get_mut(&part.question) else { return };
+        let room = PREVIEW_LIMIT.saturating_sub(message.len());
         message.extend(part.copies.drain(..).take(room));
         if part.last
-            && let Some(Asker::Supposed(asker, copies)) = open.waiting.remove(&part.question)
+            && let Some(Asker::PreviewResult(asker, copies)) = open.waiting.remove(&part.question)
         {
-            let _ = asker.send(Supposed { copies, ..part });
+            let _ = asker.send(PreviewResult { copies, ..part });
         }
     }
 }
@@ -216,13 +219,16 @@ mod tests {
         let inquiries = Inquiries::after(0);
         let asked = |acked: usize| {
             let name = |number: usize| SourceRef::new("secrets", "a", &format!("{number:0253}"));
-            Box::new(Suppose { blocked: (0..acked).map(name).collect(), ..Suppose::nothing(0, "r".into()) })
+            Box::new(PreviewRequest {
+                blocked: (0..acked).map(name).collect(),
+                ..PreviewRequest::nothing(0, "r".into())
+            })
         };
-        assert_eq!(inquiries.suppose(asked(20_000)).err(), Some(Unasked::TooLarge));
+        assert_eq!(inquiries.preview(asked(20_000)).err(), Some(Unasked::TooLarge));
         assert!(inquiries.next().is_none());
-        let _waiting = inquiries.suppose(asked(2000)).unwrap();
+        let _waiting = inquiries.preview(asked(2000)).unwrap();
         assert!(inquiries.next().is_some());
-        let _full: Vec<_> = (1..SUPPOSED_AT_A_TIME).map(|_| inquiries.suppose(asked(1)).unwrap()).collect();
-        assert_eq!(inquiries.suppose(asked(1)).err(), Some(Unasked::Busy));
+        let _full: Vec<_> = (1..PREVIEWS_AT_A_TIME).map(|_| inquiries.preview(asked(1)).unwrap()).collect();
+        assert_eq!(inquiries.preview(asked(1)).err(), Some(Unasked::Busy));
     }
 }

@@ -24,8 +24,8 @@ use change::Change;
 use runnel_hub_core::index::Holding;
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
-use runnel_hub_core::whatif::{
-    AgentAnswer, AgentQuestion, Ask, Asking, ClusterEligibility, Room, Row, Scene, SourceRow,
+use runnel_hub_core::preview::{
+    AgentAnswer, AgentQuestion, Ask, Asking, ClusterEligibility, PreviewIndex, Room, Row, SourceRow,
 };
 
 /// How long a whole question may take.
@@ -73,7 +73,7 @@ struct RuleAnswers {
 
 /// What agents are asked with.
 struct Hearing {
-    scene: Arc<Scene>,
+    preview: Arc<PreviewIndex>,
     asking: Arc<Asking>,
     /// For how many copies there is room left.
     room: Mutex<Room>,
@@ -105,7 +105,7 @@ impl Questions {
             return self.change_pages(change, &asked, by).await;
         }
         let rule = if asked.object.is_empty() {
-            self.saved(&user, asked.rule.clone().unwrap_or_default(), asked.rehearse, asked.delete).await?
+            self.saved(&user, asked.rule.clone().unwrap_or_default(), asked.dry_run, asked.delete).await?
         } else {
             self.unsaved(&user, &asked.object).await?
         };
@@ -113,9 +113,9 @@ impl Questions {
         // The question is what the rule does once it is enforced, or deleted.
         let rule = if asked.delete && asked.object.is_empty() { rule.deleted() } else { rule.enforced() };
         let around = self.hub_state.index.read().around(&rule);
-        let scene = aside(move || Scene::new(around, rule)).await?;
-        let uid = scene.uid().clone();
-        self.scene_pages(scene, vec![(uid, None)], &asked, by).await
+        let preview = aside(move || PreviewIndex::new(around, rule)).await?;
+        let uid = preview.uid().clone();
+        self.preview_pages(preview, vec![(uid, None)], &asked, by).await
     }
 
     /// What a grant or a member cluster would do: page by page for each rule of which agents are asked.
@@ -135,57 +135,57 @@ impl Questions {
         let state = self.hub_state.clone();
         let tried = move || {
             let around = state.index.read().around_all(&rules, None);
-            Scene::of_change(around, object, &rules)
+            PreviewIndex::of_change(around, object, &rules)
         };
-        let scene = aside(tried).await?;
+        let preview = aside(tried).await?;
         let mut pages = vec![summary];
-        if let Some(scene) = scene {
+        if let Some(preview) = preview {
             let sent = sent.into_iter().map(|(uid, name)| (uid, Some(name))).collect();
-            pages.extend(self.scene_pages(scene, sent, asked, by).await?);
+            pages.extend(self.preview_pages(preview, sent, asked, by).await?);
         }
         Ok(pages)
     }
 
-    /// Judges all rules of a scene together, and asks agents about these.
-    async fn scene_pages(
+    /// Judges all rules of a preview together, and asks agents about these.
+    async fn preview_pages(
         &self,
-        scene: Scene,
+        preview: PreviewIndex,
         rules: Vec<(RuleUid, Option<RuleName>)>,
         asked: &wire::PlanQuestion,
         by: Deadline,
     ) -> Result<Vec<wire::PlanPage>, Status> {
-        let scene = self.list_and_read(scene, by - ANSWER).await?;
-        let known = self.known(&scene);
+        let preview = self.list_and_read(preview, by - ANSWER).await?;
+        let known = self.known(&preview);
         let judged = move || {
-            let mut scene = scene;
-            scene.judge(&|rule, cluster| known.holding(rule, cluster), now());
-            (scene, Arc::new(known))
+            let mut preview = preview;
+            preview.judge(&|rule, cluster| known.holding(rule, cluster), now());
+            (preview, Arc::new(known))
         };
-        let (scene, known) = aside(judged).await?;
+        let (preview, known) = aside(judged).await?;
         let room = Mutex::new(Room { copies: COPIES, diffs: DIFFS });
         let mut hearing = Hearing {
-            scene: Arc::new(scene),
-            asking: Asking::new(random_key()?, asked.rehearse, asked.diff).into(),
+            preview: Arc::new(preview),
+            asking: Asking::new(random_key()?, asked.dry_run, asked.diff).into(),
             room,
             by,
         };
         let mut all = Vec::new();
         for (uid, name) in rules {
-            let mut scene = Arc::into_inner(hearing.scene).ok_or_else(broken)?;
+            let mut preview = Arc::into_inner(hearing.preview).ok_or_else(broken)?;
             let (focus, known) = (uid.clone(), known.clone());
             let focused = move || {
-                scene.focus_on(&focus);
-                let asks = scene.clusters(&|rule, cluster| known.holding(rule, cluster));
-                (scene, asks)
+                preview.focus_on(&focus);
+                let asks = preview.clusters(&|rule, cluster| known.holding(rule, cluster));
+                (preview, asks)
             };
-            let (scene, asks) = aside(focused).await?;
-            hearing.scene = scene.into();
+            let (preview, asks) = aside(focused).await?;
+            hearing.preview = preview.into();
             let answers = self.receive_all(&hearing, asks).await;
             all.push(RuleAnswers { uid, name, answers });
         }
-        let scene = Arc::into_inner(hearing.scene).ok_or_else(broken)?;
+        let preview = Arc::into_inner(hearing.preview).ok_or_else(broken)?;
         let diffs = if asked.diff { DIFFS } else { 0 };
-        aside(move || pages(scene, all, &known, diffs)).await
+        aside(move || pages(preview, all, &known, diffs)).await
     }
 
     async fn receive_all(&self, hearing: &Hearing, asks: Vec<Ask>) -> Vec<ClusterAnswer> {
@@ -197,11 +197,11 @@ impl Questions {
     }
 
     /// What agents hold of the rule that is tried, as it is known now.
-    fn known(&self, scene: &Scene) -> ReportedHoldings {
+    fn known(&self, preview: &PreviewIndex) -> ReportedHoldings {
         let report_store = self.hub_state.report_store.lock();
         let mut blocked = BTreeMap::new();
-        for uid in scene.rules() {
-            let all = scene.index().clusters();
+        for uid in preview.rules() {
+            let all = preview.index().clusters();
             let of_rule = all.filter_map(|(cluster, _)| {
                 Some(((uid.clone(), cluster.clone()), report_store.holding(&uid, cluster)?))
             });
@@ -211,24 +211,24 @@ impl Questions {
     }
 
     /// What no saved rule has needed so far is looked for now; what is not found in time is not known.
-    async fn list_and_read(&self, mut scene: Scene, by: Deadline) -> Result<Scene, Status> {
+    async fn list_and_read(&self, mut preview: PreviewIndex, by: Deadline) -> Result<PreviewIndex, Status> {
         let mut listed = Vec::new();
-        for place in scene.unlisted() {
-            let Some(rule) = scene.rule() else { break };
+        for place in preview.unlisted() {
+            let Some(rule) = preview.rule() else { break };
             let found = timeout_at(by, self.listed(&place, rule)).await;
             listed.push((place, found.unwrap_or(Err("the question took too long"))));
         }
         let list = move || {
             for (place, found) in listed {
                 match found {
-                    Ok(objects) => scene.list(place, objects),
-                    Err(why) => scene.cannot_list(place, why),
+                    Ok(objects) => preview.list(place, objects),
+                    Err(why) => preview.cannot_list(place, why),
                 }
             }
-            scene
+            preview
         };
-        let mut scene = aside(list).await?;
-        let unread: Vec<_> = scene.unread().iter().take(READS).cloned().collect();
+        let mut preview = aside(list).await?;
+        let unread: Vec<_> = preview.unread().iter().take(READS).cloned().collect();
         let read = async |source: SourceRef| (self.read(&source).await, source);
         let reads = stream::iter(unread).map(read).buffer_unordered(READS_AT_A_TIME);
         let mut bytes = 0usize;
@@ -241,9 +241,9 @@ impl Questions {
         let bodies: Vec<_> = reads.take_while(fits).take_until(sleep_until(by)).collect().await;
         let take_in = move || {
             for (body, source) in bodies {
-                scene.read(&source, body);
+                preview.read(&source, body);
             }
-            scene
+            preview
         };
         aside(take_in).await
     }
@@ -332,8 +332,8 @@ impl Questions {
         if Deadline::now() >= hearing.by {
             return received("NotAsked", "not asked: the question took too long", 0, None);
         }
-        let (scene, asking) = (hearing.scene.clone(), hearing.asking.clone());
-        let question = match aside(move || scene.ask(&name, &asking)).await {
+        let (preview, asking) = (hearing.preview.clone(), hearing.asking.clone());
+        let question = match aside(move || preview.ask(&name, &asking)).await {
             Ok(Some(question)) => question,
             Ok(None) => return received("Idle", "", 0, None),
             Err(_) => return received("NotAsked", "not asked: the hub could not say what it would be told", 0, None),
@@ -342,12 +342,12 @@ impl Questions {
         let Some(live) = self.hub_state.sessions.get(&ask.cluster).map(|live| live.clone()) else {
             return received("NotConnected", "not asked: it is not connected", 0, None);
         };
-        let untried = match (hearing.asking.rehearses() && !asked.rehearse, ask.message.as_str()) {
+        let untried = match (hearing.asking.is_dry_run() && !asked.dry_run, ask.message.as_str()) {
             (false, _) => String::new(),
             (true, "") => UNTRIED.to_owned(),
             (true, before) => format!("{before}; {UNTRIED}"),
         };
-        let answered = match live.inquiries.suppose(asked) {
+        let answered = match live.inquiries.preview(asked) {
             Ok(answered) => answered,
             Err(Unasked::Busy) => {
                 return received("Busy", "not asked: it is answering somebody else, try again", 0, None);
@@ -376,7 +376,12 @@ fn random_key() -> Result<FieldsKey, Status> {
         .map_err(|_| Status::unavailable("the system gives no random numbers"))
 }
 
-fn pages(mut scene: Scene, all: Vec<RuleAnswers>, known: &ReportedHoldings, diffs: usize) -> Vec<wire::PlanPage> {
+fn pages(
+    mut preview: PreviewIndex,
+    all: Vec<RuleAnswers>,
+    known: &ReportedHoldings,
+    diffs: usize,
+) -> Vec<wire::PlanPage> {
     let (mut heads, mut reply) = (BTreeMap::new(), Vec::new());
     for RuleAnswers { uid, name, answers } in all {
         let (mut clusters, mut of_clusters) = (Vec::new(), BTreeMap::new());
@@ -387,18 +392,18 @@ fn pages(mut scene: Scene, all: Vec<RuleAnswers>, known: &ReportedHoldings, diff
         heads.insert(uid.clone(), (name, clusters));
         reply.push((uid, of_clusters));
     }
-    let all = scene.conclude_all(reply, &|rule, cluster| known.holding(rule, cluster), now(), diffs);
+    let all = preview.conclude_all(reply, &|rule, cluster| known.holding(rule, cluster), now(), diffs);
     let mut pages = Vec::new();
     for (uid, rows) in all {
-        scene.focus_on(&uid);
+        preview.focus_on(&uid);
         let (name, clusters) = heads.remove(&uid).unwrap_or_default();
         pages.push(wire::PlanPage {
-            sources: scene.sources(SOURCES).into_iter().map(source_row).collect(),
+            sources: preview.sources(SOURCES).into_iter().map(source_row).collect(),
             clusters,
-            notes: scene.notes(),
-            exists: scene.exists(),
-            incomplete: scene.is_incomplete(),
-            sent: u32::try_from(scene.sent()).unwrap_or(u32::MAX),
+            notes: preview.notes(),
+            exists: preview.exists(),
+            incomplete: preview.is_incomplete(),
+            sent: u32::try_from(preview.sent()).unwrap_or(u32::MAX),
             rule: name.map(|name| wire::RuleQuestion { kind: name.kind, namespace: name.namespace, name: name.name }),
             ..wire::PlanPage::default()
         });

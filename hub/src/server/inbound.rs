@@ -135,7 +135,7 @@ fn cost_of(frame: &AgentFrame) -> usize {
         AgentFrame::Ack(_, refused) => refused.len(),
         AgentFrame::Detail(_, pairs, _) => pairs.len() / PAIRS,
         AgentFrame::Want(_, sources) => sources.len() / PAIRS,
-        AgentFrame::Supposed(answer) => answer.copies.len() / PAIRS,
+        AgentFrame::PreviewResult(answer) => answer.copies.len() / PAIRS,
         AgentFrame::Hello(_)
         | AgentFrame::Handover
         | AgentFrame::Inspected(_)
@@ -179,7 +179,7 @@ impl Running {
             (AgentFrame::Report(rules), _, true) => self.reported(rules),
             (AgentFrame::Want(uid, sources), _, true) => self.live.session.lock().want(&uid, sources),
             (AgentFrame::Inspected(answer), _, true) => self.live.inquiries.answered(*answer),
-            (AgentFrame::Supposed(answer), _, true) => self.live.inquiries.supposed(answer),
+            (AgentFrame::PreviewResult(answer), _, true) => self.live.inquiries.preview_result(answer),
             (AgentFrame::Handover, _, true) => self.hand_over(),
             (AgentFrame::Alive, true, _) => {}
             _ => self.end(Status::failed_precondition("a frame out of order: Hello, HeldRules, then all others")),

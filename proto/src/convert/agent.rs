@@ -4,7 +4,7 @@ use super::parts::{
     Unreadable, message, named_source, no_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
     rule_uid, source, source_to_wire,
 };
-use super::suppose::{supposed, supposed_to_wire};
+use super::preview::{preview_result, preview_result_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AckedIntent, AgentFrame, AskedDigest, Counts, FAILURES_LIMIT, Failure, Hello, KINDS, LostWatch, NAMESPACES,
@@ -41,7 +41,7 @@ fn read(frame: Frame, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
         Frame::Handover(_) => AgentFrame::Handover,
         Frame::LostWatches(wire) => AgentFrame::LostWatches(wire.watches.iter().filter_map(lost_watch).collect()),
         Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
-        Frame::Supposed(wire) => AgentFrame::Supposed(supposed(wire)),
+        Frame::PreviewResult(wire) => AgentFrame::PreviewResult(preview_result(wire)),
         Frame::Alive(_) => AgentFrame::Alive,
     })
 }
@@ -173,7 +173,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
             Frame::LostWatches(wire::LostWatches { watches: watches.iter().map(lost_watch_to_wire).collect() })
         }
         AgentFrame::Inspected(answer) => Frame::Inspected(inspected_to_wire(answer)),
-        AgentFrame::Supposed(answer) => Frame::Supposed(supposed_to_wire(answer)),
+        AgentFrame::PreviewResult(answer) => Frame::PreviewResult(preview_result_to_wire(answer)),
         AgentFrame::Alive => Frame::Alive(wire::Alive {}),
     };
     wire::AgentFrame { frame: Some(frame) }

@@ -4,7 +4,7 @@ use super::parts::{
     Unreadable, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision, rule_uid, source,
     source_to_wire, terms, terms_to_wire, text_or_empty,
 };
-use super::suppose::{suppose, suppose_to_wire};
+use super::preview::{preview_request, preview_request_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, ProofKey, Reason, Refusal, Revision,
@@ -48,7 +48,7 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         }
         Frame::Authorities(wire) => HubFrame::Authorities(wire.certificates),
         Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(malformed)?),
-        Frame::Suppose(wire) => HubFrame::Suppose(Box::new(suppose(wire, &mut refused))),
+        Frame::PreviewRequest(wire) => HubFrame::PreviewRequest(Box::new(preview_request(wire, &mut refused))),
         Frame::Alive(_) => HubFrame::Alive,
         Frame::Revoked(wire) => HubFrame::Revoked(plain_text(&wire.reason, NAME_LIMIT)),
     };
@@ -213,7 +213,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
         HubFrame::HandedOver => Frame::Drain(wire::Drain { within_milliseconds: 0, handover: true }),
         HubFrame::Authorities(all) => Frame::Authorities(wire::Authorities { certificates: all.clone() }),
         HubFrame::Inspect(question) => Frame::Inspect(inspect_to_wire(question)),
-        HubFrame::Suppose(question) => Frame::Suppose(suppose_to_wire(question)),
+        HubFrame::PreviewRequest(question) => Frame::PreviewRequest(preview_request_to_wire(question)),
         HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked { reason: reason.clone() }),
     };
     wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }

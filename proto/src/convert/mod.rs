@@ -7,15 +7,15 @@ mod agent;
 mod hub;
 mod inspect;
 mod parts;
+mod preview;
 mod split;
-mod suppose;
 #[cfg(test)]
 mod tests;
 
 pub use agent::{agent_frame, agent_frame_to_wire};
 pub use hub::{hub_frame, hub_frame_to_wire};
+pub use preview::question_bytes;
 pub use split::split;
-pub use suppose::question_bytes;
 
 /// The longest name, namespace, resource or uid that is taken from the wire, in bytes.
 pub const NAME_LIMIT: usize = 253;

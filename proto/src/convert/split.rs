@@ -4,8 +4,8 @@ use prost::encoding::encoded_len_varint;
 
 use super::agent::{acked_intent_to_wire, refusal_to_wire, rule_state_to_wire};
 use super::parts::source_to_wire;
-use super::suppose::supposed_copy_to_wire;
-use crate::model::{AGENT_FRAME_LIMIT, AgentFrame, Supposed};
+use super::preview::previewed_copy_to_wire;
+use crate::model::{AGENT_FRAME_LIMIT, AgentFrame, PreviewResult};
 
 /// What a frame costs beside its items: its envelope, a uid of the longest kind, a nonce, a flag.
 const ENVELOPE: usize = 320;
@@ -38,11 +38,11 @@ pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
         AgentFrame::Report(rules) => {
             pack(rules, |rule| rule_state_to_wire(rule).encoded_len()).into_iter().map(AgentFrame::Report).collect()
         }
-        AgentFrame::Supposed(Supposed { question, copies, more, last, unanswered }) => {
-            with_last(pack(copies, |copy| supposed_copy_to_wire(copy).encoded_len()), last)
+        AgentFrame::PreviewResult(PreviewResult { question, copies, more, last, unanswered }) => {
+            with_last(pack(copies, |copy| previewed_copy_to_wire(copy).encoded_len()), last)
                 .map(|(copies, last)| {
                     let unanswered = unanswered.clone();
-                    AgentFrame::Supposed(Supposed { question, copies, more, last, unanswered })
+                    AgentFrame::PreviewResult(PreviewResult { question, copies, more, last, unanswered })
                 })
                 .collect()
         }

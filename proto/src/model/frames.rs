@@ -2,8 +2,8 @@
 use bytes::Bytes;
 
 use super::{
-    AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, ProofKey, Reason, Revision, RuleState, RuleUid,
-    SetDigest, SourceRef, Suppose, Supposed, Terms, TermsDigest,
+    AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, PreviewRequest, PreviewResult, ProofKey, Reason,
+    Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -84,7 +84,7 @@ pub enum AgentFrame {
     /// How a copy is, as the hub asked.
     Inspected(Box<Inspected>),
     /// What would become of copies, as the hub asked.
-    Supposed(Supposed),
+    PreviewResult(PreviewResult),
     /// The agent is there: a sign of life on a slow link.
     Alive,
 }
@@ -201,7 +201,7 @@ pub enum HubFrame {
     /// How is this copy?
     Inspect(Inspect),
     /// What would become of the copies of a rule?
-    Suppose(Box<Suppose>),
+    PreviewRequest(Box<PreviewRequest>),
     /// The hub is there: a sign of life on a slow link.
     Alive,
 }

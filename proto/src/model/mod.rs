@@ -7,10 +7,10 @@ mod grants;
 mod inspect;
 mod kinds;
 mod names;
+mod preview;
 mod proof;
 mod report;
 mod selector;
-mod suppose;
 mod terms;
 mod text;
 
@@ -25,15 +25,15 @@ pub use grants::{Allowance, Grant};
 pub use inspect::{CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject};
 pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
+pub use preview::{
+    DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey, PREVIEW_LIMIT,
+    PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult, PreviewedCopy, short_value,
+};
 pub use proof::{ContentDigest, Proof, ProofKey, Shown, is_mark};
 pub use report::{
     Asked, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes, Reason, RuleState,
 };
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
-pub use suppose::{
-    DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey, Foreseen,
-    SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent, short_value,
-};
 pub use terms::{
     AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, NamespaceChoice, Terms,
     TermsDigest, is_closed_namespace,

@@ -188,7 +188,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
         | HubFrame::Alive
         | HubFrame::Revoked(_)
         | HubFrame::Inspect(_)
-        | HubFrame::Suppose(_)
+        | HubFrame::PreviewRequest(_)
         | HubFrame::Authorities(_) => Vec::new(),
     }
 }

@@ -118,7 +118,7 @@ pub fn sketch(frame: &HubFrame) -> String {
         HubFrame::Alive => "Alive".to_owned(),
         HubFrame::Authorities(all) => format!("Authorities, {}", all.len()),
         HubFrame::Inspect(question) => format!("Inspect {}", question.copy),
-        HubFrame::Suppose(question) => format!("Suppose {}", question.uid),
+        HubFrame::PreviewRequest(question) => format!("Suppose {}", question.uid),
         HubFrame::Revoked(reason) => format!("Revoked {reason}"),
     }
 }

@@ -5,9 +5,9 @@
 //! source at the cost of its own copies, and the event of one namespace at the cost of that namespace's copies.
 mod orders;
 mod places;
+mod preview;
 mod restore;
 mod shown;
-mod suppose;
 mod take;
 #[cfg(test)]
 mod tests;

@@ -97,7 +97,7 @@ impl Reconciler {
                 let answer = self.inspected(&question);
                 self.hub.send(AgentFrame::Inspected(Box::new(answer)));
             }
-            HubFrame::Suppose(asked) => self.suppose(&asked, &refused),
+            HubFrame::PreviewRequest(asked) => self.preview(&asked, &refused),
             // The connection handles these.
             HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => {}
             HubFrame::Authorities(_) | HubFrame::Alive => {}

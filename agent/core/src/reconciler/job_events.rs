@@ -33,9 +33,9 @@ impl Reconciler {
     /// The next job, if fewer than [`PARALLEL`] are under way. Its result must come back as [`super::Event::Done`].
     pub fn next_job(&mut self, now: Instant) -> Option<Job> {
         self.end_contentions(now);
-        if let Some((number, supposition)) = self.previews.pop() {
+        if let Some((number, preview_job)) = self.previews.pop() {
             let key = Key::Question(number);
-            return Some(Job { key, work: Work::Foresee(Box::new(supposition)) });
+            return Some(Job { key, work: Work::Preview(Box::new(preview_job)) });
         }
         let limit = if self.active { PARALLEL } else { 0 };
         loop {
@@ -172,8 +172,8 @@ impl Reconciler {
             Key::Copy(copy) => self.copy_done(&copy, done, now),
             Key::Question(number) => {
                 // The answer to a question of an earlier stream is dropped.
-                if let Some(supposed) = done.supposed.filter(|_| self.previews.close(number)) {
-                    self.hub.send(AgentFrame::Supposed(supposed));
+                if let Some(preview_result) = done.preview_result.filter(|_| self.previews.close(number)) {
+                    self.hub.send(AgentFrame::PreviewResult(preview_result));
                 }
             }
         }

@@ -4,38 +4,38 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AgentFrame, DIFF_COPIES, FieldDigests, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed,
-    SupposedIntent,
+    AgentFrame, DIFF_COPIES, FieldDigests, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult,
+    Refusal, RuleUid, SourceRef,
 };
 
 use super::Reconciler;
 use super::decider::Decider;
 use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{Action, Decision, TargetNamespace, Want, WantedCopy, decide, is_of_this_intent};
-use crate::foresee::foresee;
-use crate::job::{ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Limits, Open, Recreate, Supposition};
+use crate::job::{ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Limits, Open, PreviewJob, Recreate};
 use crate::live::{Live, Ownership};
+use crate::preview::preview;
 use crate::records::Observed;
 
 /// The previews that the hub has asked for in this stream.
 #[derive(Default)]
 pub(super) struct PendingPreviews {
     /// Previews that wait for reads.
-    pub(super) waiting: VecDeque<(u64, Supposition)>,
+    pub(super) waiting: VecDeque<(u64, PreviewJob)>,
     /// The unanswered ones, by numbers that no other stream uses.
     open: BTreeSet<u64>,
     last: u64,
 }
 
 impl PendingPreviews {
-    fn add(&mut self, supposition: Supposition) {
+    fn add(&mut self, preview_job: PreviewJob) {
         self.last += 1;
         self.open.insert(self.last);
-        self.waiting.push_back((self.last, supposition));
+        self.waiting.push_back((self.last, preview_job));
     }
 
     /// The next preview that waits for reads.
-    pub(super) fn pop(&mut self) -> Option<(u64, Supposition)> {
+    pub(super) fn pop(&mut self) -> Option<(u64, PreviewJob)> {
         self.waiting.pop_front()
     }
 
@@ -53,19 +53,19 @@ impl PendingPreviews {
 
 impl Reconciler {
     /// Begins a preview; `refused` are the parts of the question that this build cannot read.
-    pub(super) fn suppose(&mut self, asked: &Suppose, refused: &[Refusal]) {
+    pub(super) fn preview(&mut self, asked: &PreviewRequest, refused: &[Refusal]) {
         if let Some(whole) = refused.iter().find(|refused| refused.source.name.is_empty()) {
             let unanswered = whole.message.clone();
-            let answer = Supposed { question: asked.question, copies: vec![], more: 0, last: true, unanswered };
-            return self.hub.send(AgentFrame::Supposed(answer));
+            let answer = PreviewResult { question: asked.question, copies: vec![], more: 0, last: true, unanswered };
+            return self.hub.send(AgentFrame::PreviewResult(answer));
         }
         let mut desired = self.desired.clone();
-        desired.suppose(asked, &self.records);
+        desired.preview(asked, &self.records);
         let intents = asked.intents.iter().map(|intent| (&intent.intent.source, intent)).collect();
         let decider = Decider { desired: &desired, ..self.decider() };
-        let mut supposition = Preview { decider, home: &self.home, asked, intents }.supposition();
-        supposition.items.extend(refused.iter().map(refused_item));
-        self.previews.add(supposition);
+        let mut preview_job = Preview { decider, home: &self.home, asked, intents }.preview_job();
+        preview_job.items.extend(refused.iter().map(refused_item));
+        self.previews.add(preview_job);
     }
 }
 
@@ -74,24 +74,24 @@ struct Preview<'a> {
     /// The pipeline over the previewed desired set.
     decider: Decider<'a>,
     home: &'a Arc<str>,
-    asked: &'a Suppose,
-    intents: BTreeMap<&'a SourceRef, &'a SupposedIntent>,
+    asked: &'a PreviewRequest,
+    intents: BTreeMap<&'a SourceRef, &'a PreviewIntent>,
 }
 
 impl Preview<'_> {
-    fn supposition(&self) -> Supposition {
+    fn preview_job(&self) -> PreviewJob {
         let asked = self.asked;
         let mut copies = self.decider.desired.copies_of(&asked.uid);
         copies.extend(self.decider.records.intents_of(&asked.uid).flat_map(|(_, copies)| copies).cloned());
-        let more = u32::try_from(copies.len().saturating_sub(SUPPOSED_LIMIT)).unwrap_or(u32::MAX);
+        let more = u32::try_from(copies.len().saturating_sub(PREVIEW_LIMIT)).unwrap_or(u32::MAX);
         let mut diffs = DIFF_COPIES;
-        let copies = copies.into_iter().take(SUPPOSED_LIMIT);
-        let items = copies.filter_map(|copy| self.supposed(copy, &mut diffs)).collect();
-        Supposition { question: asked.question, key: asked.key, items, more }
+        let copies = copies.into_iter().take(PREVIEW_LIMIT);
+        let items = copies.filter_map(|copy| self.preview_intent(copy, &mut diffs)).collect();
+        PreviewJob { question: asked.question, key: asked.key, items, more }
     }
 
     /// `diffs` is how many more copies are read for the paths in which they differ.
-    fn supposed(&self, copy: SourceRef, diffs: &mut usize) -> Option<Item> {
+    fn preview_intent(&self, copy: SourceRef, diffs: &mut usize) -> Option<Item> {
         let Decider { desired, records, .. } = self.decider;
         let (asked, uid) = (self.asked, &self.asked.uid);
         let blocked = records.live(&copy).and_then(|live| sealed_for(live, uid));
@@ -100,7 +100,7 @@ impl Preview<'_> {
         let (source, known, after) = match want {
             Want::Copy(wanted) if wanted.intent.rule == *uid => {
                 let source = wanted.intent.source.clone();
-                let known = self.supposed_copy(&copy, *wanted, diffs)?;
+                let known = self.previewed_copy(&copy, *wanted, diffs)?;
                 Some((source, known, vec![]))
             }
             Want::Gone(key, rule, mut order) if key.rule == *uid => {
@@ -111,22 +111,22 @@ impl Preview<'_> {
                 order.deferred = suspended;
                 let (source, observed) = (key.source.clone(), records.observed(&copy).clone());
                 let want = Want::Gone(key, rule, order);
-                let known = if asked.rehearse {
+                let known = if asked.dry_run {
                     open(want, observed, [0; 32], (true, None), None)
                 } else {
-                    CopyKnowledge::Decided(foresee(&want, &observed, false)?)
+                    CopyKnowledge::Decided(preview(&want, &observed, false)?)
                 };
                 Some((source, known, after))
             }
-            Want::Kept(key, _) if key.rule == *uid => outcome(key.source, (Foreseen::Unchanged, None)),
+            Want::Kept(key, _) if key.rule == *uid => outcome(key.source, (PreviewOutcome::Unchanged, None)),
             // Somebody else's; what is said to the rule is what its status would say.
             _ => match (desired.claimed_by(uid, &copy), &blocked) {
-                (Some(source), _) => outcome(source, (Foreseen::Refused, self.loss(uid, &copy))),
+                (Some(source), _) => outcome(source, (PreviewOutcome::Refused, self.loss(uid, &copy))),
                 (None, Some(source)) => outcome(
                     source.clone(),
                     match desired.idle_winner(&copy) {
-                        Some(_) => (Foreseen::HandOver, None),
-                        None => (Foreseen::Unchanged, None),
+                        Some(_) => (PreviewOutcome::HandOver, None),
+                        None => (PreviewOutcome::Unchanged, None),
                     },
                 ),
                 (None, None) => None,
@@ -134,8 +134,8 @@ impl Preview<'_> {
         }?;
         let is_blocked = blocked.is_some_and(|source| asked.holds_all || asked.blocked.contains(&source));
         let known = match known {
-            CopyKnowledge::Decided((Foreseen::Unchanged | Foreseen::Rest, None)) if is_blocked => {
-                CopyKnowledge::Decided((Foreseen::Blocked, None))
+            CopyKnowledge::Decided((PreviewOutcome::Unchanged | PreviewOutcome::Rest, None)) if is_blocked => {
+                CopyKnowledge::Decided((PreviewOutcome::Blocked, None))
             }
             other => other,
         };
@@ -149,42 +149,47 @@ impl Preview<'_> {
         })
     }
 
-    fn supposed_copy(&self, copy: &SourceRef, wanted: WantedCopy, diffs: &mut usize) -> Option<CopyKnowledge> {
+    fn previewed_copy(&self, copy: &SourceRef, wanted: WantedCopy, diffs: &mut usize) -> Option<CopyKnowledge> {
         let asked = self.asked;
-        let supposed = self.intents.get(&wanted.intent.source).copied();
+        let preview_intent = self.intents.get(&wanted.intent.source).copied();
         let watched = self.decider.watches.of(copy);
         let settled = wanted.denied.is_some() || !self.decider.desired.has_namespace(&copy.namespace);
         if let Some(copy_error) = watched.and_then(|watched| watched.forbidden.clone()).filter(|_| !settled) {
-            return Some(CopyKnowledge::Decided((Foreseen::Refused, Some(copy_error))));
+            return Some(CopyKnowledge::Decided((PreviewOutcome::Refused, Some(copy_error))));
         }
         let observed = self.decider.records.observed(copy).clone();
         let is_ours = matches!(&observed, Observed::Live(live) if live.is_own());
         // A place that is not there yet has nothing in it.
         let settled = settled || matches!(wanted.place, TargetNamespace::ToCreate(_)) || wanted.suspend;
-        let body = supposed.filter(|_| asked.rehearse).and_then(|intent| self.supposed_body(copy, &wanted, intent));
+        let body = preview_intent.filter(|_| asked.dry_run).and_then(|intent| self.preview_body(copy, &wanted, intent));
         let is_of_intent = is_of_this_intent(&wanted, &observed);
         let want = Want::Copy(Box::new(wanted));
         let is_idle = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
         let changes = || matches!(decide(&want, &observed), Decision::Act(Action::Change(_)));
-        let mut digests = supposed.and_then(|intent| intent.digests.clone());
+        let mut digests = preview_intent.and_then(|intent| intent.digests.clone());
         if is_ours && (*diffs == 0 || !is_of_intent || !changes()) {
             digests = None;
         } else if is_ours && digests.is_some() {
             *diffs -= 1;
         }
         if settled
-            || (is_ours && ((!asked.rehearse && digests.is_none()) || is_idle(&observed)))
+            || (is_ours && ((!asked.dry_run && digests.is_none()) || is_idle(&observed)))
             || (!is_ours && is_idle(&Observed::Unknown))
         {
-            return foresee(&want, &observed, false).map(CopyKnowledge::Decided);
+            return preview(&want, &observed, false).map(CopyKnowledge::Decided);
         }
-        let fields = supposed.map_or([0; 32], |intent| intent.fields);
-        Some(open(want, observed, fields, (asked.rehearse, body), digests))
+        let fields = preview_intent.map_or([0; 32], |intent| intent.fields);
+        Some(open(want, observed, fields, (asked.dry_run, body), digests))
     }
 
     /// What would be written, if it came along.
-    fn supposed_body(&self, copy: &SourceRef, wanted: &WantedCopy, supposed: &SupposedIntent) -> Option<DesiredObject> {
-        let payload = supposed.intent.payload.clone();
+    fn preview_body(
+        &self,
+        copy: &SourceRef,
+        wanted: &WantedCopy,
+        preview_intent: &PreviewIntent,
+    ) -> Option<DesiredObject> {
+        let payload = preview_intent.intent.payload.clone();
         if payload.bytes().is_empty() {
             return None;
         }
@@ -208,17 +213,17 @@ fn refused_item(refused: &Refusal) -> Item {
     let copy_error = CopyError::new(refused.reason, refused.message.as_str());
     let source = refused.source.clone();
     let copy = source.copy_in(&source.namespace);
-    Item { copy, source, known: CopyKnowledge::Decided((Foreseen::Refused, Some(copy_error))), after: vec![] }
+    Item { copy, source, known: CopyKnowledge::Decided((PreviewOutcome::Refused, Some(copy_error))), after: vec![] }
 }
 
 fn open(
     want: Want,
     observed: Observed,
     fields: [u8; 32],
-    (rehearse, body): (bool, Option<DesiredObject>),
+    (dry_run, body): (bool, Option<DesiredObject>),
     digests: Option<Arc<FieldDigests>>,
 ) -> CopyKnowledge {
-    CopyKnowledge::Open(Box::new(Open { want, observed, fields, rehearse, body, digests }))
+    CopyKnowledge::Open(Box::new(Open { want, observed, fields, dry_run, body, digests }))
 }
 
 /// The source that a live copy of a rule was written for.

@@ -6,6 +6,7 @@
 //!
 //! Sessions do not get desired sets pushed: they ask for the [`Directive`]s that changed since the version they last saw.
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
+mod around;
 mod change_log;
 mod changes;
 mod clusters;
@@ -32,7 +33,6 @@ mod secret_refs_tests;
 mod selection;
 mod source_cache;
 mod sources;
-mod suppose;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +47,7 @@ use crate::plan::{
     TargetClusters, WatchScope,
 };
 use crate::rollout::Gate;
+pub use around::{Around, ChangedObject};
 use change_log::ChangeLog;
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
@@ -59,7 +60,6 @@ pub use rollback::{Former, StoredState};
 use selection::Selection;
 use source_cache::SourceCache;
 pub use source_cache::version_number;
-pub use suppose::{Around, ChangedObject};
 
 /// What the hub says about one rule to one cluster.
 #[derive(Clone)]

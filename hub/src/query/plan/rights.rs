@@ -22,12 +22,12 @@ impl Questions {
         &self,
         user: &User,
         asked: wire::RuleQuestion,
-        rehearse: bool,
+        dry_run: bool,
         delete: bool,
     ) -> Result<Rule, Status> {
         let name = RuleName { kind: asked.kind, namespace: asked.namespace, name: asked.name };
         self.may(user, "get", &name).await?;
-        if rehearse {
+        if dry_run {
             self.may(user, "update", &name).await?;
         }
         if delete {

@@ -93,16 +93,16 @@ impl Texts {
                 }),
                 ..wire::Inspected::default()
             }),
-            Frame::Supposed(wire::Supposed {
-                copies: vec![wire::SupposedCopy {
+            Frame::PreviewResult(wire::PreviewResult {
+                copies: vec![wire::PreviewedCopy {
                     copy: Some(self.source()),
                     source: Some(self.source()),
                     reason: 1,
                     message: self.next(),
-                    ..wire::SupposedCopy::default()
+                    ..wire::PreviewedCopy::default()
                 }],
                 unanswered: self.next(),
-                ..wire::Supposed::default()
+                ..wire::PreviewResult::default()
             }),
         ];
         frames.into_iter().map(|frame| wire::AgentFrame { frame: Some(frame) }).collect()

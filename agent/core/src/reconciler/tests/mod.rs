@@ -10,12 +10,12 @@ mod lost;
 mod namespace_prunes;
 mod orders;
 mod policy;
+mod preview;
 mod proof;
 mod quota;
 mod renames;
 mod revoke;
 mod stored;
-mod supposed;
 mod versions;
 mod world;
 

@@ -11,11 +11,11 @@ use crate::copy::CopyError;
 use crate::decide::ExpectedObject;
 pub use crate::desired::Namespace;
 use crate::desired::{Home, StoredRule};
-use crate::foresee::{Found, answer, foresee};
-use crate::job::{CopyKnowledge, Item, Supposition};
+use crate::job::{CopyKnowledge, Item, PreviewJob};
 use crate::job::{DesiredObject, Done, Job, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Adopt, Area, Facts, Policy};
+use crate::preview::{Found, answer, preview};
 use crate::queue::Key;
 use crate::reconciler::{Event, Reconciler, Setup};
 use crate::records::Observed;
@@ -544,20 +544,20 @@ impl World {
     /// Looks for an answer; nothing is written.
     fn look_for(&mut self, job: Job) -> Done {
         let mut done = Done::new(job.key);
-        let Work::Foresee(supposition) = job.work else { return done };
-        let Supposition { question, items, more, .. } = *supposition;
+        let Work::Preview(preview_job) = job.work else { return done };
+        let PreviewJob { question, items, more, .. } = *preview_job;
         let found = items.into_iter().map(|Item { copy, source, known, after }| {
             let outcome = match known {
                 CopyKnowledge::Decided(outcome) => Some(outcome),
                 CopyKnowledge::Open(open) => {
                     let observed = if open.needs_look() { self.observed(&copy) } else { open.observed };
                     let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
-                    foresee(&open.want, &observed, is_equal)
+                    preview(&open.want, &observed, is_equal)
                 }
             };
             Found { copy, source, outcome, diff: FieldDiff::default(), after }
         });
-        done.supposed = Some(answer(question, found.collect(), more));
+        done.preview_result = Some(answer(question, found.collect(), more));
         done
     }
 
@@ -576,7 +576,7 @@ impl World {
             return done;
         }
         match job.work {
-            Work::CreateNamespace | Work::Foresee(_) => {}
+            Work::CreateNamespace | Work::Preview(_) => {}
             Work::Read => done.observed = Some(self.observed(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done, false),
             Work::Change(target, body) => {

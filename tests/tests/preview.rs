@@ -1,10 +1,10 @@
 //! What-if: what `kubectl runnel plan` says of a rule, and what then happens when it is saved.
 
-#[path = "whatif/cases.rs"]
+#[path = "preview/cases.rs"]
 mod cases;
-#[path = "whatif/dry_run.rs"]
+#[path = "preview/dry_run.rs"]
 mod dry_run;
-#[path = "whatif/edits.rs"]
+#[path = "preview/edits.rs"]
 mod edits;
 
 use std::collections::{BTreeMap, BTreeSet};

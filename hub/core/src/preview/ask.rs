@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    ClusterName, DIFF_FIELDS, FieldDigests, FieldsKey, Intent, Kind, Payload, SUPPOSED_LIMIT, SourceRef, Suppose,
-    SupposedIntent, Terms, Tombstone,
+    ClusterName, DIFF_FIELDS, FieldDigests, FieldsKey, Intent, Kind, PREVIEW_LIMIT, Payload, PreviewIntent,
+    PreviewRequest, SourceRef, Terms, Tombstone,
 };
 
-use super::{Holdings, Scene};
+use super::{Holdings, PreviewIndex};
 use crate::index::{Cluster, Directive, RuleEntry};
 use crate::plan::{ClusterAssignment, SourceContent};
 
@@ -53,7 +53,7 @@ pub struct Ask {
     pub wave: u32,
 }
 
-impl Scene {
+impl PreviewIndex {
     /// The clusters that the rule has, or had, to do with.
     pub fn clusters(&self, holdings: Holdings<'_>) -> Vec<Ask> {
         let Some(entry) = self.index.rule(&self.focus.uid) else { return vec![] };
@@ -159,26 +159,27 @@ impl Scene {
         let directive = self.directive(cluster);
         // Before its turn a cluster gets nothing of the change, not for a trial either.
         let awaits = matches!(directive, Directive::AwaitingWave(_));
-        let rehearse = asking.rehearse && !awaits;
-        let nothing = || Suppose { rehearse, key: asking.key, ..Suppose::nothing(0, self.focus.uid.clone()) };
+        let dry_run = asking.dry_run && !awaits;
+        let nothing =
+            || PreviewRequest { dry_run, key: asking.key, ..PreviewRequest::nothing(0, self.focus.uid.clone()) };
         let (asked, left_out) = match directive {
             Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) => {
                 let terms = Terms::clone(&assignment.terms);
-                let mut room = Room { payloads: if rehearse { PAYLOADS } else { 0 }, digests: 0 };
+                let mut room = Room { payloads: if dry_run { PAYLOADS } else { 0 }, digests: 0 };
                 if asking.diff && !awaits {
                     room.digests = DIGESTS;
                 }
-                let intents = assignment.intents().take(SUPPOSED_LIMIT);
+                let intents = assignment.intents().take(PREVIEW_LIMIT);
                 let intents = intents.filter_map(|(source, content)| asking.intent(source, content, &mut room));
                 let intents: Vec<_> = intents.collect();
                 let left_out = assignment.intents().count().saturating_sub(intents.len());
                 let terms = Some((terms, assignment.terms.digest));
                 let (asked, gone) = self.with_removals(cluster, &assignment, nothing());
-                (Suppose { terms, intents, ..asked }, left_out + gone)
+                (PreviewRequest { terms, intents, ..asked }, left_out + gone)
             }
             Directive::Cordoned(assignment) => self.with_removals(cluster, &assignment, nothing()),
-            Directive::Unwanted(policy) => (Suppose { removal: Some(policy), ..nothing() }, 0),
-            Directive::RemovalBlocked => (Suppose { holds_all: true, ..nothing() }, 0),
+            Directive::Unwanted(policy) => (PreviewRequest { removal: Some(policy), ..nothing() }, 0),
+            Directive::RemovalBlocked => (PreviewRequest { holds_all: true, ..nothing() }, 0),
             Directive::Suspended(_) | Directive::Unknown | Directive::Orphaned => return None,
         };
         Some(AgentQuestion { asked: Box::new(asked), left_out })
@@ -189,13 +190,13 @@ impl Scene {
         &self,
         cluster: &ClusterName,
         assignment: &ClusterAssignment,
-        mut asked: Suppose,
-    ) -> (Suppose, usize) {
+        mut asked: PreviewRequest,
+    ) -> (PreviewRequest, usize) {
         let mut left_out = 0;
         let deletion_policy = assignment.terms.deletion_policy;
         let gone = self.former(cluster).into_iter().flat_map(ClusterAssignment::intents).map(|(source, _)| source);
         for source in gone.filter(|source| assignment.content(source).is_none() && !assignment.is_unknown(source)) {
-            if asked.blocked.len() + asked.tombstones.len() >= SUPPOSED_LIMIT {
+            if asked.blocked.len() + asked.tombstones.len() >= PREVIEW_LIMIT {
                 left_out += 1;
             } else if assignment.must_stay(source) {
                 asked.blocked.insert(source.clone());
@@ -210,7 +211,7 @@ impl Scene {
 /// What the questions of one plan have in common.
 pub struct Asking {
     key: FieldsKey,
-    rehearse: bool,
+    dry_run: bool,
     diff: bool,
     /// What is told of content that many clusters would have, by its address.
     known: Mutex<BTreeMap<usize, InternedContent>>,
@@ -240,20 +241,20 @@ struct Room {
 /// What one agent is asked.
 pub struct AgentQuestion {
     /// The question, without a number.
-    pub asked: Box<Suppose>,
+    pub asked: Box<PreviewRequest>,
     /// How many sources are left out of it.
     pub left_out: usize,
 }
 
 impl Asking {
-    /// Questions with this key; where `rehearse`, with what would be sent; where `diff`, with digests of each field.
-    pub fn new(key: FieldsKey, rehearse: bool, diff: bool) -> Self {
-        Self { key, rehearse, diff, known: Mutex::default() }
+    /// Questions with this key; where `dry_run`, with what would be sent; where `diff`, with digests of each field.
+    pub fn new(key: FieldsKey, dry_run: bool, diff: bool) -> Self {
+        Self { key, dry_run, diff, known: Mutex::default() }
     }
 
     /// Whether something is to be tried.
-    pub fn rehearses(&self) -> bool {
-        self.rehearse
+    pub fn is_dry_run(&self) -> bool {
+        self.dry_run
     }
 
     /// What is told of content; what the hub has made itself it can decode. It is found out once, however many clusters
@@ -273,7 +274,7 @@ impl Asking {
         known.or_insert_with(|| InternedContent { _content: content.clone(), announced: compute() }).announced.clone()
     }
 
-    fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut Room) -> Option<SupposedIntent> {
+    fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut Room) -> Option<PreviewIntent> {
         let Announced { bytes, object_type, fields, digests } =
             self.announced(Kind::by_resource(&source.resource)?, content)?;
         let size = content.payload.bytes().len();
@@ -287,7 +288,7 @@ impl Asking {
         let cost = |all: &FieldDigests| all.keys().map(|path| path.len() + DIGEST).sum::<usize>();
         let digests = digests.filter(|all| cost(all) <= room.digests && room.digests > 0);
         room.digests -= digests.as_deref().map_or(0, cost);
-        Some(SupposedIntent { intent, bytes, object_type, fields, digests })
+        Some(PreviewIntent { intent, bytes, object_type, fields, digests })
     }
 }
 

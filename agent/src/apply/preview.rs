@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use runnel_proto::model::{FieldDiff, FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed};
+use runnel_proto::model::{FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Reason, SourceRef};
 
 use super::{Call, CallError, Member, at};
 use runnel_agent_core::body::{self, Over, Written};
@@ -12,11 +12,11 @@ use runnel_agent_core::classify::copy_error;
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{ExpectedObject, Want};
 use runnel_agent_core::differ;
-use runnel_agent_core::foresee::{Found, answer, diff, foresee, is_untold, writes};
 use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
-use runnel_agent_core::job::{CopyKnowledge, Decided, Item, Open, Supposition};
+use runnel_agent_core::job::{CopyKnowledge, Decided, Item, Open, PreviewJob};
 use runnel_agent_core::live::{self};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
+use runnel_agent_core::preview::{Found, answer, diff, is_untold, preview, writes};
 use runnel_agent_core::records::Observed;
 
 /// How many looks are under way at once.
@@ -26,24 +26,24 @@ const LIMIT: Duration = Duration::from_secs(7);
 
 impl Member {
     /// Answers a question of the hub.
-    pub(super) async fn answer(&self, work: Work) -> Option<Supposed> {
+    pub(super) async fn answer(&self, work: Work) -> Option<PreviewResult> {
         match work {
-            Work::Foresee(supposition) => Some(self.foresee(*supposition).await),
+            Work::Preview(preview_job) => Some(self.preview(*preview_job).await),
             _ => None,
         }
     }
 
     /// Finds out what would become of copies. Nothing is written.
-    async fn foresee(&self, supposition: Supposition) -> Supposed {
-        let Supposition { question, key, items, more } = supposition;
+    async fn preview(&self, preview_job: PreviewJob) -> PreviewResult {
+        let PreviewJob { question, key, items, more } = preview_job;
         let all = items.len();
-        let looks = stream::iter(items).map(|item| self.foresee_one(&key, item)).buffer_unordered(LOOKS);
+        let looks = stream::iter(items).map(|item| self.preview_one(&key, item)).buffer_unordered(LOOKS);
         let found: Vec<Found> = looks.take_until(tokio::time::sleep(LIMIT)).collect().await;
         let late = u32::try_from(all.saturating_sub(found.len())).unwrap_or(u32::MAX);
         answer(question, found, more.saturating_add(late))
     }
 
-    async fn foresee_one(&self, key: &FieldsKey, item: Item) -> Found {
+    async fn preview_one(&self, key: &FieldsKey, item: Item) -> Found {
         let Item { copy, source, known, after } = item;
         let mut diff = FieldDiff::default();
         let outcome = match known {
@@ -57,7 +57,7 @@ impl Member {
     async fn look(&self, key: &FieldsKey, copy: &SourceRef, open: Open, found: &mut FieldDiff) -> Option<Decided> {
         let kind = Kind::by_resource(&copy.resource)?;
         let needs_look = open.needs_look();
-        let Open { want, mut observed, fields, rehearse, body, digests } = open;
+        let Open { want, mut observed, fields, dry_run, body, digests } = open;
         let mut object = None;
         if needs_look {
             match self.get(kind, copy).await {
@@ -67,50 +67,50 @@ impl Member {
                     object = Some(found);
                 }
                 Err(error) if error.is_absent(&copy.name) => observed = Observed::Absent,
-                Err(error) => return Some((Foreseen::Refused, Some(copy_error(&error)))),
+                Err(error) => return Some((PreviewOutcome::Refused, Some(copy_error(&error)))),
             }
         }
         let is_equal = match (&want, &object) {
             (Want::Copy(_), Some(object)) => live::named_fields(kind, object, key) == fields,
             _ => false,
         };
-        let (foreseen, outcome) = foresee(&want, &observed, is_equal)?;
+        let (previewed, outcome) = preview(&want, &observed, is_equal)?;
         if let (Some(object), Some(digests)) = (&object, &digests) {
             *found = diff(&want, &observed, object, digests, key);
         }
-        if !rehearse {
-            return Some((foreseen, outcome));
+        if !dry_run {
+            return Some((previewed, outcome));
         }
-        if writes(foreseen) && is_untold(&want, &observed) {
+        if writes(previewed) && is_untold(&want, &observed) {
             let words = "this was not tried, as it would tell whether the Secret that stands there is equal";
-            return Some((foreseen, Some(CopyError::new(Reason::WaitingForHub, words))));
+            return Some((previewed, Some(CopyError::new(Reason::WaitingForHub, words))));
         }
         let target = match &observed {
             Observed::Live(live) => Some(ExpectedObject { uid: live.uid.clone(), version: live.version.clone() }),
             Observed::Absent | Observed::Unknown => None,
         };
         let tried = match (&body, &target) {
-            (Some(body), _) if writes(foreseen) => {
+            (Some(body), _) if writes(previewed) => {
                 self.try_write(kind, copy, body, target.as_ref().zip(object.as_ref())).await
             }
-            (None, _) if writes(foreseen) => {
+            (None, _) if writes(previewed) => {
                 let words = "this was not tried, as its content did not fit into one question";
-                return Some((foreseen, Some(CopyError::new(Reason::WaitingForHub, words))));
+                return Some((previewed, Some(CopyError::new(Reason::WaitingForHub, words))));
             }
-            (_, Some(target)) if matches!(foreseen, Foreseen::Remove | Foreseen::GiveUp) => {
+            (_, Some(target)) if matches!(previewed, PreviewOutcome::Remove | PreviewOutcome::GiveUp) => {
                 self.try_delete(kind, copy, target).await
             }
-            _ => return Some((foreseen, outcome)),
+            _ => return Some((previewed, outcome)),
         };
         Some(match tried {
-            Ok(()) => (foreseen, outcome),
+            Ok(()) => (previewed, outcome),
             Err(copy_error)
                 if copy_error.reason == Reason::Immutable && body.is_some_and(|body| body.recreate != Recreate::No) =>
             {
                 let words = "it does not take the change, so it is deleted and created anew";
-                (foreseen, Some(CopyError::new(Reason::Immutable, words)))
+                (previewed, Some(CopyError::new(Reason::Immutable, words)))
             }
-            Err(copy_error) => (Foreseen::Refused, Some(copy_error)),
+            Err(copy_error) => (PreviewOutcome::Refused, Some(copy_error)),
         })
     }
 

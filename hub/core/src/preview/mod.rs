@@ -2,8 +2,8 @@
 //!
 //! The rule is tried in a copy of the part of the index that has to do with it ([`Around`]): the same planner, the
 //! same grants, the same removal guard as for a saved one, and nobody hears of it. What only the agents know, namespaces and what
-//! stands in them, they are asked: each hears what would be said to it ([`Scene::ask`]), decides as it would, and forgets
-//! it. With their answers the guard judges what only they could find ([`Scene::settle`]).
+//! stands in them, they are asked: each hears what would be said to it ([`PreviewIndex::ask`]), decides as it would, and forgets
+//! it. With their answers the guard judges what only they could find ([`PreviewIndex::settle`]).
 //!
 //! A plan carries no payload to a member: digests with a key of the question's own let the agent compare what stands there.
 //! For the diff there is a digest of each field, and the hub adds the new values of ConfigMaps itself (`diff`).
@@ -31,15 +31,15 @@ pub use answer::{AgentAnswer, Room};
 pub use ask::{AgentQuestion, Ask, Asking, ClusterEligibility};
 pub use outcome::{Row, SourceRow};
 
-/// Rules, tried. Most of what a scene tells is about the rule in focus.
-pub struct Scene {
+/// Rules, tried. Most of what a preview shows is about the rule in focus.
+pub struct PreviewIndex {
     index: Index,
     focus: Focus,
     others: Vec<Focus>,
     unread: BTreeSet<SourceRef>,
 }
 
-/// One rule of a scene.
+/// One rule of a preview.
 struct Focus {
     uid: RuleUid,
     exists: bool,
@@ -80,7 +80,7 @@ fn differing(before: &TargetClusters, now: &TargetClusters) -> BTreeSet<ClusterN
     all(before).into_iter().chain(all(now)).filter(|name| !same(name)).collect()
 }
 
-impl Scene {
+impl PreviewIndex {
     /// Tries a rule in what was taken out of an index for it. If it has the uid of a saved one, it is an edit of that.
     pub fn new(around: Around, rule: Rule) -> Self {
         let mut index = around.plan();
@@ -114,7 +114,7 @@ impl Scene {
         Some(Self { index, focus, others: all, unread })
     }
 
-    /// The rules of the scene, that in focus first.
+    /// The rules of the preview, that in focus first.
     pub fn rules(&self) -> Vec<RuleUid> {
         std::iter::once(&self.focus).chain(&self.others).map(|one| one.uid.clone()).collect()
     }

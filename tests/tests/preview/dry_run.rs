@@ -207,12 +207,8 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
     hub.kubectl_stdin(&["apply", "-f", "-"], &configmaps.to_string()).await?;
     let named =
         RuleQuestion { kind: "DistributionRule".to_owned(), namespace: HOME.to_owned(), name: "all".to_owned() };
-    let saved = |rehearse| PlanQuestion {
-        object: String::new(),
-        rule: Some(named.clone()),
-        rehearse,
-        ..PlanQuestion::default()
-    };
+    let saved =
+        |dry_run| PlanQuestion { object: String::new(), rule: Some(named.clone()), dry_run, ..PlanQuestion::default() };
     eventually("the rule to be known", SOON, async || Ok(pages(fleet, &token, saved(false)).await.ok())).await?;
     refused(pages(fleet, &token, saved(true)).await, "may not update distributionrules.runnel.dev")
 }

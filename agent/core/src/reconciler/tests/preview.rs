@@ -4,32 +4,32 @@ use crate::reconciler::*;
 use runnel_proto::model::*;
 use std::collections::BTreeSet;
 
-fn question(uid: &str, terms: Option<Terms>, names: &[(&str, u8)], tombstones: &[&str]) -> Suppose {
-    let supposed = |(name, revision): &(&str, u8)| {
+fn question(uid: &str, terms: Option<Terms>, names: &[(&str, u8)], tombstones: &[&str]) -> PreviewRequest {
+    let preview_result = |(name, revision): &(&str, u8)| {
         let intent =
             Intent { payload: Payload::from_wire(Encoding::Plain, vec![].into(), 0), ..intent(name, *revision) };
-        SupposedIntent { intent, bytes: 1, object_type: None, fields: [0; 32], digests: None }
+        PreviewIntent { intent, bytes: 1, object_type: None, fields: [0; 32], digests: None }
     };
-    Suppose {
+    PreviewRequest {
         question: 9,
         uid: uid.into(),
         terms: terms.map(|terms| (terms, TermsDigest([9; 16]))),
-        intents: names.iter().map(supposed).collect(),
+        intents: names.iter().map(preview_result).collect(),
         tombstones: tombstones.iter().map(|name| tombstone(name)).collect(),
         removal: None,
         blocked: BTreeSet::new(),
         holds_all: false,
-        rehearse: false,
+        dry_run: false,
         key: FieldsKey([3; 32]),
     }
 }
 
-fn answers(world: &World) -> Vec<Supposed> {
-    let supposed = |frame: &AgentFrame| match frame {
-        AgentFrame::Supposed(supposed) => Some(supposed.clone()),
+fn answers(world: &World) -> Vec<PreviewResult> {
+    let preview_result = |frame: &AgentFrame| match frame {
+        AgentFrame::PreviewResult(preview_result) => Some(preview_result.clone()),
         _ => None,
     };
-    world.sent.iter().filter_map(supposed).collect()
+    world.sent.iter().filter_map(preview_result).collect()
 }
 
 fn refused(source: SourceRef) -> Refusal {
@@ -43,15 +43,15 @@ fn unreadable_parts_of_a_question_are_refused() {
     world.connect();
     let mut ask = |unreadable: SourceRef| {
         let question = question("r", Some(terms("r", &["a"])), &[("s0", 1)], &[]);
-        let event = Event::Hub(HubFrame::Suppose(Box::new(question)), vec![refused(unreadable)]);
+        let event = Event::Hub(HubFrame::PreviewRequest(Box::new(question)), vec![refused(unreadable)]);
         world.core.handle(event, world.now);
         world.settle();
         answers(&world).pop().unwrap()
     };
     let part = ask(copy("team", "s1"));
-    let answer: Vec<_> = part.copies.iter().map(|one| (one.copy.to_string(), one.foreseen)).collect();
-    assert!(part.unanswered.is_empty() && answer.contains(&(copy("team", "s1").to_string(), Foreseen::Refused)));
-    assert!(answer.contains(&(copy("a", "s0").to_string(), Foreseen::Create)));
+    let answer: Vec<_> = part.copies.iter().map(|one| (one.copy.to_string(), one.previewed)).collect();
+    assert!(part.unanswered.is_empty() && answer.contains(&(copy("team", "s1").to_string(), PreviewOutcome::Refused)));
+    assert!(answer.contains(&(copy("a", "s0").to_string(), PreviewOutcome::Create)));
     let whole = ask(SourceRef::new("", "", ""));
     assert!(whole.last && whole.copies.is_empty() && whole.unanswered.contains("cannot read"));
 }
@@ -62,7 +62,7 @@ fn an_answer_does_not_reach_another_stream_than_its_question() {
     world.connect();
     let asks = |world: &mut World| {
         let question = question("r", Some(terms("r", &["a"])), &[("s0", 1)], &[]);
-        world.core.handle(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);
+        world.core.handle(Event::Hub(HubFrame::PreviewRequest(Box::new(question)), vec![]), world.now);
         world.give_out();
     };
     asks(&mut world);
@@ -79,17 +79,17 @@ fn an_answer_does_not_reach_another_stream_than_its_question() {
     assert_eq!(answers(&world).len(), 1);
 }
 
-fn asked(world: &mut World, question: Suppose) -> Vec<String> {
+fn asked(world: &mut World, question: PreviewRequest) -> Vec<String> {
     let (writes, before) = (world.writes, world.sent.len());
-    world.core.handle(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);
+    world.core.handle(Event::Hub(HubFrame::PreviewRequest(Box::new(question)), vec![]), world.now);
     world.settle();
     assert_eq!(world.writes, writes, "something was written");
-    let supposed = world.sent[before..].iter().filter_map(|frame| match frame {
-        AgentFrame::Supposed(supposed) => Some(supposed.clone()),
+    let preview_result = world.sent[before..].iter().filter_map(|frame| match frame {
+        AgentFrame::PreviewResult(preview_result) => Some(preview_result.clone()),
         _ => None,
     });
-    let copies = supposed.flat_map(|supposed| supposed.copies);
-    copies.map(|one| format!("{}/{} {:?}", one.copy.namespace, one.copy.name, one.foreseen)).collect()
+    let copies = preview_result.flat_map(|preview_result| preview_result.copies);
+    copies.map(|one| format!("{}/{} {:?}", one.copy.namespace, one.copy.name, one.previewed)).collect()
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn edited_rule_previews_changes_removals_and_blocks() {
         ["a/s0 Unchanged", "a/s1 Remove", "b/s0 Unchanged", "b/s1 Remove"]
     );
     let blocked =
-        Suppose { blocked: BTreeSet::from([copy("team", "s1")]), ..question("r", Some(all), &[("s0", 1)], &[]) };
+        PreviewRequest { blocked: BTreeSet::from([copy("team", "s1")]), ..question("r", Some(all), &[("s0", 1)], &[]) };
     assert_eq!(asked(&mut world, blocked), ["a/s0 Unchanged", "a/s1 Blocked", "b/s0 Unchanged", "b/s1 Blocked"]);
     // A name that is taken out of the list is a deliberate act; the labels of a namespace are not.
     assert_eq!(
@@ -139,9 +139,9 @@ fn edited_rule_previews_changes_removals_and_blocks() {
         asked(&mut world, question("r", Some(globs), &[("s0", 1), ("s1", 1)], &[])),
         ["a/s0 Unchanged", "a/s1 Unchanged", "b/s0 GiveUp", "b/s1 GiveUp"]
     );
-    let retain = Suppose { removal: Some(DeletionPolicy::Retain), ..question("r", None, &[], &[]) };
+    let retain = PreviewRequest { removal: Some(DeletionPolicy::Retain), ..question("r", None, &[], &[]) };
     assert_eq!(asked(&mut world, retain), ["a/s0 Retain", "a/s1 Retain", "b/s0 Retain", "b/s1 Retain"]);
-    let all_blocked = Suppose { holds_all: true, ..question("r", None, &[], &[]) };
+    let all_blocked = PreviewRequest { holds_all: true, ..question("r", None, &[], &[]) };
     assert_eq!(asked(&mut world, all_blocked), ["a/s0 Blocked", "a/s1 Blocked", "b/s0 Blocked", "b/s1 Blocked"]);
     // An older rule wins.
     let older = Terms { created_at: 1, ..terms("q", &["a"]) };
@@ -196,10 +196,10 @@ fn copies_beyond_the_limit_are_not_read_for_a_diff() {
         for one in asked.intents.iter_mut().filter(|_| digests) {
             one.digests = Some(FieldDigests::default().into());
         }
-        world.core.handle(Event::Hub(HubFrame::Suppose(Box::new(asked)), vec![]), world.now);
-        let (_, supposition) = world.core.previews.waiting.back().unwrap();
+        world.core.handle(Event::Hub(HubFrame::PreviewRequest(Box::new(asked)), vec![]), world.now);
+        let (_, preview_job) = world.core.previews.waiting.back().unwrap();
         let open = |item: &&crate::job::Item| matches!(item.known, crate::job::CopyKnowledge::Open(_));
-        let found = (supposition.items.len(), supposition.items.iter().filter(open).count());
+        let found = (preview_job.items.len(), preview_job.items.iter().filter(open).count());
         world.settle();
         found
     };

@@ -3,22 +3,24 @@
 //! The agent lists the paths, with short present values where it may ([`runnel_proto::model::FieldChange`]). The hub adds the
 //! new values. No line holds a value of a kind that is sensitive, whatever an agent sends.
 use runnel_proto::model::{
-    Content, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldMap, FieldPath, FieldsKey, Foreseen, Kind,
-    SupposedCopy, short_value,
+    Content, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind, PreviewOutcome,
+    PreviewedCopy, short_value,
 };
 
 use crate::plan::SourceContent;
 
 /// At most [`DIFF_LIMIT`] lines, and one that counts the others; none for a copy that is not written.
-pub(super) fn lines(copy: &SupposedCopy, content: Option<&SourceContent>) -> Vec<String> {
+pub(super) fn lines(copy: &PreviewedCopy, content: Option<&SourceContent>) -> Vec<String> {
     let Some(kind) = Kind::by_resource(&copy.copy.resource) else { return vec![] };
     let content = || content.and_then(|content| content.payload.decode().ok());
-    match copy.foreseen {
-        Foreseen::Create => {
+    match copy.previewed {
+        PreviewOutcome::Create => {
             let Some(content) = content() else { return vec![] };
             text(kind, &added(kind, &content), Some(&content))
         }
-        Foreseen::Change | Foreseen::Overwrite | Foreseen::Adopt if copy.diff != FieldDiff::default() => {
+        PreviewOutcome::Change | PreviewOutcome::Overwrite | PreviewOutcome::Adopt
+            if copy.diff != FieldDiff::default() =>
+        {
             text(kind, &copy.diff, content().as_ref())
         }
         _ => vec![],
@@ -77,9 +79,9 @@ mod tests {
         SourceContent::new(Revision([1; 16]), Payload::encode(content.to_bytes()))
     }
 
-    fn copy(resource: &str, foreseen: Foreseen, diff: FieldDiff) -> SupposedCopy {
+    fn copy(resource: &str, previewed: PreviewOutcome, diff: FieldDiff) -> PreviewedCopy {
         let copy = SourceRef::new(resource, "a", "x");
-        SupposedCopy { source: copy.clone(), copy, foreseen, copy_error: None, diff }
+        PreviewedCopy { source: copy.clone(), copy, previewed, copy_error: None, diff }
     }
 
     fn change(path: &str, edit: FieldEdit) -> FieldChange {
@@ -98,7 +100,7 @@ mod tests {
             more: 2,
         };
         let new = body(json!({"color": "c4n4ry-new"}));
-        let answer = lines(&copy("configmaps", Foreseen::Change, diff.clone()), Some(&new));
+        let answer = lines(&copy("configmaps", PreviewOutcome::Change, diff.clone()), Some(&new));
         let expected = [
             r#"~ /data/color: "c4n4ry-old" -> "c4n4ry-new""#,
             r#"- /data/gone: "c4n4ry-old""#,
@@ -107,7 +109,7 @@ mod tests {
             "and 2 more",
         ];
         assert_eq!(answer, expected);
-        let answer = lines(&copy("secrets", Foreseen::Change, diff), Some(&new));
+        let answer = lines(&copy("secrets", PreviewOutcome::Change, diff), Some(&new));
         let expected = ["~ /data/color", "- /data/gone", "+ /metadata/labels/team", "~ /immutable", "and 2 more"];
         assert_eq!(answer, expected);
     }
@@ -116,18 +118,20 @@ mod tests {
     fn created_copy_lists_its_keys_up_to_the_limit() {
         let data: serde_json::Map<String, Value> = (0..DIFF_LIMIT).map(|n| (format!("k{n:02}"), json!("v"))).collect();
         let new = body(Value::Object(data));
-        let answer = lines(&copy("configmaps", Foreseen::Create, FieldDiff::default()), Some(&new));
+        let answer = lines(&copy("configmaps", PreviewOutcome::Create, FieldDiff::default()), Some(&new));
         assert_eq!((answer.len(), answer[0].as_str()), (DIFF_LIMIT + 1, r#"+ /data/k00: "v""#));
         assert_eq!(answer[DIFF_LIMIT], "and 1 more");
-        let answer = lines(&copy("secrets", Foreseen::Create, FieldDiff::default()), Some(&new));
+        let answer = lines(&copy("secrets", PreviewOutcome::Create, FieldDiff::default()), Some(&new));
         assert_eq!(answer[0], "+ /data/k00");
     }
 
     #[test]
     fn copy_that_is_not_written_has_no_lines() {
         let diff = || FieldDiff { changes: vec![change("/data/a", FieldEdit::Change)], more: 0 };
-        for foreseen in [Foreseen::AdoptIfEqual, Foreseen::Refused, Foreseen::Unchanged, Foreseen::Remove] {
-            assert!(lines(&copy("secrets", foreseen, diff()), Some(&body(json!({"a": "1"})))).is_empty());
+        for previewed in
+            [PreviewOutcome::AdoptIfEqual, PreviewOutcome::Refused, PreviewOutcome::Unchanged, PreviewOutcome::Remove]
+        {
+            assert!(lines(&copy("secrets", previewed, diff()), Some(&body(json!({"a": "1"})))).is_empty());
         }
     }
 }

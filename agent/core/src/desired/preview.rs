@@ -2,7 +2,7 @@
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{
-    Batch, Enforcement, Kind, Refusal, RuleDelta, RuleUid, SourceRef, Suppose, SupposedIntent, Terms,
+    Batch, Enforcement, Kind, PreviewIntent, PreviewRequest, Refusal, RuleDelta, RuleUid, SourceRef, Terms,
 };
 
 use super::Desired;
@@ -14,7 +14,7 @@ use crate::records::Records;
 impl Desired {
     /// Takes in what would be said: as a batch of the hub, but for the payloads, of which only what is judged by the policy
     /// is told.
-    pub fn suppose(&mut self, asked: &Suppose, records: &Records) {
+    pub fn preview(&mut self, asked: &PreviewRequest, records: &Records) {
         let delta = || RuleDelta::new(asked.uid.clone());
         let batch = |delta: RuleDelta| Batch { nonce: 0, rules: vec![delta] };
         if asked.terms.is_some() {
@@ -24,7 +24,7 @@ impl Desired {
         }
         let mut taken = Taken::default();
         for intent in &asked.intents {
-            self.suppose_intent(&asked.uid, intent, records, &mut taken);
+            self.preview_intent(&asked.uid, intent, records, &mut taken);
         }
         if !asked.tombstones.is_empty() || asked.removal.is_some() {
             let tombstones = asked.tombstones.clone();
@@ -32,14 +32,15 @@ impl Desired {
         }
     }
 
-    fn suppose_intent(&mut self, uid: &RuleUid, supposed: &SupposedIntent, records: &Records, taken: &mut Taken) {
-        let (source, revision) = (supposed.intent.source.clone(), supposed.intent.revision);
+    fn preview_intent(&mut self, uid: &RuleUid, preview_result: &PreviewIntent, records: &Records, taken: &mut Taken) {
+        let (source, revision) = (preview_result.intent.source.clone(), preview_result.intent.revision);
         if let Err(copy_error) = check_name(&source) {
             let (rule, reason, message) = (uid.clone(), copy_error.reason, copy_error.message.to_string());
             return self.refuse(Refusal { rule, source, revision, reason, message }, taken);
         }
         let kind = Kind::by_resource(&source.resource);
-        let facts = kind.map(|kind| Facts::announced(kind, supposed.bytes, supposed.object_type.as_deref()));
+        let facts =
+            kind.map(|kind| Facts::announced(kind, preview_result.bytes, preview_result.object_type.as_deref()));
         self.put(&IntentKey { rule: uid.clone(), source }, revision, facts, records, taken);
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// The most copies of which one answer speaks, and the most intents of one question.
-pub const SUPPOSED_LIMIT: usize = 2000;
+pub const PREVIEW_LIMIT: usize = 2000;
 
 /// The most differing paths of one copy that are listed; further ones are counted.
 pub const DIFF_LIMIT: usize = 20;
@@ -27,7 +27,7 @@ pub type FieldDigests = BTreeMap<String, [u8; 16]>;
 
 /// What would be said of a rule to one cluster.
 #[derive(Clone)]
-pub struct Suppose {
+pub struct PreviewRequest {
     /// Comes back with the answer.
     pub question: u64,
     /// The rule. One that is not saved has a uid that no rule has.
@@ -35,7 +35,7 @@ pub struct Suppose {
     /// Its terms, where the cluster would hear of it.
     pub terms: Option<(Terms, TermsDigest)>,
     /// All that would be sent.
-    pub intents: Vec<SupposedIntent>,
+    pub intents: Vec<PreviewIntent>,
     /// What would go.
     pub tombstones: Vec<Tombstone>,
     /// The whole rule would go.
@@ -45,12 +45,12 @@ pub struct Suppose {
     /// The hub holds whatever is there of the rule.
     pub holds_all: bool,
     /// Whether each write is tried as a dry run.
-    pub rehearse: bool,
+    pub dry_run: bool,
     /// Names fields without telling them.
     pub key: FieldsKey,
 }
 
-impl Suppose {
+impl PreviewRequest {
     /// A question in which nothing is said yet.
     pub fn nothing(question: u64, uid: RuleUid) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Suppose {
             removal: None,
             blocked: BTreeSet::new(),
             holds_all: false,
-            rehearse: false,
+            dry_run: false,
             key: FieldsKey([0; 32]),
         }
     }
@@ -70,7 +70,7 @@ impl Suppose {
 
 /// One source as a cluster would have it. Without `Debug`: it may hold content.
 #[derive(Clone)]
-pub struct SupposedIntent {
+pub struct PreviewIntent {
     /// The intent; its payload is empty where nothing is tried.
     pub intent: Intent,
     /// Bytes of its values.
@@ -137,11 +137,11 @@ impl FieldsKey {
 
 /// What would become of the copies of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Supposed {
+pub struct PreviewResult {
     /// As asked.
     pub question: u64,
     /// Copy by copy.
-    pub copies: Vec<SupposedCopy>,
+    pub copies: Vec<PreviewedCopy>,
     /// How many more there are.
     pub more: u32,
     /// Nothing of this answer follows.
@@ -152,13 +152,13 @@ pub struct Supposed {
 
 /// What would become of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SupposedCopy {
+pub struct PreviewedCopy {
     /// The copy.
     pub copy: SourceRef,
     /// Its source, with the name of its copies.
     pub source: SourceRef,
     /// What would become of it.
-    pub foreseen: Foreseen,
+    pub previewed: PreviewOutcome,
     /// Why, and a sentence for a person that never holds content.
     pub copy_error: Option<(Reason, String)>,
     /// In what it differs from what stands there.
@@ -225,7 +225,7 @@ pub fn short_value(value: &str) -> String {
 
 /// What would become of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Foreseen {
+pub enum PreviewOutcome {
     /// It is made.
     Create,
     /// It is written.

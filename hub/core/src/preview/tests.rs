@@ -2,8 +2,8 @@
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, DIFF_FIELDS, FieldDiff, FieldsKey, Foreseen, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose,
-    Supposed, SupposedCopy,
+    Content, DIFF_FIELDS, FieldDiff, FieldsKey, PREVIEW_LIMIT, Payload, PreviewOutcome, PreviewRequest, PreviewResult,
+    PreviewedCopy, Revision, SourceRef,
 };
 use serde_json::{Value, json};
 
@@ -63,13 +63,13 @@ fn index(sources: usize) -> Index {
     index
 }
 
-fn scene_of(index: &Index, rule: Rule) -> Scene {
-    Scene::new(index.around(&rule), rule)
+fn preview_of(index: &Index, rule: Rule) -> PreviewIndex {
+    PreviewIndex::new(index.around(&rule), rule)
 }
 
 /// What a cluster is asked, and how many sources are left out.
-fn ask(scene: &Scene, cluster: &str, rehearse: bool) -> (Box<Suppose>, usize) {
-    let question = scene.ask(&cluster.into(), &Asking::new(KEY, rehearse, true)).unwrap();
+fn ask(preview: &PreviewIndex, cluster: &str, dry_run: bool) -> (Box<PreviewRequest>, usize) {
+    let question = preview.ask(&cluster.into(), &Asking::new(KEY, dry_run, true)).unwrap();
     (question.asked, question.left_out)
 }
 
@@ -81,9 +81,9 @@ fn no_agents(_: &RuleUid, _: &ClusterName) -> Option<crate::index::Holding> {
     None
 }
 
-fn read_all(scene: &mut Scene) {
-    for source in scene.unread().clone() {
-        scene.read(&source, body(&source.name));
+fn read_all(preview: &mut PreviewIndex) {
+    for source in preview.unread().clone() {
+        preview.read(&source, body(&source.name));
     }
 }
 
@@ -91,20 +91,20 @@ fn read_all(scene: &mut Scene) {
 fn unsaved_rule_leaves_no_trace() {
     let index = index(2);
     let before = index.directives_since(&"one".into(), 0).1;
-    let mut scene = scene_of(&index, rule(&["s*"], &json!({})));
-    assert!(!scene.exists() && scene.unlisted().is_empty());
+    let mut preview = preview_of(&index, rule(&["s*"], &json!({})));
+    assert!(!preview.exists() && preview.unlisted().is_empty());
     // What no rule has needed so far is not known.
-    assert_eq!(scene.unread().len(), 2);
-    read_all(&mut scene);
-    scene.judge(&no_agents, now());
-    let clusters: Vec<_> = scene.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing)).collect();
+    assert_eq!(preview.unread().len(), 2);
+    read_all(&mut preview);
+    preview.judge(&no_agents, now());
+    let clusters: Vec<_> = preview.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing)).collect();
     assert_eq!(clusters, [("one".into(), ClusterEligibility::Asked), ("two".into(), ClusterEligibility::Asked)]);
-    let (asked, left_out) = ask(&scene, "one", false);
+    let (asked, left_out) = ask(&preview, "one", false);
     assert_eq!((asked.intents.len(), left_out, asked.tombstones.len()), (2, 0, 0));
     assert!(asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()), "content goes along");
-    let (tried, _) = ask(&scene, "one", true);
+    let (tried, _) = ask(&preview, "one", true);
     assert!(tried.intents.iter().all(|one| one.intent.payload.decode().is_ok()));
-    assert_eq!((scene.sent(), scene.notes().len(), scene.sources(9).len()), (2, 0, 0));
+    assert_eq!((preview.sent(), preview.notes().len(), preview.sources(9).len()), (2, 0, 0));
     assert!(index.rule(&"all".into()).is_none() && index.directives_since(&"one".into(), 0).1 == before);
     assert!(!index.is_selected(&source("s0"), &BTreeMap::new()));
 }
@@ -113,13 +113,13 @@ fn unsaved_rule_leaves_no_trace() {
 fn a_place_that_could_not_be_listed_is_not_an_empty_one() {
     let mut index = index(0);
     index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Unwatched);
-    let mut scene = scene_of(&index, rule(&["s*"], &json!({})));
-    assert!(!scene.is_incomplete());
-    for place in scene.unlisted() {
-        scene.cannot_list(place, "there are too many of them");
+    let mut preview = preview_of(&index, rule(&["s*"], &json!({})));
+    assert!(!preview.is_incomplete());
+    for place in preview.unlisted() {
+        preview.cannot_list(place, "there are too many of them");
     }
-    assert!(scene.is_incomplete() && scene.unlisted().is_empty());
-    assert!(scene.notes()[0].starts_with("configmaps could not be listed (there are too many of them)"));
+    assert!(preview.is_incomplete() && preview.unlisted().is_empty());
+    assert!(preview.notes()[0].starts_with("configmaps could not be listed (there are too many of them)"));
 }
 
 /// What an edit of a saved rule does with `sources` intents of which each agent says that it has them.
@@ -133,11 +133,11 @@ fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
     let copies = sources as u64;
     let holds =
         |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies, intents: copies, ..Default::default() });
-    let mut scene = scene_of(&index, to);
-    assert!(scene.exists());
-    read_all(&mut scene);
-    scene.judge(&holds, now());
-    let (asked, _) = ask(&scene, "one", false);
+    let mut preview = preview_of(&index, to);
+    assert!(preview.exists());
+    read_all(&mut preview);
+    preview.judge(&holds, now());
+    let (asked, _) = ask(&preview, "one", false);
     (asked.tombstones.len(), asked.blocked.len())
 }
 
@@ -158,15 +158,15 @@ fn removals_of_an_edit_are_judged_by_the_guard() {
 fn items_beyond_the_limit_of_a_question_are_counted() {
     let mut index = index(0);
     index.set_rule(rule(&["s*"], &json!({})));
-    for number in 0..=SUPPOSED_LIMIT {
+    for number in 0..=PREVIEW_LIMIT {
         let name = format!("s{number}");
         index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
     }
     let unlimited = json!({"removalLimit": {"count": 100_000, "percent": 100}});
-    let mut scene = scene_of(&index, rule(&["none"], &unlimited));
-    scene.judge(&no_agents, now());
-    let (asked, left_out) = ask(&scene, "one", false);
-    assert_eq!((asked.tombstones.len() + asked.blocked.len(), left_out), (SUPPOSED_LIMIT, 1));
+    let mut preview = preview_of(&index, rule(&["none"], &unlimited));
+    preview.judge(&no_agents, now());
+    let (asked, left_out) = ask(&preview, "one", false);
+    assert_eq!((asked.tombstones.len() + asked.blocked.len(), left_out), (PREVIEW_LIMIT, 1));
 }
 
 #[test]
@@ -178,9 +178,9 @@ fn clusters_behind_in_a_rollout_are_named() {
         index.set_source(source.clone(), BTreeMap::new(), Some(body(&source.name)));
     }
     let behind = |index: &Index, more: &Value| -> Vec<bool> {
-        let mut scene = scene_of(index, rule(&["s*"], more));
-        scene.judge(&no_agents, now());
-        scene
+        let mut preview = preview_of(index, rule(&["s*"], more));
+        preview.judge(&no_agents, now());
+        preview
             .clusters(&no_agents)
             .into_iter()
             .map(|ask| ask.message.contains("the rollout that is under way"))
@@ -202,11 +202,11 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     index.set_cluster("away".into(), Cluster::default());
     let cordoned = Cluster { uid: "c".into(), accepted: true, cordoned: true, ..Cluster::default() };
     index.set_cluster("calm".into(), cordoned);
-    let mut scene = scene_of(&index, rule(&["s*"], &json!({"rollout": {"maxConcurrency": 2}})));
-    read_all(&mut scene);
-    scene.judge(&no_agents, now());
+    let mut preview = preview_of(&index, rule(&["s*"], &json!({"rollout": {"maxConcurrency": 2}})));
+    read_all(&mut preview);
+    preview.judge(&no_agents, now());
     let reply: Vec<_> =
-        scene.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
+        preview.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
     let expected = [
         ("away".into(), ClusterEligibility::NotAccepted, 0),
         ("calm".into(), ClusterEligibility::Asked, 1),
@@ -214,12 +214,12 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
         ("two".into(), ClusterEligibility::Asked, 2),
     ];
     assert_eq!(reply, expected);
-    let (asked, _) = ask(&scene, "one", false);
+    let (asked, _) = ask(&preview, "one", false);
     assert_eq!(asked.intents.len(), 1);
     // Nobody is tried before his turn, or gets content.
-    let (asked, _) = ask(&scene, "one", true);
-    assert!(!asked.rehearse && asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()));
-    let (asked, _) = ask(&scene, "calm", false);
+    let (asked, _) = ask(&preview, "one", true);
+    assert!(!asked.dry_run && asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()));
+    let (asked, _) = ask(&preview, "calm", false);
     assert!(asked.terms.is_none() && asked.intents.is_empty());
 }
 
@@ -233,19 +233,19 @@ fn deleted_rule_is_asked_as_a_removal() {
     }
     let holds =
         |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies: 12, intents: 12, ..Default::default() });
-    let mut scene = scene_of(&index, rule(&["s*"], &json!({})).deleted());
-    scene.judge(&holds, now());
-    let (asked, _) = ask(&scene, "one", false);
-    assert!(scene.exists() && asked.removal.is_some() && asked.terms.is_none() && !asked.holds_all);
+    let mut preview = preview_of(&index, rule(&["s*"], &json!({})).deleted());
+    preview.judge(&holds, now());
+    let (asked, _) = ask(&preview, "one", false);
+    assert!(preview.exists() && asked.removal.is_some() && asked.terms.is_none() && !asked.holds_all);
     assert!(!index.rule(&"all".into()).unwrap().rule.deleting);
 }
 
-/// The clusters of a scene with what they are asked: `removal`, `blocked` or `terms`.
-fn questions(scene: &Scene) -> Vec<(String, &'static str)> {
+/// The clusters of a preview with what they are asked: `removal`, `blocked` or `terms`.
+fn questions(preview: &PreviewIndex) -> Vec<(String, &'static str)> {
     let one = |ask: Ask| {
         let name = ask.cluster.as_str().to_owned();
         let (asked, _) = match ask.standing {
-            ClusterEligibility::Asked => super::tests::ask(scene, &name, false),
+            ClusterEligibility::Asked => super::tests::ask(preview, &name, false),
             _ => return (name, "not asked"),
         };
         let what = if asked.holds_all {
@@ -257,7 +257,7 @@ fn questions(scene: &Scene) -> Vec<(String, &'static str)> {
         };
         (name, what)
     };
-    scene.clusters(&no_agents).into_iter().map(one).collect()
+    preview.clusters(&no_agents).into_iter().map(one).collect()
 }
 
 fn saved(sources: usize) -> Index {
@@ -270,7 +270,7 @@ fn saved(sources: usize) -> Index {
     index
 }
 
-fn changed(index: &Index, object: ChangedObject, copies: u64) -> Option<Scene> {
+fn changed(index: &Index, object: ChangedObject, copies: u64) -> Option<PreviewIndex> {
     let member = match &object {
         ChangedObject::Member(name, _) => Some(name.clone()),
         ChangedObject::Grant(..) => None,
@@ -278,11 +278,11 @@ fn changed(index: &Index, object: ChangedObject, copies: u64) -> Option<Scene> {
     let part = index.with_change(object.clone());
     let affected = index.rules().map(|(uid, _)| uid.clone());
     let affected = affected.filter(|uid| index.is_affected(uid, member.as_ref(), &part)).collect();
-    let mut scene = Scene::of_change(index.around_all(&affected, None), object, &affected)?;
+    let mut preview = PreviewIndex::of_change(index.around_all(&affected, None), object, &affected)?;
     let holds =
         |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies, intents: copies, ..Default::default() });
-    scene.judge(&holds, now());
-    Some(scene)
+    preview.judge(&holds, now());
+    Some(preview)
 }
 
 #[test]
@@ -333,27 +333,27 @@ fn rules_of_one_change_are_judged_together() {
     let mut second = rule(&["s*"], &json!({}));
     second.uid = "second".into();
     index.set_rule(second);
-    let mut scene = changed(&index, ChangedObject::Grant("g".into(), None), 12).unwrap();
-    let uids = scene.rules();
+    let mut preview = changed(&index, ChangedObject::Grant("g".into(), None), 12).unwrap();
+    let uids = preview.rules();
     assert_eq!(uids.len(), 2);
     for uid in &uids {
-        scene.focus_on(uid);
-        assert!(scene.uid() == uid && questions(&scene).iter().all(|(_, what)| *what == "blocked"));
+        preview.focus_on(uid);
+        assert!(preview.uid() == uid && questions(&preview).iter().all(|(_, what)| *what == "blocked"));
     }
-    let copy = |foreseen| SupposedCopy {
+    let copy = |previewed| PreviewedCopy {
         copy: SourceRef::new("configmaps", "a", "s0"),
         source: source("s0"),
-        foreseen,
+        previewed,
         copy_error: None,
         diff: FieldDiff::default(),
     };
-    let answer = |foreseen| {
-        let copies = vec![copy(foreseen)];
-        let answer = Supposed { question: 1, copies, more: 0, last: true, unanswered: String::new() };
+    let answer = |previewed| {
+        let copies = vec![copy(previewed)];
+        let answer = PreviewResult { question: 1, copies, more: 0, last: true, unanswered: String::new() };
         BTreeMap::from([(ClusterName::from("one"), AgentAnswer::of(answer, &mut Room { copies: 9, diffs: 9 }))])
     };
-    let all = uids.iter().map(|uid| (uid.clone(), answer(Foreseen::Blocked))).collect();
-    let rows = scene.conclude_all(all, &no_agents, now(), 9);
+    let all = uids.iter().map(|uid| (uid.clone(), answer(PreviewOutcome::Blocked))).collect();
+    let rows = preview.conclude_all(all, &no_agents, now(), 9);
     let verdicts: Vec<_> = rows.iter().flat_map(|(_, rows)| rows).map(|row| row.verdict).collect();
     assert_eq!(verdicts, ["held", "held"]);
 }
@@ -368,9 +368,9 @@ fn digests_of_fields_are_sent_within_the_bounds() {
         let mut index = index(1);
         index.set_rule(rule(&["s*"], &json!({})));
         index.set_source(source("s0"), BTreeMap::new(), Some(SourceState::Read(Arc::new(content))));
-        let mut scene = scene_of(&index, rule(&["s*"], &json!({})));
-        scene.judge(&no_agents, now());
-        let asked = scene.ask(&"one".into(), asking).unwrap().asked;
+        let mut preview = preview_of(&index, rule(&["s*"], &json!({})));
+        preview.judge(&no_agents, now());
+        let asked = preview.ask(&"one".into(), asking).unwrap().asked;
         asked.intents[0].digests.as_ref().map(|digests| digests.len())
     };
     let asking = |diff| Asking::new(KEY, false, diff);

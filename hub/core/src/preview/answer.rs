@@ -1,14 +1,14 @@
 //! What is kept of the agents' answers: what the removal guard counts, and copies as far as there is room for them.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{FieldDiff, Foreseen, Supposed, SupposedCopy};
+use runnel_proto::model::{FieldDiff, PreviewOutcome, PreviewResult, PreviewedCopy};
 
 /// What one agent answered, in bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentAnswer {
-    counts: BTreeMap<Foreseen, usize>,
+    counts: BTreeMap<PreviewOutcome, usize>,
     /// The copies for which there was room.
-    pub copies: Vec<SupposedCopy>,
+    pub copies: Vec<PreviewedCopy>,
     /// How many others there are.
     pub more: usize,
 }
@@ -25,14 +25,14 @@ pub struct Room {
 impl AgentAnswer {
     /// Keeps of an answer what `room` copies are room for, which all answers share; what a person would have to look at comes
     /// first.
-    pub fn of(answer: Supposed, room: &mut Room) -> Self {
+    pub fn of(answer: PreviewResult, room: &mut Room) -> Self {
         let mut reply = Self { more: answer.more as usize, ..Self::default() };
         let mut copies = answer.copies;
         for copy in &copies {
-            *reply.counts.entry(copy.foreseen).or_default() += 1;
+            *reply.counts.entry(copy.previewed).or_default() += 1;
         }
         if copies.len() > room.copies {
-            copies.sort_by_key(|copy| is_smooth(copy.foreseen));
+            copies.sort_by_key(|copy| is_smooth(copy.previewed));
             reply.more += copies.len() - room.copies;
             copies.truncate(room.copies);
             copies.sort_by(|one, other| one.copy.cmp(&other.copy));
@@ -49,8 +49,8 @@ impl AgentAnswer {
     }
 
     /// How many copies become of these kinds, told or not.
-    pub fn count(&self, wanted: &[Foreseen]) -> usize {
-        wanted.iter().filter_map(|foreseen| self.counts.get(foreseen)).sum()
+    pub fn count(&self, wanted: &[PreviewOutcome]) -> usize {
+        wanted.iter().filter_map(|previewed| self.counts.get(previewed)).sum()
     }
 
     /// How many copies there are of which the agent said something.
@@ -59,9 +59,9 @@ impl AgentAnswer {
     }
 }
 
-fn is_smooth(foreseen: Foreseen) -> bool {
-    use Foreseen::{AdoptIfEqual, Blocked, GiveUp, Overwrite, Refused};
-    !matches!(foreseen, Refused | Blocked | Overwrite | AdoptIfEqual | GiveUp)
+fn is_smooth(previewed: PreviewOutcome) -> bool {
+    use PreviewOutcome::{AdoptIfEqual, Blocked, GiveUp, Overwrite, Refused};
+    !matches!(previewed, Refused | Blocked | Overwrite | AdoptIfEqual | GiveUp)
 }
 
 #[cfg(test)]
@@ -72,17 +72,17 @@ mod tests {
 
     #[test]
     fn full_report_counts_the_rest_and_sends_errors_first() {
-        let copy = |number: usize| SupposedCopy {
+        let copy = |number: usize| PreviewedCopy {
             copy: SourceRef::new("secrets", "a", &format!("s{number}")),
             source: SourceRef::new("secrets", "a", "s"),
-            foreseen: if number == 3 { Foreseen::Refused } else { Foreseen::Create },
+            previewed: if number == 3 { PreviewOutcome::Refused } else { PreviewOutcome::Create },
             copy_error: None,
             diff: FieldDiff {
                 changes: vec![FieldChange { path: "/data/a".into(), edit: FieldEdit::Add, old: None }],
                 more: 0,
             },
         };
-        let answer = || Supposed {
+        let answer = || PreviewResult {
             question: 1,
             copies: (0..4).map(copy).collect(),
             more: 7,
@@ -97,8 +97,8 @@ mod tests {
         assert_eq!((names, second.more, room.copies), (vec!["s0".to_owned(), "s3".to_owned()], 9, 0));
         let changes: Vec<_> = second.copies.iter().map(|copy| copy.diff.changes.len()).collect();
         assert_eq!((changes, room.diffs), (vec![1, 0], 0));
-        assert_eq!((second.all(), second.count(&[Foreseen::Create, Foreseen::Refused])), (4, 4));
+        assert_eq!((second.all(), second.count(&[PreviewOutcome::Create, PreviewOutcome::Refused])), (4, 4));
         let third = AgentAnswer::of(answer(), &mut room);
-        assert_eq!((third.copies.len(), third.more, third.count(&[Foreseen::Create])), (0, 11, 3));
+        assert_eq!((third.copies.len(), third.more, third.count(&[PreviewOutcome::Create])), (0, 11, 3));
     }
 }

@@ -2,7 +2,7 @@
 //! by nobody. Pure.
 //!
 //! What the agent knows answers most of it. Whether something that is not its own stands where a copy should, it finds out
-//! only when it writes there; so for the answer it is read ([`Open`](crate::job::CopyKnowledge::Open)), and [`foresee`] decides with what was seen.
+//! only when it writes there; so for the answer it is read ([`Open`](crate::job::CopyKnowledge::Open)), and [`preview`] decides with what was seen.
 //!
 //! Of a Secret that is not the agent's own nobody is told whether it equals what would be written: whoever plans chooses what
 //! that is, and could try what he guesses, one plan after the other, without a trace. So the answer is the same for both
@@ -10,7 +10,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
-use runnel_proto::model::{FieldDiff, FieldDigests, FieldsKey, Foreseen, Kind, SourceRef, Supposed, SupposedCopy};
+use runnel_proto::model::{
+    FieldDiff, FieldDigests, FieldsKey, Kind, PreviewOutcome, PreviewResult, PreviewedCopy, SourceRef,
+};
 
 use crate::copy::CopyStatus;
 use crate::decide::{Action, Decision, Want, decide, differs, is_of_this_intent};
@@ -66,64 +68,64 @@ pub fn diff(
 
 /// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent; it makes no
 /// difference where that [is not told](is_untold).
-pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Decided> {
-    let plain = |foreseen| Some((foreseen, None));
+pub fn preview(want: &Want, observed: &Observed, is_equal: bool) -> Option<Decided> {
+    let plain = |previewed| Some((previewed, None));
     match decide(want, observed) {
         Decision::Forget => None,
         Decision::Noop(outcome) => match outcome {
-            CopyStatus::Applied => plain(Foreseen::Unchanged),
-            CopyStatus::UnderWay => plain(Foreseen::Rest),
-            CopyStatus::Failed(copy_error) => Some((Foreseen::Refused, Some(copy_error))),
-            CopyStatus::Waiting => plain(Foreseen::Wait),
-            CopyStatus::Drifted(copy_error) => Some((Foreseen::Unchanged, Some(copy_error))),
-            CopyStatus::Removing(_) => plain(Foreseen::Rest),
-            CopyStatus::Planned(..) => plain(Foreseen::Rest),
-            CopyStatus::PruneRequested => plain(Foreseen::GiveUp),
+            CopyStatus::Applied => plain(PreviewOutcome::Unchanged),
+            CopyStatus::UnderWay => plain(PreviewOutcome::Rest),
+            CopyStatus::Failed(copy_error) => Some((PreviewOutcome::Refused, Some(copy_error))),
+            CopyStatus::Waiting => plain(PreviewOutcome::Wait),
+            CopyStatus::Drifted(copy_error) => Some((PreviewOutcome::Unchanged, Some(copy_error))),
+            CopyStatus::Removing(_) => plain(PreviewOutcome::Rest),
+            CopyStatus::Planned(..) => plain(PreviewOutcome::Rest),
+            CopyStatus::PruneRequested => plain(PreviewOutcome::GiveUp),
         },
         Decision::Act(action) => match action {
-            Action::CreateNamespace | Action::Create => plain(Foreseen::Create),
+            Action::CreateNamespace | Action::Create => plain(PreviewOutcome::Create),
             Action::Read => None,
-            Action::Change(_) => plain(Foreseen::Change),
-            Action::Adopt(_) if is_untold(want, observed) => plain(Foreseen::AdoptIfEqual),
-            Action::Adopt(_) if is_equal => plain(Foreseen::Adopt),
+            Action::Change(_) => plain(PreviewOutcome::Change),
+            Action::Adopt(_) if is_untold(want, observed) => plain(PreviewOutcome::AdoptIfEqual),
+            Action::Adopt(_) if is_equal => plain(PreviewOutcome::Adopt),
             Action::Adopt(_) => refused(observed),
-            Action::Overwrite(_) if is_equal && !is_untold(want, observed) => plain(Foreseen::Adopt),
-            Action::Overwrite(_) => plain(Foreseen::Overwrite),
-            Action::Compare(_) | Action::Demote(_) => plain(Foreseen::Unchanged),
-            Action::Delete(_) => plain(Foreseen::Remove),
-            Action::Retain(_) => plain(Foreseen::Retain),
+            Action::Overwrite(_) if is_equal && !is_untold(want, observed) => plain(PreviewOutcome::Adopt),
+            Action::Overwrite(_) => plain(PreviewOutcome::Overwrite),
+            Action::Compare(_) | Action::Demote(_) => plain(PreviewOutcome::Unchanged),
+            Action::Delete(_) => plain(PreviewOutcome::Remove),
+            Action::Retain(_) => plain(PreviewOutcome::Retain),
         },
     }
 }
 
 fn refused(observed: &Observed) -> Option<Decided> {
     match observed {
-        Observed::Live(live) => Some((Foreseen::Refused, Some(differs(live)))),
+        Observed::Live(live) => Some((PreviewOutcome::Refused, Some(differs(live)))),
         _ => None,
     }
 }
 
 /// Whether it is a write.
-pub fn writes(foreseen: Foreseen) -> bool {
-    use Foreseen::{Adopt, AdoptIfEqual, Change, Create, Overwrite};
-    matches!(foreseen, Create | Change | Adopt | AdoptIfEqual | Overwrite)
+pub fn writes(previewed: PreviewOutcome) -> bool {
+    use PreviewOutcome::{Adopt, AdoptIfEqual, Change, Create, Overwrite};
+    matches!(previewed, Create | Change | Adopt | AdoptIfEqual | Overwrite)
 }
 
 /// The answer: what was found, in order. What must wait for another copy that will not stand stays.
-pub fn answer(question: u64, found: Vec<Found>, more: u32) -> Supposed {
-    let stand = |outcome: &Decided| writes(outcome.0) || outcome.0 == Foreseen::Unchanged;
+pub fn answer(question: u64, found: Vec<Found>, more: u32) -> PreviewResult {
+    let stand = |outcome: &Decided| writes(outcome.0) || outcome.0 == PreviewOutcome::Unchanged;
     let standing: BTreeSet<_> =
         found.iter().filter(|one| one.outcome.as_ref().is_some_and(stand)).map(|one| one.copy.clone()).collect();
     let outcome = found.into_iter().filter_map(|one| {
         let waits = one.after.iter().any(|before| !standing.contains(before));
-        let (foreseen, copy_error) = one.outcome?;
-        let foreseen = if waits { Foreseen::Rest } else { foreseen };
+        let (previewed, copy_error) = one.outcome?;
+        let previewed = if waits { PreviewOutcome::Rest } else { previewed };
         let copy_error = copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
-        let (source, diff) = (one.source, if writes(foreseen) { one.diff } else { FieldDiff::default() });
-        Some((one.copy.clone(), SupposedCopy { copy: one.copy, source, foreseen, copy_error, diff }))
+        let (source, diff) = (one.source, if writes(previewed) { one.diff } else { FieldDiff::default() });
+        Some((one.copy.clone(), PreviewedCopy { copy: one.copy, source, previewed, copy_error, diff }))
     });
     let copies = outcome.collect::<BTreeMap<_, _>>().into_values().collect();
-    Supposed { question, copies, more, last: true, unanswered: String::new() }
+    PreviewResult { question, copies, more, last: true, unanswered: String::new() }
 }
 
 #[cfg(test)]

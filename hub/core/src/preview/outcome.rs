@@ -1,9 +1,9 @@
 //! What the answers of the agents come to.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Kind, Reason, RuleUid, SupposedCopy};
+use runnel_proto::model::{Asked, AskedDigest, ClusterName, Kind, PreviewOutcome, PreviewedCopy, Reason, RuleUid};
 
-use super::{AgentAnswer, Holdings, Scene, diff};
+use super::{AgentAnswer, Holdings, PreviewIndex, diff};
 use crate::index::Holding;
 use crate::plan::{RulePlan, UnsupportedSource};
 
@@ -24,7 +24,7 @@ pub struct Row {
     /// The cluster.
     pub cluster: ClusterName,
     /// What an agent said, with the guard's decision.
-    pub copy: SupposedCopy,
+    pub copy: PreviewedCopy,
     /// A word, see `proto/query.proto`.
     pub verdict: &'static str,
     /// Why; may be empty.
@@ -48,7 +48,7 @@ pub struct SourceRow {
     pub cluster: Option<ClusterName>,
 }
 
-impl Scene {
+impl PreviewIndex {
     /// Judges what agents would ask for, and returns what becomes of each copy, at most `diffs` with lines of what would change.
     pub fn conclude(
         &mut self,
@@ -91,17 +91,17 @@ impl Scene {
 
     /// What an agent would say that it holds, once it has heard of the rule.
     fn holding(&self, cluster: &ClusterName, answer: &AgentAnswer) -> Holding {
-        let count = |wanted: &[Foreseen]| answer.count(wanted);
-        let gone = count(&[Foreseen::Remove, Foreseen::Retain, Foreseen::HandOver]);
-        let asked = |foreseen, digest| {
-            let objects = u32::try_from(count(&[foreseen])).unwrap_or(u32::MAX);
+        let count = |wanted: &[PreviewOutcome]| answer.count(wanted);
+        let gone = count(&[PreviewOutcome::Remove, PreviewOutcome::Retain, PreviewOutcome::HandOver]);
+        let asked = |previewed, digest| {
+            let objects = u32::try_from(count(&[previewed])).unwrap_or(u32::MAX);
             (objects > 0).then_some(Asked { objects, digest })
         };
         let assignment = self.index().rule(self.uid()).and_then(|entry| entry.assignment(cluster));
         Holding {
             copies: answer.all().saturating_sub(gone) as u64,
             intents: assignment.map_or(0, |assignment| assignment.intents().count() as u64),
-            prunes: asked(Foreseen::GiveUp, PRUNES),
+            prunes: asked(PreviewOutcome::GiveUp, PRUNES),
         }
     }
 
@@ -158,11 +158,11 @@ impl Scene {
 }
 
 /// What becomes of each copy, as the guard has decided.
-fn rows(scene: &Scene, answers: BTreeMap<ClusterName, AgentAnswer>, diffs: &mut usize) -> Vec<Row> {
+fn rows(preview: &PreviewIndex, answers: BTreeMap<ClusterName, AgentAnswer>, diffs: &mut usize) -> Vec<Row> {
     let of_cluster = |(cluster, answer): (ClusterName, AgentAnswer)| -> Vec<Row> {
-        let assignment = scene.index().rule(scene.uid()).and_then(|entry| entry.assignment(&cluster));
+        let assignment = preview.index().rule(preview.uid()).and_then(|entry| entry.assignment(&cluster));
         let prunes = assignment.as_ref().is_some_and(|assignment| assignment.prune() == Some(PRUNES));
-        let mut lines = |copy: &SupposedCopy| {
+        let mut lines = |copy: &PreviewedCopy| {
             if *diffs == 0 {
                 return vec![];
             }
@@ -171,34 +171,36 @@ fn rows(scene: &Scene, answers: BTreeMap<ClusterName, AgentAnswer>, diffs: &mut 
             *diffs -= usize::from(!lines.is_empty());
             lines
         };
-        let of_copy = |copy: SupposedCopy| Row { diff: lines(&copy), ..row(&cluster, copy, prunes) };
+        let of_copy = |copy: PreviewedCopy| Row { diff: lines(&copy), ..row(&cluster, copy, prunes) };
         answer.copies.into_iter().map(of_copy).collect()
     };
     answers.into_iter().flat_map(of_cluster).collect()
 }
 
-fn row(cluster: &ClusterName, copy: SupposedCopy, prunes: bool) -> Row {
+fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
     let (reason, message) =
         copy.copy_error.clone().map_or(("", String::new()), |(reason, message)| (reason.as_str(), message));
     let blocked = |reason| ("held", reason, BLOCKED.to_owned());
     let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
     let and = |words: &str, more: &str| if more.is_empty() { words.to_owned() } else { format!("{words}; {more}") };
-    let (verdict, reason, message) = match copy.foreseen {
-        Foreseen::Overwrite => ("takeOver", "Overwritten", and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message)),
-        Foreseen::AdoptIfEqual => ("adoptIfEqual", "", and(UNTOLD, &message)),
-        Foreseen::GiveUp if prunes => ("remove", reason, message),
-        Foreseen::GiveUp | Foreseen::Blocked => blocked("Removal"),
-        Foreseen::Adopt if message.is_empty() => ("takeOver", "Equal", "what stands there is equal".to_owned()),
-        Foreseen::Adopt => ("takeOver", reason, message),
-        Foreseen::Create => ("create", reason, message),
-        Foreseen::Change => ("change", reason, message),
-        Foreseen::Unchanged => ("unchanged", reason, message),
-        Foreseen::Remove => ("remove", reason, message),
-        Foreseen::Retain => ("retain", reason, message),
-        Foreseen::HandOver => ("handOver", reason, message),
-        Foreseen::Wait => ("wait", "NamespaceMissing", message),
-        Foreseen::Rest => ("rest", reason, message),
-        Foreseen::Refused => (refused_word(copy.copy_error.as_ref().map(|(reason, _)| *reason)), reason, message),
+    let (verdict, reason, message) = match copy.previewed {
+        PreviewOutcome::Overwrite => {
+            ("takeOver", "Overwritten", and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message))
+        }
+        PreviewOutcome::AdoptIfEqual => ("adoptIfEqual", "", and(UNTOLD, &message)),
+        PreviewOutcome::GiveUp if prunes => ("remove", reason, message),
+        PreviewOutcome::GiveUp | PreviewOutcome::Blocked => blocked("Removal"),
+        PreviewOutcome::Adopt if message.is_empty() => ("takeOver", "Equal", "what stands there is equal".to_owned()),
+        PreviewOutcome::Adopt => ("takeOver", reason, message),
+        PreviewOutcome::Create => ("create", reason, message),
+        PreviewOutcome::Change => ("change", reason, message),
+        PreviewOutcome::Unchanged => ("unchanged", reason, message),
+        PreviewOutcome::Remove => ("remove", reason, message),
+        PreviewOutcome::Retain => ("retain", reason, message),
+        PreviewOutcome::HandOver => ("handOver", reason, message),
+        PreviewOutcome::Wait => ("wait", "NamespaceMissing", message),
+        PreviewOutcome::Rest => ("rest", reason, message),
+        PreviewOutcome::Refused => (refused_word(copy.copy_error.as_ref().map(|(reason, _)| *reason)), reason, message),
     };
     Row { cluster: cluster.clone(), copy, verdict, reason, message, diff: vec![] }
 }

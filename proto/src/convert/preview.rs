@@ -8,8 +8,8 @@ use super::parts::{
     source_to_wire, terms, terms_to_wire, text_or_empty,
 };
 use crate::model::{
-    DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey, Foreseen, Refusal, RuleUid,
-    SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent, plain_text,
+    DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey, PREVIEW_LIMIT, PreviewIntent,
+    PreviewOutcome, PreviewRequest, PreviewResult, PreviewedCopy, Refusal, RuleUid, plain_text,
 };
 use crate::wire;
 
@@ -20,10 +20,10 @@ const OLD_LIMIT: usize = 170;
 
 /// Reads a question. What somebody asks may not cost the agent its stream: what cannot be read is named in `all`, as for a
 /// batch. A refusal without a source speaks of the question as a whole, of which nothing can be said then.
-pub(super) fn suppose(wire: wire::Suppose, all: &mut Vec<Refusal>) -> Suppose {
-    let mut asked = Suppose::nothing(wire.question, RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT)));
+pub(super) fn preview_request(wire: wire::PreviewRequest, all: &mut Vec<Refusal>) -> PreviewRequest {
+    let mut asked = PreviewRequest::nothing(wire.question, RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT)));
     asked.holds_all = wire.holds_all;
-    asked.rehearse = wire.rehearse;
+    asked.dry_run = wire.dry_run;
     let mut refused = Refusals { rule: asked.uid.clone(), all };
     let whole = || -> Result<_, Unreadable> {
         rule_uid(wire.rule_uid)?;
@@ -38,21 +38,21 @@ pub(super) fn suppose(wire: wire::Suppose, all: &mut Vec<Refusal>) -> Suppose {
             return asked;
         }
     }
-    for wire in wire.intents.into_iter().take(SUPPOSED_LIMIT) {
+    for wire in wire.intents.into_iter().take(PREVIEW_LIMIT) {
         let shown = wire.intent.as_ref().and_then(|intent| intent.source.clone());
-        match supposed_intent(wire) {
+        match preview_intent(wire) {
             Ok(intent) => asked.intents.push(intent),
             Err(error) => refused.add_item(shown.as_ref(), None, error),
         }
     }
-    for wire in wire.tombstones.into_iter().take(SUPPOSED_LIMIT) {
+    for wire in wire.tombstones.into_iter().take(PREVIEW_LIMIT) {
         let shown = wire.source.clone();
         match tombstone(wire) {
             Ok(tombstone) => asked.tombstones.push(tombstone),
             Err(part) => refused.add_item(shown.as_ref(), None, part.into()),
         }
     }
-    for wire in wire.blocked.into_iter().take(SUPPOSED_LIMIT) {
+    for wire in wire.blocked.into_iter().take(PREVIEW_LIMIT) {
         let shown = wire.clone();
         match source(Some(wire)) {
             Ok(blocked) => drop(asked.blocked.insert(blocked)),
@@ -63,13 +63,13 @@ pub(super) fn suppose(wire: wire::Suppose, all: &mut Vec<Refusal>) -> Suppose {
 }
 
 /// How many bytes a question has on the wire.
-pub fn question_bytes(asked: &Suppose) -> usize {
-    suppose_to_wire(asked).encoded_len()
+pub fn question_bytes(asked: &PreviewRequest) -> usize {
+    preview_request_to_wire(asked).encoded_len()
 }
 
-fn supposed_intent(wire: wire::SupposedIntent) -> Result<SupposedIntent, ItemError> {
+fn preview_intent(wire: wire::PreviewIntent) -> Result<PreviewIntent, ItemError> {
     let object_type = text_or_empty(wire.object_type, NAME_LIMIT, "object_type")?;
-    Ok(SupposedIntent {
+    Ok(PreviewIntent {
         intent: intent(wire.intent.ok_or("intent")?)?,
         bytes: wire.bytes,
         object_type: (!object_type.is_empty()).then(|| object_type.into()),
@@ -95,61 +95,67 @@ fn digests_to_wire(digests: &FieldDigests) -> wire::FieldDigests {
     wire::FieldDigests { fields: digests.iter().map(field).collect() }
 }
 
-pub(super) fn suppose_to_wire(asked: &Suppose) -> wire::Suppose {
-    let intent = |one: &SupposedIntent| wire::SupposedIntent {
+pub(super) fn preview_request_to_wire(asked: &PreviewRequest) -> wire::PreviewRequest {
+    let intent = |one: &PreviewIntent| wire::PreviewIntent {
         intent: Some(intent_to_wire(&one.intent)),
         bytes: one.bytes,
         object_type: one.object_type.as_deref().unwrap_or_default().to_owned(),
         fields: one.fields.to_vec().into(),
         digests: one.digests.as_deref().map(digests_to_wire),
     };
-    wire::Suppose {
+    wire::PreviewRequest {
         question: asked.question,
         rule_uid: asked.uid.to_string(),
         terms: asked.terms.as_ref().map(|(terms, digest)| terms_to_wire(terms, digest)),
-        intents: asked.intents.iter().take(SUPPOSED_LIMIT).map(intent).collect(),
+        intents: asked.intents.iter().take(PREVIEW_LIMIT).map(intent).collect(),
         tombstones: asked.tombstones.iter().map(tombstone_to_wire).collect(),
         removal: asked.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
         blocked: asked.blocked.iter().map(source_to_wire).collect(),
         holds_all: asked.holds_all,
-        rehearse: asked.rehearse,
+        dry_run: asked.dry_run,
         key: asked.key.0.to_vec().into(),
     }
 }
 
-pub(super) fn supposed(wire: wire::Supposed) -> Supposed {
+pub(super) fn preview_result(wire: wire::PreviewResult) -> PreviewResult {
     // A copy of which nothing can be read is one of which nothing is said.
     let all = wire.copies.len();
     let copies: Vec<_> =
-        wire.copies.into_iter().take(SUPPOSED_LIMIT).filter_map(|copy| supposed_copy(copy).ok()).collect();
+        wire.copies.into_iter().take(PREVIEW_LIMIT).filter_map(|copy| previewed_copy(copy).ok()).collect();
     let unread = u32::try_from(all - copies.len()).unwrap_or(u32::MAX);
     let unanswered = message(&wire.unanswered);
-    Supposed { question: wire.question, copies, more: wire.more.saturating_add(unread), last: wire.last, unanswered }
+    PreviewResult {
+        question: wire.question,
+        copies,
+        more: wire.more.saturating_add(unread),
+        last: wire.last,
+        unanswered,
+    }
 }
 
-fn supposed_copy(wire: wire::SupposedCopy) -> Result<SupposedCopy, Unreadable> {
-    use wire::Foreseen as Wire;
-    let foreseen = match wire.foreseen() {
-        Wire::Create => Foreseen::Create,
-        Wire::Change => Foreseen::Change,
-        Wire::Unchanged => Foreseen::Unchanged,
-        Wire::Adopt => Foreseen::Adopt,
-        Wire::AdoptIfEqual => Foreseen::AdoptIfEqual,
-        Wire::Overwrite => Foreseen::Overwrite,
-        Wire::Remove => Foreseen::Remove,
-        Wire::GiveUp => Foreseen::GiveUp,
-        Wire::Retain => Foreseen::Retain,
-        Wire::HandOver => Foreseen::HandOver,
-        Wire::Blocked => Foreseen::Blocked,
-        Wire::Wait => Foreseen::Wait,
+fn previewed_copy(wire: wire::PreviewedCopy) -> Result<PreviewedCopy, Unreadable> {
+    use wire::PreviewOutcome as Wire;
+    let previewed = match wire.previewed() {
+        Wire::Create => PreviewOutcome::Create,
+        Wire::Change => PreviewOutcome::Change,
+        Wire::Unchanged => PreviewOutcome::Unchanged,
+        Wire::Adopt => PreviewOutcome::Adopt,
+        Wire::AdoptIfEqual => PreviewOutcome::AdoptIfEqual,
+        Wire::Overwrite => PreviewOutcome::Overwrite,
+        Wire::Remove => PreviewOutcome::Remove,
+        Wire::GiveUp => PreviewOutcome::GiveUp,
+        Wire::Retain => PreviewOutcome::Retain,
+        Wire::HandOver => PreviewOutcome::HandOver,
+        Wire::Blocked => PreviewOutcome::Blocked,
+        Wire::Wait => PreviewOutcome::Wait,
         // What a newer agent foresees and this hub does not know.
-        Wire::Rest | Wire::Unspecified => Foreseen::Rest,
-        Wire::Refused => Foreseen::Refused,
+        Wire::Rest | Wire::Unspecified => PreviewOutcome::Rest,
+        Wire::Refused => PreviewOutcome::Refused,
     };
     let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
     let mut diff = FieldDiff { more: wire.more_changes, ..FieldDiff::default() };
     wire.changes.into_iter().filter_map(field_change).for_each(|change| diff.push(change));
-    Ok(SupposedCopy { copy: source(wire.copy)?, source: source(wire.source)?, foreseen, copy_error, diff })
+    Ok(PreviewedCopy { copy: source(wire.copy)?, source: source(wire.source)?, previewed, copy_error, diff })
 }
 
 /// An edit that this hub does not know is left out.
@@ -174,39 +180,39 @@ fn field_change_to_wire(change: &FieldChange) -> wire::FieldChange {
     wire::FieldChange { path: plain_text(&change.path, PATH_LIMIT), edit: edit.into(), old }
 }
 
-pub(super) fn supposed_to_wire(answer: &Supposed) -> wire::Supposed {
-    wire::Supposed {
+pub(super) fn preview_result_to_wire(answer: &PreviewResult) -> wire::PreviewResult {
+    wire::PreviewResult {
         question: answer.question,
-        copies: answer.copies.iter().map(supposed_copy_to_wire).collect(),
+        copies: answer.copies.iter().map(previewed_copy_to_wire).collect(),
         more: answer.more,
         last: answer.last,
         unanswered: message(&answer.unanswered),
     }
 }
 
-pub(super) fn supposed_copy_to_wire(copy: &SupposedCopy) -> wire::SupposedCopy {
-    use wire::Foreseen as Wire;
-    let foreseen = match copy.foreseen {
-        Foreseen::Create => Wire::Create,
-        Foreseen::Change => Wire::Change,
-        Foreseen::Unchanged => Wire::Unchanged,
-        Foreseen::Adopt => Wire::Adopt,
-        Foreseen::AdoptIfEqual => Wire::AdoptIfEqual,
-        Foreseen::Overwrite => Wire::Overwrite,
-        Foreseen::Remove => Wire::Remove,
-        Foreseen::GiveUp => Wire::GiveUp,
-        Foreseen::Retain => Wire::Retain,
-        Foreseen::HandOver => Wire::HandOver,
-        Foreseen::Blocked => Wire::Blocked,
-        Foreseen::Wait => Wire::Wait,
-        Foreseen::Rest => Wire::Rest,
-        Foreseen::Refused => Wire::Refused,
+pub(super) fn previewed_copy_to_wire(copy: &PreviewedCopy) -> wire::PreviewedCopy {
+    use wire::PreviewOutcome as Wire;
+    let previewed = match copy.previewed {
+        PreviewOutcome::Create => Wire::Create,
+        PreviewOutcome::Change => Wire::Change,
+        PreviewOutcome::Unchanged => Wire::Unchanged,
+        PreviewOutcome::Adopt => Wire::Adopt,
+        PreviewOutcome::AdoptIfEqual => Wire::AdoptIfEqual,
+        PreviewOutcome::Overwrite => Wire::Overwrite,
+        PreviewOutcome::Remove => Wire::Remove,
+        PreviewOutcome::GiveUp => Wire::GiveUp,
+        PreviewOutcome::Retain => Wire::Retain,
+        PreviewOutcome::HandOver => Wire::HandOver,
+        PreviewOutcome::Blocked => Wire::Blocked,
+        PreviewOutcome::Wait => Wire::Wait,
+        PreviewOutcome::Rest => Wire::Rest,
+        PreviewOutcome::Refused => Wire::Refused,
     };
     let copy_error = copy.copy_error.as_ref();
-    wire::SupposedCopy {
+    wire::PreviewedCopy {
         copy: Some(source_to_wire(&copy.copy)),
         source: Some(source_to_wire(&copy.source)),
-        foreseen: foreseen.into(),
+        previewed: previewed.into(),
         reason: copy_error.map_or(0, |(reason, _)| reason_to_wire(*reason)),
         message: copy_error.map(|(_, text)| message(text)).unwrap_or_default(),
         changes: copy.diff.changes.iter().take(DIFF_LIMIT).map(field_change_to_wire).collect(),
@@ -234,11 +240,11 @@ mod tests {
     fn a_question_reads_back_what_was_written() {
         let payload = Payload::encode(Content::default().to_bytes());
         let intent = Intent { source: copy(1).as_copy("other"), revision: Revision([3; 16]), payload };
-        let asked = Suppose {
+        let asked = PreviewRequest {
             question: 7,
             uid: "r".into(),
             terms: Some((Terms::default(), TermsDigest([1; 16]))),
-            intents: vec![SupposedIntent {
+            intents: vec![PreviewIntent {
                 intent,
                 bytes: 9,
                 object_type: Some("Opaque".into()),
@@ -249,10 +255,10 @@ mod tests {
             removal: Some(DeletionPolicy::Delete),
             blocked: BTreeSet::from([copy(3)]),
             holds_all: true,
-            rehearse: true,
+            dry_run: true,
             key: FieldsKey([5; 32]),
         };
-        let wire = hub_frame_to_wire(&HubFrame::Suppose(Box::new(asked)));
+        let wire = hub_frame_to_wire(&HubFrame::PreviewRequest(Box::new(asked)));
         let (read, refused) = hub_frame(wire.clone()).ok().unwrap();
         assert!(refused.is_empty() && hub_frame_to_wire(&read) == wire);
     }
@@ -260,17 +266,17 @@ mod tests {
     #[test]
     fn diff_beyond_its_limit_is_cut_and_counted() {
         let change = |path: &str| wire::FieldChange { path: path.into(), edit: 1, old: Some("\u{1b}[1m".repeat(200)) };
-        let read = supposed_copy(wire::SupposedCopy {
+        let read = previewed_copy(wire::PreviewedCopy {
             copy: Some(source_to_wire(&copy(1))),
             source: Some(source_to_wire(&copy(1))),
             changes: (0..DIFF_LIMIT + 5).map(|_| change(&"p".repeat(PATH_LIMIT + 1))).collect(),
             more_changes: 2,
             message: "m".repeat(9999),
             reason: 1,
-            ..wire::SupposedCopy::default()
+            ..wire::PreviewedCopy::default()
         });
         let read = read.unwrap();
-        assert!(supposed_copy_to_wire(&read).encoded_len() + 1024 < AGENT_FRAME_LIMIT);
+        assert!(previewed_copy_to_wire(&read).encoded_len() + 1024 < AGENT_FRAME_LIMIT);
         let diff = read.diff;
         assert_eq!((diff.changes.len(), diff.more), (DIFF_LIMIT, 7));
         let within = |one: &FieldChange| {
@@ -291,28 +297,35 @@ mod tests {
 
     #[test]
     fn unreadable_items_of_a_question_are_refused_alone() {
-        let read = |wire: wire::Suppose| {
-            let frame = wire::hub_frame::Frame::Suppose(wire);
+        let read = |wire: wire::PreviewRequest| {
+            let frame = wire::hub_frame::Frame::PreviewRequest(wire);
             match hub_frame(wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }) {
-                Ok((HubFrame::Suppose(asked), refused)) => (asked, refused),
+                Ok((HubFrame::PreviewRequest(asked), refused)) => (asked, refused),
                 _ => panic!("the stream would end"),
             }
         };
-        let asked =
-            || wire::Suppose { question: 7, rule_uid: "r".into(), key: vec![1; 32].into(), ..wire::Suppose::default() };
+        let asked = || wire::PreviewRequest {
+            question: 7,
+            rule_uid: "r".into(),
+            key: vec![1; 32].into(),
+            ..wire::PreviewRequest::default()
+        };
         let of = |name: &str| wire::Source { resource: "secrets".into(), ..source_to_wire(&copy(1).as_copy(name)) };
         let whole = [
-            wire::Suppose { key: vec![].into(), ..asked() },
-            wire::Suppose { rule_uid: "x".repeat(NAME_LIMIT + 1), ..asked() },
-            wire::Suppose { removal: Some(wire::Removal { deletion_policy: 99 }), ..asked() },
-            wire::Suppose { terms: Some(wire::Terms { conflict_policy: 99, ..wire::Terms::default() }), ..asked() },
+            wire::PreviewRequest { key: vec![].into(), ..asked() },
+            wire::PreviewRequest { rule_uid: "x".repeat(NAME_LIMIT + 1), ..asked() },
+            wire::PreviewRequest { removal: Some(wire::Removal { deletion_policy: 99 }), ..asked() },
+            wire::PreviewRequest {
+                terms: Some(wire::Terms { conflict_policy: 99, ..wire::Terms::default() }),
+                ..asked()
+            },
         ];
         for wire in whole {
             let (asked, refused) = read(wire);
             assert_eq!((asked.question, refused.len()), (7, 1));
             assert!(refused[0].source.name.is_empty() && refused[0].reason == Reason::Unsupported);
         }
-        let intent = |encoding, name: &str| wire::SupposedIntent {
+        let intent = |encoding, name: &str| wire::PreviewIntent {
             intent: Some(wire::Intent {
                 source: Some(of(name)),
                 revision: vec![1; 16].into(),
@@ -320,9 +333,9 @@ mod tests {
                 ..wire::Intent::default()
             }),
             fields: vec![1; 32].into(),
-            ..wire::SupposedIntent::default()
+            ..wire::PreviewIntent::default()
         };
-        let (asked, refused) = read(wire::Suppose {
+        let (asked, refused) = read(wire::PreviewRequest {
             intents: vec![intent(99, "a"), intent(1, "b")],
             tombstones: vec![wire::Tombstone { source: Some(of("c")), deletion_policy: 99 }],
             blocked: vec![wire::Source { resource: String::new(), ..of("d") }, of("e")],
@@ -335,10 +348,10 @@ mod tests {
 
     #[test]
     fn a_long_answer_travels_in_frames_of_which_the_last_says_so() {
-        let one = |number| SupposedCopy {
+        let one = |number| PreviewedCopy {
             copy: copy(number),
             source: copy(number).as_copy("other"),
-            foreseen: Foreseen::Refused,
+            previewed: PreviewOutcome::Refused,
             copy_error: Some((Reason::Conflict, "x".repeat(200))),
             diff: FieldDiff {
                 changes: vec![FieldChange {
@@ -350,14 +363,15 @@ mod tests {
             },
         };
         let copies: Vec<_> = (0..500).map(one).collect();
-        let answer = Supposed { question: 8, copies: copies.clone(), more: 3, last: true, unanswered: String::new() };
-        let frames: Vec<_> = split(AgentFrame::Supposed(answer)).iter().map(agent_frame_to_wire).collect();
+        let answer =
+            PreviewResult { question: 8, copies: copies.clone(), more: 3, last: true, unanswered: String::new() };
+        let frames: Vec<_> = split(AgentFrame::PreviewResult(answer)).iter().map(agent_frame_to_wire).collect();
         assert!(frames.len() > 1 && frames.iter().all(|frame| frame.encoded_len() <= AGENT_FRAME_LIMIT));
         let read = frames.into_iter().map(|frame| match agent_frame(frame) {
-            Ok((AgentFrame::Supposed(part), 0)) => part,
+            Ok((AgentFrame::PreviewResult(part), 0)) => part,
             _ => panic!("another frame"),
         });
-        let parts: Vec<Supposed> = read.collect();
+        let parts: Vec<PreviewResult> = read.collect();
         let last: Vec<_> = parts.iter().map(|part| part.last).collect();
         assert!(last.iter().rev().skip(1).all(|last| !last) && last.last() == Some(&true));
         assert!(parts.iter().all(|part| (part.question, part.more) == (8, 3)));
