@@ -8,7 +8,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_client(false)
         .build_server(false)
         .bytes(".runnel.v1")
-        .skip_debug([".runnel.v1.Intent", ".runnel.v1.JoinRequest", ".runnel.v1.SnapshotBegin"])
+        .skip_debug([
+            ".runnel.v1.Intent",
+            ".runnel.v1.JoinRequest",
+            ".runnel.v1.SnapshotBegin",
+        ])
         .compile_fds(descriptors)?;
     Ok(())
 }

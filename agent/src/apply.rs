@@ -2,7 +2,9 @@
 use std::sync::Arc;
 
 use futures::future::Either;
-use kube::api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{
+    DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions,
+};
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
 use runnel_proto::model::{Kind, Reason, RuleName, SourceRef};
@@ -48,13 +50,22 @@ impl Member {
             (Key::Namespace(name), _) => done.copy_error = self.create_namespace(name).await.err(),
             (Key::Copy(copy), work) => {
                 let Some(kind) = Kind::by_resource(&copy.resource) else {
-                    done.copy_error = Some(CopyError::new(Reason::Unsupported, "this agent does not know the kind"));
+                    done.copy_error = Some(CopyError::new(
+                        Reason::Unsupported,
+                        "this agent does not know the kind",
+                    ));
                     return done;
                 };
                 let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
                 // Costs nothing while its level is off: the fields are read only where it is on.
                 let span = tracing::debug_span!("copy", %copy, rule = work.rule().map(tracing::field::display));
-                let run = ApplyRun { member: self, kind, copy, done: &mut done, makes_way };
+                let run = ApplyRun {
+                    member: self,
+                    kind,
+                    copy,
+                    done: &mut done,
+                    makes_way,
+                };
                 run.work(work).instrument(span).await;
             }
         }
@@ -64,7 +75,10 @@ impl Member {
     async fn create_namespace(&self, name: &str) -> Result<(), CopyError> {
         let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         let bytes = serde_json::to_vec(&body).expect("a JSON value serializes");
-        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let params = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
         let request = Request::new("/api/v1/namespaces").create(&params, bytes);
         match self.text(request).await {
             Ok(_) => {
@@ -77,27 +91,44 @@ impl Member {
     }
 
     /// Sends a request. The answer is parsed by the caller: kube's own parsing logs a body that it cannot read.
-    async fn text(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> Call<String> {
+    async fn text(
+        &self,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Call<String> {
         let request = request.map_err(|_| CallError::Unanswered)?;
         with_timeout(self.client.request_text(request)).await
     }
 
-    async fn object(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> Call<DynamicObject> {
+    async fn object(
+        &self,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Call<DynamicObject> {
         serde_json::from_str(&self.text(request).await?).map_err(|_| CallError::Unanswered)
     }
 
     async fn get(&self, kind: &Kind, copy: &SourceRef) -> Call<DynamicObject> {
-        self.object(at(kind, copy).get(&copy.name, &GetParams::default())).await
+        self.object(at(kind, copy).get(&copy.name, &GetParams::default()))
+            .await
     }
 
     async fn apply(&self, kind: &Kind, copy: &SourceRef, body: &Value) -> Call<DynamicObject> {
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(body))).await
+        self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(body)))
+            .await
     }
 
-    async fn json_patch(&self, kind: &Kind, copy: &SourceRef, patch: json_patch::Patch) -> Call<DynamicObject> {
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Json::<()>(patch))).await
+    async fn json_patch(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+        patch: json_patch::Patch,
+    ) -> Call<DynamicObject> {
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Json::<()>(patch)))
+            .await
     }
 
     async fn delete(
@@ -106,15 +137,21 @@ impl Member {
         copy: &SourceRef,
         target: &ExpectedObject,
     ) -> Call<Either<DynamicObject, Status>> {
-        let conditions =
-            Preconditions { uid: Some(target.uid.to_string()), resource_version: Some(target.version.to_string()) };
+        let conditions = Preconditions {
+            uid: Some(target.uid.to_string()),
+            resource_version: Some(target.version.to_string()),
+        };
         let params = DeleteParams::default().preconditions(conditions);
-        let text = self.text(at(kind, copy).delete(&copy.name, &params)).await?;
+        let text = self
+            .text(at(kind, copy).delete(&copy.name, &params))
+            .await?;
         let answer: Value = serde_json::from_str(&text).map_err(|_| CallError::Unanswered)?;
         if answer["kind"] == "Status" {
             return Ok(Either::Right(Status::success()));
         }
-        serde_json::from_value(answer).map(Either::Left).map_err(|_| CallError::Unanswered)
+        serde_json::from_value(answer)
+            .map(Either::Left)
+            .map_err(|_| CallError::Unanswered)
     }
 }
 
@@ -130,7 +167,10 @@ pub fn resource(kind: &Kind) -> ApiResource {
 }
 
 fn at(kind: &Kind, copy: &SourceRef) -> Request {
-    Request::new(DynamicObject::url_path(&resource(kind), Some(&copy.namespace)))
+    Request::new(DynamicObject::url_path(
+        &resource(kind),
+        Some(&copy.namespace),
+    ))
 }
 
 /// One run about one copy.
@@ -171,7 +211,9 @@ impl ApplyRun<'_> {
     async fn read(&mut self) -> Result<(), CopyError> {
         match self.member.get(self.kind, self.copy).await {
             Ok(object) => self.show(&object),
-            Err(error) if error.is_absent(&self.copy.name) => self.done.observed = Some(Observed::Absent),
+            Err(error) if error.is_absent(&self.copy.name) => {
+                self.done.observed = Some(Observed::Absent)
+            }
             Err(error) => return Err(self.fail(&error)),
         }
         Ok(())
@@ -203,10 +245,16 @@ impl ApplyRun<'_> {
     }
 
     /// After a lost race: what is there now decides anew. If nothing has moved, the refusal had another cause.
-    async fn reread(&mut self, target: Option<&ExpectedObject>, error: &CallError) -> Result<(), CopyError> {
+    async fn reread(
+        &mut self,
+        target: Option<&ExpectedObject>,
+        error: &CallError,
+    ) -> Result<(), CopyError> {
         self.read().await?;
         let moved = match (&self.done.observed, target) {
-            (Some(Observed::Live(live)), Some(target)) => live.uid != target.uid || live.version != target.version,
+            (Some(Observed::Live(live)), Some(target)) => {
+                live.uid != target.uid || live.version != target.version
+            }
             (Some(Observed::Live(_)), None) | (_, Some(_)) => true,
             (_, None) => false,
         };
@@ -222,9 +270,14 @@ impl ApplyRun<'_> {
     }
 
     /// Writes over what is there; where that does not take the change and the rule says so, it is deleted and created.
-    async fn change(&mut self, target: ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
+    async fn change(
+        &mut self,
+        target: ExpectedObject,
+        body: &DesiredObject,
+    ) -> Result<(), CopyError> {
         match self.write(Some(target.clone()), body, false).await {
-            Err(copy_error) if copy_error.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
+            Err(copy_error)
+                if copy_error.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
             Err(copy_error) if copy_error.reason == Reason::Immutable => {
                 return Err(match body.recreate {
                     Recreate::Later(limit) => deletes::waits(limit),
@@ -234,7 +287,10 @@ impl ApplyRun<'_> {
             ended => return ended,
         }
         // Part of the change may have been made.
-        let target = self.seen().filter(|seen| seen.uid == target.uid).unwrap_or(target);
+        let target = self
+            .seen()
+            .filter(|seen| seen.uid == target.uid)
+            .unwrap_or(target);
         self.delete(target).await?;
         self.done.deleted = self.done.wrote == Some(Wrote::Deleted);
         if self.done.observed != Some(Observed::Absent) {
@@ -258,7 +314,14 @@ impl ApplyRun<'_> {
         if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
             return Err(denied);
         }
-        let DesiredObject { intent, rule, revision, ignored, version, .. } = body;
+        let DesiredObject {
+            intent,
+            rule,
+            revision,
+            ignored,
+            version,
+            ..
+        } = body;
         let object = match &target {
             Some(target) if !ignored.is_empty() => match self.same(target).await? {
                 None => return Ok(()),
@@ -267,13 +330,29 @@ impl ApplyRun<'_> {
             Some(_) | None => None,
         };
         let (kind, copy, version) = (self.kind, self.copy, *version);
-        let written = Written { kind, copy, intent, rule, revision, content: &content, ignored, version, adopted };
-        let over = target.as_ref().map(|target| Over { target, object: object.as_ref() });
+        let written = Written {
+            kind,
+            copy,
+            intent,
+            rule,
+            revision,
+            content: &content,
+            ignored,
+            version,
+            adopted,
+        };
+        let over = target.as_ref().map(|target| Over {
+            target,
+            object: object.as_ref(),
+        });
         let request = body::apply(&written, over.as_ref(), &self.member.sealer);
         let mut object = match self.member.apply(self.kind, self.copy, &request).await {
             Ok(object) => object,
             Err(error) if error.is_race() => return self.reread(target.as_ref(), &error).await,
-            Err(error) => match self.make_exact(target.as_ref(), &request, ignored, &error).await? {
+            Err(error) => match self
+                .make_exact(target.as_ref(), &request, ignored, &error)
+                .await?
+            {
                 Some(object) => object,
                 None => return Ok(()),
             },
@@ -302,28 +381,41 @@ impl ApplyRun<'_> {
         }
         self.show(&object);
         match &self.done.observed {
-            Some(Observed::Live(live)) if live.holds(&intent.rule, &intent.source, revision) => Ok(()),
+            Some(Observed::Live(live)) if live.holds(&intent.rule, &intent.source, revision) => {
+                Ok(())
+            }
             _ => Err(differ::rewritten(kind, &object, &content, ignored)),
         }
     }
 
     /// What was last shown, as a target.
     fn seen(&self) -> Option<ExpectedObject> {
-        self.live().map(|live| ExpectedObject { uid: live.uid.clone(), version: live.version.clone() })
+        self.live().map(|live| ExpectedObject {
+            uid: live.uid.clone(),
+            version: live.version.clone(),
+        })
     }
 
-    async fn adopt(&mut self, target: ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
+    async fn adopt(
+        &mut self,
+        target: ExpectedObject,
+        body: &DesiredObject,
+    ) -> Result<(), CopyError> {
         // What may be overwritten may be adopted.
         if let Some(denied) = body.limits.policy.denies_adopting() {
             return Err(denied);
         }
         let content = self.content(body).await?;
-        let Some(object) = self.same(&target).await? else { return Ok(()) };
+        let Some(object) = self.same(&target).await? else {
+            return Ok(());
+        };
         if !live::is_adoptable(self.kind, &object, &content) {
             let gone = || CopyError::new(Reason::Conflict, "it has gone meanwhile");
             return Err(self.live().map_or_else(gone, |live| body.unequal(live)));
         }
-        let created = self.live().is_some_and(|live| live.ownership == Ownership::Retained);
+        let created = self
+            .live()
+            .is_some_and(|live| live.ownership == Ownership::Retained);
         self.write(Some(target), body, !created).await?;
         if self.done.wrote.is_some() {
             self.done.wrote = Some(Wrote::Adopted);
@@ -331,7 +423,11 @@ impl ApplyRun<'_> {
         Ok(())
     }
 
-    async fn overwrite(&mut self, target: ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
+    async fn overwrite(
+        &mut self,
+        target: ExpectedObject,
+        body: &DesiredObject,
+    ) -> Result<(), CopyError> {
         if let Some(denied) = body.limits.policy.denies_overwriting() {
             return Err(denied);
         }
@@ -343,16 +439,23 @@ impl ApplyRun<'_> {
     }
 
     /// Finds out in what a drifted copy differs, without changing it.
-    async fn compare(&mut self, target: &ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
+    async fn compare(
+        &mut self,
+        target: &ExpectedObject,
+        body: &DesiredObject,
+    ) -> Result<(), CopyError> {
         let content = self.content(body).await?;
-        let Some(object) = self.same(target).await? else { return Ok(()) };
+        let Some(object) = self.same(target).await? else {
+            return Ok(());
+        };
         let who = self.live().and_then(|live| live.others.clone());
         if body.dry_run {
             let copy_error = differ::planned(self.kind, &object, &content, &body.ignored);
             self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
             return Ok(());
         }
-        let copy_error = differ::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
+        let copy_error =
+            differ::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
         self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
         Ok(())
     }
@@ -387,19 +490,35 @@ impl ApplyRun<'_> {
     }
 
     async fn demote(&mut self, target: ExpectedObject) -> Result<(), CopyError> {
-        let Some(object) = self.same(&target).await? else { return Ok(()) };
-        let Some(patch) = body::demote(&object) else { return Ok(()) };
+        let Some(object) = self.same(&target).await? else {
+            return Ok(());
+        };
+        let Some(patch) = body::demote(&object) else {
+            return Ok(());
+        };
         self.patch(target, patch, Wrote::Changed).await
     }
 
     async fn retain(&mut self, target: ExpectedObject, rule: &RuleName) -> Result<(), CopyError> {
-        let Some(object) = self.same(&target).await? else { return Ok(()) };
+        let Some(object) = self.same(&target).await? else {
+            return Ok(());
+        };
         let created = self.live().is_some_and(Live::is_own);
         let proof = created.then(|| self.member.sealer.retained_proof(self.copy, &target.uid));
-        self.patch(target, body::retain(&object, rule, proof.as_deref()), Wrote::Retained).await
+        self.patch(
+            target,
+            body::retain(&object, rule, proof.as_deref()),
+            Wrote::Retained,
+        )
+        .await
     }
 
-    async fn patch(&mut self, target: ExpectedObject, patch: json_patch::Patch, wrote: Wrote) -> Result<(), CopyError> {
+    async fn patch(
+        &mut self,
+        target: ExpectedObject,
+        patch: json_patch::Patch,
+        wrote: Wrote,
+    ) -> Result<(), CopyError> {
         match self.member.json_patch(self.kind, self.copy, patch).await {
             Ok(object) => {
                 self.passed(target.version);
@@ -407,7 +526,9 @@ impl ApplyRun<'_> {
                 self.done.wrote = Some(wrote);
                 Ok(())
             }
-            Err(error) if error.is_race() || error.code() == 422 => self.reread(Some(&target), &error).await,
+            Err(error) if error.is_race() || error.code() == 422 => {
+                self.reread(Some(&target), &error).await
+            }
             Err(error) => Err(self.fail(&error)),
         }
     }

@@ -21,9 +21,9 @@ pub fn call_error(error: kube::Error) -> CallError {
     match error {
         kube::Error::Api(status) => CallError::Refused(status),
         kube::Error::Service(error) if error.is::<NotActive>() => CallError::NotActive,
-        kube::Error::Service(error) => {
-            error.downcast_ref::<Throttled>().map_or(CallError::Unanswered, |error| CallError::Throttled(error.0))
-        }
+        kube::Error::Service(error) => error
+            .downcast_ref::<Throttled>()
+            .map_or(CallError::Unanswered, |error| CallError::Throttled(error.0)),
         _ => CallError::Unanswered,
     }
 }
@@ -33,5 +33,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// The answer to a call. What is not answered within 30 seconds counts as unanswered.
 pub async fn with_timeout<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Call<T> {
-    tokio::time::timeout(LIMIT, call).await.map_err(|_| CallError::Unanswered)?.map_err(call_error)
+    tokio::time::timeout(LIMIT, call)
+        .await
+        .map_err(|_| CallError::Unanswered)?
+        .map_err(call_error)
 }

@@ -85,19 +85,30 @@ pub async fn timed_client(options: &Options, watches: &WatchTimes) -> anyhow::Re
         Some(path) => {
             // Of the cause only the first line: the others quote the file, which holds credentials.
             let unusable = |cause: &dyn std::fmt::Display| {
-                let cause = cause.to_string().lines().next().unwrap_or_default().to_owned();
-                anyhow!("the kubeconfig {} cannot be used ({cause}): check --kubeconfig", path.display())
+                let cause = cause
+                    .to_string()
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned();
+                anyhow!(
+                    "the kubeconfig {} cannot be used ({cause}): check --kubeconfig",
+                    path.display()
+                )
             };
             let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
             let own_proxy = proxy_of(&kubeconfig);
-            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            let config =
+                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+                    .await;
             let mut config = config.map_err(|error| unusable(&error))?;
             // A proxy of the environment is for the way to the hub.
             config.proxy_url = config.proxy_url.filter(|_| own_proxy);
             config
         }
-        None => kube::Config::incluster()
-            .context("this does not run in a cluster's pod with a ServiceAccount: give --kubeconfig")?,
+        None => kube::Config::incluster().context(
+            "this does not run in a cluster's pod with a ServiceAccount: give --kubeconfig",
+        )?,
     };
     // The agent's own queue backs off; a client that retries would hold a run for minutes.
     config.default_retry = false;
@@ -108,7 +119,10 @@ pub async fn timed_client(options: &Options, watches: &WatchTimes) -> anyhow::Re
     config.headers.push((USER_AGENT, name));
     let unusable = "the settings for this cluster's API server cannot be used";
     if config.proxy_url.is_some() {
-        return Ok(ClientBuilder::try_from(config).context(unusable)?.with_layer(watches).build());
+        return Ok(ClientBuilder::try_from(config)
+            .context(unusable)?
+            .with_layer(watches)
+            .build());
     }
     without_delay(config, watches).context(unusable)
 }
@@ -132,13 +146,27 @@ fn without_delay(config: kube::Config, watches: &WatchTimes) -> Result<Client, k
         .layer(config.extra_headers_layer()?)
         .map_err(tower::BoxError::from)
         .service(http);
-    Ok(ClientBuilder::new(service, config.default_namespace.clone()).with_layer(watches).build())
+    Ok(
+        ClientBuilder::new(service, config.default_namespace.clone())
+            .with_layer(watches)
+            .build(),
+    )
 }
 
 /// Whether the kubeconfig's current cluster names a proxy of its own.
 fn proxy_of(file: &Kubeconfig) -> bool {
-    let current = file.contexts.iter().find(|context| Some(&context.name) == file.current_context.as_ref());
-    let cluster = current.and_then(|context| context.context.as_ref()).map(|context| &context.cluster);
-    let cluster = file.clusters.iter().find(|known| Some(&known.name) == cluster);
-    cluster.and_then(|known| known.cluster.as_ref()).is_some_and(|cluster| cluster.proxy_url.is_some())
+    let current = file
+        .contexts
+        .iter()
+        .find(|context| Some(&context.name) == file.current_context.as_ref());
+    let cluster = current
+        .and_then(|context| context.context.as_ref())
+        .map(|context| &context.cluster);
+    let cluster = file
+        .clusters
+        .iter()
+        .find(|known| Some(&known.name) == cluster);
+    cluster
+        .and_then(|known| known.cluster.as_ref())
+        .is_some_and(|cluster| cluster.proxy_url.is_some())
 }

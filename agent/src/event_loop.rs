@@ -21,7 +21,10 @@ use runnel_agent_core::reconciler::{Event, Notice, Reconciler, Totals};
 /// nothing of its copies.
 const STORE_DELAY: Duration = Duration::from_millis(500);
 /// After a failed store.
-const STORE_AGAIN: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(15) };
+const STORE_AGAIN: Backoff = Backoff {
+    base: Duration::from_secs(1),
+    limit: Duration::from_secs(15),
+};
 /// How many events are taken in before work is given out.
 const TURN: usize = 64;
 
@@ -135,7 +138,9 @@ impl EventLoop {
         let now = Instant::now();
         self.core.handle(event, now);
         for _ in 0..TURN {
-            let Ok(event) = self.watched.try_recv() else { break };
+            let Ok(event) = self.watched.try_recv() else {
+                break;
+            };
             self.core.handle(event, now);
         }
     }
@@ -188,7 +193,12 @@ impl EventLoop {
             turn.store_at = Some(turn.stored_at.map_or(now, |at| now.max(at + STORE_DELAY)));
         }
         let totals = self.core.totals();
-        self.metrics.show(self.core.counts(), totals, turn.totals, self.core.cached_bytes());
+        self.metrics.show(
+            self.core.counts(),
+            totals,
+            turn.totals,
+            self.core.cached_bytes(),
+        );
         turn.totals = totals;
     }
 
@@ -198,18 +208,28 @@ impl EventLoop {
         if let Some((hub_cluster_uid, rules)) = self.core.take_store() {
             let (store, hub) = (self.store.clone(), self.hub.clone());
             turn.stored_at = Some(tokio::time::Instant::now());
-            turn.saving = Some(Box::pin(async move { store.save_terms(&hub, hub_cluster_uid, rules).await }));
+            turn.saving = Some(Box::pin(async move {
+                store.save_terms(&hub, hub_cluster_uid, rules).await
+            }));
         }
     }
 
     fn stored(&mut self, saved: &Result<(), CallError>, turn: &mut LoopState) {
         turn.saving = None;
-        turn.failures = if saved.is_ok() { 0 } else { turn.failures.saturating_add(1) };
+        turn.failures = if saved.is_ok() {
+            0
+        } else {
+            turn.failures.saturating_add(1)
+        };
         if let Err(error) = saved {
-            tracing::warn!(status = error.code(), "the rules' terms cannot be stored; trying again");
+            tracing::warn!(
+                status = error.code(),
+                "the rules' terms cannot be stored; trying again"
+            );
             turn.store_at = Some(tokio::time::Instant::now() + STORE_AGAIN.ceiling(turn.failures));
         }
-        self.core.stored(saved.as_ref().copied().map_err(copy_error), Instant::now());
+        self.core
+            .stored(saved.as_ref().copied().map_err(copy_error), Instant::now());
     }
 }
 

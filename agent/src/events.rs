@@ -35,22 +35,32 @@ const CALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Writes Events until the sender is gone. What is too much is dropped; repeats are merged into a series.
 pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
-    let reporter = Reporter { controller: "runnel.dev/agent".to_owned(), instance: Some(FIELD_MANAGER.to_owned()) };
+    let reporter = Reporter {
+        controller: "runnel.dev/agent".to_owned(),
+        instance: Some(FIELD_MANAGER.to_owned()),
+    };
     let recorder = Recorder::new(client, reporter);
     let (mut tokens, mut last) = (BURST, Instant::now());
     while let Some(notice) = notices.recv().await {
-        let refilled = u32::try_from(last.elapsed().as_secs() / REFILL.as_secs()).unwrap_or(u32::MAX);
+        let refilled =
+            u32::try_from(last.elapsed().as_secs() / REFILL.as_secs()).unwrap_or(u32::MAX);
         if refilled > 0 {
             tokens = tokens.saturating_add(refilled).min(BURST);
             last = Instant::now();
         }
-        let reserve = if matches!(notice, Notice::DriftCorrected(_)) { RESERVE } else { 0 };
+        let reserve = if matches!(notice, Notice::DriftCorrected(_)) {
+            RESERVE
+        } else {
+            0
+        };
         if tokens <= reserve {
             continue;
         }
         tokens -= 1;
         let (copy, event) = event(notice);
-        let Some(reference) = reference(&copy) else { continue };
+        let Some(reference) = reference(&copy) else {
+            continue;
+        };
         let call = tokio::time::timeout(CALL_LIMIT, recorder.publish(&event, &reference));
         if !matches!(call.await, Ok(Ok(()))) {
             tracing::debug!(%copy, "an Event could not be written");
@@ -68,22 +78,49 @@ fn event(notice: Notice) -> (SourceRef, Event) {
     };
     match notice {
         Notice::DriftCorrected(copy) => {
-            let note =
-                "this copy was changed or deleted here and has been put back; change its source on the hub instead";
-            (copy, event(EventType::Normal, EventReason::DriftCorrected, "Correct", note))
+            let note = "this copy was changed or deleted here and has been put back; change its source on the hub instead";
+            (
+                copy,
+                event(
+                    EventType::Normal,
+                    EventReason::DriftCorrected,
+                    "Correct",
+                    note,
+                ),
+            )
         }
         Notice::Overwritten(copy, rule, others) => {
-            let who = others.map(|who| format!(", written by {who},")).unwrap_or_default();
-            let note = format!("the object that stood here{who} has been overwritten: {rule} says so (conflictPolicy)");
-            (copy, event(EventType::Warning, EventReason::Overwritten, "Overwrite", &note))
+            let who = others
+                .map(|who| format!(", written by {who},"))
+                .unwrap_or_default();
+            let note = format!(
+                "the object that stood here{who} has been overwritten: {rule} says so (conflictPolicy)"
+            );
+            (
+                copy,
+                event(
+                    EventType::Warning,
+                    EventReason::Overwritten,
+                    "Overwrite",
+                    &note,
+                ),
+            )
         }
         Notice::Recreated(copy) => {
             let note = "this copy could not be changed and has been deleted and created anew (immutablePolicy: \
                         Recreate); restart what has it mounted, as nodes may serve the old values";
-            (copy, event(EventType::Normal, EventReason::Recreated, "Recreate", note))
+            (
+                copy,
+                event(EventType::Normal, EventReason::Recreated, "Recreate", note),
+            )
         }
         Notice::Failed(copy, copy_error) => {
-            let failed = event(EventType::Warning, copy_error.reason.into(), "Apply", &copy_error.message);
+            let failed = event(
+                EventType::Warning,
+                copy_error.reason.into(),
+                "Apply",
+                &copy_error.message,
+            );
             (copy, failed)
         }
     }

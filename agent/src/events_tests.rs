@@ -30,12 +30,22 @@ fn reported(notice: Notice) -> String {
         EventType::Normal => "Normal",
         EventType::Warning => "Warning",
     };
-    let at = reference(&copy).and_then(|reference| reference.kind).unwrap_or_default();
-    format!("{kind} {} ({}) {at}: {}\n", event.reason, event.action, event.note.unwrap_or_default())
+    let at = reference(&copy)
+        .and_then(|reference| reference.kind)
+        .unwrap_or_default();
+    format!(
+        "{kind} {} ({}) {at}: {}\n",
+        event.reason,
+        event.action,
+        event.note.unwrap_or_default()
+    )
 }
 
 fn failed(copy_errors: impl IntoIterator<Item = CopyError>) -> String {
-    copy_errors.into_iter().map(|copy_error| reported(Notice::Failed(copy(), copy_error))).collect()
+    copy_errors
+        .into_iter()
+        .map(|copy_error| reported(Notice::Failed(copy(), copy_error)))
+        .collect()
 }
 
 fn live(ownership: Ownership, others: Option<&str>) -> Live {
@@ -58,7 +68,11 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
 
 #[test]
 fn agent_writes_are_counted() {
-    let rule = RuleName { kind: "DistributionRule".to_owned(), namespace: "team".to_owned(), name: "all".to_owned() };
+    let rule = RuleName {
+        kind: "DistributionRule".to_owned(),
+        namespace: "team".to_owned(),
+        name: "all".to_owned(),
+    };
     let all = [
         Notice::DriftCorrected(copy()),
         Notice::Overwritten(copy(), rule.clone(), Some("helm".into())),
@@ -99,9 +113,15 @@ fn edits_of_others_are_classified() {
     };
     let none = BTreeSet::new();
     let config_maps = Kind::by_resource("configmaps").unwrap();
-    let (there, wanted) = (object(config_maps, json!({"color": "blue"})), content(json!({"color": "red"})));
+    let (there, wanted) = (
+        object(config_maps, json!({"color": "blue"})),
+        content(json!({"color": "red"})),
+    );
     let secrets = Kind::by_resource("secrets").unwrap();
-    let (hidden, secret) = (object(secrets, json!({"pw": "YQ==", "more": "Yg=="})), content(json!({"pw": "Yw=="})));
+    let (hidden, secret) = (
+        object(secrets, json!({"pw": "YQ==", "more": "Yg=="})),
+        content(json!({"pw": "Yw=="})),
+    );
     let mut contentions = Contentions::default();
     let now = std::time::Instant::now();
     for _ in 0..=LIMIT {
@@ -123,16 +143,29 @@ fn edits_of_others_are_classified() {
 #[test]
 fn api_server_refusals_are_classified() {
     let text = |code: u16, message: &str, causes: Value| {
-        let status = json!({"code": code, "message": message, "reason": "X", "details": {"causes": causes}});
+        let status =
+            json!({"code": code, "message": message, "reason": "X", "details": {"causes": causes}});
         classify::copy_error(&CallError::Refused(serde_json::from_value(status).unwrap()))
     };
     let cannot = "User \"system:serviceaccount:runnel-system:runnel-agent\" cannot";
-    let area = Area { resource: "secrets", namespace: None };
-    let watch: kube::core::Status = serde_json::from_value(json!({"code": 403, "message": "no"})).unwrap();
+    let area = Area {
+        resource: "secrets",
+        namespace: None,
+    };
+    let watch: kube::core::Status =
+        serde_json::from_value(json!({"code": 403, "message": "no"})).unwrap();
     let all = [
         text(401, "Unauthorized", json!([])),
-        text(403, "x", json!([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}])),
-        text(403, "exceeded quota: q, requested: count/secrets=1", json!([])),
+        text(
+            403,
+            "x",
+            json!([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]),
+        ),
+        text(
+            403,
+            "exceeded quota: q, requested: count/secrets=1",
+            json!([]),
+        ),
         text(
             403,
             &format!(
@@ -142,8 +175,16 @@ fn api_server_refusals_are_classified() {
         ),
         text(403, &format!("{cannot} do that"), json!([])),
         text(403, "no", json!([])),
-        text(400, "admission webhook \"guard.example.com\" denied the request: its words stay out", json!([])),
-        text(422, "ValidatingAdmissionPolicy 'small' with binding 'b' denied request: its words stay out", json!([])),
+        text(
+            400,
+            "admission webhook \"guard.example.com\" denied the request: its words stay out",
+            json!([]),
+        ),
+        text(
+            422,
+            "ValidatingAdmissionPolicy 'small' with binding 'b' denied request: its words stay out",
+            json!([]),
+        ),
         text(
             422,
             "x",
@@ -154,14 +195,21 @@ fn api_server_refusals_are_classified() {
             "x",
             json!([{"reason": "FieldValueTooLong", "field": "data", "message": "Too long: may not be more"}]),
         ),
-        text(422, "x", json!([{"reason": "FieldValueInvalid", "field": "data[c4n4ry]", "message": "c4n4ry"}])),
+        text(
+            422,
+            "x",
+            json!([{"reason": "FieldValueInvalid", "field": "data[c4n4ry]", "message": "c4n4ry"}]),
+        ),
         text(413, "x", json!([])),
         text(500, "x", json!([])),
         classify::copy_error(&CallError::Unanswered),
         classify::refused_watch(&watch, &area),
     ];
     let all = failed(all);
-    assert!(!all.contains("c4n4ry") && !all.contains("stay out"), "the server's own words got through: {all}");
+    assert!(
+        !all.contains("c4n4ry") && !all.contains("stay out"),
+        "the server's own words got through: {all}"
+    );
     insta::assert_snapshot!(all);
 }
 
@@ -170,7 +218,11 @@ fn member_policy_denials_are_classified() {
     let text = "{namespaces: {allowed: [team, 'app-*', '*-x'], denied: [app-secret]}, kinds: [secrets], \
                 secretTypes: {allowed: ['kubernetes.io/*', Opaque], denied: [kubernetes.io/tls]}, maxObjectBytes: 10}";
     let policy = Policy::parse(text).unwrap();
-    let facts = |bytes, object_type: &str| Facts { bytes, object_type: Some(object_type.into()), ..Facts::default() };
+    let facts = |bytes, object_type: &str| Facts {
+        bytes,
+        object_type: Some(object_type.into()),
+        ..Facts::default()
+    };
     let all = [
         policy.denies_namespace("app-secret", "runnel-system"),
         policy.denies_namespace("other", "runnel-system"),

@@ -58,8 +58,14 @@ pub struct JoinRefused {
 pub fn read_join_string(path: Option<&Path>) -> Result<JoinString, JoinFileError> {
     let path = path.ok_or(JoinFileError::NotGiven)?;
     let shown = || path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|source| JoinFileError::Unreadable { path: shown(), source })?;
-    JoinString::parse(&text).map_err(|source| JoinFileError::Malformed { path: shown(), source })
+    let text = std::fs::read_to_string(path).map_err(|source| JoinFileError::Unreadable {
+        path: shown(),
+        source,
+    })?;
+    JoinString::parse(&text).map_err(|source| JoinFileError::Malformed {
+        path: shown(),
+        source,
+    })
 }
 
 /// Why one attempt to join did not succeed.
@@ -124,7 +130,11 @@ pub async fn join_once(
             tracing::info!(cluster = %identity.cluster, hub = %identity.hub, "joined the hub");
             Ok(identity)
         }
-        Err(Failed::ForGood(message)) => Err(JoinRefused { cluster: join.cluster.clone(), message }.into()),
+        Err(Failed::ForGood(message)) => Err(JoinRefused {
+            cluster: join.cluster.clone(),
+            message,
+        }
+        .into()),
         Err(Failed::Passing(message)) => Err(NotJoined::Passing(message)),
     }
 }
@@ -137,10 +147,14 @@ enum Failed {
 /// What is stored before the token is used, and what the join makes of it. The same token keeps its key, and seals
 /// outlive a change of hub key.
 fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<(Identity, Identity)> {
-    let begun = stored.as_ref().and_then(|stored| match (&stored.certificate, &stored.pending) {
-        (None, _) => Some((&stored.token_id, &stored.key)),
-        (Some(_), pending) => pending.as_ref().map(|pending| (&pending.token_id, &pending.key)),
-    });
+    let begun = stored
+        .as_ref()
+        .and_then(|stored| match (&stored.certificate, &stored.pending) {
+            (None, _) => Some((&stored.token_id, &stored.key)),
+            (Some(_), pending) => pending
+                .as_ref()
+                .map(|pending| (&pending.token_id, &pending.key)),
+        });
     let key = match begun.filter(|(token_id, _)| *token_id == join.token.id()) {
         Some((_, key)) => key.clone(),
         None => MemberKey::generate()?.to_pem(),
@@ -149,7 +163,10 @@ fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<(Iden
         Some(stored) => stored.seal_key.clone(),
         None => {
             let random = ring::rand::generate::<[u8; 32]>(&ring::rand::SystemRandom::new());
-            random.map_err(|_| anyhow::anyhow!("the system gives no random numbers"))?.expose().to_vec()
+            random
+                .map_err(|_| anyhow::anyhow!("the system gives no random numbers"))?
+                .expose()
+                .to_vec()
         }
     };
     let joined = Identity {
@@ -163,7 +180,13 @@ fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<(Iden
         pending: None,
     };
     let before = match stored.filter(|stored| stored.certificate.is_some()) {
-        Some(stored) => Identity { pending: Some(Pending { key, token_id: joined.token_id.clone() }), ..stored },
+        Some(stored) => Identity {
+            pending: Some(Pending {
+                key,
+                token_id: joined.token_id.clone(),
+            }),
+            ..stored
+        },
         None => joined.clone(),
     };
     Ok((before, joined))
@@ -177,11 +200,17 @@ async fn attempt(
     (draw, limit): (f64, Duration),
 ) -> Result<(), Failed> {
     let passing = |text: &str| Failed::Passing(text.to_owned());
-    let unsaved =
-        |_| passing("the identity cannot be stored: the agent needs the rights on Secrets of its own namespace");
+    let unsaved = |_| {
+        passing(
+            "the identity cannot be stored: the agent needs the rights on Secrets of its own namespace",
+        )
+    };
     store.save_identity(before).await.map_err(unsaved)?;
-    let key = MemberKey::from_pem(&identity.key).map_err(|error| Failed::ForGood(error.to_string()))?;
-    let certificate_request = key.certificate_request().map_err(|error| Failed::Passing(error.to_string()))?;
+    let key =
+        MemberKey::from_pem(&identity.key).map_err(|error| Failed::ForGood(error.to_string()))?;
+    let certificate_request = key
+        .certificate_request()
+        .map_err(|error| Failed::Passing(error.to_string()))?;
     let request = JoinRequest {
         cluster: join.cluster.clone(),
         token: join.token.expose().to_owned(),
@@ -192,7 +221,10 @@ async fn attempt(
         match call(address, join, request.clone(), limit).await {
             Ok(response) => {
                 let certificate = certificate(response, &key, SystemTime::now(), draw);
-                let joined = Identity { certificate: Some(certificate.map_err(passing)?), ..identity.clone() };
+                let joined = Identity {
+                    certificate: Some(certificate.map_err(passing)?),
+                    ..identity.clone()
+                };
                 store.save_identity(&joined).await.map_err(unsaved)?;
                 *identity = joined;
                 return Ok(());
@@ -211,17 +243,26 @@ async fn call(
     limit: Duration,
 ) -> Result<CertificateResponse, Failed> {
     let passing = |error: &dyn std::fmt::Display| Failed::Passing(error.to_string());
-    let config = join_config(join.pin, &join.hub).map_err(|error| Failed::ForGood(error.to_string()))?;
+    let config =
+        join_config(join.pin, &join.hub).map_err(|error| Failed::ForGood(error.to_string()))?;
     let endpoint = endpoint(address).map_err(|error| passing(&error))?;
     let attempt = async {
-        let channel = endpoint.connect_with_connector(Connector::new(config)).await;
+        let channel = endpoint
+            .connect_with_connector(Connector::new(config))
+            .await;
         let channel = channel.map_err(|error| Failed::Passing(error_chain(&error)))?;
         let response = RunnelClient::new(channel).join(request).await;
-        response.map(tonic::Response::into_inner).map_err(|status| refusal(&status))
+        response
+            .map(tonic::Response::into_inner)
+            .map_err(|status| refusal(&status))
     };
     tokio::time::timeout(limit, attempt)
         .await
-        .unwrap_or_else(|_| Err(Failed::Passing(format!("the hub at {address} did not answer"))))
+        .unwrap_or_else(|_| {
+            Err(Failed::Passing(format!(
+                "the hub at {address} did not answer"
+            )))
+        })
 }
 
 fn refusal(status: &Status) -> Failed {
@@ -248,7 +289,8 @@ pub fn certificate(
     draw: f64,
 ) -> Result<Certificate, &'static str> {
     let own = CertificateDer::from(response.certificate.to_vec());
-    let read = PeerCertificate::from_der(&own).map_err(|_| "the hub gave an unreadable certificate")?;
+    let read =
+        PeerCertificate::from_der(&own).map_err(|_| "the hub gave an unreadable certificate")?;
     if read.key != key.fingerprint() {
         return Err("the hub gave a certificate for another key");
     }
@@ -261,8 +303,16 @@ pub fn certificate(
         );
     }
     let life = read.life_left(now);
-    let authorities = response.authorities.into_iter().map(|der| CertificateDer::from(der.to_vec())).collect();
-    Ok(Certificate { own, authorities, renew_at: now + renew_after(life, draw) })
+    let authorities = response
+        .authorities
+        .into_iter()
+        .map(|der| CertificateDer::from(der.to_vec()))
+        .collect();
+    Ok(Certificate {
+        own,
+        authorities,
+        renew_at: now + renew_after(life, draw),
+    })
 }
 
 /// An error with its causes, in one line: tonic's own text is only "transport error".
@@ -272,7 +322,11 @@ pub fn error_chain(error: &dyn std::error::Error) -> String {
     while let Some(inner) = cause {
         let inner_text = inner.to_string();
         if !text.contains(&inner_text) {
-            text = if text == "transport error" { inner_text } else { format!("{text}: {inner_text}") };
+            text = if text == "transport error" {
+                inner_text
+            } else {
+                format!("{text}: {inner_text}")
+            };
         }
         cause = inner.source();
     }
@@ -303,21 +357,43 @@ mod tests {
         assert!(before.certificate.is_none() && before.key == joined.key);
         // Stopped before the hub answered.
         let (_, again) = prepared(&first, Some(before.clone())).unwrap();
-        assert_eq!((again.key, again.seal_key), (joined.key.clone(), joined.seal_key.clone()));
+        assert_eq!(
+            (again.key, again.seal_key),
+            (joined.key.clone(), joined.seal_key.clone())
+        );
         // A first join that was refused, and another string: there is nothing to keep but the seals.
         let (other, _) = prepared(&string(&hub, &authority), Some(before)).unwrap();
         assert!(other.key != joined.key && other.seal_key == joined.seal_key);
 
         let own = CertificateDer::from(vec![1, 2, 3]);
-        let certificate =
-            Certificate { own, authorities: vec![authority.certificate().clone()], renew_at: SystemTime::now() };
-        let joined = Identity { certificate: Some(certificate.clone()), ..joined };
+        let certificate = Certificate {
+            own,
+            authorities: vec![authority.certificate().clone()],
+            renew_at: SystemTime::now(),
+        };
+        let joined = Identity {
+            certificate: Some(certificate.clone()),
+            ..joined
+        };
         let second = string(&hub, &authority);
         let (before, again) = prepared(&second, Some(joined.clone())).unwrap();
-        assert_eq!((&before.key, &before.token_id), (&joined.key, &joined.token_id));
-        assert_eq!(before.certificate.as_ref().map(|kept| &kept.own), Some(&certificate.own));
-        assert!(again.certificate.is_none() && again.key != joined.key && again.token_id == second.token.id());
-        assert_eq!(before.pending.as_ref().map(|pending| &pending.key), Some(&again.key));
+        assert_eq!(
+            (&before.key, &before.token_id),
+            (&joined.key, &joined.token_id)
+        );
+        assert_eq!(
+            before.certificate.as_ref().map(|kept| &kept.own),
+            Some(&certificate.own)
+        );
+        assert!(
+            again.certificate.is_none()
+                && again.key != joined.key
+                && again.token_id == second.token.id()
+        );
+        assert_eq!(
+            before.pending.as_ref().map(|pending| &pending.key),
+            Some(&again.key)
+        );
         let (_, retried) = prepared(&second, Some(before.clone())).unwrap();
         assert_eq!(retried.key, again.key);
         // A third string gets a key of its own, beside the same certificate.
@@ -333,10 +409,15 @@ mod tests {
         let authority = Authority::generate(&hub, now).unwrap();
         let key = MemberKey::generate().unwrap();
         let request = key.certificate_request().unwrap();
-        let signed = authority.sign_member(&request, &hub, "eu-1", "uid", now, life).unwrap();
+        let signed = authority
+            .sign_member(&request, &hub, "eu-1", "uid", now, life)
+            .unwrap();
         for here in [now, now + day, now - day] {
             let authorities = vec![authority.certificate().to_vec().into()];
-            let response = CertificateResponse { certificate: signed.der.to_vec().into(), authorities };
+            let response = CertificateResponse {
+                certificate: signed.der.to_vec().into(),
+                authorities,
+            };
             let renew_at = certificate(response, &key, here, 0.5).unwrap().renew_at;
             let after = renew_at.duration_since(here).unwrap();
             assert!(after > life / 3 && after < life, "{after:?}");

@@ -25,8 +25,11 @@ use crate::call::{NotActive, Throttled, call_error};
 /// The name of the Lease, in the agent's namespace.
 pub const LEASE: &str = "runnel-agent";
 /// Each member cluster pays for the renewals, so there are fewer than the hub's: twelve a minute.
-const TIMING: Timing =
-    Timing { lease: Duration::from_secs(20), renew: Duration::from_secs(15), retry: Duration::from_secs(5) };
+const TIMING: Timing = Timing {
+    lease: Duration::from_secs(20),
+    renew: Duration::from_secs(15),
+    retry: Duration::from_secs(5),
+};
 /// The server ends a watch after this long.
 const WATCH_SECONDS: u32 = 290;
 /// How long the writes under way may take at the end before the Lease is kept.
@@ -59,12 +62,14 @@ impl WriteRight {
 
     /// Waits until this agent holds the Lease.
     pub async fn acquired(&mut self) {
-        self.reaches(|standing| matches!(standing, LeaseState::Active(_))).await;
+        self.reaches(|standing| matches!(standing, LeaseState::Active(_)))
+            .await;
     }
 
     /// Waits until another agent is seen to hold the Lease.
     pub async fn stands_by(&mut self) {
-        self.reaches(|standing| *standing == LeaseState::Standby).await;
+        self.reaches(|standing| *standing == LeaseState::Standby)
+            .await;
     }
 
     /// Waits for the next gain or loss of the right.
@@ -106,15 +111,42 @@ enum Answer {
 impl Election {
     /// A part in the election over the Lease of this namespace, and the right that follows from it. Without a pod's name
     /// the process has the name of its host, which others may have too.
-    pub fn new(client: Client, namespace: &str, pod_name: Option<String>, random: u64) -> (Self, WriteRight) {
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        pod_name: Option<String>,
+        random: u64,
+    ) -> (Self, WriteRight) {
         let is_unique = pod_name.is_some();
-        let name = pod_name.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| LEASE.to_owned());
-        let me = Holder { name, is_unique, random: format!("{random:016x}"), address: None };
-        let candidate = Candidate::new(LeaseName { name: LEASE, component: "agent" }, me.clone(), TIMING);
+        let name = pod_name
+            .or_else(|| std::env::var("HOSTNAME").ok())
+            .unwrap_or_else(|| LEASE.to_owned());
+        let me = Holder {
+            name,
+            is_unique,
+            random: format!("{random:016x}"),
+            address: None,
+        };
+        let candidate = Candidate::new(
+            LeaseName {
+                name: LEASE,
+                component: "agent",
+            },
+            me.clone(),
+            TIMING,
+        );
         let (standing, right) = watch::channel(LeaseState::Starting);
         let leases = Api::namespaced(client, namespace);
         (
-            Self { leases, namespace: namespace.into(), me, candidate, led: None, standing, metric: Gauge::default() },
+            Self {
+                leases,
+                namespace: namespace.into(),
+                me,
+                candidate,
+                led: None,
+                standing,
+                metric: Gauge::default(),
+            },
             WriteRight(right),
         )
     }
@@ -157,7 +189,9 @@ impl Election {
 
     fn observe(&mut self, event: Result<Event<Lease>, watcher::Error>) {
         match event {
-            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.candidate.received(Some(lease), Instant::now()),
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => {
+                self.candidate.received(Some(lease), Instant::now())
+            }
             Ok(Event::Delete(_)) => self.candidate.received(None, Instant::now()),
             Ok(Event::Init | Event::InitDone) => {}
             Err(error) => tracing::debug!(%error, "the watch of the Lease broke; trying again"),
@@ -171,20 +205,37 @@ impl Election {
             Step::Look => self.call("get", self.leases.get_opt(LEASE)).await,
             // A PUT creates a Lease too, and its right is granted for this one name.
             Step::Create(lease) => {
-                self.call("create", async { self.leases.replace(LEASE, &params, lease).await.map(Some) }).await
+                self.call("create", async {
+                    self.leases.replace(LEASE, &params, lease).await.map(Some)
+                })
+                .await
             }
             Step::Replace(lease) => {
-                self.call("update", async { self.leases.replace(LEASE, &params, lease).await.map(Some) }).await
+                self.call("update", async {
+                    self.leases.replace(LEASE, &params, lease).await.map(Some)
+                })
+                .await
             }
             Step::Remove(uid) => {
-                let preconditions = Preconditions { uid: Some(uid.clone()), resource_version: None };
-                let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-                self.call("delete", async { self.leases.delete(LEASE, &params).await.map(|_| None) }).await
+                let preconditions = Preconditions {
+                    uid: Some(uid.clone()),
+                    resource_version: None,
+                };
+                let params = DeleteParams {
+                    preconditions: Some(preconditions),
+                    ..DeleteParams::default()
+                };
+                self.call("delete", async {
+                    self.leases.delete(LEASE, &params).await.map(|_| None)
+                })
+                .await
             }
         };
         let now = Instant::now();
         match answer {
-            Answer::Lease(Some(lease)) if step != Step::Look => self.candidate.wrote(*lease, sent, now),
+            Answer::Lease(Some(lease)) if step != Step::Look => {
+                self.candidate.wrote(*lease, sent, now)
+            }
             Answer::Lease(None) if step != Step::Look => self.candidate.failed(true, now),
             Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
             Answer::Changed => self.candidate.failed(true, now),
@@ -193,12 +244,18 @@ impl Election {
     }
 
     /// Sends one request, within a part of the time in which a renewal must succeed.
-    async fn call(&self, verb: &str, call: impl Future<Output = Result<Option<Lease>, Error>>) -> Answer {
+    async fn call(
+        &self,
+        verb: &str,
+        call: impl Future<Output = Result<Option<Lease>, Error>>,
+    ) -> Answer {
         let namespace = &self.namespace;
         match tokio::time::timeout(TIMING.renew / 3, call).await {
             Ok(Ok(lease)) => Answer::Lease(lease.map(Box::new)),
             // Without a version a PUT is refused where the Lease exists.
-            Ok(Err(Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => Answer::Changed,
+            Ok(Err(Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
+                Answer::Changed
+            }
             Ok(Err(Error::Api(status))) if matches!(status.code, 401 | 403) => {
                 tracing::error!(
                     status = status.code,
@@ -210,7 +267,10 @@ impl Election {
             }
             Ok(Err(error)) => {
                 let status = call_error(error).code();
-                tracing::warn!(status, "cannot {verb} the Lease {LEASE} in namespace {namespace}; trying again");
+                tracing::warn!(
+                    status,
+                    "cannot {verb} the Lease {LEASE} in namespace {namespace}; trying again"
+                );
                 Answer::Failed
             }
             Err(_) => {
@@ -236,14 +296,18 @@ impl Election {
         }
         let next = match &lead {
             Some(lead) => LeaseState::Active(lead.valid_until),
-            None if self.candidate.belongs_to_another() && self.led.is_none() => LeaseState::Standby,
+            None if self.candidate.belongs_to_another() && self.led.is_none() => {
+                LeaseState::Standby
+            }
             None if self.led.is_some() => LeaseState::Lapsed,
             None => LeaseState::Starting,
         };
         self.led = lead.or(self.led.take());
-        let (candidate, is_new) =
-            (&self.candidate, |known: &LeaseState| std::mem::discriminant(known) != std::mem::discriminant(&next));
-        self.metric.set(i64::from(matches!(next, LeaseState::Active(_))));
+        let (candidate, is_new) = (&self.candidate, |known: &LeaseState| {
+            std::mem::discriminant(known) != std::mem::discriminant(&next)
+        });
+        self.metric
+            .set(i64::from(matches!(next, LeaseState::Active(_))));
         self.standing.send_if_modified(|known| {
             let changed = is_new(known);
             if changed {
@@ -257,20 +321,35 @@ impl Election {
 
     /// Releases the Lease, so that the next agent need not wait; not while a write may be under way.
     async fn release(mut self) {
-        if tokio::time::timeout(LAST_WRITES, self.standing.closed()).await.is_err() {
+        if tokio::time::timeout(LAST_WRITES, self.standing.closed())
+            .await
+            .is_err()
+        {
             return;
         }
         for _ in 0..TRIES {
-            let Some(released) = self.candidate.release() else { break };
+            let Some(released) = self.candidate.release() else {
+                break;
+            };
             let params = PostParams::default();
-            match self.call("update", async { self.leases.replace(LEASE, &params, &released).await.map(Some) }).await {
+            match self
+                .call("update", async {
+                    self.leases
+                        .replace(LEASE, &params, &released)
+                        .await
+                        .map(Some)
+                })
+                .await
+            {
                 Answer::Lease(_) => {
                     tracing::info!("the Lease {LEASE} is released");
                     break;
                 }
                 // A renewal that was cut off may have arrived.
                 Answer::Changed => match self.call("get", self.leases.get_opt(LEASE)).await {
-                    Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), Instant::now()),
+                    Answer::Lease(seen) => self
+                        .candidate
+                        .observe(seen.map(|lease| *lease), Instant::now()),
                     Answer::Changed | Answer::Failed => break,
                 },
                 Answer::Failed => break,
@@ -289,20 +368,42 @@ fn is_taken(led: &Lead, me: &Holder, lease: &Lease) -> bool {
 fn log(standing: &LeaseState, candidate: &Candidate) {
     match standing {
         LeaseState::Starting => {}
-        LeaseState::Active(_) => tracing::info!("this agent holds the Lease {LEASE}: it is the active one"),
-        LeaseState::Standby => {
-            let holder = candidate.leader().map(|leader| leader.identity).unwrap_or_default();
-            tracing::info!(leader = holder, "another agent holds the Lease {LEASE}: this one stands by");
+        LeaseState::Active(_) => {
+            tracing::info!("this agent holds the Lease {LEASE}: it is the active one")
         }
-        LeaseState::Lapsed => tracing::warn!("the Lease {LEASE} could not be renewed: nothing is written until it is"),
+        LeaseState::Standby => {
+            let holder = candidate
+                .leader()
+                .map(|leader| leader.identity)
+                .unwrap_or_default();
+            tracing::info!(
+                leader = holder,
+                "another agent holds the Lease {LEASE}: this one stands by"
+            );
+        }
+        LeaseState::Lapsed => {
+            tracing::warn!("the Lease {LEASE} could not be renewed: nothing is written until it is")
+        }
     }
 }
 
 type Events = std::pin::Pin<Box<dyn Stream<Item = Result<Event<Lease>, watcher::Error>> + Send>>;
 
-async fn next_event(events: &mut Option<Events>, leases: &Api<Lease>) -> Option<Result<Event<Lease>, watcher::Error>> {
-    let config = || watcher::Config::default().fields(&format!("metadata.name={LEASE}")).timeout(WATCH_SECONDS);
-    events.get_or_insert_with(|| Box::pin(watcher::watcher(leases.clone(), config()).default_backoff())).next().await
+async fn next_event(
+    events: &mut Option<Events>,
+    leases: &Api<Lease>,
+) -> Option<Result<Event<Lease>, watcher::Error>> {
+    let config = || {
+        watcher::Config::default()
+            .fields(&format!("metadata.name={LEASE}"))
+            .timeout(WATCH_SECONDS)
+    };
+    events
+        .get_or_insert_with(|| {
+            Box::pin(watcher::watcher(leases.clone(), config()).default_backoff())
+        })
+        .next()
+        .await
 }
 
 /// A client that sends writes only while the right to write holds. Where the API server throttles a write, the error
@@ -318,8 +419,13 @@ pub fn guarded(client: Client, right: WriteRight) -> Client {
             }
             let response = client.send(request).await?;
             if writes && response.status() == StatusCode::TOO_MANY_REQUESTS {
-                let after = response.headers().get(RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
-                return Err(kube::Error::Service(Box::new(Throttled(Duration::from_secs(after.unwrap_or(1))))));
+                let after = response
+                    .headers()
+                    .get(RETRY_AFTER)
+                    .and_then(|after| after.to_str().ok()?.parse().ok());
+                return Err(kube::Error::Service(Box::new(Throttled(
+                    Duration::from_secs(after.unwrap_or(1)),
+                ))));
             }
             Ok(response)
         }
@@ -338,19 +444,41 @@ mod tests {
 
     #[test]
     fn lease_of_another_agent_is_taken_once_expired() {
-        let me = Holder { name: "a".into(), is_unique: true, random: "0".into(), address: None };
-        let led = Lead { epoch: "e".into(), term: 3, valid_until: Instant::now() };
+        let me = Holder {
+            name: "a".into(),
+            is_unique: true,
+            random: "0".into(),
+            address: None,
+        };
+        let led = Lead {
+            epoch: "e".into(),
+            term: 3,
+            valid_until: Instant::now(),
+        };
         assert!(is_taken(&led, &me, &lease("e", "b_1", 4)));
-        assert!(is_taken(&led, &me, &lease("e", "", 4)), "taken and released");
-        assert!(is_taken(&led, &me, &lease("f", "b_1", 1)), "removed and created by another");
+        assert!(
+            is_taken(&led, &me, &lease("e", "", 4)),
+            "taken and released"
+        );
+        assert!(
+            is_taken(&led, &me, &lease("f", "b_1", 1)),
+            "removed and created by another"
+        );
         assert!(!is_taken(&led, &me, &lease("e", "a_0", 4)));
-        assert!(!is_taken(&led, &me, &lease("e", "", 3)), "a person took the holder out");
-        assert!(!is_taken(&led, &me, &lease("e", "b_1", 2)), "restored from a backup");
+        assert!(
+            !is_taken(&led, &me, &lease("e", "", 3)),
+            "a person took the holder out"
+        );
+        assert!(
+            !is_taken(&led, &me, &lease("e", "b_1", 2)),
+            "restored from a backup"
+        );
     }
 
     #[test]
     fn right_ends_by_the_clock_without_any_message() {
-        let (sender, right) = watch::channel(LeaseState::Active(Instant::now() + Duration::from_secs(60)));
+        let (sender, right) =
+            watch::channel(LeaseState::Active(Instant::now() + Duration::from_secs(60)));
         let right = WriteRight(right);
         assert!(right.holds());
         sender.send_if_modified(|standing| {

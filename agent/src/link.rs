@@ -41,7 +41,10 @@ const FIRST_FRAME: Duration = Duration::from_secs(30);
 /// The longest time that a hub which is going is stayed with.
 const LONGEST_DRAIN: Duration = Duration::from_secs(600);
 /// For a hub that refuses this agent: only a person can help.
-const REFUSED: Backoff = Backoff { base: Duration::from_secs(15), limit: Duration::from_secs(60) };
+const REFUSED: Backoff = Backoff {
+    base: Duration::from_secs(15),
+    limit: Duration::from_secs(60),
+};
 /// When so much is left of a certificate's life, it is renewed also by a hub that knows less than another.
 const LAST_RENEWAL: Duration = Duration::from_secs(3600);
 /// After a failed renewal.
@@ -164,7 +167,10 @@ impl Link {
     /// One stream, from its opening to its end, and those that it is handed over to.
     async fn stream(&mut self, address: &str) -> Ended {
         let mut next = match channel(&self.identity, address).await {
-            Ok(connected) => Second { connected, before: None },
+            Ok(connected) => Second {
+                connected,
+                before: None,
+            },
             Err(ended) => return ended,
         };
         let ended = loop {
@@ -174,7 +180,8 @@ impl Link {
             }
         };
         self.fence.closed(Instant::now());
-        if matches!(ended, Ended::Revoked(_)) && self.events.send(LinkEvent::Revoked).await.is_err() {
+        if matches!(ended, Ended::Revoked(_)) && self.events.send(LinkEvent::Revoked).await.is_err()
+        {
             return Ended::Over;
         }
         if self.events.send(LinkEvent::Closed).await.is_err() {
@@ -187,7 +194,12 @@ impl Link {
     async fn session(&mut self, Second { connected, before }: Second, address: &str) -> Ended {
         let mut client = client(connected.channel);
         let (frames, outbound) = mpsc::channel(8);
-        if self.events.send(LinkEvent::Open(frames.clone())).await.is_err() {
+        if self
+            .events
+            .send(LinkEvent::Open(frames.clone()))
+            .await
+            .is_err()
+        {
             return Ended::Over;
         }
         let metrics = self.metrics.clone();
@@ -195,12 +207,18 @@ impl Link {
             metrics.frames_sent.inc();
             agent_frame_to_wire(&frame)
         });
-        let opening =
-            tokio::time::timeout(FIRST_FRAME, client.session(showing(self.history_token.newest().as_ref(), outbound)));
+        let opening = tokio::time::timeout(
+            FIRST_FRAME,
+            client.session(showing(self.history_token.newest().as_ref(), outbound)),
+        );
         let mut inbound = match opening.await {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) => return early(&status),
-            Err(_) => return Ended::Failed(format!("the hub at {address} accepted the stream but did not answer")),
+            Err(_) => {
+                return Ended::Failed(format!(
+                    "the hub at {address} accepted the stream but did not answer"
+                ));
+            }
         };
         let stay = match self.first(&mut inbound).await {
             Ok(behind) => self.history_token.stay(behind, &mut self.jitter),
@@ -212,31 +230,60 @@ impl Link {
         if let Some(at) = not_after(&self.identity) {
             self.metrics.certificate_expires(at);
         }
-        self.serve((client, frames), (inbound, connected.meter), before, (address, stay)).await
+        self.serve(
+            (client, frames),
+            (inbound, connected.meter),
+            before,
+            (address, stay),
+        )
+        .await
     }
 
     /// The first frame says which hub this is, which protocol it speaks, and whether it knows less than was heard before.
     async fn first(&mut self, inbound: &mut Streaming<wire::HubFrame>) -> Result<bool, Ended> {
         let frame = match tokio::time::timeout(FIRST_FRAME, inbound.message()).await {
             Ok(Ok(Some(frame))) => frame,
-            Ok(Ok(None)) => return Err(Ended::Failed("the hub closed the stream at once".to_owned())),
+            Ok(Ok(None)) => {
+                return Err(Ended::Failed(
+                    "the hub closed the stream at once".to_owned(),
+                ));
+            }
             Ok(Err(status)) => return Err(early(&status)),
-            Err(_) => return Err(Ended::Failed("the hub accepted the stream but said nothing".to_owned())),
+            Err(_) => {
+                return Err(Ended::Failed(
+                    "the hub accepted the stream but said nothing".to_owned(),
+                ));
+            }
         };
-        self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(|error| Ended::Failed(error.to_string()))?;
-        let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
+        self.fence
+            .admit(&frame.epoch, frame.term, Instant::now())
+            .map_err(|error| Ended::Failed(error.to_string()))?;
+        let (frame, refused) =
+            hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         if let HubFrame::Revoked(reason) = &frame {
-            return Err(Ended::Revoked(format!("it has revoked cluster {} ({reason})", self.identity.cluster)));
+            return Err(Ended::Revoked(format!(
+                "it has revoked cluster {} ({reason})",
+                self.identity.cluster
+            )));
         }
         let HubFrame::SnapshotBegin(begin) = &frame else {
-            return Err(Ended::Failed("the hub's first frame is not the beginning of a snapshot".to_owned()));
+            return Err(Ended::Failed(
+                "the hub's first frame is not the beginning of a snapshot".to_owned(),
+            ));
         };
         if begin.hub_id != self.identity.hub {
-            let text = format!("this is hub {}, but the agent joined hub {}", begin.hub_id, self.identity.hub);
+            let text = format!(
+                "this is hub {}, but the agent joined hub {}",
+                begin.hub_id, self.identity.hub
+            );
             return Err(Ended::Refused(text));
         }
         if !(PROTOCOL_MIN..=PROTOCOL_MAX).contains(&begin.protocol) {
-            let older = if begin.protocol > PROTOCOL_MAX { "agent" } else { "hub" };
+            let older = if begin.protocol > PROTOCOL_MAX {
+                "agent"
+            } else {
+                "hub"
+            };
             let text = format!(
                 "the hub speaks protocol {}, this agent {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {older}",
                 begin.protocol
@@ -252,7 +299,10 @@ impl Link {
             );
         }
         self.metrics.frames_received.inc();
-        self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)?;
+        self.events
+            .send(LinkEvent::Frame(frame, refused))
+            .await
+            .map_err(|_| Ended::Over)?;
         Ok(behind)
     }
 
@@ -315,19 +365,34 @@ impl Link {
 
     /// Hands a frame to the core; this waits while the core has no room, and so holds the hub back.
     async fn pass(&mut self, frame: wire::HubFrame) -> Result<Passed, Ended> {
-        self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(|error| Ended::Failed(error.to_string()))?;
-        let (words, leader) = (frame.history_token.clone(), (frame.epoch.clone(), frame.term));
-        let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
+        self.fence
+            .admit(&frame.epoch, frame.term, Instant::now())
+            .map_err(|error| Ended::Failed(error.to_string()))?;
+        let (words, leader) = (
+            frame.history_token.clone(),
+            (frame.epoch.clone(), frame.term),
+        );
+        let (frame, refused) =
+            hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();
         if let HubFrame::Revoked(reason) = &frame {
-            return Err(Ended::Revoked(format!("it has revoked cluster {} ({reason})", self.identity.cluster)));
+            return Err(Ended::Revoked(format!(
+                "it has revoked cluster {} ({reason})",
+                self.identity.cluster
+            )));
         }
         if let HubFrame::Authorities(all) = frame {
             return Ok(Passed::Authorities(all));
         }
         if let HubFrame::Batch(batch) = &frame {
-            let bytes = batch.rules.iter().flat_map(|rule| &rule.upserts).map(|intent| intent.payload.bytes().len());
-            self.metrics.payload_bytes.inc_by(bytes.sum::<usize>() as u64);
+            let bytes = batch
+                .rules
+                .iter()
+                .flat_map(|rule| &rule.upserts)
+                .map(|intent| intent.payload.bytes().len());
+            self.metrics
+                .payload_bytes
+                .inc_by(bytes.sum::<usize>() as u64);
         }
         let passed = match &frame {
             HubFrame::Drain(milliseconds) => {
@@ -337,7 +402,10 @@ impl Link {
             _ => Passed::Whatever,
         };
         let is_end = matches!(frame, HubFrame::SnapshotEnd(_));
-        self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)?;
+        self.events
+            .send(LinkEvent::Frame(frame, refused))
+            .await
+            .map_err(|_| Ended::Over)?;
         self.history_token.receive(&words, leader);
         if is_end {
             self.history_token.store_soon();
@@ -346,7 +414,9 @@ impl Link {
     }
 
     fn renew_time(&self) -> Duration {
-        self.renews_at().and_then(|at| at.duration_since(SystemTime::now()).ok()).unwrap_or_default()
+        self.renews_at()
+            .and_then(|at| at.duration_since(SystemTime::now()).ok())
+            .unwrap_or_default()
     }
 
     /// When this stream must be replaced: the hub ends it at its certificate's end.
@@ -358,8 +428,13 @@ impl Link {
     /// For how long the agent's certificate is still good. Where the clock here says that it is not, and yet the hub
     /// takes it, the clock is wrong: then its whole life, as the hub ends the stream at the certificate's end.
     fn life_left(&self) -> Duration {
-        let read = self.identity.certificate.as_ref().and_then(|acked| PeerCertificate::from_der(&acked.own).ok());
-        read.map(|read| read.life_left(SystemTime::now())).unwrap_or_default()
+        let read = self
+            .identity
+            .certificate
+            .as_ref()
+            .and_then(|acked| PeerCertificate::from_der(&acked.own).ok());
+        read.map(|read| read.life_left(SystemTime::now()))
+            .unwrap_or_default()
     }
 }
 
@@ -377,29 +452,43 @@ enum Passed {
 
 /// A connection to the hub, whose certificate is verified.
 async fn channel(identity: &Identity, address: &str) -> Result<Connected, Ended> {
-    let connector =
-        connector(identity).map_err(|error| Ended::Refused(format!("the stored identity cannot be used: {error}")))?;
+    let connector = connector(identity)
+        .map_err(|error| Ended::Refused(format!("the stored identity cannot be used: {error}")))?;
     let endpoint = endpoint(address).map_err(|error| Ended::Failed(error.to_string()))?;
     let meter = connector.meter();
     let channel = endpoint.connect_with_connector(connector).await;
-    channel.map(|channel| Connected { channel, meter }).map_err(|error| Ended::Failed(error_chain(&error)))
+    channel
+        .map(|channel| Connected { channel, meter })
+        .map_err(|error| Ended::Failed(error_chain(&error)))
 }
 
 fn client(channel: Channel) -> RunnelClient<Channel> {
-    RunnelClient::new(channel).max_decoding_message_size(FRAME_LIMIT).max_encoding_message_size(FRAME_LIMIT)
+    RunnelClient::new(channel)
+        .max_decoding_message_size(FRAME_LIMIT)
+        .max_encoding_message_size(FRAME_LIMIT)
 }
 
 fn connector(identity: &Identity) -> anyhow::Result<Connector> {
-    let certificate = identity.certificate.as_ref().ok_or_else(|| anyhow!("there is no certificate"))?;
+    let certificate = identity
+        .certificate
+        .as_ref()
+        .ok_or_else(|| anyhow!("there is no certificate"))?;
     let key = MemberKey::from_pem(&identity.key)?.to_der();
-    let config = session_config(&certificate.authorities, &identity.hub, vec![certificate.own.clone()], key)?;
+    let config = session_config(
+        &certificate.authorities,
+        &identity.hub,
+        vec![certificate.own.clone()],
+        key,
+    )?;
     Ok(Connector::new(config))
 }
 
 /// When the agent's certificate ends.
 fn not_after(identity: &Identity) -> Option<SystemTime> {
     let certificate = identity.certificate.as_ref()?;
-    PeerCertificate::from_der(&certificate.own).ok().map(|read| read.not_after)
+    PeerCertificate::from_der(&certificate.own)
+        .ok()
+        .map(|read| read.not_after)
 }
 
 fn from_now(after: Duration) -> tokio::time::Instant {

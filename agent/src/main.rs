@@ -8,7 +8,8 @@ use runnel_agent::config::{Cli, Command, Options, timed_client};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
 use runnel_transport::ops::{
-    DRAIN_LIMIT, Readiness, Signals, WatchTimes, bind, forbid_core_dumps, init_logs, registry, serve,
+    DRAIN_LIMIT, Readiness, Signals, WatchTimes, bind, forbid_core_dumps, init_logs, registry,
+    serve,
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -22,11 +23,18 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(1) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() {
+                ExitCode::from(1)
+            } else {
+                ExitCode::SUCCESS
+            };
         }
     };
     let Command::Run(options) = cli.command;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build();
     let ended = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
         let ended = runtime.block_on(run(options));
         runtime.shutdown_background();
@@ -59,7 +67,12 @@ async fn run(options: Options) -> anyhow::Result<()> {
     tasks.spawn(async move { ("signals", Err(signals.run(token).await.into())) });
     let token = drain.clone();
     tasks.spawn(async move {
-        ("ops port", serve(listener, Arc::new(registry), readiness, token).await.map_err(Into::into))
+        (
+            "ops port",
+            serve(listener, Arc::new(registry), readiness, token)
+                .await
+                .map_err(Into::into),
+        )
     });
     let settings = Settings {
         client,
@@ -110,12 +123,17 @@ async fn run(options: Options) -> anyhow::Result<()> {
     };
     match tokio::time::timeout(DRAIN_LIMIT, drained).await {
         Ok(ended) => ended,
-        Err(_) => Err(anyhow!("not everything ended within {} seconds", DRAIN_LIMIT.as_secs())),
+        Err(_) => Err(anyhow!(
+            "not everything ended within {} seconds",
+            DRAIN_LIMIT.as_secs()
+        )),
     }
 }
 
 /// A task that ends before the drain ends the process.
-fn early(ended: Result<(&'static str, anyhow::Result<()>), tokio::task::JoinError>) -> anyhow::Result<()> {
+fn early(
+    ended: Result<(&'static str, anyhow::Result<()>), tokio::task::JoinError>,
+) -> anyhow::Result<()> {
     match ended {
         Ok((_, Err(error))) => Err(error),
         Ok((name, Ok(()))) => bail!("the agent's part `{name}` ended unexpectedly"),

@@ -55,33 +55,66 @@ impl Metrics {
     pub fn new(registry: &mut Registry) -> Self {
         let all = Self::default();
         let registry = registry.sub_registry_with_prefix("runnel");
-        registry.register("session_connected", "Whether a stream to the hub is open", all.connected.clone());
+        registry.register(
+            "session_connected",
+            "Whether a stream to the hub is open",
+            all.connected.clone(),
+        );
         let help = "Whether this agent holds its Lease and is the active one";
         registry.register("agent_active", help, all.active.clone());
-        registry.register("frames_received", "Frames from the hub", all.frames_received.clone());
+        registry.register(
+            "frames_received",
+            "Frames from the hub",
+            all.frames_received.clone(),
+        );
         registry.register("frames_sent", "Frames to the hub", all.frames_sent.clone());
-        registry.register("payload_received_bytes", "Payload from the hub, compressed", all.payload_bytes.clone());
+        registry.register(
+            "payload_received_bytes",
+            "Payload from the hub, compressed",
+            all.payload_bytes.clone(),
+        );
         let help = "Whether the policy file cannot be used, so that an older policy is in force";
         registry.register("policy_broken", help, all.policy_broken.clone());
         registry.register("apply", "Writes of copies by result", all.applies.clone());
-        registry.register("apply_noop", "Applies that changed nothing", all.noops.clone());
+        registry.register(
+            "apply_noop",
+            "Applies that changed nothing",
+            all.noops.clone(),
+        );
         registry.register("remove", "Copies deleted or retained", all.removals.clone());
         registry.register("drift_corrected", "Copies put back", all.drift.clone());
-        let help = "Copies that somebody keeps changing, so that they are put back ever more slowly";
+        let help =
+            "Copies that somebody keeps changing, so that they are put back ever more slowly";
         registry.register("contentions", help, all.contentions.clone());
         let help = "Objects that were not Runnel's and have been taken over: adopted (they were equal) or overwritten";
         registry.register("taken_over", help, all.taken_over.clone());
-        registry.register("recreated", "Immutable copies deleted and created anew", all.recreated.clone());
+        registry.register(
+            "recreated",
+            "Immutable copies deleted and created anew",
+            all.recreated.clone(),
+        );
         let help = "When this agent's certificate expires, in seconds since 1970";
-        registry.register("certificate_expiry_timestamp_seconds", help, all.certificate.clone());
+        registry.register(
+            "certificate_expiry_timestamp_seconds",
+            help,
+            all.certificate.clone(),
+        );
         registry.register("copies", "Copies by state", all.copies.clone());
-        registry.register("payload_cache_bytes", "Payload held in memory, compressed", all.cached.clone());
+        registry.register(
+            "payload_cache_bytes",
+            "Payload held in memory, compressed",
+            all.cached.clone(),
+        );
         all
     }
 
     /// The agent has a certificate that expires then.
     pub fn certificate_expires(&self, at: SystemTime) {
-        self.certificate.set(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
+        self.certificate.set(
+            at.duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs_f64(),
+        );
     }
 
     /// Shows what the core has counted since it was last shown.
@@ -95,15 +128,23 @@ impl Metrics {
             ("under_way", counts.under_way()),
         ];
         for (state, count) in states {
-            self.copies.get_or_create(&StateLabel { state }).set(i64::from(count));
+            self.copies
+                .get_or_create(&StateLabel { state })
+                .set(i64::from(count));
         }
         let written = totals.written - before.written;
-        self.applies.get_or_create(&ResultLabel { result: "written" }).inc_by(written);
-        self.applies.get_or_create(&ResultLabel { result: "failed" }).inc_by(totals.failed - before.failed);
+        self.applies
+            .get_or_create(&ResultLabel { result: "written" })
+            .inc_by(written);
+        self.applies
+            .get_or_create(&ResultLabel { result: "failed" })
+            .inc_by(totals.failed - before.failed);
         self.noops.inc_by(totals.equal - before.equal);
         self.removals.inc_by(totals.removed - before.removed);
-        self.drift.inc_by(totals.drift_corrected - before.drift_corrected);
-        self.contentions.set(i64::try_from(totals.contentions).unwrap_or(i64::MAX));
+        self.drift
+            .inc_by(totals.drift_corrected - before.drift_corrected);
+        self.contentions
+            .set(i64::try_from(totals.contentions).unwrap_or(i64::MAX));
         let taken_over = |result| self.taken_over.get_or_create(&ResultLabel { result });
         taken_over("adopted").inc_by(totals.adopted - before.adopted);
         taken_over("overwritten").inc_by(totals.overwritten - before.overwritten);

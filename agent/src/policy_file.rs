@@ -39,10 +39,14 @@ impl PolicyFile {
     pub async fn open(path: PathBuf) -> anyhow::Result<(Self, Policy)> {
         let last = read(&path).await;
         let text = last.as_ref().map_err(|cause| {
-            anyhow!("the policy file {} cannot be read ({cause}): check --policy-file", path.display())
+            anyhow!(
+                "the policy file {} cannot be read ({cause}): check --policy-file",
+                path.display()
+            )
         })?;
-        let policy = Policy::parse(text)
-            .map_err(|error| anyhow!("the policy file {} cannot be used: {error}", path.display()))?;
+        let policy = Policy::parse(text).map_err(|error| {
+            anyhow!("the policy file {} cannot be used: {error}", path.display())
+        })?;
         Ok((Self { path, last }, policy))
     }
 
@@ -67,5 +71,7 @@ impl PolicyFile {
 }
 
 async fn read(path: &std::path::Path) -> Result<String, ReadError> {
-    tokio::fs::read_to_string(path).await.map_err(|error| ReadError(error.to_string()))
+    tokio::fs::read_to_string(path)
+        .await
+        .map_err(|error| ReadError(error.to_string()))
 }

@@ -37,7 +37,10 @@ use runnel_agent_core::reconciler::{PARALLEL, Reconciler, Setup};
 use runnel_agent_core::seal::Sealer;
 
 /// Waiting for the member's API server.
-const WAIT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(10) };
+const WAIT: Backoff = Backoff {
+    base: Duration::from_millis(500),
+    limit: Duration::from_secs(10),
+};
 
 /// A part of the agent that runs until the drain, or for as long as the parts it serves.
 pub type Task = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
@@ -82,8 +85,12 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
         None => (None, Policy::default()),
     };
     let (drain, stop) = (settings.drain.clone(), settings.drain.child_token());
-    let (election, right) =
-        Election::new(settings.client.clone(), &settings.namespace, settings.pod_name.clone(), seed()?);
+    let (election, right) = Election::new(
+        settings.client.clone(),
+        &settings.namespace,
+        settings.pod_name.clone(),
+        seed()?,
+    );
     let election = election.counted(settings.metrics.active.clone());
     let mut lease: Task = Box::pin(election.run(stop.clone()));
     let booted = {
@@ -122,11 +129,16 @@ async fn active(
     {
         tracing::error!("{path}: {source}; an agent that has joined already goes on without it");
     }
-    let settings = Settings { client: guarded(settings.client, right.clone()), ..settings };
+    let settings = Settings {
+        client: guarded(settings.client, right.clone()),
+        ..settings
+    };
     let mut jitter = Jitter::new(seed()?);
     let mut other = Jitter::new(seed()?);
     let ((cluster_uid, kubernetes_version), ready) = tokio::join!(
-        retry_until_ok("read this cluster's uid", &mut other, || cluster(&settings.client)),
+        retry_until_ok("read this cluster's uid", &mut other, || cluster(
+            &settings.client
+        )),
         acquired(right.clone(), ready)
     );
     let store = Store::new(settings.client.clone(), &settings.namespace);
@@ -135,14 +147,28 @@ async fn active(
         Some(identity) if identity.certificate.is_some() => identity,
         stored => {
             let string = early.map_err(anyhow::Error::from)?;
-            join::join(&store, settings.join_file.as_deref(), string, stored, &mut jitter).await?
+            join::join(
+                &store,
+                settings.join_file.as_deref(),
+                string,
+                stored,
+                &mut jitter,
+            )
+            .await?
         }
     };
-    let remembered = retry_until_ok("read what it remembers", &mut jitter, || store.history_token()).await;
+    let remembered = retry_until_ok("read what it remembers", &mut jitter, || {
+        store.history_token()
+    })
+    .await;
     let history_token = HistoryTokenStore::new(store.clone(), remembered);
-    let (hub_cluster_uid, terms) = retry_until_ok("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
+    let (hub_cluster_uid, terms) =
+        retry_until_ok("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
     let setup = Setup {
-        home: Home { namespace: settings.namespace.clone(), cluster_uid: cluster_uid.clone() },
+        home: Home {
+            namespace: settings.namespace.clone(),
+            cluster_uid: cluster_uid.clone(),
+        },
         hello: Hello {
             protocol_min: PROTOCOL_MIN,
             protocol_max: PROTOCOL_MAX,
@@ -157,7 +183,15 @@ async fn active(
         seed: seed()?,
     };
     let core = Reconciler::new(setup);
-    Ok(tasks(settings, (ready, right), (store, history_token), identity, core, (policy_file, policy), jitter))
+    Ok(tasks(
+        settings,
+        (ready, right),
+        (store, history_token),
+        identity,
+        core,
+        (policy_file, policy),
+        jitter,
+    ))
 }
 
 /// Waits for the Lease. Beside another agent that holds it, this one is ready.
@@ -181,7 +215,14 @@ fn tasks(
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
     jitter: Jitter,
 ) -> Vec<(&'static str, Task)> {
-    let Settings { client, join_file, metrics, drain, watches: times, .. } = settings;
+    let Settings {
+        client,
+        join_file,
+        metrics,
+        drain,
+        watches: times,
+        ..
+    } = settings;
     let sealer = Sealer::new(&identity.seal_key, &identity.hub);
     // Few, as each may hold the content of a copy.
     let (watched, watch_events) = mpsc::channel(32);
@@ -201,7 +242,10 @@ fn tasks(
         events: watched.clone(),
     };
     tasks.push(("watches of copies", task(drain.clone(), watches.run())));
-    tasks.push(("watch of namespaces", task(drain.clone(), watch::namespaces(client.clone(), watched))));
+    tasks.push((
+        "watch of namespaces",
+        task(drain.clone(), watch::namespaces(client.clone(), watched)),
+    ));
     let member = Member::new(client.clone(), sealer);
     tasks.push((
         "worker",
@@ -210,7 +254,10 @@ fn tasks(
             Ok(())
         }),
     ));
-    tasks.push(("events", task(drain.clone(), events::run(client, to_events))));
+    tasks.push((
+        "events",
+        task(drain.clone(), events::run(client, to_events)),
+    ));
     let event_loop = EventLoop {
         core,
         hub: identity.hub.clone(),
@@ -226,8 +273,17 @@ fn tasks(
         drain: drain.clone(),
     };
     let fence = Fence::default();
-    let mut link =
-        Link { identity, store, jitter, metrics, join_file, events: link_events, fence, history_token, right };
+    let mut link = Link {
+        identity,
+        store,
+        jitter,
+        metrics,
+        join_file,
+        events: link_events,
+        fence,
+        history_token,
+        right,
+    };
     tasks.push((
         "link",
         Box::pin(async move {
@@ -293,9 +349,14 @@ where
 /// The uid of `kube-system` and the API server's version.
 async fn cluster(client: &Client) -> Result<(String, String), CallError> {
     let api: Api<Namespace> = Api::all(client.clone());
-    let (namespace, version) =
-        with_timeout(async { tokio::try_join!(api.get_metadata("kube-system"), client.apiserver_version()) }).await?;
-    Ok((namespace.metadata.uid.unwrap_or_default(), version.git_version))
+    let (namespace, version) = with_timeout(async {
+        tokio::try_join!(api.get_metadata("kube-system"), client.apiserver_version())
+    })
+    .await?;
+    Ok((
+        namespace.metadata.uid.unwrap_or_default(),
+        version.git_version,
+    ))
 }
 
 fn seed() -> anyhow::Result<u64> {

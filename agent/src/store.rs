@@ -127,7 +127,9 @@ struct WrittenSource {
 impl Store {
     /// The Secrets in this namespace.
     pub fn new(client: Client, namespace: &str) -> Self {
-        Self { api: Api::namespaced(client, namespace) }
+        Self {
+            api: Api::namespaced(client, namespace),
+        }
     }
 
     /// Who the agent is, if that is stored and readable.
@@ -135,10 +137,15 @@ impl Store {
     /// # Errors
     /// [`CallError`], when the API server does not answer or refuses.
     pub async fn identity(&self) -> Result<Option<Identity>, CallError> {
-        let Some(data) = self.load(IDENTITY_SECRET).await? else { return Ok(None) };
+        let Some(data) = self.load(IDENTITY_SECRET).await? else {
+            return Ok(None);
+        };
         let identity = read_identity(&data);
         if identity.is_none() {
-            tracing::warn!(secret = IDENTITY_SECRET, "the stored identity is not readable: a join string is needed");
+            tracing::warn!(
+                secret = IDENTITY_SECRET,
+                "the stored identity is not readable: a join string is needed"
+            );
         }
         Ok(identity)
     }
@@ -156,9 +163,14 @@ impl Store {
     /// # Errors
     /// [`CallError`], when the API server does not answer or refuses.
     pub async fn terms(&self, hub: &str) -> Result<(Option<String>, Vec<StoredRule>), CallError> {
-        let Some(data) = self.load(TERMS_SECRET).await? else { return Ok((None, vec![])) };
+        let Some(data) = self.load(TERMS_SECRET).await? else {
+            return Ok((None, vec![]));
+        };
         let Some(written) = data.get("terms").and_then(|bytes| read_terms(bytes)) else {
-            tracing::warn!(secret = TERMS_SECRET, "the stored terms are not readable: the hub will send them again");
+            tracing::warn!(
+                secret = TERMS_SECRET,
+                "the stored terms are not readable: the hub will send them again"
+            );
             return Ok((None, vec![]));
         };
         if written.hub != hub {
@@ -195,9 +207,14 @@ impl Store {
             tombstones: rule.tombstones.sources.iter().map(written_source).collect(),
             any_tombstone: rule.tombstones.any,
         });
-        let written = WrittenTerms { hub: hub.to_owned(), hub_cluster_uid, rules: rules.collect() };
+        let written = WrittenTerms {
+            hub: hub.to_owned(),
+            hub_cluster_uid,
+            rules: rules.collect(),
+        };
         let bytes = packed_terms(written, TERMS_SIZE).map_err(|_| CallError::Unanswered)?;
-        self.save(TERMS_SECRET, BTreeMap::from([("terms".to_owned(), bytes)])).await
+        self.save(TERMS_SECRET, BTreeMap::from([("terms".to_owned(), bytes)]))
+            .await
     }
 
     /// What the agent remembers of its hub.
@@ -205,7 +222,10 @@ impl Store {
     /// # Errors
     /// [`CallError`], when the API server does not answer or refuses.
     pub async fn history_token(&self) -> Result<Option<Vec<u8>>, CallError> {
-        Ok(self.load(IDENTITY_SECRET).await?.and_then(|mut data| data.remove(HISTORY_TOKEN)))
+        Ok(self
+            .load(IDENTITY_SECRET)
+            .await?
+            .and_then(|mut data| data.remove(HISTORY_TOKEN)))
     }
 
     /// Stores it beside who the agent is, which is written by others.
@@ -214,18 +234,30 @@ impl Store {
     /// [`CallError`], when the API server does not answer or refuses.
     pub async fn save_history_token(&self, words: &[u8]) -> Result<(), CallError> {
         let patch = Patch::Merge(json!({"data": {HISTORY_TOKEN: BASE64.encode(words)}}));
-        let params = PatchParams { field_manager: Some(HISTORY_TOKEN_MANAGER.to_owned()), ..PatchParams::default() };
-        with_timeout(self.api.patch(IDENTITY_SECRET, &params, &patch)).await.map(drop)
+        let params = PatchParams {
+            field_manager: Some(HISTORY_TOKEN_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        with_timeout(self.api.patch(IDENTITY_SECRET, &params, &patch))
+            .await
+            .map(drop)
     }
 
     async fn load(&self, name: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>, CallError> {
         let secret = with_timeout(self.api.get_opt(name)).await?;
         let data = secret.map(|secret| secret.data.unwrap_or_default());
-        Ok(data.map(|data| data.into_iter().map(|(key, ByteString(bytes))| (key, bytes)).collect()))
+        Ok(data.map(|data| {
+            data.into_iter()
+                .map(|(key, ByteString(bytes))| (key, bytes))
+                .collect()
+        }))
     }
 
     async fn save(&self, name: &str, data: BTreeMap<String, Vec<u8>>) -> Result<(), CallError> {
-        let data: BTreeMap<_, _> = data.into_iter().map(|(key, bytes)| (key, BASE64.encode(&bytes))).collect();
+        let data: BTreeMap<_, _> = data
+            .into_iter()
+            .map(|(key, bytes)| (key, BASE64.encode(&bytes)))
+            .collect();
         let body = json!({
             "apiVersion": "v1",
             "kind": "Secret",
@@ -235,13 +267,20 @@ impl Store {
         });
         let params = PatchParams::apply(MANAGER).force();
         let patch = Patch::Apply(body);
-        with_timeout(self.api.patch(name, &params, &patch)).await.map(drop)
+        with_timeout(self.api.patch(name, &params, &patch))
+            .await
+            .map(drop)
     }
 }
 
 fn written_source(source: &SourceRef) -> WrittenSource {
     let (resource, namespace) = (source.resource.to_string(), source.namespace.to_string());
-    WrittenSource { resource, namespace, name: source.name.to_string(), copy: source.copy_name().to_string() }
+    WrittenSource {
+        resource,
+        namespace,
+        name: source.name.to_string(),
+        copy: source.copy_name().to_string(),
+    }
 }
 
 fn read_source(written: &WrittenSource) -> SourceRef {
@@ -256,27 +295,49 @@ fn read_terms(bytes: &[u8]) -> Option<WrittenTerms> {
 fn written_identity(identity: &Identity) -> BTreeMap<String, Vec<u8>> {
     let mut data = BTreeMap::from([
         ("hub-id".to_owned(), identity.hub.clone().into_bytes()),
-        ("hub-addresses".to_owned(), identity.addresses.join("\n").into_bytes()),
+        (
+            "hub-addresses".to_owned(),
+            identity.addresses.join("\n").into_bytes(),
+        ),
         ("cluster".to_owned(), identity.cluster.clone().into_bytes()),
         ("tls.key".to_owned(), identity.key.clone().into_bytes()),
         ("seal.key".to_owned(), identity.seal_key.clone()),
-        ("token-id".to_owned(), identity.token_id.clone().into_bytes()),
+        (
+            "token-id".to_owned(),
+            identity.token_id.clone().into_bytes(),
+        ),
     ]);
     if let Some(certificate) = &identity.certificate {
-        data.insert("tls.crt".to_owned(), pem(std::slice::from_ref(&certificate.own)).into_bytes());
-        data.insert("ca.crt".to_owned(), pem(&certificate.authorities).into_bytes());
-        let seconds = certificate.renew_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        data.insert(
+            "tls.crt".to_owned(),
+            pem(std::slice::from_ref(&certificate.own)).into_bytes(),
+        );
+        data.insert(
+            "ca.crt".to_owned(),
+            pem(&certificate.authorities).into_bytes(),
+        );
+        let seconds = certificate
+            .renew_at
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
         data.insert("renew-at".to_owned(), seconds.to_string().into_bytes());
     }
     if let Some(pending) = &identity.pending {
         data.insert("pending.key".to_owned(), pending.key.clone().into_bytes());
-        data.insert("pending.token-id".to_owned(), pending.token_id.clone().into_bytes());
+        data.insert(
+            "pending.token-id".to_owned(),
+            pending.token_id.clone().into_bytes(),
+        );
     }
     data
 }
 
 fn read_identity(data: &BTreeMap<String, Vec<u8>>) -> Option<Identity> {
-    let text = |key: &str| data.get(key).and_then(|bytes| String::from_utf8(bytes.clone()).ok());
+    let text = |key: &str| {
+        data.get(key)
+            .and_then(|bytes| String::from_utf8(bytes.clone()).ok())
+    };
     Some(Identity {
         hub: text("hub-id")?,
         addresses: text("hub-addresses")?.lines().map(str::to_owned).collect(),
@@ -285,13 +346,21 @@ fn read_identity(data: &BTreeMap<String, Vec<u8>>) -> Option<Identity> {
         seal_key: data.get("seal.key").filter(|key| key.len() >= 16)?.clone(),
         token_id: text("token-id").unwrap_or_default(),
         certificate: read_certificate(data),
-        pending: text("pending.key").zip(text("pending.token-id")).map(|(key, token_id)| Pending { key, token_id }),
+        pending: text("pending.key")
+            .zip(text("pending.token-id"))
+            .map(|(key, token_id)| Pending { key, token_id }),
     })
 }
 
 fn read_certificate(data: &BTreeMap<String, Vec<u8>>) -> Option<Certificate> {
-    let read = |key: &str| CertificateDer::pem_slice_iter(data.get(key)?).collect::<Result<Vec<_>, _>>().ok();
-    let seconds = data.get("renew-at").and_then(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok());
+    let read = |key: &str| {
+        CertificateDer::pem_slice_iter(data.get(key)?)
+            .collect::<Result<Vec<_>, _>>()
+            .ok()
+    };
+    let seconds = data
+        .get("renew-at")
+        .and_then(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok());
     Some(Certificate {
         own: read("tls.crt")?.into_iter().next()?,
         authorities: read("ca.crt").filter(|all| !all.is_empty())?,
@@ -337,9 +406,17 @@ mod tests {
                 tombstones: vec![],
                 any_tombstone: false,
             };
-            let written = WrittenTerms { hub: "hub".into(), hub_cluster_uid: None, rules: vec![rule] };
-            let plain = zstd::bulk::decompress(&packed_terms(written, size).unwrap(), 1 << 20).unwrap();
-            serde_json::from_slice::<WrittenTerms>(&plain).unwrap().rules.len()
+            let written = WrittenTerms {
+                hub: "hub".into(),
+                hub_cluster_uid: None,
+                rules: vec![rule],
+            };
+            let plain =
+                zstd::bulk::decompress(&packed_terms(written, size).unwrap(), 1 << 20).unwrap();
+            serde_json::from_slice::<WrittenTerms>(&plain)
+                .unwrap()
+                .rules
+                .len()
         };
         assert_eq!((rules(TERMS_SIZE), rules(10)), (1, 0));
     }
@@ -353,7 +430,9 @@ mod tests {
         let authority = Authority::generate(&hub, now).unwrap();
         let key = MemberKey::generate().unwrap();
         let request = key.certificate_request().unwrap();
-        let signed = authority.sign_member(&request, &hub, "eu-1", "uid", now, Duration::from_secs(60)).unwrap();
+        let signed = authority
+            .sign_member(&request, &hub, "eu-1", "uid", now, Duration::from_secs(60))
+            .unwrap();
         let mut identity = Identity {
             hub,
             addresses: vec!["a:1".into(), "b:2".into()],
@@ -371,7 +450,10 @@ mod tests {
             authorities: vec![authority.certificate().clone()],
             renew_at: now,
         });
-        let pending = Pending { key: MemberKey::generate().unwrap().to_pem(), token_id: "hgfedcba".into() };
+        let pending = Pending {
+            key: MemberKey::generate().unwrap().to_pem(),
+            token_id: "hgfedcba".into(),
+        };
         identity.pending = Some(pending.clone());
         let read = read_identity(&written_identity(&identity)).unwrap();
         let kept = read.pending.unwrap();
@@ -379,6 +461,9 @@ mod tests {
         let certificate = read.certificate.unwrap();
         assert_eq!((certificate.own, certificate.renew_at), (signed.der, now));
         assert_eq!(certificate.authorities, [authority.certificate().clone()]);
-        assert_eq!((read.hub, read.addresses, read.seal_key), (identity.hub, identity.addresses, identity.seal_key));
+        assert_eq!(
+            (read.hub, read.addresses, read.seal_key),
+            (identity.hub, identity.addresses, identity.seal_key)
+        );
     }
 }

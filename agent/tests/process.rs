@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 fn agent() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_runnel-agent"));
-    command.env_clear().args(["run", "--ops-listen", "127.0.0.1:0"]).stdin(Stdio::null());
+    command
+        .env_clear()
+        .args(["run", "--ops-listen", "127.0.0.1:0"])
+        .stdin(Stdio::null());
     command
 }
 
@@ -27,7 +30,10 @@ impl Folder {
 
     /// A kubeconfig of a cluster that does not answer.
     fn kubeconfig(&self) -> PathBuf {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|free| free.local_addr())
+            .expect("a free port")
+            .port();
         let cluster = format!("{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}");
         let context = "{name: c, context: {cluster: c, user: u}}";
         let text = format!(
@@ -45,7 +51,11 @@ impl Drop for Folder {
 
 fn with_files(kubeconfig: &Path, join_string: &Path) -> Command {
     let mut command = agent();
-    command.arg("--kubeconfig").arg(kubeconfig).arg("--join-string-file").arg(join_string);
+    command
+        .arg("--kubeconfig")
+        .arg(kubeconfig)
+        .arg("--join-string-file")
+        .arg(join_string);
     command
 }
 
@@ -64,17 +74,28 @@ fn wrong_usage_ends_with_one_sentence_and_a_hint() {
     let (kubeconfig, good) = (folder.kubeconfig(), folder.write("empty", ""));
 
     let missing = folder.0.join("missing");
-    refused(&with_files(&missing, &good).output().unwrap(), &["missing", "--kubeconfig"]);
+    refused(
+        &with_files(&missing, &good).output().unwrap(),
+        &["missing", "--kubeconfig"],
+    );
     let nonsense = folder.write("nonsense", "{{{");
-    refused(&with_files(&nonsense, &good).output().unwrap(), &["nonsense", "--kubeconfig"]);
+    refused(
+        &with_files(&nonsense, &good).output().unwrap(),
+        &["nonsense", "--kubeconfig"],
+    );
 
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut command = with_files(&kubeconfig, &good);
-    command.arg("--ops-listen").arg(taken.local_addr().unwrap().to_string());
+    command
+        .arg("--ops-listen")
+        .arg(taken.local_addr().unwrap().to_string());
     let mut command = {
         // The last of two equal flags would be an error of its own.
         let mut again = Command::new(env!("CARGO_BIN_EXE_runnel-agent"));
-        again.env_clear().arg("run").args(command.get_args().skip(3));
+        again
+            .env_clear()
+            .arg("run")
+            .args(command.get_args().skip(3));
         again
     };
     refused(&command.output().unwrap(), &["in use", "--ops-listen"]);
@@ -87,18 +108,30 @@ fn wrong_usage_ends_with_one_sentence_and_a_hint() {
 
 /// Waits for these texts in the log, and ends the agent by a signal.
 fn logs_and_ends(mut command: Command, log: &Path, texts: &[&str]) {
-    let mut child = command.stderr(std::fs::File::create(log).expect("a log")).spawn().expect("a process");
+    let mut child = command
+        .stderr(std::fs::File::create(log).expect("a log"))
+        .spawn()
+        .expect("a process");
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let written = std::fs::read_to_string(log).expect("a log");
         if texts.iter().all(|text| written.contains(text)) {
             break;
         }
-        assert!(Instant::now() < deadline, "not all of {texts:?} is in {written}");
+        assert!(
+            Instant::now() < deadline,
+            "not all of {texts:?} is in {written}"
+        );
         assert_eq!(child.try_wait().expect("a process"), None, "it ended");
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(Command::new("kill").arg(child.id().to_string()).status().expect("kill").success());
+    assert!(
+        Command::new("kill")
+            .arg(child.id().to_string())
+            .status()
+            .expect("kill")
+            .success()
+    );
     assert_eq!(child.wait().expect("a process").code(), Some(0));
 }
 
@@ -106,12 +139,20 @@ fn logs_and_ends(mut command: Command, log: &Path, texts: &[&str]) {
 fn absent_api_server_is_awaited_and_a_signal_ends_the_wait() {
     let folder = Folder::new("wait");
     let command = with_files(&folder.kubeconfig(), &folder.write("empty", ""));
-    logs_and_ends(command, &folder.write("log", ""), &["waiting for this cluster's API server"]);
+    logs_and_ends(
+        command,
+        &folder.write("log", ""),
+        &["waiting for this cluster's API server"],
+    );
 }
 
 #[test]
 fn malformed_join_string_is_logged_without_an_api_server() {
     let folder = Folder::new("malformed");
     let command = with_files(&folder.kubeconfig(), &folder.write("joined", "hello"));
-    logs_and_ends(command, &folder.write("log", ""), &["joined", "not a join string", "token create"]);
+    logs_and_ends(
+        command,
+        &folder.write("log", ""),
+        &["joined", "not a join string", "token create"],
+    );
 }

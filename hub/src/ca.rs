@@ -32,7 +32,9 @@ const TRIES: usize = 5;
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// May pass by itself.
-    #[error("{0}; the hub needs to get, list, watch, create, patch and update its two Secrets in its own namespace")]
+    #[error(
+        "{0}; the hub needs to get, list, watch, create, patch and update its two Secrets in its own namespace"
+    )]
     Api(#[from] ApiError),
     /// A person must look at the Secret.
     #[error("the Secret {namespace}/{IDENTITY_SECRET} does not hold a usable identity: {source}")]
@@ -46,7 +48,9 @@ pub enum AuthorityError {
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// Other processes kept writing.
-    #[error("the Secret {namespace}/{IDENTITY_SECRET} is being changed by somebody else all the time")]
+    #[error(
+        "the Secret {namespace}/{IDENTITY_SECRET} is being changed by somebody else all the time"
+    )]
     Busy {
         /// Where the Secret is.
         namespace: String,
@@ -64,7 +68,10 @@ impl AuthorityError {
 ///
 /// # Errors
 /// [`AuthorityError`], which tells by `is_passing` whether to try again.
-pub async fn load_or_create(client: &Client, namespace: &str) -> Result<HubIdentity, AuthorityError> {
+pub async fn load_or_create(
+    client: &Client,
+    namespace: &str,
+) -> Result<HubIdentity, AuthorityError> {
     edit(client, namespace, AUTHORITY_LIFE, |_| None).await
 }
 
@@ -74,17 +81,29 @@ pub async fn load_or_create(client: &Client, namespace: &str) -> Result<HubIdent
 /// As [`load_or_create`].
 pub async fn load(client: &Client, namespace: &str) -> Result<Option<HubIdentity>, AuthorityError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
-    let call = within(format!("read Secret {namespace}/{IDENTITY_SECRET}"), api.get_opt(IDENTITY_SECRET));
-    let Some(secret) = call.await? else { return Ok(None) };
+    let call = within(
+        format!("read Secret {namespace}/{IDENTITY_SECRET}"),
+        api.get_opt(IDENTITY_SECRET),
+    );
+    let Some(secret) = call.await? else {
+        return Ok(None);
+    };
     let read = stored::read(&secret.data.unwrap_or_default());
-    read.map(Some).map_err(|source| AuthorityError::Stored { namespace: namespace.to_owned(), source })
+    read.map(Some).map_err(|source| AuthorityError::Stored {
+        namespace: namespace.to_owned(),
+        source,
+    })
 }
 
 /// The hub's identity with these addresses recorded, so that join strings made later carry them.
 ///
 /// # Errors
 /// As [`load_or_create`].
-pub async fn advertise(client: &Client, namespace: &str, addresses: &[String]) -> Result<HubIdentity, AuthorityError> {
+pub async fn advertise(
+    client: &Client,
+    namespace: &str,
+    addresses: &[String],
+) -> Result<HubIdentity, AuthorityError> {
     started(client, namespace, addresses, AUTHORITY_LIFE).await
 }
 
@@ -100,23 +119,38 @@ pub async fn started(
     life: Duration,
 ) -> Result<HubIdentity, AuthorityError> {
     let others = |identity: &HubIdentity| !addresses.is_empty() && identity.addresses != addresses;
-    edit(client, namespace, life, |identity| others(identity).then(|| stored::addresses(addresses))).await
+    edit(client, namespace, life, |identity| {
+        others(identity).then(|| stored::addresses(addresses))
+    })
+    .await
 }
 
 /// The authorities that were written down, if they were and can be read.
 ///
 /// # Errors
 /// [`ApiError`], when the API server does not answer or refuses.
-pub async fn known(client: &Client, namespace: &str) -> Result<Option<TrustedAuthorities>, ApiError> {
+pub async fn known(
+    client: &Client,
+    namespace: &str,
+) -> Result<Option<TrustedAuthorities>, ApiError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
-    let read = within(format!("read Secret {namespace}/{AUTHORITIES_SECRET}"), api.get_opt(AUTHORITIES_SECRET));
+    let read = within(
+        format!("read Secret {namespace}/{AUTHORITIES_SECRET}"),
+        api.get_opt(AUTHORITIES_SECRET),
+    );
     Ok(read.await?.as_ref().and_then(known_in))
 }
 
 fn known_in(secret: &Secret) -> Option<TrustedAuthorities> {
-    let known = secret.data.as_ref().and_then(|data| TrustedAuthorities::read(&data.get(AUTHORITIES_ENTRY)?.0));
+    let known = secret
+        .data
+        .as_ref()
+        .and_then(|data| TrustedAuthorities::read(&data.get(AUTHORITIES_ENTRY)?.0));
     if known.is_none() {
-        tracing::warn!(secret = AUTHORITIES_SECRET, "the former authorities are not readable: they count no more");
+        tracing::warn!(
+            secret = AUTHORITIES_SECRET,
+            "the former authorities are not readable: they count no more"
+        );
     }
     known
 }
@@ -129,11 +163,17 @@ async fn edit(
     change: impl Fn(&HubIdentity) -> Option<Data>,
 ) -> Result<HubIdentity, AuthorityError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
-    let unusable = |source| AuthorityError::Stored { namespace: namespace.to_owned(), source };
+    let unusable = |source| AuthorityError::Stored {
+        namespace: namespace.to_owned(),
+        source,
+    };
     let name = format!("Secret {namespace}/{IDENTITY_SECRET}");
     for _ in 0..TRIES {
         let present = within(format!("read {name}"), api.get_opt(IDENTITY_SECRET)).await?;
-        let mut data = present.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
+        let mut data = present
+            .as_ref()
+            .and_then(|secret| secret.data.clone())
+            .unwrap_or_default();
         let missing = stored::missing(&data, fresh(life)?).map_err(unusable)?;
         let mut changed = !missing.is_empty();
         data.extend(missing);
@@ -153,12 +193,17 @@ async fn edit(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(AuthorityError::Busy { namespace: namespace.to_owned() })
+    Err(AuthorityError::Busy {
+        namespace: namespace.to_owned(),
+    })
 }
 
 /// Whether the answer speaks of the Secret, not of its namespace.
 fn is_gone(error: &ApiError) -> bool {
-    let kind = error.status().and_then(|status| status.details.as_ref()).map(|details| details.kind.as_str());
+    let kind = error
+        .status()
+        .and_then(|status| status.details.as_ref())
+        .map(|details| details.kind.as_str());
     kind == Some("secrets")
 }
 
@@ -177,13 +222,28 @@ async fn write(
     match present {
         // The resourceVersion that was read guards the write.
         Some(secret) => {
-            let secret = Secret { data: Some(data), ..secret };
-            let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-            within(format!("update Secret {name}"), api.replace(name, &params, &secret)).await
+            let secret = Secret {
+                data: Some(data),
+                ..secret
+            };
+            let params = PostParams {
+                field_manager: Some(FIELD_MANAGER.to_owned()),
+                ..PostParams::default()
+            };
+            within(
+                format!("update Secret {name}"),
+                api.replace(name, &params, &secret),
+            )
+            .await
         }
         None => {
-            let labels = [("app.kubernetes.io/name", "runnel"), ("app.kubernetes.io/component", "hub")];
-            let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+            let labels = [
+                ("app.kubernetes.io/name", "runnel"),
+                ("app.kubernetes.io/component", "hub"),
+            ];
+            let labels = labels
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into();
             let secret = Secret {
                 metadata: ObjectMeta {
                     name: Some(name.to_owned()),
@@ -198,13 +258,24 @@ async fn write(
             };
             // An apply names what it creates, so that the right to create can be limited to this name.
             let params = PatchParams::apply(FIELD_MANAGER);
-            within(format!("create Secret {name}"), api.patch(name, &params, &Patch::Apply(&secret))).await
+            within(
+                format!("create Secret {name}"),
+                api.patch(name, &params, &Patch::Apply(&secret)),
+            )
+            .await
         }
     }
 }
 
 fn fresh(life: Duration) -> Result<Fresh, IdentityError> {
     let mut revision_key = [0; 32];
-    SystemRandom::new().fill(&mut revision_key).map_err(|_| IdentityError::Crypto)?;
-    Ok(Fresh { hub_id: new_hub_id()?, revision_key, now: SystemTime::now(), life })
+    SystemRandom::new()
+        .fill(&mut revision_key)
+        .map_err(|_| IdentityError::Crypto)?;
+    Ok(Fresh {
+        hub_id: new_hub_id()?,
+        revision_key,
+        now: SystemTime::now(),
+        life,
+    })
 }

@@ -59,7 +59,12 @@ pub(crate) async fn within<T>(
 ) -> Result<T, ApiError> {
     match tokio::time::timeout(CALL_LIMIT, call).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(source)) => Err(ApiError::Kube { action: action.into(), source: Box::new(source) }),
-        Err(_) => Err(ApiError::Timeout { action: action.into() }),
+        Ok(Err(source)) => Err(ApiError::Kube {
+            action: action.into(),
+            source: Box::new(source),
+        }),
+        Err(_) => Err(ApiError::Timeout {
+            action: action.into(),
+        }),
     }
 }

@@ -148,10 +148,20 @@ pub struct Create {
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub labels: Vec<String>,
     /// How long the join string is good for; it is good for one agent.
-    #[arg(long, env = "RUNNEL_TTL", default_value = "1h", value_name = "DURATION")]
+    #[arg(
+        long,
+        env = "RUNNEL_TTL",
+        default_value = "1h",
+        value_name = "DURATION"
+    )]
     pub ttl: String,
     /// An address of the hub, instead of those the running hub was told to advertise; may be given several times.
-    #[arg(long, env = "RUNNEL_ADVERTISE", value_delimiter = ',', value_name = "HOST:PORT")]
+    #[arg(
+        long,
+        env = "RUNNEL_ADVERTISE",
+        value_delimiter = ',',
+        value_name = "HOST:PORT"
+    )]
     pub advertise: Vec<String>,
     /// Write the MemberCluster, with the hash of the token and its end, to this file for Git, and nothing to the hub's
     /// cluster; the join string is printed as ever.
@@ -178,19 +188,28 @@ fn bracketed(text: &str) -> String {
 }
 
 fn socket(text: &str) -> Result<SocketAddr, String> {
-    bracketed(text).parse().map_err(|_| "write address:port, such as 0.0.0.0:8443 or [::]:8443".to_owned())
+    bracketed(text)
+        .parse()
+        .map_err(|_| "write address:port, such as 0.0.0.0:8443 or [::]:8443".to_owned())
 }
 
 fn address(text: &str) -> Result<String, String> {
     let text = bracketed(text);
-    if is_address(&text) { Ok(text) } else { Err("write host:port, such as hub.example.com:8443".to_owned()) }
+    if is_address(&text) {
+        Ok(text)
+    } else {
+        Err("write host:port, such as hub.example.com:8443".to_owned())
+    }
 }
 
 fn namespace(text: &str) -> Result<String, String> {
     if is_label(text) {
         Ok(text.to_owned())
     } else {
-        Err("write the names of namespaces, such as team-a,team-b; globs are not possible here".to_owned())
+        Err(
+            "write the names of namespaces, such as team-a,team-b; globs are not possible here"
+                .to_owned(),
+        )
     }
 }
 
@@ -206,9 +225,14 @@ fn name(text: &str) -> Result<String, String> {
 /// A number of bytes, with the units that Kubernetes has for memory.
 fn bytes(text: &str) -> Result<Bytes, String> {
     let units = [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30)];
-    let unit = units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let unit = units
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
     let (digits, factor) = unit.unwrap_or((text, 1));
-    let number = digits.parse::<u64>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let number = digits
+        .parse::<u64>()
+        .ok()
+        .filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
     match number.and_then(|number| number.checked_mul(factor)) {
         Some(bytes) if bytes >= 1 << 20 => Ok(Bytes(bytes)),
         _ => Err("write at least 1Mi, such as 128Mi or 1Gi".to_owned()),
@@ -224,7 +248,13 @@ fn account(text: &str) -> Result<String, String> {
 }
 
 /// The units of a duration, in milliseconds. A day is 24 hours.
-const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+const UNITS: [(&str, u64); 5] = [
+    ("d", 86_400_000),
+    ("h", 3_600_000),
+    ("m", 60_000),
+    ("s", 1000),
+    ("ms", 1),
+];
 
 /// Reads a duration as the charts take it: numbers with their units, such as 1h30m.
 ///
@@ -234,9 +264,15 @@ pub fn any_duration(text: &str) -> Result<Duration, String> {
     let part = |rest: &str| {
         let number = rest.find(|c: char| !c.is_ascii_digit())?;
         let (number, rest) = rest.split_at(number);
-        let (unit, rest) = rest.split_at(rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len()));
+        let (unit, rest) = rest.split_at(
+            rest.find(|c: char| c.is_ascii_digit())
+                .unwrap_or(rest.len()),
+        );
         let (_, milliseconds) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        Some((Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(*milliseconds)?), rest.len()))
+        Some((
+            Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(*milliseconds)?),
+            rest.len(),
+        ))
     };
     let parsed = || {
         let (mut sum, mut rest) = (Duration::ZERO, text);
@@ -292,20 +328,57 @@ mod tests {
     #[test]
     fn durations_say_what_they_want() {
         assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
-        assert_eq!((bytes("128Mi"), bytes("1048576")), (Ok(Bytes(128 << 20)), Ok(Bytes(1 << 20))));
+        assert_eq!(
+            (bytes("128Mi"), bytes("1048576")),
+            (Ok(Bytes(128 << 20)), Ok(Bytes(1 << 20)))
+        );
         assert!(
-            ["", "Mi", "-1Mi", "1KB", "1023Ki", "+9Mi", "99999999999999Gi"].iter().all(|wrong| bytes(wrong).is_err())
+            [
+                "",
+                "Mi",
+                "-1Mi",
+                "1KB",
+                "1023Ki",
+                "+9Mi",
+                "99999999999999Gi"
+            ]
+            .iter()
+            .all(|wrong| bytes(wrong).is_err())
         );
         assert_eq!(namespace("team-a"), Ok("team-a".to_owned()));
-        assert!(["team-*", "", "-a", "A"].iter().all(|wrong| namespace(wrong).is_err()));
+        assert!(
+            ["team-*", "", "-a", "A"]
+                .iter()
+                .all(|wrong| namespace(wrong).is_err())
+        );
         assert_eq!(address("fd00::5:8444"), Ok("[fd00::5]:8444".to_owned()));
-        assert_eq!(address("hub.example.com:8443"), Ok("hub.example.com:8443".to_owned()));
-        assert_eq!(socket("fd00::5:8443"), Ok(SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 5], 8443))));
+        assert_eq!(
+            address("hub.example.com:8443"),
+            Ok("hub.example.com:8443".to_owned())
+        );
+        assert_eq!(
+            socket("fd00::5:8443"),
+            Ok(SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 5], 8443)))
+        );
         assert_eq!(socket("[::]:8443"), socket(":::8443"));
-        assert!(socket("127.0.0.1:1").is_ok() && socket("127.0.0.1").is_err() && socket("here:1").is_err());
-        assert!(["-5s", "25h", "soon", "", "5", "s", "5 s", "1.5h", "5S"].iter().all(|wrong| duration(wrong).is_err()));
+        assert!(
+            socket("127.0.0.1:1").is_ok()
+                && socket("127.0.0.1").is_err()
+                && socket("here:1").is_err()
+        );
+        assert!(
+            ["-5s", "25h", "soon", "", "5", "s", "5 s", "1.5h", "5S"]
+                .iter()
+                .all(|wrong| duration(wrong).is_err())
+        );
         assert_eq!(duration("1m30s500ms"), Ok(Duration::from_millis(90_500)));
-        assert_eq!((limit("30d"), life("1d")), (Ok(Duration::from_secs(2_592_000)), Ok(Duration::from_secs(86_400))));
+        assert_eq!(
+            (limit("30d"), life("1d")),
+            (
+                Ok(Duration::from_secs(2_592_000)),
+                Ok(Duration::from_secs(86_400))
+            )
+        );
         assert!(limit("99999999999999999999d").is_err() && limit("999999999999999999d").is_err());
     }
 }

@@ -21,8 +21,8 @@ use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::ordered_lock::{
-    DELIVERIES, DIVERGENCES, INDEX, LEADER_POSITION, LEADERSHIP, LEAF, OrderedMutex, OrderedRwLock, REPORT_STORE,
-    SESSION,
+    DELIVERIES, DIVERGENCES, INDEX, LEADER_POSITION, LEADERSHIP, LEAF, OrderedMutex, OrderedRwLock,
+    REPORT_STORE, SESSION,
 };
 use crate::relist_barrier::{RelistBarrier, Watched};
 pub use holds::Holds;
@@ -126,11 +126,14 @@ impl HubState {
                 Index::of(settings.scope.clone())
                     .working_aside()
                     .hashing_with(
-                        RevisionHasher::new(settings.revision_key.clone()).with_budget(settings.render_budget),
+                        RevisionHasher::new(settings.revision_key.clone())
+                            .with_budget(settings.render_budget),
                     )
                     .with_ceiling(settings.removal_ceiling),
             ),
-            report_store: OrderedMutex::new(ReportStore::proving(settings.revision_key.proof_key())),
+            report_store: OrderedMutex::new(ReportStore::proving(
+                settings.revision_key.proof_key(),
+            )),
             proof_key: settings.revision_key.proof_key(),
             settings,
             deliveries: OrderedMutex::default(),
@@ -174,12 +177,18 @@ impl HubState {
 
     /// The right to lead, if this process has it now.
     pub fn current_lead(&self) -> Option<Lead> {
-        self.lead.borrow().clone().filter(|lead| Instant::now() < lead.valid_until)
+        self.lead
+            .borrow()
+            .clone()
+            .filter(|lead| Instant::now() < lead.valid_until)
     }
 
     /// Whether this process still has this right to lead. It looks at the clock: ask before each send.
     pub fn holds(&self, lead: &Lead) -> bool {
-        self.lead.borrow().as_ref().is_some_and(|now| now.is_same(lead) && Instant::now() < now.valid_until)
+        self.lead
+            .borrow()
+            .as_ref()
+            .is_some_and(|now| now.is_same(lead) && Instant::now() < now.valid_until)
     }
 
     /// The right to lead is this now. Sessions of another one end, and what the agents said in them is forgotten.
@@ -229,19 +238,45 @@ impl HubState {
             "fleets",
             "namespaces",
         ];
-        let definitions = [DistributionRule::crd_name(), ClusterDistributionRule::crd_name()];
-        let own = own.into_iter().chain(definitions).map(Watched::Own).chain([COMPLETED_STATES]);
+        let definitions = [
+            DistributionRule::crd_name(),
+            ClusterDistributionRule::crd_name(),
+        ];
+        let own = own
+            .into_iter()
+            .chain(definitions)
+            .map(Watched::Own)
+            .chain([COMPLETED_STATES]);
         // A place in which this hub does not look has no watch.
-        let looks = |place: &WatchScope| place.namespace.as_ref().is_none_or(|name| self.settings.scope.reads(name));
-        let places = self.index.read().needed_places().into_iter().filter(looks).map(Watched::Sources);
+        let looks = |place: &WatchScope| {
+            place
+                .namespace
+                .as_ref()
+                .is_none_or(|name| self.settings.scope.reads(name))
+        };
+        let places = self
+            .index
+            .read()
+            .needed_places()
+            .into_iter()
+            .filter(looks)
+            .map(Watched::Sources);
         if !self.rounds.have_all(own.chain(places)) {
             return false;
         }
         self.change_quietly(Index::reset_removal_guards);
         self.ready.send_replace(Some(Instant::now()));
         // What is being deleted is judged anew.
-        let rules = self.index.read().rules().map(|(uid, _)| uid.clone()).collect();
-        self.change(|_| Effect { judge: rules, ..Effect::default() });
+        let rules = self
+            .index
+            .read()
+            .rules()
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        self.change(|_| Effect {
+            judge: rules,
+            ..Effect::default()
+        });
         self.mark_everything();
         true
     }
@@ -280,12 +315,19 @@ impl HubState {
     /// Judges what these rules no longer want.
     fn judge(&self, index: &mut Index, rules: BTreeSet<RuleUid>) -> Effect {
         let mut effect = Effect::default();
-        let now = Now { instant: Instant::now(), wall: jiff::Timestamp::now() };
+        let now = Now {
+            instant: Instant::now(),
+            wall: jiff::Timestamp::now(),
+        };
         if rules.is_empty() && index.next_judgement().is_none_or(|due| due > now.instant) {
             return effect;
         }
         let report_store = self.report_store.lock();
-        effect.merge(index.judge(&rules, &|rule, cluster| report_store.holding(rule, cluster), now));
+        effect.merge(index.judge(
+            &rules,
+            &|rule, cluster| report_store.holding(rule, cluster),
+            now,
+        ));
         if index.next_judgement().is_some() {
             self.deadline_changed.notify_one();
         }
@@ -321,7 +363,9 @@ impl HubState {
     /// An edit of a source has been read and changed these rules: from now on it is on its way to the clusters that are
     /// connected, but for those in which it changes nothing.
     pub fn follow_edit(&self, index: &Index, source: &SourceRef, effect: &Effect) {
-        let Some(since) = self.edits.lock().remove(source) else { return };
+        let Some(since) = self.edits.lock().remove(source) else {
+            return;
+        };
         let mut rendered = self.rendered_edits.lock();
         for uid in &effect.render {
             rendered.entry(uid.clone()).or_insert(since);
@@ -337,15 +381,21 @@ impl HubState {
     /// The same, where it changed a rule only now that its copies have been rendered.
     pub fn follow_rendered(&self, index: &Index, uid: &RuleUid) {
         let since = self.rendered_edits.lock().remove(uid);
-        since.into_iter().for_each(|since| self.follow_rule(index, uid, since));
+        since
+            .into_iter()
+            .for_each(|since| self.follow_rule(index, uid, since));
     }
 
     fn follow_rule(&self, index: &Index, uid: &RuleUid, since: Instant) {
         let Some(entry) = index.rule(uid) else { return };
         let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
-        let connected = entry.target_clusters.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster));
-        for (cluster, assignment) in
-            connected.filter_map(|cluster| Some((cluster, followed(entry, &report_store, cluster)?)))
+        let connected = entry
+            .target_clusters
+            .clusters
+            .keys()
+            .filter(|cluster| self.sessions.contains_key(*cluster));
+        for (cluster, assignment) in connected
+            .filter_map(|cluster| Some((cluster, followed(entry, &report_store, cluster)?)))
         {
             if !report_store.holds_exactly(cluster, uid, assignment.digest()) {
                 deliveries.begin(cluster, uid, since, entry.awaits(cluster));
@@ -358,7 +408,9 @@ impl HubState {
     pub fn drop_unsent(&self, index: &Index) -> Vec<(RuleUid, Duration)> {
         let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
         deliveries.retain(|cluster, uid| {
-            index.rule(uid).is_some_and(|entry| followed(entry, &report_store, cluster).is_some())
+            index
+                .rule(uid)
+                .is_some_and(|entry| followed(entry, &report_store, cluster).is_some())
         })
     }
 
@@ -372,9 +424,9 @@ impl HubState {
     /// Marks every rule that goes to a cluster, or is held there, as possibly out of date.
     pub fn mark_rules_of(&self, cluster: &ClusterName) {
         let index = self.index.read();
-        let concerned = index
-            .rules()
-            .filter(|(_, entry)| entry.target_clusters.clusters.contains_key(cluster) || entry.rule.deleting);
+        let concerned = index.rules().filter(|(_, entry)| {
+            entry.target_clusters.clusters.contains_key(cluster) || entry.rule.deleting
+        });
         let concerned: Vec<_> = concerned.map(|(uid, _)| uid.clone()).collect();
         drop(index);
         self.dirty_rules.add(concerned);
@@ -383,13 +435,23 @@ impl HubState {
 
     /// Marks the status of every member as possibly out of date.
     pub fn mark_members(&self) {
-        let members: Vec<_> = self.index.read().clusters().map(|(name, _)| name.clone()).collect();
+        let members: Vec<_> = self
+            .index
+            .read()
+            .clusters()
+            .map(|(name, _)| name.clone())
+            .collect();
         self.dirty_members.add(members);
     }
 
     /// Marks every status as possibly out of date.
     pub fn mark_everything(&self) {
-        let rules: Vec<_> = self.index.read().rules().map(|(uid, _)| uid.clone()).collect();
+        let rules: Vec<_> = self
+            .index
+            .read()
+            .rules()
+            .map(|(uid, _)| uid.clone())
+            .collect();
         self.dirty_rules.add(rules);
         self.mark_members();
     }
@@ -397,7 +459,11 @@ impl HubState {
 
 /// What an edit of a rule brings to a cluster while it is connected, now or when its turn in a rollout has come; `None`
 /// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, or an administrator has to confirm first.
-fn followed(entry: &RuleEntry, report_store: &ReportStore, cluster: &ClusterName) -> Option<ClusterAssignment> {
+fn followed(
+    entry: &RuleEntry,
+    report_store: &ReportStore,
+    cluster: &ClusterName,
+) -> Option<ClusterAssignment> {
     // What a rollback sends is no edit.
     let is_rolled_back = entry.rollback().is_some();
     let is_suspended = is_rolled_back

@@ -10,7 +10,8 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use runnel_proto::{REASON_METADATA, wire};
 use runnel_transport::identity::{
-    Fingerprint, IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token, is_cluster_name,
+    Fingerprint, IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token,
+    is_cluster_name,
 };
 use serde_json::{Value, json};
 use tokio::sync::{Mutex as Turn, Semaphore};
@@ -21,7 +22,9 @@ use crate::ca::Authorities;
 use crate::call::{ApiError, within};
 use crate::membership::CertificateLifetimes;
 use crate::membership::attempts::Attempts;
-use crate::membership::decide::{JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed};
+use crate::membership::decide::{
+    JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed,
+};
 use crate::membership::tokens::{WRONG_SECRETS, wronged};
 use runnel_api::{KeyRecord, MemberCluster};
 
@@ -125,7 +128,9 @@ pub fn refused(refusal: &JoinRefusal) -> Status {
         | JoinRefusal::Burnt(_)
         | JoinRefusal::NotAccepted(_)
         | JoinRefusal::Deleting(_) => Status::failed_precondition(text),
-        JoinRefusal::TooManyTries(_) | JoinRefusal::TooManyTokens(_) => Status::resource_exhausted(text),
+        JoinRefusal::TooManyTries(_) | JoinRefusal::TooManyTokens(_) => {
+            Status::resource_exhausted(text)
+        }
     };
     with_reason(status, refusal.code())
 }
@@ -138,7 +143,9 @@ pub(crate) fn expired() -> Status {
 
 /// The status with a word of `sync.proto` that says why.
 pub(crate) fn with_reason(mut status: Status, reason: &'static str) -> Status {
-    status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static(reason));
+    status
+        .metadata_mut()
+        .insert(REASON_METADATA, MetadataValue::from_static(reason));
     status
 }
 
@@ -147,7 +154,14 @@ impl Registrar {
     pub fn new(client: Client, authorities: Arc<Authorities>, lives: CertificateLifetimes) -> Self {
         let (attempts, strangers) = (Mutex::default(), Semaphore::new(STRANGERS));
         let turns = std::array::from_fn(|_| Turn::default());
-        Self { members: Api::all(client), authorities, lives, attempts, strangers, turns }
+        Self {
+            members: Api::all(client),
+            authorities,
+            lives,
+            attempts,
+            strangers,
+            turns,
+        }
     }
 
     /// How long a certificate lives.
@@ -160,23 +174,33 @@ impl Registrar {
     ///
     /// # Errors
     /// As `sync.proto` says; each text says what to do.
-    pub async fn join(&self, caller: Caller, request: wire::JoinRequest) -> Result<wire::CertificateResponse, Status> {
+    pub async fn join(
+        &self,
+        caller: Caller,
+        request: wire::JoinRequest,
+    ) -> Result<wire::CertificateResponse, Status> {
         let cluster = request.cluster;
         if !is_cluster_name(&cluster) {
-            return Err(Status::invalid_argument("the cluster's name is not valid: use the join string as it is"));
+            return Err(Status::invalid_argument(
+                "the cluster's name is not valid: use the join string as it is",
+            ));
         }
         check_length(&request.certificate_request)?;
         let from = caller.address.filter(|_| !caller.known);
         if from.is_some_and(|from| !self.attempts.lock().allows(from, Instant::now())) {
             return Err(refused(&JoinRefusal::TooManyTries(cluster)));
         }
-        let lane = (!caller.known).then(|| tokio::time::timeout(STRANGER_LIMIT, self.strangers.acquire()));
+        let lane =
+            (!caller.known).then(|| tokio::time::timeout(STRANGER_LIMIT, self.strangers.acquire()));
         let lane = match lane {
             Some(lane) => Some(lane.await.map_err(|_| Failure::Busy)?),
             None => None,
         };
         let result = match Token::parse(&request.token) {
-            Ok(token) => self.try_join(&cluster, &token, &request.certificate_request).await,
+            Ok(token) => {
+                self.try_join(&cluster, &token, &request.certificate_request)
+                    .await
+            }
             Err(_) => Err(JoinRefusal::WrongToken(cluster.clone()).into()),
         };
         drop(lane);
@@ -199,7 +223,12 @@ impl Registrar {
         }
     }
 
-    async fn try_join(&self, cluster: &str, token: &Token, request: &[u8]) -> Result<SignedCertificate, Failure> {
+    async fn try_join(
+        &self,
+        cluster: &str,
+        token: &Token,
+        request: &[u8],
+    ) -> Result<SignedCertificate, Failure> {
         let mut turn = None;
         for _ in 0..=TRIES {
             let Some(member) = self.member(cluster).await? else {
@@ -228,20 +257,30 @@ impl Registrar {
         request: &[u8],
     ) -> Result<PlannedWrite, Failure> {
         let now = Timestamp::now();
-        match (check_token(Some(member), cluster, token, now), &member.spec.join) {
+        match (
+            check_token(Some(member), cluster, token, now),
+            &member.spec.join,
+        ) {
             (Ok((member, join)), _) => {
                 let (signed, record) = self.sign(member, cluster, request)?;
                 let redeemed = redeem(member, cluster, join, record, now)?;
                 // A join is a new beginning: what was given up before means nothing any more.
                 let identity = json!({"keys": redeemed.keys, "retired": null});
                 // It may also be another cluster that joins now.
-                let status = json!({"tokens": redeemed.tokens, "identity": identity, "clusterUid": null});
-                Ok(PlannedWrite { status, answer: Ok(signed) })
+                let status =
+                    json!({"tokens": redeemed.tokens, "identity": identity, "clusterUid": null});
+                Ok(PlannedWrite {
+                    status,
+                    answer: Ok(signed),
+                })
             }
             (Err(refusal @ JoinRefusal::WrongSecret(_)), Some(join)) => {
                 let (tokens, count) = wronged(member, join, now);
                 tracing::warn!(%cluster, token = token.id(), count, "a wrong secret of a token; with {WRONG_SECRETS} it is burnt");
-                Ok(PlannedWrite { status: json!({"tokens": tokens}), answer: Err(refusal) })
+                Ok(PlannedWrite {
+                    status: json!({"tokens": tokens}),
+                    answer: Err(refusal),
+                })
             }
             (Err(refusal), _) => Err(refusal.into()),
         }
@@ -266,7 +305,10 @@ impl Registrar {
         let SpiffeId::Cluster { cluster, .. } = &peer.id else {
             return Err(Status::unauthenticated("the certificate is not a member's"));
         };
-        match self.try_renew(cluster, peer, &request.certificate_request).await {
+        match self
+            .try_renew(cluster, peer, &request.certificate_request)
+            .await
+        {
             Ok(signed) => {
                 tracing::info!(%cluster, key = %signed.key, "a cluster renewed its certificate");
                 Ok(self.response(signed))
@@ -294,8 +336,16 @@ impl Registrar {
             let limit = self.lives.expired_renewal;
             let member = admit_renewal(member.as_ref(), &identity.hub_id, peer, limit, now)?;
             let (signed, record) = self.sign(member, cluster, request)?;
-            let keys = renewed(crate::membership::decide::keys(member), &peer.key, record, now);
-            if self.record(member, cluster, json!({"identity": {"keys": keys}})).await? {
+            let keys = renewed(
+                crate::membership::decide::keys(member),
+                &peer.key,
+                record,
+                now,
+            );
+            if self
+                .record(member, cluster, json!({"identity": {"keys": keys}}))
+                .await?
+            {
                 return Ok(signed);
             }
         }
@@ -304,22 +354,38 @@ impl Registrar {
 
     /// Writes down that somebody came with a key that its member gave up. Best effort: he will come again.
     pub async fn retired_key_seen(&self, refusal: &JoinRefusal, peer: &PeerCertificate) {
-        let JoinRefusal::RetiredKey(cluster) = refusal else { return };
+        let JoinRefusal::RetiredKey(cluster) = refusal else {
+            return;
+        };
         tracing::error!(%cluster, key = %peer.key, "a key that was given up was used: somebody may have a copy of it");
         for _ in 0..TRIES {
-            let Ok(Some(member)) = self.member(cluster).await else { return };
-            let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
-            let noted = identity
-                .and_then(|identity| crate::membership::keys::seen(identity, &peer.key.to_string(), Timestamp::now()));
+            let Ok(Some(member)) = self.member(cluster).await else {
+                return;
+            };
+            let identity = member
+                .status
+                .as_ref()
+                .and_then(|status| status.identity.as_ref());
+            let noted = identity.and_then(|identity| {
+                crate::membership::keys::seen(identity, &peer.key.to_string(), Timestamp::now())
+            });
             let Some(noted) = noted else { return };
-            if !matches!(self.record(&member, cluster, json!({"identity": noted})).await, Ok(false)) {
+            if !matches!(
+                self.record(&member, cluster, json!({"identity": noted}))
+                    .await,
+                Ok(false)
+            ) {
                 return;
             }
         }
     }
 
     async fn member(&self, cluster: &str) -> Result<Option<MemberCluster>, ApiError> {
-        within(format!("read MemberCluster {cluster}"), self.members.get_opt(cluster)).await
+        within(
+            format!("read MemberCluster {cluster}"),
+            self.members.get_opt(cluster),
+        )
+        .await
     }
 
     fn sign(
@@ -331,24 +397,46 @@ impl Registrar {
         let uid = member.metadata.uid.as_deref().unwrap_or_default();
         let now = SystemTime::now();
         let identity = self.authorities.identity();
-        let signed =
-            identity.authority.sign_member(request, &identity.hub_id, cluster, uid, now, self.lives.certificate)?;
+        let signed = identity.authority.sign_member(
+            request,
+            &identity.hub_id,
+            cluster,
+            uid,
+            now,
+            self.lives.certificate,
+        )?;
         // Seconds, as the API server stores and the certificate says.
-        let time = |time: SystemTime| Timestamp::try_from(time).and_then(|t| Timestamp::from_second(t.as_second()));
+        let time = |time: SystemTime| {
+            Timestamp::try_from(time).and_then(|t| Timestamp::from_second(t.as_second()))
+        };
         let (issued, end) = (time(now), time(signed.not_after));
-        let (Ok(issued), Ok(end)) = (issued, end) else { return Err(IdentityError::AuthorityExpired) };
+        let (Ok(issued), Ok(end)) = (issued, end) else {
+            return Err(IdentityError::AuthorityExpired);
+        };
         let record = KeyRecord {
-            authority: Some(Fingerprint::of_authority(identity.authority.certificate()).to_string()),
+            authority: Some(
+                Fingerprint::of_authority(identity.authority.certificate()).to_string(),
+            ),
             ..key_record(signed.key, issued, end)
         };
         Ok((signed, record))
     }
 
     /// Writes to the status of exactly the object that was read; `false`: it has changed since.
-    async fn record(&self, member: &MemberCluster, cluster: &str, status: Value) -> Result<bool, ApiError> {
+    async fn record(
+        &self,
+        member: &MemberCluster,
+        cluster: &str,
+        status: Value,
+    ) -> Result<bool, ApiError> {
         let (version, uid) = (&member.metadata.resource_version, &member.metadata.uid);
-        let patch = Patch::Merge(json!({"metadata": {"resourceVersion": version, "uid": uid}, "status": status}));
-        let params = PatchParams { field_manager: Some("runnel-hub".to_owned()), ..PatchParams::default() };
+        let patch = Patch::Merge(
+            json!({"metadata": {"resourceVersion": version, "uid": uid}, "status": status}),
+        );
+        let params = PatchParams {
+            field_manager: Some("runnel-hub".to_owned()),
+            ..PatchParams::default()
+        };
         let call = self.members.patch_status(cluster, &params, &patch);
         match within(format!("record the key of MemberCluster {cluster}"), call).await {
             Ok(_) => Ok(true),
@@ -367,7 +455,9 @@ impl Registrar {
 
 fn check_length(request: &[u8]) -> Result<(), Status> {
     if request.len() > REQUEST_LIMIT {
-        return Err(Status::invalid_argument("the certificate request is too long"));
+        return Err(Status::invalid_argument(
+            "the certificate request is too long",
+        ));
     }
     Ok(())
 }

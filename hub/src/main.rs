@@ -26,7 +26,11 @@ fn main() -> ExitCode {
 /// Help and version succeed; wrong usage ends with 1, as every other unusable input.
 fn usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
-    if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if error.use_stderr() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 #[tokio::main]

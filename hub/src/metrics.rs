@@ -24,11 +24,14 @@ use runnel_proto::{closed_list, wire};
 pub use state::StateCollector;
 
 /// From a few milliseconds, as on one machine, to the minutes of a member that is hardly reachable.
-const DELIVERY_BUCKETS: [f64; 14] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+const DELIVERY_BUCKETS: [f64; 14] = [
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+];
 
 /// The same of all clusters of a rule together, to the hour that waves of a rollout take. Few, as there is one series of each for
 /// every rule that is edited.
-const RULE_DELIVERY_BUCKETS: [f64; 10] = [0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0];
+const RULE_DELIVERY_BUCKETS: [f64; 10] =
+    [0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FrameLabels {
@@ -112,21 +115,45 @@ impl HubMetrics {
     /// Registers the counters.
     pub fn register(registry: &mut Registry) -> Arc<Self> {
         let metrics = Self::default();
-        registry.register("runnel_hub_sessions", "Agents connected", metrics.sessions.clone());
-        let help = "What peers were refused, or had to wait for, because they took too much, by limit";
+        registry.register(
+            "runnel_hub_sessions",
+            "Agents connected",
+            metrics.sessions.clone(),
+        );
+        let help =
+            "What peers were refused, or had to wait for, because they took too much, by limit";
         registry.register("runnel_hub_peer_limits", help, metrics.limits.clone());
-        registry.register("runnel_hub_refused_intents", "Items that agents refused", metrics.refusals.clone());
-        registry.register("runnel_hub_frames_sent", "Frames sent to agents", metrics.frames.clone());
-        registry.register("runnel_hub_frame_bytes_sent", "Bytes of frames sent, before TLS", metrics.bytes.clone());
+        registry.register(
+            "runnel_hub_refused_intents",
+            "Items that agents refused",
+            metrics.refusals.clone(),
+        );
+        registry.register(
+            "runnel_hub_frames_sent",
+            "Frames sent to agents",
+            metrics.frames.clone(),
+        );
+        registry.register(
+            "runnel_hub_frame_bytes_sent",
+            "Bytes of frames sent, before TLS",
+            metrics.bytes.clone(),
+        );
         registry.register(
             "runnel_hub_payload_bytes_sent",
             "Bytes of payloads sent, as compressed",
             metrics.payload.clone(),
         );
-        registry.register("runnel_hub_intents_sent", "Intents sent with their payload", metrics.upserts.clone());
-        registry.register("runnel_hub_tombstones_sent", "Orders to remove sent", metrics.tombstones.clone());
-        let help =
-            "From a source's new version in the hub's watch until a connected cluster has applied all copies of it";
+        registry.register(
+            "runnel_hub_intents_sent",
+            "Intents sent with their payload",
+            metrics.upserts.clone(),
+        );
+        registry.register(
+            "runnel_hub_tombstones_sent",
+            "Orders to remove sent",
+            metrics.tombstones.clone(),
+        );
+        let help = "From a source's new version in the hub's watch until a connected cluster has applied all copies of it";
         registry.register("runnel_delivery_seconds", help, metrics.delivery.clone());
         Arc::new(metrics)
     }
@@ -134,13 +161,21 @@ impl HubMetrics {
     /// A peer has reached a limit, so many times.
     pub fn limited(&self, limit: PeerLimit, times: u64) {
         if times > 0 {
-            self.limits.get_or_create(&LimitLabels { limit: limit.as_str() }).inc_by(times);
+            self.limits
+                .get_or_create(&LimitLabels {
+                    limit: limit.as_str(),
+                })
+                .inc_by(times);
         }
     }
 
     /// How often a limit was reached.
     pub fn times_limited(&self, limit: PeerLimit) -> u64 {
-        self.limits.get_or_create(&LimitLabels { limit: limit.as_str() }).get()
+        self.limits
+            .get_or_create(&LimitLabels {
+                limit: limit.as_str(),
+            })
+            .get()
     }
 
     /// Agents refused so many items of what they were sent.
@@ -161,20 +196,26 @@ impl HubMetrics {
     /// An edit of a source has been applied in the last cluster of a rule.
     pub fn rule_delivered(&self, rule: &RuleUid, took: Duration) {
         let mut rules = self.rules.lock();
-        let histogram = rules.entry(rule.clone()).or_insert_with(|| Histogram::new(RULE_DELIVERY_BUCKETS));
+        let histogram = rules
+            .entry(rule.clone())
+            .or_insert_with(|| Histogram::new(RULE_DELIVERY_BUCKETS));
         histogram.observe(took.as_secs_f64());
     }
 
     /// The same of several.
     pub fn rules_delivered(&self, took: Vec<(RuleUid, Duration)>) {
-        took.into_iter().for_each(|(rule, took)| self.rule_delivered(&rule, took));
+        took.into_iter()
+            .for_each(|(rule, took)| self.rule_delivered(&rule, took));
     }
 
     /// What edits of each rule took until its last cluster had them. Those of rules that are not known are forgotten.
     fn rule_deliveries(&self, is_known: impl Fn(&RuleUid) -> bool) -> Vec<(RuleUid, Histogram)> {
         let mut rules = self.rules.lock();
         rules.retain(|uid, _| is_known(uid));
-        rules.iter().map(|(uid, histogram)| (uid.clone(), histogram.clone())).collect()
+        rules
+            .iter()
+            .map(|(uid, histogram)| (uid.clone(), histogram.clone()))
+            .collect()
     }
 
     /// A frame goes out.
@@ -191,14 +232,23 @@ impl HubMetrics {
             HubFrame::Inspect(_) => "inspect",
             HubFrame::PreviewRequest(_) => "preview",
         };
-        self.frames.get_or_create(&FrameLabels { frame: name }).inc();
+        self.frames
+            .get_or_create(&FrameLabels { frame: name })
+            .inc();
         self.bytes.inc_by(wire.encoded_len() as u64);
-        let HubFrame::Batch(batch) = frame else { return };
+        let HubFrame::Batch(batch) = frame else {
+            return;
+        };
         for delta in &batch.rules {
             self.upserts.inc_by(delta.upserts.len() as u64);
-            let payload: usize = delta.upserts.iter().map(|intent| intent.payload.bytes().len()).sum();
+            let payload: usize = delta
+                .upserts
+                .iter()
+                .map(|intent| intent.payload.bytes().len())
+                .sum();
             self.payload.inc_by(payload as u64);
-            self.tombstones.inc_by(delta.tombstones.len() as u64 + u64::from(delta.removal.is_some()));
+            self.tombstones
+                .inc_by(delta.tombstones.len() as u64 + u64::from(delta.removal.is_some()));
         }
     }
 }

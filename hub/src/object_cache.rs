@@ -18,7 +18,9 @@ use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
 /// One of the two kinds of rules.
-pub trait RuleKind: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {
+pub trait RuleKind:
+    Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static
+{
     /// The kind's plural.
     const RESOURCE: &'static str;
     /// Reads the rule; `None` for an object that no API server gives out.
@@ -160,7 +162,8 @@ impl ObjectCache {
         let known = rules.get(&uid);
         let doubtful = known.is_some_and(|known| known.doubtful);
         object.writing = known.is_some_and(|known| known.writing);
-        let stands = |known: &&RuleObject| !doubtful && (leads || known.written_version > object.version());
+        let stands =
+            |known: &&RuleObject| !doubtful && (leads || known.written_version > object.version());
         if let Some(known) = known.filter(stands) {
             let is_newer = object.version() > known.written_version;
             let seen = std::mem::replace(&mut object.status, known.status.clone());
@@ -173,7 +176,9 @@ impl ObjectCache {
 
     /// Whether somebody else has replaced the status that this process wrote.
     pub fn is_replaced(&self, uid: &RuleUid) -> bool {
-        self.with_rule(uid, |known| known.is_some_and(|known| known.replaced.is_some() && !known.writing))
+        self.with_rule(uid, |known| {
+            known.is_some_and(|known| known.replaced.is_some() && !known.writing)
+        })
     }
 
     /// A write of a rule's status begins, or has failed.
@@ -187,13 +192,18 @@ impl ObjectCache {
     pub fn mark_rules_stale<K: RuleKind>(&self) {
         let kind = K::kind(&());
         let mut rules = self.rules.lock();
-        rules.values_mut().filter(|object| object.api.kind == kind).for_each(|object| object.doubtful = true);
+        rules
+            .values_mut()
+            .filter(|object| object.api.kind == kind)
+            .for_each(|object| object.doubtful = true);
     }
 
     /// A rule's status was written; `version` is what it got. Returns whether somebody else has replaced it already.
     pub fn wrote_rule(&self, uid: &RuleUid, status: RuleStatus, version: Option<String>) -> bool {
         let mut rules = self.rules.lock();
-        let Some(known) = rules.get_mut(uid) else { return false };
+        let Some(known) = rules.get_mut(uid) else {
+            return false;
+        };
         known.status = status;
         known.written_version = version_number(version.as_deref());
         (known.doubtful, known.writing) = (false, false);
@@ -234,7 +244,11 @@ impl ObjectCache {
     /// The rules that are being deleted.
     pub fn deleting(&self) -> Vec<RuleUid> {
         let rules = self.rules.lock();
-        rules.iter().filter(|(_, object)| object.deleting).map(|(uid, _)| uid.clone()).collect()
+        rules
+            .iter()
+            .filter(|(_, object)| object.deleting)
+            .map(|(uid, _)| uid.clone())
+            .collect()
     }
 
     /// The known rules of a kind that are not among these.
@@ -242,30 +256,47 @@ impl ObjectCache {
         let kind = K::kind(&());
         let rules = self.rules.lock();
         // Of one that is gone for certain no list speaks.
-        let known = rules.iter().filter(|(_, object)| object.api.kind == kind && !object.is_gone);
+        let known = rules
+            .iter()
+            .filter(|(_, object)| object.api.kind == kind && !object.is_gone);
         let gone = known.filter(|(uid, _)| !seen.contains(*uid));
         gone.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// A list of the members begins.
     pub fn mark_members_stale(&self) {
-        self.members.lock().values_mut().for_each(|known| known.doubtful = true);
+        self.members
+            .lock()
+            .values_mut()
+            .for_each(|known| known.doubtful = true);
         self.gone.lock().clear();
     }
 
     /// A member was seen or written. Returns false, and changes nothing, if a later version is known beyond doubt, or that it
     /// is gone.
     pub fn set_member(&self, name: ClusterName, object: MemberCluster) -> bool {
-        let version = |object: &MemberCluster| version_number(object.metadata.resource_version.as_deref());
+        let version =
+            |object: &MemberCluster| version_number(object.metadata.resource_version.as_deref());
         let mut members = self.members.lock();
-        if object.metadata.uid.as_ref().is_some_and(|uid| self.gone.lock().contains(uid)) {
+        if object
+            .metadata
+            .uid
+            .as_ref()
+            .is_some_and(|uid| self.gone.lock().contains(uid))
+        {
             return false;
         }
         let known = members.get(&name).filter(|known| !known.doubtful);
         if known.is_some_and(|known| version(&known.object) > version(&object)) {
             return false;
         }
-        members.insert(name, MemberObject { object: Arc::new(object), doubtful: false });
+        members.insert(
+            name,
+            MemberObject {
+                object: Arc::new(object),
+                doubtful: false,
+            },
+        );
         self.member_changes.fetch_add(1, Ordering::AcqRel);
         true
     }
@@ -286,19 +317,29 @@ impl ObjectCache {
     }
 
     /// Looks at a member without copying it.
-    pub fn with_member<V>(&self, name: &ClusterName, look: impl FnOnce(Option<&MemberCluster>) -> V) -> V {
+    pub fn with_member<V>(
+        &self,
+        name: &ClusterName,
+        look: impl FnOnce(Option<&MemberCluster>) -> V,
+    ) -> V {
         look(self.members.lock().get(name).map(|known| &*known.object))
     }
 
     /// Looks at each member.
     pub fn each_member(&self, look: impl FnMut(&MemberCluster)) {
-        self.members.lock().values().map(|known| &*known.object).for_each(look);
+        self.members
+            .lock()
+            .values()
+            .map(|known| &*known.object)
+            .for_each(look);
     }
 
     /// A member is gone, and does not come back before the next list.
     pub fn remove_member(&self, name: &ClusterName) {
         let mut members = self.members.lock();
-        let uid = members.remove(name).and_then(|known| known.object.metadata.uid.clone());
+        let uid = members
+            .remove(name)
+            .and_then(|known| known.object.metadata.uid.clone());
         self.member_changes.fetch_add(1, Ordering::AcqRel);
         let mut gone = self.gone.lock();
         gone.extend(uid);
@@ -308,7 +349,10 @@ impl ObjectCache {
 
     /// A member, if it is there.
     pub fn member(&self, name: &ClusterName) -> Option<Arc<MemberCluster>> {
-        self.members.lock().get(name).map(|known| known.object.clone())
+        self.members
+            .lock()
+            .get(name)
+            .map(|known| known.object.clone())
     }
 
     /// The known members.
@@ -320,7 +364,9 @@ impl ObjectCache {
     pub fn members_not_in(&self, seen: &BTreeSet<ClusterName>) -> Vec<(ClusterName, bool)> {
         let members = self.members.lock();
         let missing = members.iter().filter(|(name, _)| !seen.contains(*name));
-        missing.map(|(name, known)| (name.clone(), known.doubtful)).collect()
+        missing
+            .map(|(name, known)| (name.clone(), known.doubtful))
+            .collect()
     }
 }
 
@@ -346,30 +392,47 @@ mod tests {
             "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
             "status": {"observedGeneration": generation},
         });
-        RuleObject::of(&serde_json::from_value::<DistributionRule>(object).unwrap(), true)
+        RuleObject::of(
+            &serde_json::from_value::<DistributionRule>(object).unwrap(),
+            true,
+        )
     }
 
     #[test]
     fn a_list_that_begins_later_is_believed_whatever_its_versions() {
         let (object_cache, name) = (ObjectCache::default(), ClusterName::from("eu-1"));
         let version = object_cache.members_version();
-        assert!(object_cache.set_member(name.clone(), member(90)) && object_cache.members_version() > version);
+        assert!(
+            object_cache.set_member(name.clone(), member(90))
+                && object_cache.members_version() > version
+        );
         let version = object_cache.members_version();
-        assert!(!object_cache.set_member(name.clone(), member(40)) && object_cache.members_version() == version);
+        assert!(
+            !object_cache.set_member(name.clone(), member(40))
+                && object_cache.members_version() == version
+        );
         // The API server was restored from a backup.
         object_cache.mark_members_stale();
         assert!(object_cache.set_member(name.clone(), member(40)));
         assert!(
-            !object_cache.set_member(name.clone(), member(39)) && object_cache.set_member(name.clone(), member(41))
+            !object_cache.set_member(name.clone(), member(39))
+                && object_cache.set_member(name.clone(), member(41))
         );
         // What was taken in since the list began is newer than what it shows.
         object_cache.mark_members_stale();
         assert!(
-            object_cache.set_member(name.clone(), member(43)) && !object_cache.set_member(name.clone(), member(42))
+            object_cache.set_member(name.clone(), member(43))
+                && !object_cache.set_member(name.clone(), member(42))
         );
-        assert_eq!(object_cache.members_not_in(&BTreeSet::new()), [(name.clone(), false)]);
+        assert_eq!(
+            object_cache.members_not_in(&BTreeSet::new()),
+            [(name.clone(), false)]
+        );
         object_cache.mark_members_stale();
-        assert_eq!(object_cache.members_not_in(&BTreeSet::new()), [(name.clone(), true)]);
+        assert_eq!(
+            object_cache.members_not_in(&BTreeSet::new()),
+            [(name.clone(), true)]
+        );
         assert!(object_cache.members_not_in(&[name].into()).is_empty());
     }
 
@@ -381,7 +444,10 @@ mod tests {
         object_cache.remove_member(&name);
         assert!(object_cache.members_version() > version);
         // A write of before, whose answer is read now.
-        assert!(!object_cache.set_member(name.clone(), member(91)) && object_cache.member(&name).is_none());
+        assert!(
+            !object_cache.set_member(name.clone(), member(91))
+                && object_cache.member(&name).is_none()
+        );
         let mut relist = member(92);
         relist.metadata.uid = Some("u2".to_owned());
         assert!(object_cache.set_member(name.clone(), relist));
@@ -400,11 +466,23 @@ mod tests {
         // The watch is behind the write.
         assert!(!object_cache.set_rule(uid.clone(), rule(85, 4), true));
         let known = object_cache.rule(&uid).unwrap();
-        assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("90"), Some(5)));
+        assert_eq!(
+            (
+                known.newest_version().as_deref(),
+                known.status.observed_generation
+            ),
+            (Some("90"), Some(5))
+        );
         object_cache.mark_rules_stale::<DistributionRule>();
         assert!(object_cache.set_rule(uid.clone(), rule(40, 2), true));
         let known = object_cache.rule(&uid).unwrap();
-        assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("40"), Some(2)));
+        assert_eq!(
+            (
+                known.newest_version().as_deref(),
+                known.status.observed_generation
+            ),
+            (Some("40"), Some(2))
+        );
     }
 
     #[test]
@@ -413,9 +491,12 @@ mod tests {
         object_cache.set_rule(uid.clone(), rule(80, 3), true);
         object_cache.set_rule(uid.clone(), rule(81, 99), true);
         assert!(
-            object_cache.is_replaced(&uid) && object_cache.rule(&uid).unwrap().status.observed_generation == Some(3)
+            object_cache.is_replaced(&uid)
+                && object_cache.rule(&uid).unwrap().status.observed_generation == Some(3)
         );
-        let written = |version: u32, generation| (rule(version, generation).status, Some(version.to_string()));
+        let written = |version: u32, generation| {
+            (rule(version, generation).status, Some(version.to_string()))
+        };
         // The watch shows the write before its answer is read.
         object_cache.writes_rule(&uid, true);
         object_cache.set_rule(uid.clone(), rule(90, 5), true);
@@ -443,7 +524,8 @@ mod tests {
         // Whoever does not lead believes what it sees.
         object_cache.set_rule(uid.clone(), rule(96, 7), false);
         assert!(
-            !object_cache.is_replaced(&uid) && object_cache.rule(&uid).unwrap().status.observed_generation == Some(7)
+            !object_cache.is_replaced(&uid)
+                && object_cache.rule(&uid).unwrap().status.observed_generation == Some(7)
         );
     }
 }

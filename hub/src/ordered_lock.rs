@@ -61,7 +61,10 @@ impl<T, const RANK: u8> OrderedMutex<T, RANK> {
     /// Waits for the lock.
     pub fn lock(&self) -> Ordered<MutexGuard<'_, T>> {
         let taken_rank = LockRank::rank(RANK);
-        Ordered { guard: self.0.lock(), _rank: taken_rank }
+        Ordered {
+            guard: self.0.lock(),
+            _rank: taken_rank,
+        }
     }
 }
 
@@ -74,13 +77,19 @@ impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
     /// Waits until nobody writes.
     pub fn read(&self) -> Ordered<RwLockReadGuard<'_, T>> {
         let taken_rank = LockRank::rank(RANK);
-        Ordered { guard: self.0.read(), _rank: taken_rank }
+        Ordered {
+            guard: self.0.read(),
+            _rank: taken_rank,
+        }
     }
 
     /// Waits until nobody reads or writes.
     pub fn write(&self) -> Ordered<RwLockWriteGuard<'_, T>> {
         let taken_rank = LockRank::rank(RANK);
-        Ordered { guard: self.0.write(), _rank: taken_rank }
+        Ordered {
+            guard: self.0.write(),
+            _rank: taken_rank,
+        }
     }
 }
 
@@ -112,7 +121,10 @@ impl LockRank {
     fn rank(rank: u8) -> Self {
         LOCKED_RANKS.with_borrow_mut(|taken_rank| {
             let highest = taken_rank.iter().max().copied().unwrap_or_default();
-            assert!(highest < rank, "a lock of rank {rank} is taken under one of rank {highest}");
+            assert!(
+                highest < rank,
+                "a lock of rank {rank} is taken under one of rank {highest}"
+            );
             taken_rank.push(rank);
         });
         Self(rank)
@@ -147,7 +159,10 @@ mod tests {
 
     #[test]
     fn locks_are_taken_in_the_order_of_their_ranks() {
-        let (index, session) = (OrderedRwLock::<_, INDEX>::new(1), OrderedMutex::<_, SESSION>::new(2));
+        let (index, session) = (
+            OrderedRwLock::<_, INDEX>::new(1),
+            OrderedMutex::<_, SESSION>::new(2),
+        );
         for _ in 0..2 {
             let (read, locked) = (index.read(), session.lock());
             assert_eq!((*read, *locked), (1, 2));
@@ -162,7 +177,10 @@ mod tests {
     #[test]
     #[should_panic(expected = "a lock of rank 4 is taken under one of rank 5")]
     fn wrong_order_is_found_without_a_second_thread() {
-        let (index, session) = (OrderedRwLock::<_, INDEX>::new(1), OrderedMutex::<_, SESSION>::new(2));
+        let (index, session) = (
+            OrderedRwLock::<_, INDEX>::new(1),
+            OrderedMutex::<_, SESSION>::new(2),
+        );
         let _session = session.lock();
         let _index = index.read();
     }

@@ -50,7 +50,10 @@ impl RelistBarrier {
 
     /// The round that is on and its changes, and the renewals.
     pub fn subscribe(&self) -> RelistSubscription {
-        RelistSubscription { asked: self.asked.subscribe(), renewed: self.renewed.subscribe() }
+        RelistSubscription {
+            asked: self.asked.subscribe(),
+            renewed: self.renewed.subscribe(),
+        }
     }
 
     /// A watch has delivered the list of this round, or was refused in it.
@@ -62,7 +65,9 @@ impl RelistBarrier {
     pub fn have_all(&self, watches: impl IntoIterator<Item = Watched>) -> bool {
         let round = *self.asked.borrow();
         let done = self.done.lock();
-        watches.into_iter().all(|watched| done.get(&watched) == Some(&round))
+        watches
+            .into_iter()
+            .all(|watched| done.get(&watched) == Some(&round))
     }
 }
 

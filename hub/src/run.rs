@@ -24,7 +24,9 @@ use runnel_hub::object_cache::ObjectCache;
 use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
 use runnel_hub::watch;
-use runnel_hub::writer::{FleetWriter, RemovalRecorder, RollbackStore, WAITING, Writer, publish_events};
+use runnel_hub::writer::{
+    FleetWriter, RemovalRecorder, RollbackStore, WAITING, Writer, publish_events,
+};
 use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::PlaceState;
 use runnel_hub_core::plan::Scope;
@@ -56,7 +58,11 @@ type Tasks = JoinSet<(&'static str, anyhow::Result<()>)>;
 pub async fn run(options: Run) -> anyhow::Result<()> {
     let signals = Signals::install().context("cannot catch signals")?;
     let shutdown = CancellationToken::new();
-    let times = (options.lease_duration, options.renew_deadline, options.retry_period);
+    let times = (
+        options.lease_duration,
+        options.renew_deadline,
+        options.retry_period,
+    );
     let timing = Timing::new(times.0, times.1, times.2)?;
     let listener = ops::bind(options.listen, "--listen").await?;
     let replicas = match options.replica_listen {
@@ -151,35 +157,66 @@ async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<C
     let name = HeaderValue::from_static(concat!("runnel-hub/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
     let builder = ClientBuilder::try_from(config);
-    let builder = builder.context("cannot make a client from the kubeconfig: check its certificates")?;
+    let builder =
+        builder.context("cannot make a client from the kubeconfig: check its certificates")?;
     Ok(builder.with_layer(watches).build())
 }
 
 /// Whether the kubeconfig's current cluster names a proxy of its own.
 fn proxy_of(file: &Kubeconfig) -> bool {
-    let current = file.contexts.iter().find(|context| Some(&context.name) == file.current_context.as_ref());
-    let cluster = current.and_then(|context| context.context.as_ref()).map(|context| &context.cluster);
-    let cluster = file.clusters.iter().find(|known| Some(&known.name) == cluster);
-    cluster.and_then(|known| known.cluster.as_ref()).is_some_and(|cluster| cluster.proxy_url.is_some())
+    let current = file
+        .contexts
+        .iter()
+        .find(|context| Some(&context.name) == file.current_context.as_ref());
+    let cluster = current
+        .and_then(|context| context.context.as_ref())
+        .map(|context| &context.cluster);
+    let cluster = file
+        .clusters
+        .iter()
+        .find(|known| Some(&known.name) == cluster);
+    cluster
+        .and_then(|known| known.cluster.as_ref())
+        .is_some_and(|cluster| cluster.proxy_url.is_some())
 }
 
 /// Why a kubeconfig cannot be used. Of the cause only the first line: the others quote the file, which holds
 /// credentials.
 fn unusable(path: &Path, cause: &dyn std::fmt::Display) -> anyhow::Error {
-    let cause = cause.to_string().lines().next().unwrap_or_default().to_owned();
-    anyhow!("the kubeconfig {} cannot be used ({cause}): check --kubeconfig", path.display())
+    let cause = cause
+        .to_string()
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    anyhow!(
+        "the kubeconfig {} cannot be used ({cause}): check --kubeconfig",
+        path.display()
+    )
 }
 
 /// The hub's identity and the hub cluster's uid; waits for an API server that is away.
 async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity, String)> {
     let namespace = &options.access.namespace;
     loop {
-        let loaded = ca::started(client, namespace, &options.advertise, options.authority_life).await;
+        let loaded = ca::started(
+            client,
+            namespace,
+            &options.advertise,
+            options.authority_life,
+        )
+        .await;
         match (loaded, watch::cluster_uid(client).await) {
             (Ok(identity), Ok(uid)) => return Ok((identity, uid)),
-            (Err(error @ (AuthorityError::Stored { .. } | AuthorityError::Identity(_))), _) => return Err(error.into()),
-            (Err(error), _) => tracing::error!(%error, "cannot get the hub's identity; trying again"),
-            (_, Err(why)) => tracing::error!(%why, "cannot read the namespace kube-system; trying again"),
+            (Err(error @ (AuthorityError::Stored { .. } | AuthorityError::Identity(_))), _) => {
+                return Err(error.into());
+            }
+            (Err(error), _) => {
+                tracing::error!(%error, "cannot get the hub's identity; trying again")
+            }
+            (_, Err(why)) => {
+                tracing::error!(%why, "cannot read the namespace kube-system; trying again")
+            }
         }
         tokio::time::sleep(AGAIN).await;
     }
@@ -194,7 +231,9 @@ async fn known_authorities(options: &Run, client: &Client) -> Option<TrustedAuth
                 tracing::error!(%error, "a change of the authority will break off members: upgrade the chart for the right");
                 return None;
             }
-            Err(error) => tracing::error!(%error, "cannot read the hub's authorities; trying again"),
+            Err(error) => {
+                tracing::error!(%error, "cannot read the hub's authorities; trying again")
+            }
         }
         tokio::time::sleep(AGAIN).await;
     }
@@ -209,7 +248,11 @@ async fn start(
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let readiness = Readiness::default();
-    let awaited = ["distributionrules", "clusterdistributionrules", "memberclusters"];
+    let awaited = [
+        "distributionrules",
+        "clusterdistributionrules",
+        "memberclusters",
+    ];
     let awaited = awaited.map(|part| Arc::new(Mutex::new(Some(readiness.wait_for(part)))));
     let serving_awaited = readiness.wait_for("sources");
     let mut registry = ops::registry("hub", env!("CARGO_PKG_VERSION"));
@@ -233,8 +276,10 @@ async fn start(
         revision_key: identity.revision_key.clone(),
     };
     let (hub_state, object_cache) = (HubState::new(settings), Arc::new(ObjectCache::default()));
-    let lives =
-        CertificateLifetimes { certificate: options.certificate_life, expired_renewal: options.expired_renewal_limit };
+    let lives = CertificateLifetimes {
+        certificate: options.certificate_life,
+        expired_renewal: options.expired_renewal_limit,
+    };
     let (events, waiting) = mpsc::channel(WAITING);
     let parts = Parts {
         client: client.clone(),
@@ -245,7 +290,8 @@ async fn start(
         events: events.clone(),
     };
     let ca_rotator = CaRotator::new(parts, identity, known);
-    let ca_rotator = ca_rotator.map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
+    let ca_rotator =
+        ca_rotator.map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
     let (tls, authorities) = (ca_rotator.tls(), ca_rotator.authorities());
     registry.register_collector(Box::new(StateCollector {
         hub_state: hub_state.clone(),
@@ -268,7 +314,8 @@ async fn start(
     let registry = Arc::new(registry);
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
-    let (connection_router, accepted) = ConnectionRouter::new(listener, replicas, hub_state.clone(), metrics.clone());
+    let (connection_router, accepted) =
+        ConnectionRouter::new(listener, replicas, hub_state.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", connection_router.run());
     let questions = Questions::new(
         hub_state.clone(),
@@ -276,7 +323,13 @@ async fn start(
         Reviewer::new(client.clone()),
         options.plan_account.clone(),
     );
-    let serve = serve(accepted, tls, (server, questions), (hub_state.clone(), metrics), shutdown.clone());
+    let serve = serve(
+        accepted,
+        tls,
+        (server, questions),
+        (hub_state.clone(), metrics),
+        shutdown.clone(),
+    );
     tasks.spawn(async move { ("server", serve.await) });
     forever(tasks, shutdown.clone(), "authorities", ca_rotator.run());
 
@@ -292,10 +345,19 @@ async fn start(
         tasks,
         stop(),
         "watch of members",
-        watch::watch_members(client.clone(), hub_state.clone(), object_cache.clone(), members),
+        watch::watch_members(
+            client.clone(),
+            hub_state.clone(),
+            object_cache.clone(),
+            members,
+        ),
     );
-    let watched =
-        watch::watch_rules::<DistributionRule>(client.clone(), hub_state.clone(), object_cache.clone(), rules);
+    let watched = watch::watch_rules::<DistributionRule>(
+        client.clone(),
+        hub_state.clone(),
+        object_cache.clone(),
+        rules,
+    );
     forever(tasks, stop(), "watch of rules", watched);
     let watched = watch::watch_rules::<ClusterDistributionRule>(
         client.clone(),
@@ -312,17 +374,38 @@ async fn start(
     forever(tasks, stop(), "watch of namespaces", namespaces);
     let definition = watch::watch_definition::<DistributionRule>(client.clone(), hub_state.clone());
     forever(tasks, stop(), "watch of the rules' definition", definition);
-    let definition = watch::watch_definition::<ClusterDistributionRule>(client.clone(), hub_state.clone());
-    forever(tasks, stop(), "watch of the cluster rules' definition", definition);
+    let definition =
+        watch::watch_definition::<ClusterDistributionRule>(client.clone(), hub_state.clone());
+    forever(
+        tasks,
+        stop(),
+        "watch of the cluster rules' definition",
+        definition,
+    );
     for kind in KINDS {
         for place in hub_state.settings.scope.places(kind.resource) {
             let watch = watch::watch_sources(client.clone(), hub_state.clone(), kind, place);
             forever(tasks, stop(), "watch of sources", watch);
         }
     }
-    forever(tasks, stop(), "reader", watch::read_sources(client.clone(), hub_state.clone()));
-    forever(tasks, stop(), "renderer", watch::render_rules(hub_state.clone()));
-    forever(tasks, stop(), "grace of vanished sources", watch::expire_deleted_sources(hub_state.clone()));
+    forever(
+        tasks,
+        stop(),
+        "reader",
+        watch::read_sources(client.clone(), hub_state.clone()),
+    );
+    forever(
+        tasks,
+        stop(),
+        "renderer",
+        watch::render_rules(hub_state.clone()),
+    );
+    forever(
+        tasks,
+        stop(),
+        "grace of vanished sources",
+        watch::expire_deleted_sources(hub_state.clone()),
+    );
     let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());
     let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
     let namespace = &options.access.namespace;
@@ -336,7 +419,12 @@ async fn start(
     let gate = until_known(hub_state.clone(), readiness, serving_awaited, known);
     forever(tasks, stop(), "readiness", gate);
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
-    forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
+    forever(
+        tasks,
+        stop(),
+        "events",
+        publish_events(client.clone(), instance, waiting),
+    );
     let recorder = RemovalRecorder::new(client.clone(), hub_state.clone(), object_cache.clone());
     forever(tasks, stop(), "recorder of removals", recorder.run());
     let overview = FleetWriter::new(client.clone(), hub_state.clone(), object_cache.clone());
@@ -344,7 +432,12 @@ async fn start(
     let slots = usize::from(options.rollback_storage);
     let store = RollbackStore::new(client.clone(), hub_state.clone(), slots);
     forever(tasks, stop(), "store of completed rollouts", store.run());
-    forever(tasks, stop(), "writer", Writer::new(client, hub_state, object_cache, events).run());
+    forever(
+        tasks,
+        stop(),
+        "writer",
+        Writer::new(client, hub_state, object_cache, events).run(),
+    );
     tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");
     Ok(())
 }
@@ -375,7 +468,11 @@ async fn until_known(
     let known = || {
         let listed = readiness.awaited().len() <= 1;
         let index = hub_state.index.read();
-        listed && index.needed_places().iter().all(|place| index.place(place) != PlaceState::Unwatched)
+        listed
+            && index
+                .needed_places()
+                .iter()
+                .all(|place| index.place(place) != PlaceState::Unwatched)
     };
     while !known() {
         hub_state.progress.notified().await;

@@ -24,7 +24,11 @@ const TRIES: usize = 3;
 ///
 /// # Errors
 /// One sentence that names what is wrong and what to do.
-pub async fn create(client: Client, namespace: &str, request: TokenRequest) -> anyhow::Result<String> {
+pub async fn create(
+    client: Client,
+    namespace: &str,
+    request: TokenRequest,
+) -> anyhow::Result<String> {
     let request = request.check()?;
     let mut identity = ca::load_or_create(&client, namespace).await?;
     if identity.addresses.is_empty() && !request.advertise.is_empty() {
@@ -48,7 +52,11 @@ pub struct Declared {
 ///
 /// # Errors
 /// One sentence that names what is wrong and what to do.
-pub async fn declare(client: Client, namespace: &str, request: TokenRequest) -> anyhow::Result<Declared> {
+pub async fn declare(
+    client: Client,
+    namespace: &str,
+    request: TokenRequest,
+) -> anyhow::Result<Declared> {
     let request = request.check()?;
     let identity = ca::load(&client, namespace).await?;
     let identity = identity.with_context(|| {
@@ -56,19 +64,34 @@ pub async fn declare(client: Client, namespace: &str, request: TokenRequest) -> 
     })?;
     let (join_string, join) = make(&request, &identity)?;
     let manifest = manifest::member_cluster(&request.cluster, request.labels, join)?;
-    Ok(Declared { join_string, manifest })
+    Ok(Declared {
+        join_string,
+        manifest,
+    })
 }
 
 /// A join string, and the join that it is good for.
 fn make(request: &Checked, identity: &HubIdentity) -> anyhow::Result<(String, Join)> {
     let addresses = addresses(request, identity)?;
     let token = Token::generate()?;
-    let expires_at = Timestamp::now().checked_add(request.ttl).context("--ttl is out of range: choose 1h")?;
+    let expires_at = Timestamp::now()
+        .checked_add(request.ttl)
+        .context("--ttl is out of range: choose 1h")?;
     // The API server keeps whole seconds.
     let expires_at = Time(Timestamp::from_second(expires_at.as_second())?);
-    let join = Join { token_hash: token.hash(), token_id: Some(token.id().to_owned()), expires_at };
+    let join = Join {
+        token_hash: token.hash(),
+        token_id: Some(token.id().to_owned()),
+        expires_at,
+    };
     let (hub, pin) = (identity.hub_id.clone(), identity.authority.pin());
-    let join_string = JoinString { addresses, hub, cluster: request.cluster.clone(), token, pin };
+    let join_string = JoinString {
+        addresses,
+        hub,
+        cluster: request.cluster.clone(),
+        token,
+        pin,
+    };
     Ok((join_string.encode(), join))
 }
 
@@ -90,27 +113,44 @@ async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<
     let api = Api::<MemberCluster>::all(client);
     let name = &request.cluster;
     for _ in 0..TRIES {
-        let present = within(format!("read MemberCluster {name}"), api.get_opt(name)).await.map_err(explained)?;
+        let present = within(format!("read MemberCluster {name}"), api.get_opt(name))
+            .await
+            .map_err(explained)?;
         let result = match present {
             Some(member) if member.metadata.deletion_timestamp.is_some() => {
                 bail!("cluster {name} is being deleted: wait until it is gone, then try again")
             }
             Some(member) => {
                 if !member.spec.accepted {
-                    tracing::warn!("cluster {name} can join only when its spec.accepted is set to true");
+                    tracing::warn!(
+                        "cluster {name} can join only when its spec.accepted is set to true"
+                    );
                 }
                 let metadata = json!({"labels": request.labels, "uid": member.metadata.uid});
                 let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"join": join}}));
-                let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let params = PatchParams {
+                    field_manager: Some(FIELD_MANAGER.to_owned()),
+                    ..PatchParams::default()
+                };
                 let call = api.patch(name, &params, &patch);
                 within(format!("update MemberCluster {name}"), call).await
             }
             None => {
-                let spec = MemberClusterSpec { join: Some(join.clone()), ..MemberClusterSpec::default() };
+                let spec = MemberClusterSpec {
+                    join: Some(join.clone()),
+                    ..MemberClusterSpec::default()
+                };
                 let mut member = MemberCluster::new(name, spec);
                 member.metadata.labels = Some(request.labels.clone());
-                let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-                within(format!("create MemberCluster {name}"), api.create(&params, &member)).await
+                let params = PostParams {
+                    field_manager: Some(FIELD_MANAGER.to_owned()),
+                    ..PostParams::default()
+                };
+                within(
+                    format!("create MemberCluster {name}"),
+                    api.create(&params, &member),
+                )
+                .await
             }
         };
         match result {
@@ -124,7 +164,9 @@ async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<
 
 fn explained(error: ApiError) -> anyhow::Error {
     let hint = match error.status().map(|status| status.code) {
-        Some(404) => "the custom resources of runnel.dev are not installed in this cluster: install the hub first",
+        Some(404) => {
+            "the custom resources of runnel.dev are not installed in this cluster: install the hub first"
+        }
         Some(401 | 403) => "you need to get, create and patch memberclusters.runnel.dev",
         _ => return error.into(),
     };

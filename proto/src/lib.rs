@@ -8,7 +8,14 @@
 //! - [`lease`]: who of several processes leads, by a Kubernetes Lease. Pure.
 //!
 //! The crate does no I/O and knows no clock; `runnel-transport` carries its messages.
-#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types, clippy::disallowed_macros))]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::disallowed_methods,
+        clippy::disallowed_types,
+        clippy::disallowed_macros
+    )
+)]
 
 pub mod convert;
 pub mod lease;
@@ -22,19 +29,26 @@ pub mod wire {
 
     impl std::fmt::Debug for Intent {
         fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            out.debug_struct("Intent").field("source", &self.source).field("size", &self.size).finish_non_exhaustive()
+            out.debug_struct("Intent")
+                .field("source", &self.source)
+                .field("size", &self.size)
+                .finish_non_exhaustive()
         }
     }
 
     impl std::fmt::Debug for SnapshotBegin {
         fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            out.debug_struct("SnapshotBegin").field("hub_id", &self.hub_id).finish_non_exhaustive()
+            out.debug_struct("SnapshotBegin")
+                .field("hub_id", &self.hub_id)
+                .finish_non_exhaustive()
         }
     }
 
     impl std::fmt::Debug for JoinRequest {
         fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            out.debug_struct("JoinRequest").field("cluster", &self.cluster).finish_non_exhaustive()
+            out.debug_struct("JoinRequest")
+                .field("cluster", &self.cluster)
+                .finish_non_exhaustive()
         }
     }
 }

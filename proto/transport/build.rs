@@ -4,6 +4,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../sync.proto");
     println!("cargo:rerun-if-changed=../query.proto");
     let descriptors = protox::compile(["sync.proto", "query.proto"], [".."])?;
-    tonic_prost_build::configure().extern_path(".runnel.v1", "::runnel_proto::wire").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .extern_path(".runnel.v1", "::runnel_proto::wire")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -19,13 +19,15 @@ use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::{Observed, Records};
 use runnel_api::{DistributionRule, RuleStatus};
 use runnel_hub_core::index::{Directive, Index};
-use runnel_hub_core::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters};
+use runnel_hub_core::plan::{
+    ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters,
+};
 use runnel_hub_core::session::Session;
 use runnel_hub_core::status::{Now, ReportStore, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
 use runnel_proto::model::{
-    Batch, ClusterName, Content, Counts, FAILURES_LIMIT, Failure, HubFrame, Intent, MESSAGE_LIMIT, Payload, Reason,
-    RuleDelta, RuleState, RuleUid, SourceRef,
+    Batch, ClusterName, Content, Counts, FAILURES_LIMIT, Failure, HubFrame, Intent, MESSAGE_LIMIT,
+    Payload, Reason, RuleDelta, RuleState, RuleUid, SourceRef,
 };
 use runnel_proto::wire;
 use runnel_tests::speed::text::noise;
@@ -52,7 +54,9 @@ fn planned(mut plan: RulePlan, sources: usize) -> RulePlan {
 /// A rule's plan from nothing.
 #[divan::bench(args = SIZES, sample_count = 10)]
 fn plan_of_all_sources(bencher: Bencher<'_, '_>, sources: usize) {
-    bencher.with_inputs(|| RulePlan::empty(&rule(0))).bench_values(|plan| planned(plan, sources));
+    bencher
+        .with_inputs(|| RulePlan::empty(&rule(0)))
+        .bench_values(|plan| planned(plan, sources));
 }
 
 fn edited(bencher: Bencher<'_, '_>, mut index: Index, rules: usize) {
@@ -94,7 +98,9 @@ fn shaped_edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
 #[divan::bench(args = SHAPED_SIZES, sample_count = 5, sample_size = 1)]
 fn shaped_rule_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     let mut index = shaped_index(clusters);
-    bencher.with_inputs(shaped_rule).bench_local_values(|rule| index.set_rule(rule));
+    bencher
+        .with_inputs(shaped_rule)
+        .bench_local_values(|rule| index.set_rule(rule));
 }
 
 /// The rule of number 0, which fills the name of the cluster into its copies.
@@ -114,8 +120,14 @@ fn shaped_rule() -> Rule {
 /// Content that differs by cluster once it is rendered: 1 KiB of text, and the name of the cluster.
 fn shaped_body(number: usize) -> SourceState {
     let data = json!({"value": format!("${{cluster.name}} {}", noise(number as u64, 1024))});
-    let content = Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() };
-    SourceState::Read(Arc::new(SourceContent::new(revision(number), Payload::encode(content.to_bytes()))))
+    let content = Content {
+        fields: BTreeMap::from([("data".to_owned(), data)]),
+        ..Content::default()
+    };
+    SourceState::Read(Arc::new(SourceContent::new(
+        revision(number),
+        Payload::encode(content.to_bytes()),
+    )))
 }
 
 /// One rule that renders 10 sources for each of so many clusters.
@@ -141,11 +153,18 @@ fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
     session.hello_done();
     let mut say = || {
         let index = index.borrow();
-        let assignment = index.rule(&uid).and_then(|entry| entry.assignment(&to)).expect("a share");
+        let assignment = index
+            .rule(&uid)
+            .and_then(|entry| entry.assignment(&to))
+            .expect("a share");
         session.update([(uid.clone(), Directive::Wanted(assignment))]);
         let mut sent = 0;
         while let Some(batch) = session.next_batch() {
-            sent += batch.rules.iter().map(|rule| rule.upserts.len()).sum::<usize>();
+            sent += batch
+                .rules
+                .iter()
+                .map(|rule| rule.upserts.len())
+                .sum::<usize>();
             session.ack(batch.nonce);
         }
         sent
@@ -165,25 +184,40 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
     let terms = rule(0).terms;
     let upserts = (0..intents).map(|number| {
         let (source, revision, payload) = (source(number), revision(number), payload(number));
-        Intent { source, revision, payload }
+        Intent {
+            source,
+            revision,
+            payload,
+        }
     });
     let delta = RuleDelta {
         terms: Some(((*terms.to_shared()).clone(), terms.digest)),
         upserts: upserts.collect(),
         ..RuleDelta::new(RuleUid::from("u0"))
     };
-    let frame = HubFrame::Batch(Batch { nonce: 1, rules: vec![delta] });
+    let frame = HubFrame::Batch(Batch {
+        nonce: 1,
+        rules: vec![delta],
+    });
     let bytes = hub_frame_to_wire(&frame).encode_to_vec();
-    let home = || Home { namespace: "runnel-system".to_owned(), cluster_uid: "member".to_owned() };
+    let home = || Home {
+        namespace: "runnel-system".to_owned(),
+        cluster_uid: "member".to_owned(),
+    };
     bencher.bench(|| {
         let frame = wire::HubFrame::decode(bytes.as_slice()).expect("a frame");
-        let (HubFrame::Batch(batch), refused) = hub_frame(frame).expect("a frame") else { return 0 };
+        let (HubFrame::Batch(batch), refused) = hub_frame(frame).expect("a frame") else {
+            return 0;
+        };
         let records = Records::default();
         let mut desired = Desired::new(home(), Arc::new(Policy::default()));
         desired.set_namespace(NAMESPACE, Some(Namespace::default()), &records);
         let looks = desired.take(batch, refused, &records).looks;
         let to_create = |copy: &&SourceRef| {
-            matches!(decide(&desired.want(copy, None), &Observed::Absent), Decision::Act(Action::Create))
+            matches!(
+                decide(&desired.want(copy, None), &Observed::Absent),
+                Decision::Act(Action::Create)
+            )
         };
         let created = looks.iter().filter(to_create).count();
         assert_eq!(created, intents);
@@ -205,20 +239,37 @@ fn status_fold_failing(bencher: Bencher<'_, '_>, clusters: usize) {
         copy: source(number),
         message: noise(number as u64, MESSAGE_LIMIT),
     };
-    folded(bencher, clusters, &(0..FAILURES_LIMIT).map(failure).collect::<Vec<_>>());
+    folded(
+        bencher,
+        clusters,
+        &(0..FAILURES_LIMIT).map(failure).collect::<Vec<_>>(),
+    );
 }
 
 fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
-    let (rule, plan, cluster_plans) = (rule(0), planned(RulePlan::empty(&rule(0)), 1), ClusterPlans::default());
+    let (rule, plan, cluster_plans) = (
+        rule(0),
+        planned(RulePlan::empty(&rule(0)), 1),
+        ClusterPlans::default(),
+    );
     let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
-    let chosen = names.iter().map(|name| (name.clone(), rule.terms.clone())).collect();
-    let target_clusters = TargetClusters { clusters: chosen, ..TargetClusters::default() };
+    let chosen = names
+        .iter()
+        .map(|name| (name.clone(), rule.terms.clone()))
+        .collect();
+    let target_clusters = TargetClusters {
+        clusters: chosen,
+        ..TargetClusters::default()
+    };
     let mut report_store = ReportStore::default();
     for name in &names {
         report_store.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);
     }
     let (previous, started) = (RuleStatus::default(), Instant::now());
-    let now = Now { instant: started + Duration::from_secs(60), wall: Timestamp::UNIX_EPOCH };
+    let now = Now {
+        instant: started + Duration::from_secs(60),
+        wall: Timestamp::UNIX_EPOCH,
+    };
     bencher.bench(|| {
         let view = View {
             rule: &rule,
@@ -257,7 +308,12 @@ fn state(rule: &Rule, plan: &RulePlan, failures: &[Failure]) -> RuleState {
         intents_digest: plan.digest,
         intents: 1,
         terms_digest: Some(rule.terms.digest),
-        counts: Counts { copies: 1, applied: 1 - failed, failed, ..Counts::default() },
+        counts: Counts {
+            copies: 1,
+            applied: 1 - failed,
+            failed,
+            ..Counts::default()
+        },
         failures: failures.to_vec(),
         ..RuleState::new("u0".into())
     }

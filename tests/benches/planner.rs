@@ -30,8 +30,12 @@ fn bare(bencher: Bencher<'_, '_>) {
     let sources: Vec<Labels> = (0..SOURCES).map(|number| labels(number % RULES)).collect();
     let wanted: Vec<Labels> = (0..RULES).map(labels).collect();
     bencher.bench(|| {
-        let pairs = wanted.iter().flat_map(|rule| sources.iter().map(move |source| (rule, source)));
-        pairs.filter(|(rule, source)| black_box(rule) == black_box(source)).count()
+        let pairs = wanted
+            .iter()
+            .flat_map(|rule| sources.iter().map(move |source| (rule, source)));
+        pairs
+            .filter(|(rule, source)| black_box(rule) == black_box(source))
+            .count()
     });
 }
 
@@ -39,7 +43,9 @@ fn bare(bencher: Bencher<'_, '_>) {
 #[divan::bench(sample_count = 10)]
 fn full(bencher: Bencher<'_, '_>) {
     let shown = shown(SOURCES, CLUSTERS, RULES);
-    bencher.with_inputs(|| shown.clone()).bench_values(planning::planned);
+    bencher
+        .with_inputs(|| shown.clone())
+        .bench_values(planning::planned);
 }
 
 /// One source is edited.
@@ -55,7 +61,9 @@ fn after_an_edit_of_a_source(bencher: Bencher<'_, '_>) {
 fn after_an_edit_of_a_rule(bencher: Bencher<'_, '_>) {
     let mut index = planned();
     let rule = rule(0);
-    bencher.with_inputs(|| rule.clone()).bench_local_values(|rule| index.set_rule(rule));
+    bencher
+        .with_inputs(|| rule.clone())
+        .bench_local_values(|rule| index.set_rule(rule));
 }
 
 /// One cluster is labelled anew.
@@ -66,7 +74,15 @@ fn after_a_label_of_a_cluster(bencher: Bencher<'_, '_>) {
     let labelled = bencher.with_inputs(|| {
         number += 1;
         let labels = BTreeMap::from([("n".to_owned(), number.to_string())]);
-        (cluster(7), Cluster { uid: "c7".to_owned(), accepted: true, labels, ..Cluster::default() })
+        (
+            cluster(7),
+            Cluster {
+                uid: "c7".to_owned(),
+                accepted: true,
+                labels,
+                ..Cluster::default()
+            },
+        )
     });
     labelled.bench_local_values(|(name, cluster)| index.set_cluster(name, cluster));
 }

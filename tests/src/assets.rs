@@ -15,7 +15,12 @@ use crate::progress::Progress;
 pub const KUBERNETES_VERSION: &str = "1.36.3";
 
 const BINARY: &str = "controlplane";
-const PARTS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"];
+const PARTS: [&str; 4] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kubectl",
+];
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/controlplane");
 const LINKER_FLAGS: &str = concat!(
     "-s -w",
@@ -48,7 +53,11 @@ impl Places {
     /// # Errors
     /// When no cache folder can be told.
     pub fn from_environment() -> Result<Self> {
-        Ok(Self { given: variable("KUBEBUILDER_ASSETS"), cache: user_cache()?.join("runnel"), go: "go".into() })
+        Ok(Self {
+            given: variable("KUBEBUILDER_ASSETS"),
+            cache: user_cache()?.join("runnel"),
+            go: "go".into(),
+        })
     }
 }
 
@@ -98,7 +107,9 @@ impl Assets {
 }
 
 pub(crate) fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+    std::env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
 }
 
 fn user_cache() -> Result<PathBuf> {
@@ -108,9 +119,14 @@ fn user_cache() -> Result<PathBuf> {
 }
 
 fn given(folder: &Path) -> Result<Assets> {
-    let missing: Vec<&str> = PARTS.into_iter().filter(|part| !folder.join(part).is_file()).collect();
+    let missing: Vec<&str> = PARTS
+        .into_iter()
+        .filter(|part| !folder.join(part).is_file())
+        .collect();
     if missing.is_empty() {
-        return Ok(Assets { folder: folder.to_owned() });
+        return Ok(Assets {
+            folder: folder.to_owned(),
+        });
     }
     bail!(
         "KUBEBUILDER_ASSETS={} has no {}: point it at a folder that has {}, or unset it to have them built with Go",
@@ -121,12 +137,16 @@ fn given(folder: &Path) -> Result<Assets> {
 }
 
 fn built(places: &Places) -> Result<Assets> {
-    let folder = places.cache.join(format!("{BINARY}-{}", fingerprint(&["main.go", "go.mod", "go.sum"])?));
+    let folder = places.cache.join(format!(
+        "{BINARY}-{}",
+        fingerprint(&["main.go", "go.mod", "go.sum"])?
+    ));
     let assets = Assets { folder };
     if assets.folder.is_dir() {
         return Ok(assets);
     }
-    fs::create_dir_all(&places.cache).with_context(|| format!("cannot create {}", places.cache.display()))?;
+    fs::create_dir_all(&places.cache)
+        .with_context(|| format!("cannot create {}", places.cache.display()))?;
     let _turn = wait_for_turn(&places.cache, BINARY, "the control plane")?;
     // Whoever had the turn before may have built it.
     if !assets.folder.is_dir() {
@@ -141,7 +161,8 @@ pub(crate) fn fingerprint(files: &[&str]) -> Result<String> {
     content.update(LINKER_FLAGS.as_bytes());
     for name in files {
         let path = Path::new(MODULE).join(name);
-        content.update(&fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
+        content
+            .update(&fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
     }
     Ok(HEXLOWER.encode(&content.finish().as_ref()[..16]))
 }
@@ -151,8 +172,10 @@ pub(crate) fn wait_for_turn(cache: &Path, name: &str, what: &str) -> Result<File
     let path = cache.join(format!("{name}.lock"));
     let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
     if file.try_lock().is_err() {
-        let _progress = Progress::start(&format!("waiting for another test run that builds {what}"));
-        file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+        let _progress =
+            Progress::start(&format!("waiting for another test run that builds {what}"));
+        file.lock()
+            .with_context(|| format!("cannot lock {}", path.display()))?;
     }
     Ok(file)
 }
@@ -161,7 +184,8 @@ pub(crate) fn wait_for_turn(cache: &Path, name: &str, what: &str) -> Result<File
 fn build(go: &Path, folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);
-    fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
+    fs::create_dir_all(&unfinished)
+        .with_context(|| format!("cannot create {}", unfinished.display()))?;
     let what = format!(
         "building the Kubernetes {KUBERNETES_VERSION} control plane once for this machine (about 4 minutes on 2 cores)"
     );
@@ -175,9 +199,25 @@ fn build(go: &Path, folder: &Path) -> Result<()> {
 /// `go build` of a package of `tests/controlplane`, with a line that says `what` is done.
 pub(crate) fn run_go(go: &Path, package: &[&str], binary: &Path, what: &str) -> Result<()> {
     let mut command = Command::new(go);
-    command.current_dir(MODULE).env("CGO_ENABLED", "0").env_remove("GOFLAGS");
-    command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", LINKER_FLAGS, "-o"]).arg(binary).args(package);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .current_dir(MODULE)
+        .env("CGO_ENABLED", "0")
+        .env_remove("GOFLAGS");
+    command
+        .args([
+            "build",
+            "-trimpath",
+            "-buildvcs=false",
+            "-ldflags",
+            LINKER_FLAGS,
+            "-o",
+        ])
+        .arg(binary)
+        .args(package);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     let child = match command.spawn() {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(
             "the tests run on a real Kubernetes control plane: install Go 1.26 or newer (https://go.dev/dl) to have \
@@ -190,7 +230,11 @@ pub(crate) fn run_go(go: &Path, package: &[&str], binary: &Path, what: &str) -> 
     let output = child.wait_with_output().context("cannot wait for go")?;
     if !output.status.success() {
         let printed = String::from_utf8_lossy(&output.stderr);
-        bail!("go build of the control plane in {MODULE} failed ({}):\n{}", output.status, printed.trim_end());
+        bail!(
+            "go build of the control plane in {MODULE} failed ({}):\n{}",
+            output.status,
+            printed.trim_end()
+        );
     }
     Ok(())
 }

@@ -105,15 +105,20 @@ pub(crate) fn since(log: &Path, mark: Mark) -> Result<Vec<Write>> {
     let mut text = String::new();
     let mut file = File::open(log).with_context(|| format!("cannot read {}", log.display()))?;
     file.seek(SeekFrom::Start(mark.0))?;
-    file.read_to_string(&mut text).with_context(|| format!("cannot read {}", log.display()))?;
+    file.read_to_string(&mut text)
+        .with_context(|| format!("cannot read {}", log.display()))?;
     // The last line may be in the making.
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
-    complete.lines().filter_map(|line| write(line).transpose()).collect()
+    complete
+        .lines()
+        .filter_map(|line| write(line).transpose())
+        .collect()
 }
 
 /// One request; none, if the line is the end of a watch that an earlier line has shown.
 fn write(line: &str) -> Result<Option<Write>> {
-    let entry: Entry = serde_json::from_str(line).with_context(|| format!("an odd audit entry: {line}"))?;
+    let entry: Entry =
+        serde_json::from_str(line).with_context(|| format!("an odd audit entry: {line}"))?;
     let code = entry.response_status.map_or(0, |status| status.code);
     if entry.verb == "watch" && entry.stage == "ResponseComplete" && code == 200 {
         return Ok(None);
@@ -147,9 +152,19 @@ mod tests {
             line("ResponseComplete", "watch", 403),
             line("ResponseComplete", "get", 200),
         ];
-        let read: Vec<_> =
-            lines.iter().filter_map(|line| write(line).unwrap()).map(|one| (one.verb, one.code)).collect();
-        assert_eq!(read, [("watch".to_owned(), 200), ("watch".to_owned(), 403), ("get".to_owned(), 200)]);
+        let read: Vec<_> = lines
+            .iter()
+            .filter_map(|line| write(line).unwrap())
+            .map(|one| (one.verb, one.code))
+            .collect();
+        assert_eq!(
+            read,
+            [
+                ("watch".to_owned(), 200),
+                ("watch".to_owned(), 403),
+                ("get".to_owned(), 200)
+            ]
+        );
     }
 
     /// As the API server writes it for a pod that outlives its ServiceAccount.

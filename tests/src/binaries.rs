@@ -37,20 +37,35 @@ fn run_cargo() -> Result<Binaries> {
     drop(progress);
     if !output.status.success() {
         let _ = std::io::stderr().write_all(&output.stderr);
-        bail!("cargo build of runnel-hub and runnel-agent failed ({})", output.status);
+        bail!(
+            "cargo build of runnel-hub and runnel-agent failed ({})",
+            output.status
+        );
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let hub = executable(&text, "runnel-hub")?;
     let agent = executable(&text, "runnel-agent")?;
-    let folder = hub.parent().context("a binary without a folder")?.to_owned();
+    let folder = hub
+        .parent()
+        .context("a binary without a folder")?
+        .to_owned();
     Ok(Binaries { hub, agent, folder })
 }
 
 // Cargo itself says where the binaries are: this holds for every target folder and profile.
 fn build_both() -> Command {
     let mut command = cargo::command();
-    command.args(["build", "--quiet", "--bins"]).args(cargo::NAMES);
-    command.args(["--package", "runnel-hub", "--package", "kubectl-runnel", "--package", "runnel-agent"]);
+    command
+        .args(["build", "--quiet", "--bins"])
+        .args(cargo::NAMES);
+    command.args([
+        "--package",
+        "runnel-hub",
+        "--package",
+        "kubectl-runnel",
+        "--package",
+        "runnel-agent",
+    ]);
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }
@@ -59,5 +74,7 @@ fn build_both() -> Command {
 
 fn executable(messages: &str, name: &str) -> Result<PathBuf> {
     let mut named = cargo::artifacts(messages).filter(|artifact| artifact.target.name == name);
-    named.find_map(|artifact| artifact.executable).with_context(|| format!("cargo built no binary called {name}"))
+    named
+        .find_map(|artifact| artifact.executable)
+        .with_context(|| format!("cargo built no binary called {name}"))
 }

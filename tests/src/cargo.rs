@@ -62,5 +62,7 @@ pub fn without_own_package(command: &mut Command) {
 
 /// What cargo built, as it says with [`NAMES`].
 pub fn artifacts(messages: &str) -> impl Iterator<Item = Artifact> {
-    messages.lines().filter_map(|line| serde_json::from_str(line).ok())
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
 }

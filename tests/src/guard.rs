@@ -20,7 +20,8 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::memory::{Enforced, MemoryLimit};
 
 const WAITS_FOR_A_MESSAGE: &str = r#"read -r _ && exec "$@" </dev/null"#;
-const WATCHES: &str = r#"read -r watched || exit 0; read -r _ && exit 0; kill -s KILL -- "-$watched""#;
+const WATCHES: &str =
+    r#"read -r watched || exit 0; read -r _ && exit 0; kill -s KILL -- "-$watched""#;
 
 /// A program with its arguments and environment, ready to be started any number of times.
 #[derive(Clone, Debug)]
@@ -37,7 +38,14 @@ impl Program {
     /// The program at `path`, whose output is appended to the file `log`.
     pub fn new(path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
         let (path, log) = (path.into(), log.into());
-        Self { path, arguments: Vec::new(), environment: Vec::new(), inherits: true, log, memory: None }
+        Self {
+            path,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            inherits: true,
+            log,
+            memory: None,
+        }
     }
 
     /// The same with more arguments.
@@ -85,29 +93,56 @@ impl Program {
         }
         let mut watchdog = watchdog()?;
         let name = format!("the process with the log {}", self.log.display());
-        let limit = self.memory.map(|limit| limit.prepare(&name)).transpose()?.flatten();
-        let mut child =
-            self.command(limit.as_ref())?.spawn().with_context(|| format!("cannot start {}", self.path.display()))?;
+        let limit = self
+            .memory
+            .map(|limit| limit.prepare(&name))
+            .transpose()?
+            .flatten();
+        let mut child = self
+            .command(limit.as_ref())?
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.path.display()))?;
         let pid = pid_of(&child)?;
         writeln!(watchdog.pipe, "{}", pid.as_raw_pid()).context("the watchdog has ended")?;
         // Before it becomes the program, so that every byte of that counts.
-        limit.as_ref().map_or(Ok(()), |limit| limit.enter(pid.as_raw_pid().unsigned_abs()))?;
-        let mut word = child.stdin.take().context("the process has no standard input")?;
+        limit
+            .as_ref()
+            .map_or(Ok(()), |limit| limit.enter(pid.as_raw_pid().unsigned_abs()))?;
+        let mut word = child
+            .stdin
+            .take()
+            .context("the process has no standard input")?;
         writeln!(word, "go").with_context(|| format!("{} ended at once", self.path.display()))?;
-        let inner = Mutex::new(Inner { child, watchdog: Some(watchdog) });
-        Ok(Guarded { path: self.path.clone(), pid, inner, limit })
+        let inner = Mutex::new(Inner {
+            child,
+            watchdog: Some(watchdog),
+        });
+        Ok(Guarded {
+            path: self.path.clone(),
+            pid,
+            inner,
+            limit,
+        })
     }
 
     fn command(&self, limit: Option<&Enforced>) -> Result<Command> {
         let log = open_log(&self.log)?;
         let mut command = Command::new("sh");
         command.arg("-c").arg(WAITS_FOR_A_MESSAGE).arg("sh");
-        command.args(limit.map(Enforced::prefix).unwrap_or_default()).arg(&self.path).args(&self.arguments);
+        command
+            .args(limit.map(Enforced::prefix).unwrap_or_default())
+            .arg(&self.path)
+            .args(&self.arguments);
         if !self.inherits {
             command.env_clear();
         }
-        command.env_remove("KUBECONFIG").envs(self.environment.iter().cloned());
-        command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
+        command
+            .env_remove("KUBECONFIG")
+            .envs(self.environment.iter().cloned());
+        command
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log);
         // In a group of its own: Ctrl-C ends the test run, and that ends this.
         command.process_group(0);
         Ok(command)
@@ -172,7 +207,10 @@ impl Guarded {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.kill9()?;
-        bail!("{} did not end within {deadline:?} of SIGTERM and was killed", self.path.display())
+        bail!(
+            "{} did not end within {deadline:?} of SIGTERM and was killed",
+            self.path.display()
+        )
     }
 
     /// Freezes the process (`SIGSTOP`): its connections stay open and nobody answers.
@@ -219,7 +257,8 @@ impl Guarded {
         let mut inner = self.inner.lock();
         // Under the lock nobody waits for the process, so its id cannot be another's by now.
         if inner.ended()?.is_none() {
-            kill_process(self.pid, signal).with_context(|| format!("cannot signal {}", self.path.display()))?;
+            kill_process(self.pid, signal)
+                .with_context(|| format!("cannot signal {}", self.path.display()))?;
         }
         Ok(())
     }
@@ -268,7 +307,10 @@ fn watchdog() -> Result<Watchdog> {
         .process_group(0)
         .spawn()
         .context("cannot start a shell")?;
-    let pipe = shell.stdin.take().context("the watchdog has no standard input")?;
+    let pipe = shell
+        .stdin
+        .take()
+        .context("the watchdog has no standard input")?;
     Ok(Watchdog { shell, pipe })
 }
 
@@ -285,5 +327,7 @@ fn pid_of(child: &Child) -> Result<Pid> {
 }
 
 fn code(status: ExitStatus) -> i32 {
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }

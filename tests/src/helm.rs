@@ -32,8 +32,14 @@ pub fn chart(name: &str) -> PathBuf {
 }
 
 /// What the caller's own environment would change in helm's behaviour.
-const FOREIGN: [&str; 6] =
-    ["HELM_NAMESPACE", "HELM_KUBECONTEXT", "HELM_KUBETOKEN", "HELM_KUBEAPISERVER", "HELM_DRIVER", "KUBECONFIG"];
+const FOREIGN: [&str; 6] = [
+    "HELM_NAMESPACE",
+    "HELM_KUBECONTEXT",
+    "HELM_KUBETOKEN",
+    "HELM_KUBEAPISERVER",
+    "HELM_DRIVER",
+    "KUBECONFIG",
+];
 
 /// A `helm` that works.
 #[derive(Clone, Debug)]
@@ -76,7 +82,12 @@ impl Helm {
     ///
     /// # Errors
     /// As [`Helm::run`].
-    pub async fn on_with(&self, kubeconfig: &Path, arguments: &[&str], input: &str) -> Result<String> {
+    pub async fn on_with(
+        &self,
+        kubeconfig: &Path,
+        arguments: &[&str],
+        input: &str,
+    ) -> Result<String> {
         self.call(Some(kubeconfig), arguments, input).await
     }
 
@@ -95,10 +106,26 @@ impl Helm {
     pub async fn template_as(&self, release: &str, name: &str, values: &str) -> Result<String> {
         let folder = chart(name);
         let folder = folder.to_str().context("a path that is not text")?;
-        self.call(None, &["template", release, folder, "--namespace=runnel-system", "--values=-"], values).await
+        self.call(
+            None,
+            &[
+                "template",
+                release,
+                folder,
+                "--namespace=runnel-system",
+                "--values=-",
+            ],
+            values,
+        )
+        .await
     }
 
-    async fn call(&self, kubeconfig: Option<&Path>, arguments: &[&str], input: &str) -> Result<String> {
+    async fn call(
+        &self,
+        kubeconfig: Option<&Path>,
+        arguments: &[&str],
+        input: &str,
+    ) -> Result<String> {
         let printed = arguments.join(" ");
         let mut command = Command::new(&self.binary);
         command.args(arguments).kill_on_drop(true);
@@ -107,19 +134,32 @@ impl Helm {
         }
         match kubeconfig {
             Some(path) => {
-                let home = path.parent().unwrap_or(Path::new("/nonexistent")).join("helm");
+                let home = path
+                    .parent()
+                    .unwrap_or(Path::new("/nonexistent"))
+                    .join("helm");
                 // What it learned about a server is kept by address and port, and ports are used again.
-                command.env("KUBECONFIG", path).env("KUBECACHEDIR", home.join("discovery"));
+                command
+                    .env("KUBECONFIG", path)
+                    .env("KUBECACHEDIR", home.join("discovery"));
                 for folder in ["cache", "config", "data"] {
-                    command.env(format!("HELM_{}_HOME", folder.to_uppercase()), home.join(folder));
+                    command.env(
+                        format!("HELM_{}_HOME", folder.to_uppercase()),
+                        home.join(folder),
+                    );
                 }
             }
             None => {
                 command.env("KUBECONFIG", "/nonexistent");
             }
         }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("cannot run {}", self.binary.display()))?;
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot run {}", self.binary.display()))?;
         let mut stdin = child.stdin.take().context("helm has no standard input")?;
         let talk = async {
             // A helm that fails early does not read to the end; its own words tell why.
@@ -128,9 +168,13 @@ impl Helm {
             child.wait_with_output().await
         };
         let ended = tokio::time::timeout(LIMIT, talk).await;
-        let output = ended.with_context(|| format!("helm {printed}: no end within {LIMIT:?}"))??;
+        let output =
+            ended.with_context(|| format!("helm {printed}: no end within {LIMIT:?}"))??;
         if !output.status.success() {
-            bail!("helm {printed}: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+            bail!(
+                "helm {printed}: {}",
+                String::from_utf8_lossy(&output.stderr).trim_end()
+            );
         }
         String::from_utf8(output.stdout).context("helm printed something that is not text")
     }
@@ -141,15 +185,21 @@ fn find() -> Result<Helm> {
         if binary.is_file() {
             return Ok(Helm { binary });
         }
-        bail!("RUNNEL_HELM={} is no file: point it at a helm {HELM_VERSION}, or unset it", binary.display());
+        bail!(
+            "RUNNEL_HELM={} is no file: point it at a helm {HELM_VERSION}, or unset it",
+            binary.display()
+        );
     }
     let places = Places::from_environment()?;
     let folder = places.cache.join(format!("helm-{HELM_VERSION}"));
-    let helm = Helm { binary: folder.join("helm") };
+    let helm = Helm {
+        binary: folder.join("helm"),
+    };
     if folder.is_dir() {
         return Ok(helm);
     }
-    fs::create_dir_all(&places.cache).with_context(|| format!("cannot create {}", places.cache.display()))?;
+    fs::create_dir_all(&places.cache)
+        .with_context(|| format!("cannot create {}", places.cache.display()))?;
     let _turn = wait_for_turn(&places.cache, "helm", "helm")?;
     // Whoever had the turn before may have built it.
     if !folder.is_dir() {
@@ -162,13 +212,21 @@ fn find() -> Result<Helm> {
 fn build(go: &Path, folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);
-    fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
+    fs::create_dir_all(&unfinished)
+        .with_context(|| format!("cannot create {}", unfinished.display()))?;
     let mut command = std::process::Command::new(go);
-    command.current_dir(&unfinished).env("CGO_ENABLED", "0").env("GOBIN", &unfinished).env_remove("GOFLAGS");
+    command
+        .current_dir(&unfinished)
+        .env("CGO_ENABLED", "0")
+        .env("GOBIN", &unfinished)
+        .env_remove("GOFLAGS");
     let flags = LINKER_FLAGS.join(" ");
     let package = format!("helm.sh/helm/v3/cmd/helm@v{HELM_VERSION}");
     command.args(["install", "-trimpath", "-ldflags", &flags, &package]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     let child = match command.spawn() {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(
             "the charts are tested with the real helm: install Go 1.26 or newer (https://go.dev/dl) to have it built, \
@@ -176,12 +234,17 @@ fn build(go: &Path, folder: &Path) -> Result<()> {
         ),
         started => started.context("cannot run go")?,
     };
-    let _progress =
-        Progress::start(&format!("building helm {HELM_VERSION} once for this machine (about 2 minutes on 2 cores)"));
+    let _progress = Progress::start(&format!(
+        "building helm {HELM_VERSION} once for this machine (about 2 minutes on 2 cores)"
+    ));
     let output = child.wait_with_output().context("cannot wait for go")?;
     if !output.status.success() {
         let printed = String::from_utf8_lossy(&output.stderr);
-        bail!("go install {package} failed ({}):\n{}", output.status, printed.trim_end());
+        bail!(
+            "go install {package} failed ({}):\n{}",
+            output.status,
+            printed.trim_end()
+        );
     }
     fs::rename(&unfinished, folder).with_context(|| format!("cannot create {}", folder.display()))
 }

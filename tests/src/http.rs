@@ -20,7 +20,12 @@ pub struct Answer {
 /// # Errors
 /// When no whole answer comes within `limit`.
 pub async fn get(address: &str, path: &str, limit: Duration) -> Result<Answer> {
-    ask(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n"), limit).await
+    ask(
+        address,
+        &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n"),
+        limit,
+    )
+    .await
 }
 
 /// Sends JSON to `path` at `address` (`host:port`).
@@ -29,8 +34,14 @@ pub async fn get(address: &str, path: &str, limit: Duration) -> Result<Answer> {
 /// When no whole answer comes within `limit`.
 pub async fn post(address: &str, path: &str, json: &str, limit: Duration) -> Result<Answer> {
     let length = json.len();
-    let head = format!("POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n");
-    ask(address, &format!("{head}Content-Length: {length}\r\n\r\n{json}"), limit).await
+    let head =
+        format!("POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n");
+    ask(
+        address,
+        &format!("{head}Content-Length: {length}\r\n\r\n{json}"),
+        limit,
+    )
+    .await
 }
 
 // HTTP/1.0, so that an answer comes in one piece and not in chunks, and ends with the connection.
@@ -42,11 +53,20 @@ async fn ask(address: &str, request: &str, limit: Duration) -> Result<Answer> {
         stream.read_to_string(&mut answer).await?;
         anyhow::Ok(answer)
     };
-    let answer =
-        tokio::time::timeout(limit, asked).await.with_context(|| format!("{address} did not answer in time"))??;
-    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("{address} answered without a body"))?;
+    let answer = tokio::time::timeout(limit, asked)
+        .await
+        .with_context(|| format!("{address} did not answer in time"))??;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .with_context(|| format!("{address} answered without a body"))?;
     let first = head.lines().next().unwrap_or_default();
-    let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = first
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok());
     let status = status.with_context(|| format!("{address} answered {first:?}"))?;
-    Ok(Answer { status, body: body.to_owned() })
+    Ok(Answer {
+        status,
+        body: body.to_owned(),
+    })
 }

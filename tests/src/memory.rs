@@ -79,8 +79,12 @@ impl MemoryLimit {
             return Ok(None);
         }
         let found = Command::new("prlimit").arg("--version").output();
-        found.context("a memory limit needs root (for a memory cgroup) or prlimit of util-linux")?;
-        Ok(Some(Enforced::DataSegment { name: name.to_owned(), bytes: self.bytes }))
+        found
+            .context("a memory limit needs root (for a memory cgroup) or prlimit of util-linux")?;
+        Ok(Some(Enforced::DataSegment {
+            name: name.to_owned(),
+            bytes: self.bytes,
+        }))
     }
 }
 
@@ -89,7 +93,11 @@ impl Enforced {
     pub fn prefix(&self) -> Vec<String> {
         match self {
             Self::Group(_) => Vec::new(),
-            Self::DataSegment { bytes, .. } => vec!["prlimit".to_owned(), format!("--data={bytes}"), "--".to_owned()],
+            Self::DataSegment { bytes, .. } => vec![
+                "prlimit".to_owned(),
+                format!("--data={bytes}"),
+                "--".to_owned(),
+            ],
         }
     }
 
@@ -109,7 +117,10 @@ impl Enforced {
         match self {
             Self::Group(group) => group.kill(),
             Self::DataSegment { name, bytes } if exit_code == ABORTED => {
-                let how = format!("it aborted under its memory limit of {} MiB (prlimit --data)", bytes >> 20);
+                let how = format!(
+                    "it aborted under its memory limit of {} MiB (prlimit --data)",
+                    bytes >> 20
+                );
                 record_kill(name, &how);
                 Some(how)
             }
@@ -143,7 +154,11 @@ pub fn kills() -> Vec<String> {
 /// # Errors
 /// When there is no such process.
 pub fn peak(pid: u32) -> Result<u64> {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number of bytes")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a whole number of bytes"
+    )]
     process::peak(pid).map(|bytes| bytes as u64)
 }
 
@@ -163,8 +178,12 @@ pub fn parse_quantity(text: &str) -> Result<u64> {
         "Gi" => 1 << 30,
         suffix => bail!("the memory quantity {text} has the unknown suffix {suffix:?}"),
     };
-    let number: u64 = digits.parse().with_context(|| format!("the memory quantity {text} is not a whole number"))?;
-    number.checked_mul(factor).with_context(|| format!("the memory quantity {text} is too large"))
+    let number: u64 = digits
+        .parse()
+        .with_context(|| format!("the memory quantity {text} is not a whole number"))?;
+    number
+        .checked_mul(factor)
+        .with_context(|| format!("the memory quantity {text} is too large"))
 }
 
 #[cfg(test)]
@@ -173,7 +192,12 @@ mod tests {
 
     #[test]
     fn memory_quantities_parse_as_in_kubernetes() {
-        for (text, expected) in [("512Mi", 512 << 20), ("1Gi", 1 << 30), ("100", 100), ("2M", 2_000_000)] {
+        for (text, expected) in [
+            ("512Mi", 512 << 20),
+            ("1Gi", 1 << 30),
+            ("100", 100),
+            ("2M", 2_000_000),
+        ] {
             assert_eq!(parse_quantity(text).ok(), Some(expected), "{text}");
         }
         for wrong in ["", "Mi", "1.5Gi", "1Pi", "99999999999Gi", "-1"] {

@@ -26,7 +26,10 @@ pub fn free() -> Result<u16> {
             return Ok(port);
         }
     }
-    bail!("no port between {FIRST} and {} is free on 127.0.0.1", FIRST + COUNT)
+    bail!(
+        "no port between {FIRST} and {} is free on 127.0.0.1",
+        FIRST + COUNT
+    )
 }
 
 /// The address of `port` on this machine.
@@ -37,7 +40,12 @@ pub fn local(port: u16) -> SocketAddr {
 
 // Test runs at the same time begin at different places, so they hardly ever meet.
 fn seed() {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let begin = now.subsec_micros().wrapping_mul(31).wrapping_add(std::process::id().wrapping_mul(7919));
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let begin = now
+        .subsec_micros()
+        .wrapping_mul(31)
+        .wrapping_add(std::process::id().wrapping_mul(7919));
     let _ = NEXT.compare_exchange(0, 1 + begin % COUNT, Ordering::Relaxed, Ordering::Relaxed);
 }

@@ -25,7 +25,11 @@ impl Progress {
         let what = what.to_owned();
         let shown = std::thread::spawn(move || {
             let terminal = std::io::stderr().is_terminal();
-            let every = if terminal { EVERY_ON_A_TERMINAL } else { EVERY_IN_A_LOG };
+            let every = if terminal {
+                EVERY_ON_A_TERMINAL
+            } else {
+                EVERY_IN_A_LOG
+            };
             let begin = Instant::now();
             show(&what, begin, terminal, false);
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
@@ -33,7 +37,10 @@ impl Progress {
             }
             show(&what, begin, terminal, true);
         });
-        Self { stop: Some(stop), shown: Some(shown) }
+        Self {
+            stop: Some(stop),
+            shown: Some(shown),
+        }
     }
 }
 

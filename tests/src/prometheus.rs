@@ -62,11 +62,16 @@ impl Programs {
                 )?;
             }
         }
-        within().context("Debian's package prometheus has other contents than expected: set RUNNEL_PROMETHEUS")
+        within().context(
+            "Debian's package prometheus has other contents than expected: set RUNNEL_PROMETHEUS",
+        )
     }
 
     fn within(folder: &Path) -> Option<Self> {
-        let found = Self { prometheus: folder.join("prometheus"), promtool: folder.join("promtool") };
+        let found = Self {
+            prometheus: folder.join("prometheus"),
+            promtool: folder.join("promtool"),
+        };
         (found.prometheus.is_file() && found.promtool.is_file()).then_some(found)
     }
 
@@ -75,7 +80,9 @@ impl Programs {
     /// # Errors
     /// What it has to say.
     pub fn check_rules(&self, rules: &Path) -> Result<()> {
-        run(Command::new(&self.promtool).args(["check", "rules"]).arg(rules))
+        run(Command::new(&self.promtool)
+            .args(["check", "rules"])
+            .arg(rules))
     }
 }
 
@@ -84,11 +91,18 @@ fn fetch(folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);
     fs::create_dir_all(&unfinished)?;
-    run(Command::new("apt-get").args(["download", PACKAGE]).current_dir(&unfinished))?;
+    run(Command::new("apt-get")
+        .args(["download", PACKAGE])
+        .current_dir(&unfinished))?;
     let files = fs::read_dir(&unfinished)?.filter_map(|entry| Some(entry.ok()?.path()));
-    let package = files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "deb"));
+    let package = files
+        .into_iter()
+        .find(|path| path.extension().is_some_and(|extension| extension == "deb"));
     let package = package.context("apt-get has downloaded nothing")?;
-    run(Command::new("dpkg").arg("-x").arg(&package).arg(&unfinished))?;
+    run(Command::new("dpkg")
+        .arg("-x")
+        .arg(&package)
+        .arg(&unfinished))?;
     fs::remove_file(&package)?;
     let _ = fs::remove_dir_all(folder);
     fs::rename(&unfinished, folder).with_context(|| format!("cannot create {}", folder.display()))
@@ -96,9 +110,14 @@ fn fetch(folder: &Path) -> Result<()> {
 
 fn run(command: &mut Command) -> Result<()> {
     let printed = format!("{command:?}");
-    let output = command.output().with_context(|| format!("cannot run {printed}"))?;
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {printed}"))?;
     if !output.status.success() {
-        let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let (out, error) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
         bail!("{printed}: {}{}", out.trim_end(), error.trim_end());
     }
     Ok(())
@@ -117,13 +136,18 @@ impl Prometheus {
     ///
     /// # Errors
     /// When it does not answer in time, with the end of its log.
-    pub async fn start(programs: &Programs, rules: &str, targets: &[(&str, String)]) -> Result<Self> {
+    pub async fn start(
+        programs: &Programs,
+        rules: &str,
+        targets: &[(&str, String)],
+    ) -> Result<Self> {
         let folder = Scratch::new("prometheus")?;
         let path = folder.path();
         fs::write(path.join("rules.yaml"), rules)?;
         programs.check_rules(&path.join("rules.yaml"))?;
-        let jobs =
-            targets.iter().map(|(job, address)| json!({"job_name": job, "static_configs": [{"targets": [address]}]}));
+        let jobs = targets.iter().map(
+            |(job, address)| json!({"job_name": job, "static_configs": [{"targets": [address]}]}),
+        );
         let configuration = json!({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [path.join("rules.yaml")],
@@ -138,7 +162,11 @@ impl Prometheus {
         ]);
         let run = Restartable::new("prometheus", program);
         run.start()?;
-        let started = Self { run, port, _folder: folder };
+        let started = Self {
+            run,
+            port,
+            _folder: folder,
+        };
         let up = eventually("Prometheus to scrape everything", STARTS, async || {
             started.run.check()?;
             let up = started.query("sum(up)").await?;
@@ -154,7 +182,9 @@ impl Prometheus {
     /// # Errors
     /// What Prometheus has against the expression.
     pub async fn query(&self, expression: &str) -> Result<Vec<Value>> {
-        let answer = self.get(&format!("/api/v1/query?query={}", escaped(expression))).await?;
+        let answer = self
+            .get(&format!("/api/v1/query?query={}", escaped(expression)))
+            .await?;
         match answer["data"]["result"].as_array() {
             Some(samples) if answer["status"] == "success" => Ok(samples.clone()),
             _ => bail!("{expression}: {}", answer["error"]),
@@ -167,8 +197,14 @@ impl Prometheus {
     /// When Prometheus does not answer.
     pub async fn firing(&self) -> Result<Vec<Value>> {
         let answer = self.get("/api/v1/alerts").await?;
-        let alerts = answer["data"]["alerts"].as_array().context("an answer without alerts")?;
-        Ok(alerts.iter().filter(|alert| alert["state"] == "firing").cloned().collect())
+        let alerts = answer["data"]["alerts"]
+            .as_array()
+            .context("an answer without alerts")?;
+        Ok(alerts
+            .iter()
+            .filter(|alert| alert["state"] == "firing")
+            .cloned()
+            .collect())
     }
 
     /// What Prometheus says about its rules.
@@ -177,12 +213,21 @@ impl Prometheus {
     /// When Prometheus does not answer.
     pub async fn rules(&self) -> Result<Vec<Value>> {
         let answer = self.get("/api/v1/rules").await?;
-        let groups = answer["data"]["groups"].as_array().context("an answer without groups")?;
-        Ok(groups.iter().filter_map(|group| group["rules"].as_array()).flatten().cloned().collect())
+        let groups = answer["data"]["groups"]
+            .as_array()
+            .context("an answer without groups")?;
+        Ok(groups
+            .iter()
+            .filter_map(|group| group["rules"].as_array())
+            .flatten()
+            .cloned()
+            .collect())
     }
 
     async fn get(&self, path: &str) -> Result<Value> {
-        let body = http::get(&local(self.port).to_string(), path, ANSWER).await?.body;
+        let body = http::get(&local(self.port).to_string(), path, ANSWER)
+            .await?
+            .body;
         serde_json::from_str(&body).with_context(|| format!("an odd answer: {body}"))
     }
 }

@@ -22,7 +22,12 @@ impl Restartable {
     /// `program`, not started yet, called `name` in messages.
     pub fn new(name: impl Into<String>, program: Program) -> Self {
         let log = program.log().to_owned();
-        Self { name: name.into(), program: Mutex::new(program), log, running: Mutex::new(None) }
+        Self {
+            name: name.into(),
+            program: Mutex::new(program),
+            log,
+            running: Mutex::new(None),
+        }
     }
 
     /// Changes what is started the next time; the log stays the one it was.
@@ -41,7 +46,9 @@ impl Restartable {
         {
             bail!("{} runs already", self.name);
         }
-        running.as_ref().map_or(Ok(()), |process| self.within_memory(process))?;
+        running
+            .as_ref()
+            .map_or(Ok(()), |process| self.within_memory(process))?;
         *running = Some(self.program.lock().start()?);
         Ok(())
     }
@@ -103,14 +110,20 @@ impl Restartable {
     /// Whether the program runs; a frozen one does.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.running.lock().as_ref().is_some_and(|process| process.is_running().unwrap_or(false))
+        self.running
+            .lock()
+            .as_ref()
+            .is_some_and(|process| process.is_running().unwrap_or(false))
     }
 
     /// The exit code of a program that ended by itself; `None` while it runs and after it was
     /// stopped from here.
     #[must_use]
     pub fn exit_code(&self) -> Option<i32> {
-        self.running.lock().as_ref().and_then(|process| process.exit_code().unwrap_or(None))
+        self.running
+            .lock()
+            .as_ref()
+            .and_then(|process| process.exit_code().unwrap_or(None))
     }
 
     /// The file to which the program writes.
@@ -129,25 +142,39 @@ impl Restartable {
         };
         let kill = self.running.lock().as_ref().and_then(Guarded::memory_kill);
         let kill = kill.map(|how| format!(": {how}")).unwrap_or_default();
-        bail!("{} ended by itself with exit code {code}{kill}; {}", self.name, self.last_words())
+        bail!(
+            "{} ended by itself with exit code {code}{kill}; {}",
+            self.name,
+            self.last_words()
+        )
     }
 
     /// The end of the log and where to find the rest, for an error message.
     #[must_use]
     pub fn last_words(&self) -> String {
-        format!("the end of {}:\n{}", self.log().display(), last_lines(self.log(), 15))
+        format!(
+            "the end of {}:\n{}",
+            self.log().display(),
+            last_lines(self.log(), 15)
+        )
     }
 
     /// Fails where the memory limit has ended the process: a test that ends or restarts it would hide that.
     fn within_memory(&self, process: &Guarded) -> Result<()> {
         match process.memory_kill() {
-            Some(how) => bail!("{} had ended before: {how}; {}", self.name, self.last_words()),
+            Some(how) => bail!(
+                "{} had ended before: {how}; {}",
+                self.name,
+                self.last_words()
+            ),
             None => Ok(()),
         }
     }
 
     fn with<T>(&self, act: impl FnOnce(&Guarded) -> Result<T>) -> Result<T> {
         let running = self.running.lock();
-        act(running.as_ref().with_context(|| format!("{} does not run", self.name))?)
+        act(running
+            .as_ref()
+            .with_context(|| format!("{} does not run", self.name))?)
     }
 }

@@ -46,14 +46,20 @@ impl Scratch {
         sweep(&root);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = root.join(format!("{name}-{}-{number}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
         let owner = locked(&path.join(OWNER))?;
         drop(turn);
         LIVING.lock().push(path.clone());
         if std::env::var_os("RUNNEL_KEEP").is_some_and(|value| !value.is_empty()) {
             keep(&path);
         }
-        Ok(Self { path, owner: Some(owner) })
+        Ok(Self {
+            path,
+            owner: Some(owner),
+        })
     }
 
     /// A folder of the caller's, created where it does not exist and never removed.
@@ -66,7 +72,10 @@ impl Scratch {
             .recursive(true)
             .create(path)
             .with_context(|| format!("cannot create {}", path.display()))?;
-        Ok(Self { path: path.to_owned(), owner: None })
+        Ok(Self {
+            path: path.to_owned(),
+            owner: None,
+        })
     }
 
     /// Where the folder is.
@@ -110,14 +119,18 @@ fn root() -> Result<PathBuf> {
         .with_context(|| format!("cannot create {}", root.display()))?;
     let found = fs::symlink_metadata(&root)?;
     if !found.is_dir() || found.uid() != user {
-        bail!("{} belongs to someone else: remove it, or set TMPDIR to another folder", root.display());
+        bail!(
+            "{} belongs to someone else: remove it, or set TMPDIR to another folder",
+            root.display()
+        );
     }
     Ok(root)
 }
 
 fn locked(path: &Path) -> Result<File> {
     let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
-    file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    file.lock()
+        .with_context(|| format!("cannot lock {}", path.display()))?;
     Ok(file)
 }
 

@@ -26,7 +26,11 @@ impl Tunnels {
     /// When there is no free port.
     pub fn start(user: &str) -> Result<Self> {
         let listener = TcpListener::bind(local(0))?;
-        let tunnels = Self { address: listener.local_addr()?, user: user.to_owned(), targets: Arc::default() };
+        let tunnels = Self {
+            address: listener.local_addr()?,
+            user: user.to_owned(),
+            targets: Arc::default(),
+        };
         let served = tunnels.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -52,14 +56,21 @@ impl Tunnels {
     fn serve(&self, mut stream: TcpStream) -> Option<()> {
         let head = head(&mut stream)?;
         let target = head.strip_prefix("CONNECT ")?.split(' ').next()?;
-        let allowed = format!("Proxy-Authorization: Basic {}\r\n", BASE64.encode(self.user.as_bytes()));
+        let allowed = format!(
+            "Proxy-Authorization: Basic {}\r\n",
+            BASE64.encode(self.user.as_bytes())
+        );
         if !head.contains(&allowed) {
-            return stream.write_all(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n").ok();
+            return stream
+                .write_all(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+                .ok();
         }
         let Ok(hub) = TcpStream::connect(target) else {
             return stream.write_all(b"HTTP/1.1 502 Bad Gateway\r\n\r\n").ok();
         };
-        stream.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").ok()?;
+        stream
+            .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            .ok()?;
         self.targets.lock().push(target.to_owned());
         let (from, to) = (stream.try_clone().ok()?, hub.try_clone().ok()?);
         std::thread::spawn(move || pass(&from, &to));

@@ -29,9 +29,19 @@ pub struct Turn {
 impl<const FLEETS: usize> Turns<FLEETS> {
     /// For a static variable; nothing is started yet.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "a default cannot be made for a static variable")]
+    #[expect(
+        clippy::new_without_default,
+        reason = "a default cannot be made for a static variable"
+    )]
     pub const fn new() -> Self {
-        Self([const { Place { turn: Mutex::const_new(()), fleet: OnceCell::const_new() } }; FLEETS])
+        Self(
+            [const {
+                Place {
+                    turn: Mutex::const_new(()),
+                    fleet: OnceCell::const_new(),
+                }
+            }; FLEETS],
+        )
     }
 
     /// Waits for a fleet that no other test has, and starts it where it is the first to have it.
@@ -39,9 +49,15 @@ impl<const FLEETS: usize> Turns<FLEETS> {
     /// # Errors
     /// When the fleet does not start.
     pub async fn take(&'static self, options: FleetOptions) -> Result<Turn> {
-        let places = self.0.iter().map(|place| Box::pin(async move { (place, place.turn.lock().await) }));
+        let places = self
+            .0
+            .iter()
+            .map(|place| Box::pin(async move { (place, place.turn.lock().await) }));
         let ((place, turn), ..) = select_all(places).await;
-        let fleet = place.fleet.get_or_try_init(|| Fleet::start(options)).await?;
+        let fleet = place
+            .fleet
+            .get_or_try_init(|| Fleet::start(options))
+            .await?;
         Ok(Turn { fleet, _turn: turn })
     }
 }

@@ -34,8 +34,13 @@ pub async fn eventually<T>(
         tokio::time::sleep(BETWEEN.min(deadline.saturating_sub(begin.elapsed()))).await;
     }
     scratch::keep_everything();
-    let kills: String = memory::kills().iter().map(|kill| format!(" ({kill})")).collect();
-    Err(seen.context(format!("waited {deadline:?} in vain for {what}{kills}; seen last")))
+    let kills: String = memory::kills()
+        .iter()
+        .map(|kill| format!(" ({kill})"))
+        .collect();
+    Err(seen.context(format!(
+        "waited {deadline:?} in vain for {what}{kills}; seen last"
+    )))
 }
 
 /// Checks every 50 ms, for the whole of `duration`, that `probe` returns without an error.
@@ -43,14 +48,23 @@ pub async fn eventually<T>(
 /// # Errors
 /// The first error of `probe`, with what was to stay true and when it ceased to be. The folders of
 /// this test run, with their logs, are kept then.
-pub async fn steadily(what: &str, duration: Duration, mut probe: impl AsyncFnMut() -> Result<()>) -> Result<()> {
+pub async fn steadily(
+    what: &str,
+    duration: Duration,
+    mut probe: impl AsyncFnMut() -> Result<()>,
+) -> Result<()> {
     let begin = Instant::now();
     loop {
         let checked = probe().await;
         if checked.is_err() {
             scratch::keep_everything();
         }
-        checked.with_context(|| format!("{what}: true for {:?} of {duration:?} only", begin.elapsed()))?;
+        checked.with_context(|| {
+            format!(
+                "{what}: true for {:?} of {duration:?} only",
+                begin.elapsed()
+            )
+        })?;
         if begin.elapsed() >= duration {
             return Ok(());
         }

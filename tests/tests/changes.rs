@@ -22,7 +22,11 @@ static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 async fn scene() -> Result<Scene> {
     // Kubernetes' own namespaces are allowed by name alone, in the member's policy as in a rule.
     let policy = json!({"namespaces": ["*", "kube-public"], "createNamespaces": true});
-    let options = FleetOptions { members: 2, agent_values: json!({"policy": policy}), ..FleetOptions::default() };
+    let options = FleetOptions {
+        members: 2,
+        agent_values: json!({"policy": policy}),
+        ..FleetOptions::default()
+    };
     Scene::of(FLEET.get_or_try_init(|| Fleet::start(options)).await?).await
 }
 
@@ -50,7 +54,15 @@ async fn source_recreated_within_a_second_is_an_edit() -> Result<()> {
     let config = |text: &str| Draft::config_map(home, "settings").data("k", text).json();
     let secret = |text: &str| Draft::secret(home, "login").data("k", text).json();
     let rule = Id::rule(home, "all");
-    scene.hub.make(&RuleDraft::new(home, "all").named(&["*"]).everywhere().json()).await?;
+    scene
+        .hub
+        .make(
+            &RuleDraft::new(home, "all")
+                .named(&["*"])
+                .everywhere()
+                .json(),
+        )
+        .await?;
     for draft in [config("0"), secret("0")] {
         let source = scene.hub.make(&draft).await?;
         scene.arrives(&source, &rule, &[home]).await?;
@@ -67,17 +79,26 @@ async fn source_recreated_within_a_second_is_an_edit() -> Result<()> {
         for draft in [config(text), secret(text)] {
             scene.hub.delete(&Id::of(&draft)?).await?;
         }
-        steadily("there is no source, and its copies stay", GAP, async || never_missing(&recorders)).await?;
+        steadily("there is no source, and its copies stay", GAP, async || {
+            never_missing(&recorders)
+        })
+        .await?;
         for draft in [config(text), secret(text)] {
             let source = scene.hub.make(&draft).await?;
             scene.arrives(&source, &rule, &[home]).await?;
         }
     }
     // The grace of the last deletion passes, and nothing comes of it.
-    steadily("the copies stay", Duration::from_secs(6), async || never_missing(&recorders)).await?;
+    steadily("the copies stay", Duration::from_secs(6), async || {
+        never_missing(&recorders)
+    })
+    .await?;
     for (recorder, copy) in &recorders {
         let writes = recorder.about(home, copy.name())?.len();
-        ensure!(writes == 2, "{copy}: two of three times the content changed, and there were {writes} writes");
+        ensure!(
+            writes == 2,
+            "{copy}: two of three times the content changed, and there were {writes} writes"
+        );
     }
     scene.hub.all_applied(&rule, 4).await.map(|_| ())
 }
@@ -87,10 +108,21 @@ async fn deleted_source_takes_its_copies_and_may_return() -> Result<()> {
     let home = "for-good";
     let scene = scene_with(home).await?;
     let rule = Id::rule(home, "all");
-    scene.hub.make(&RuleDraft::new(home, "all").named(&["*"]).everywhere().json()).await?;
+    scene
+        .hub
+        .make(
+            &RuleDraft::new(home, "all")
+                .named(&["*"])
+                .everywhere()
+                .json(),
+        )
+        .await?;
     let draft = Draft::config_map(home, "settings").data("k", "v");
     let source = scene.hub.make(&draft.json()).await?;
-    let other = scene.hub.make(&Draft::config_map(home, "other").json()).await?;
+    let other = scene
+        .hub
+        .make(&Draft::config_map(home, "other").json())
+        .await?;
     scene.arrives(&source, &rule, &[home]).await?;
     scene.arrives(&other, &rule, &[home]).await?;
 
@@ -100,10 +132,16 @@ async fn deleted_source_takes_its_copies_and_may_return() -> Result<()> {
     scene.hub.delete(&Id::of(&source)?).await?;
     scene.vanishes(&source, &[home]).await?;
     scene.hub.all_applied(&rule, 2).await?;
-    scene.hub.change(&Id::of(&source)?, json!({"metadata": {"finalizers": null}})).await?;
+    scene
+        .hub
+        .change(&Id::of(&source)?, json!({"metadata": {"finalizers": null}}))
+        .await?;
     scene.hub.lacks(&Id::of(&source)?).await?;
 
-    let source = scene.hub.make(&draft.data("k", "second life").json()).await?;
+    let source = scene
+        .hub
+        .make(&draft.data("k", "second life").json())
+        .await?;
     scene.arrives(&source, &rule, &[home]).await?;
     scene.hub.delete(&Id::of(&other)?).await?;
     scene.vanishes(&other, &[home]).await?;
@@ -117,23 +155,42 @@ async fn a_rule_whose_choice_of_sources_is_edited_is_followed() -> Result<()> {
     let hub = &scene.hub;
     let mut sources = Vec::new();
     for name in ["ca", "tls-a", "tls-b", "tls-old-a"] {
-        sources.push(hub.make(&Draft::config_map(home, name).label("part", &name[..2]).json()).await?);
+        sources.push(
+            hub.make(
+                &Draft::config_map(home, name)
+                    .label("part", &name[..2])
+                    .json(),
+            )
+            .await?,
+        );
     }
-    let secret = hub.make(&Draft::secret(home, "tls-a").label("part", "tl").json()).await?;
+    let secret = hub
+        .make(&Draft::secret(home, "tls-a").label("part", "tl").json())
+        .await?;
     sources.push(secret);
     let rule = Id::rule(home, "chosen");
     // So many edits within a minute are above what may go without a release.
     let draft = RuleDraft::new(home, "chosen").named(&["ca"]).everywhere();
-    hub.make(&draft.with("removalLimit", json!({"count": 1000})).json()).await?;
+    hub.make(&draft.with("removalLimit", json!({"count": 1000})).json())
+        .await?;
     scene.arrives(&sources[0], &rule, &[home]).await?;
     let recorder = Recorder::start(scene.member(1), &Id::config_map(home, "")).await?;
 
     // Each step: the entries, and which sources they mean. What two entries mean counts once.
     let both = json!(["configmaps", "secrets"]);
     let steps = [
-        (json!([{"resources": both, "names": ["ca", "tls-*"]}]), vec![0, 1, 2, 3, 4]),
-        (json!([{"resources": both, "names": ["ca", "tls-*"], "exclude": ["tls-old-*", "tls-b"]}]), vec![0, 1, 4]),
-        (json!([{"resources": ["configmaps"], "names": ["*"], "exclude": ["tls-a"]}]), vec![0, 2, 3]),
+        (
+            json!([{"resources": both, "names": ["ca", "tls-*"]}]),
+            vec![0, 1, 2, 3, 4],
+        ),
+        (
+            json!([{"resources": both, "names": ["ca", "tls-*"], "exclude": ["tls-old-*", "tls-b"]}]),
+            vec![0, 1, 4],
+        ),
+        (
+            json!([{"resources": ["configmaps"], "names": ["*"], "exclude": ["tls-a"]}]),
+            vec![0, 2, 3],
+        ),
         (
             json!([{"resources": ["secrets"], "names": ["*"]}, {"resources": ["configmaps"], "names": ["ca"]}]),
             vec![0, 4],
@@ -148,7 +205,8 @@ async fn a_rule_whose_choice_of_sources_is_edited_is_followed() -> Result<()> {
         ),
     ];
     for (entries, chosen) in steps {
-        hub.change(&rule, json!({"spec": {"sources": entries}})).await?;
+        hub.change(&rule, json!({"spec": {"sources": entries}}))
+            .await?;
         for (number, source) in sources.iter().enumerate() {
             if chosen.contains(&number) {
                 scene.arrives(source, &rule, &[home]).await?
@@ -168,20 +226,43 @@ async fn a_rule_whose_choice_of_sources_is_edited_is_followed() -> Result<()> {
 async fn a_rule_whose_choice_of_clusters_is_edited_is_followed() -> Result<()> {
     let home = "clusters";
     let scene = scene_with(home).await?;
-    let source = scene.hub.make(&Draft::config_map(home, "settings").json()).await?;
+    let source = scene
+        .hub
+        .make(&Draft::config_map(home, "settings").json())
+        .await?;
     let rule = Id::rule(home, "there");
-    scene.hub.make(&RuleDraft::new(home, "there").named(&["*"]).to(&["member-1"]).json()).await?;
+    scene
+        .hub
+        .make(
+            &RuleDraft::new(home, "there")
+                .named(&["*"])
+                .to(&["member-1"])
+                .json(),
+        )
+        .await?;
     let prod = json!({"matchLabels": {"env": "prod"}});
     let steps = [
         (json!({"names": ["member-1"]}), [true, false]),
         (json!({"names": ["member-2"]}), [false, true]),
         (json!({"all": true}), [true, true]),
         (json!({"selector": prod, "exclude": ["*-2"]}), [true, false]),
-        (json!({"selector": {"matchLabels": {"env": "test"}}, "names": ["member-2"]}), [false, true]),
-        (json!({"all": true, "exclude": ["member-*"]}), [false, false]),
+        (
+            json!({"selector": {"matchLabels": {"env": "test"}}, "names": ["member-2"]}),
+            [false, true],
+        ),
+        (
+            json!({"all": true, "exclude": ["member-*"]}),
+            [false, false],
+        ),
     ];
     for (clusters, chosen) in steps {
-        scene.hub.json_patch(&rule, json!([{"op": "add", "path": "/spec/clusters", "value": clusters}])).await?;
+        scene
+            .hub
+            .json_patch(
+                &rule,
+                json!([{"op": "add", "path": "/spec/clusters", "value": clusters}]),
+            )
+            .await?;
         for (member, chosen) in scene.members.iter().zip(chosen) {
             if chosen {
                 _ = member.has_copy(&source, home, &rule).await?
@@ -199,10 +280,23 @@ async fn a_rule_whose_choice_of_clusters_is_edited_is_followed() -> Result<()> {
 
 /// Whether a former copy was left as it was, without marks, by this rule.
 fn is_left(object: &Value, rule: &Id) -> Result<()> {
-    ensure!(!is_marked(object), "it still has marks: {}", object["metadata"]);
-    ensure!(object["metadata"]["annotations"][RETAINED] == rule.path(), "{}", object["metadata"]);
-    let managers = object["metadata"]["managedFields"].as_array().into_iter().flatten();
-    let applied = managers.into_iter().any(|entry| entry["manager"] == "runnel-agent" && entry["operation"] == "Apply");
+    ensure!(
+        !is_marked(object),
+        "it still has marks: {}",
+        object["metadata"]
+    );
+    ensure!(
+        object["metadata"]["annotations"][RETAINED] == rule.path(),
+        "{}",
+        object["metadata"]
+    );
+    let managers = object["metadata"]["managedFields"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let applied = managers
+        .into_iter()
+        .any(|entry| entry["manager"] == "runnel-agent" && entry["operation"] == "Apply");
     ensure!(!applied, "it is still applied by the agent");
     Ok(())
 }
@@ -210,8 +304,14 @@ fn is_left(object: &Value, rule: &Id) -> Result<()> {
 /// Waits until every member has the object as a rule left it; its content is its name. Returns the objects.
 async fn all_left(scene: &Scene, rule: &Id, id: &Id) -> Result<Vec<Value>> {
     let each = scene.members.iter().map(|member| async move {
-        let object = member.sees("retained", id, |object| is_left(object, rule)).await?;
-        ensure!(object["data"] == json!({"k": id.name()}) && object["metadata"]["labels"]["team"] == "a", "{object}");
+        let object = member
+            .sees("retained", id, |object| is_left(object, rule))
+            .await?;
+        ensure!(
+            object["data"] == json!({"k": id.name()})
+                && object["metadata"]["labels"]["team"] == "a",
+            "{object}"
+        );
         anyhow::Ok(object)
     });
     try_join_all(each).await
@@ -224,23 +324,41 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
     scene.member_namespaces(&["retained-too"]).await?;
     let hub = &scene.hub;
     let rule = Id::rule(home, "kept");
-    let draft = RuleDraft::new(home, "kept").labelled("keep", "yes").everywhere().into(&[home, "retained-too"]);
-    hub.make(&draft.with("deletionPolicy", json!("Retain")).json()).await?;
-    let source = |name| Draft::config_map(home, name).label("keep", "yes").label("team", "a").data("k", name);
+    let draft = RuleDraft::new(home, "kept")
+        .labelled("keep", "yes")
+        .everywhere()
+        .into(&[home, "retained-too"]);
+    hub.make(&draft.with("deletionPolicy", json!("Retain")).json())
+        .await?;
+    let source = |name| {
+        Draft::config_map(home, name)
+            .label("keep", "yes")
+            .label("team", "a")
+            .data("k", name)
+    };
     let mut sources = Vec::new();
     for name in ["deleted", "relabelled", "by-namespace", "by-rule"] {
         sources.push(hub.make(&source(name).json()).await?);
-        scene.arrives(&sources[sources.len() - 1], &rule, &[home, "retained-too"]).await?;
+        scene
+            .arrives(&sources[sources.len() - 1], &rule, &[home, "retained-too"])
+            .await?;
     }
-    let left = async |name: &str, namespace: &str| all_left(&scene, &rule, &Id::config_map(namespace, name)).await;
+    let left = async |name: &str, namespace: &str| {
+        all_left(&scene, &rule, &Id::config_map(namespace, name)).await
+    };
 
     hub.delete(&Id::of(&sources[0])?).await?;
-    hub.change(&Id::of(&sources[1])?, json!({"metadata": {"labels": {"keep": "no"}}})).await?;
+    hub.change(
+        &Id::of(&sources[1])?,
+        json!({"metadata": {"labels": {"keep": "no"}}}),
+    )
+    .await?;
     for name in ["deleted", "relabelled"] {
         left(name, home).await?;
         left(name, "retained-too").await?;
     }
-    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home]}}})).await?;
+    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home]}}}))
+        .await?;
     left("by-namespace", "retained-too").await?;
     hub.all_applied(&rule, 4).await?;
     hub.delete(&rule).await?;
@@ -250,9 +368,22 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
 
     // Another rule wants the same copies. What equals its source is taken back; the other is a conflict.
     let rule = Id::rule(home, "again");
-    hub.make(&source("deleted").data("k", "other").json()).await?;
-    hub.make(&RuleDraft::new(home, "again").labelled("keep", "yes").everywhere().json()).await?;
-    let copies = try_join_all(scene.members.iter().map(|member| member.has_copy(&sources[3], home, &rule))).await?;
+    hub.make(&source("deleted").data("k", "other").json())
+        .await?;
+    hub.make(
+        &RuleDraft::new(home, "again")
+            .labelled("keep", "yes")
+            .everywhere()
+            .json(),
+    )
+    .await?;
+    let copies = try_join_all(
+        scene
+            .members
+            .iter()
+            .map(|member| member.has_copy(&sources[3], home, &rule)),
+    )
+    .await?;
     for (copy, before) in copies.iter().zip(&by_rule) {
         ensure!(copy["metadata"]["uid"] == before["metadata"]["uid"]);
     }
@@ -260,7 +391,12 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
     for (member, object) in scene.members.iter().zip(&deleted) {
         member.is_untouched(object).await?;
     }
-    let equal = hub.change(&Id::config_map(home, "deleted"), json!({"data": {"k": "deleted"}})).await?;
+    let equal = hub
+        .change(
+            &Id::config_map(home, "deleted"),
+            json!({"data": {"k": "deleted"}}),
+        )
+        .await?;
     scene.arrives(&equal, &rule, &[home]).await?;
     hub.all_applied(&rule, 6).await.map(|_| ())
 }
@@ -271,12 +407,26 @@ async fn a_rule_that_is_deleted_takes_its_copies_along_and_only_those() -> Resul
     let scene = scene_with(home).await?;
     let hub = &scene.hub;
     let (first, second) = (Id::rule(home, "first"), Id::rule(home, "second"));
-    hub.make(&RuleDraft::new(home, "first").named(&["a", "b"]).everywhere().json()).await?;
-    hub.make(&RuleDraft::new(home, "second").named(&["c"]).everywhere().json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "first")
+            .named(&["a", "b"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
+    hub.make(
+        &RuleDraft::new(home, "second")
+            .named(&["c"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
     let mut sources = Vec::new();
     for (name, rule) in [("a", &first), ("b", &first), ("c", &second)] {
         sources.push(hub.make(&Draft::config_map(home, name).json()).await?);
-        scene.arrives(&sources[sources.len() - 1], rule, &[home]).await?;
+        scene
+            .arrives(&sources[sources.len() - 1], rule, &[home])
+            .await?;
     }
     let recorder = Recorder::start(scene.member(2), &Id::config_map(home, "")).await?;
     hub.delete(&first).await?;
@@ -284,11 +434,22 @@ async fn a_rule_that_is_deleted_takes_its_copies_along_and_only_those() -> Resul
     // The rule is let go when its copies are gone, not earlier.
     for member in &scene.members {
         for source in &sources[..2] {
-            ensure!(member.find(&Id::of(source)?).await?.is_none(), "{} is left in {}", Id::of(source)?, member.name());
+            ensure!(
+                member.find(&Id::of(source)?).await?.is_none(),
+                "{} is left in {}",
+                Id::of(source)?,
+                member.name()
+            );
         }
     }
     // A rule of the same name is another rule.
-    hub.make(&RuleDraft::new(home, "first").named(&["a"]).everywhere().json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "first")
+            .named(&["a"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
     scene.arrives(&sources[0], &first, &[home]).await?;
     hub.all_applied(&first, 2).await?;
     recorder.was_never_missing(home, "c")?;
@@ -302,17 +463,31 @@ async fn ordinary_edits_are_not_worth_an_event() -> Result<()> {
     let scene = scene_with(home).await?;
     let hub = &scene.hub;
     let rule = Id::rule(home, "all");
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).everywhere().json()).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "1").json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "1").json())
+        .await?;
     scene.arrives(&source, &rule, &[home]).await?;
     for text in ["2", "3"] {
-        let edited = hub.change(&Id::of(&source)?, json!({"data": {"k": text}})).await?;
+        let edited = hub
+            .change(&Id::of(&source)?, json!({"data": {"k": text}}))
+            .await?;
         scene.arrives(&edited, &rule, &[home]).await?;
     }
     hub.delete(&Id::of(&source)?).await?;
     scene.vanishes(&source, &[home]).await?;
     hub.says_ready(&rule, "False", "NoSources").await?;
-    ensure!(hub.events_about(&rule).await?.is_empty(), "{:?}", hub.events_about(&rule).await?);
+    ensure!(
+        hub.events_about(&rule).await?.is_empty(),
+        "{:?}",
+        hub.events_about(&rule).await?
+    );
     for member in &scene.members {
         let observed = member.events_about(&Id::of(&source)?).await?;
         ensure!(observed.is_empty(), "{observed:?}");

@@ -29,10 +29,22 @@ use rights::{has_few_rights, in_words, is_about_content, rights, writes};
 /// What each golden file is rendered from.
 const RIGHTS: [(&str, &str, &str); 6] = [
     ("hub", "runnel-hub", "{}"),
-    ("hub-of-two-namespaces", "runnel-hub", "{sourceNamespaces: [team-a, team-b]}"),
+    (
+        "hub-of-two-namespaces",
+        "runnel-hub",
+        "{sourceNamespaces: [team-a, team-b]}",
+    ),
     ("agent", "runnel-agent", "{}"),
-    ("agent-that-creates-namespaces", "runnel-agent", "{policy: {createNamespaces: true}}"),
-    ("agent-of-two-namespaces", "runnel-agent", "{policy: {namespaces: [team-a, team-b]}}"),
+    (
+        "agent-that-creates-namespaces",
+        "runnel-agent",
+        "{policy: {createNamespaces: true}}",
+    ),
+    (
+        "agent-of-two-namespaces",
+        "runnel-agent",
+        "{policy: {namespaces: [team-a, team-b]}}",
+    ),
     (
         "agent-of-two-namespaces-without-roles",
         "runnel-agent",
@@ -73,9 +85,11 @@ async fn no_values_give_an_unknown_flag() -> Result<()> {
     for chart in CHARTS {
         for (about, values) in tried(chart) {
             let documents = documents(&helm, chart, values).await?;
-            arguments::are_known(chart, container(&documents)?).with_context(|| format!("{chart}, {about}"))?;
+            arguments::are_known(chart, container(&documents)?)
+                .with_context(|| format!("{chart}, {about}"))?;
             if chart == "runnel-hub" {
-                arguments::trusts_its_own(&documents).with_context(|| format!("{chart}, {about}"))?;
+                arguments::trusts_its_own(&documents)
+                    .with_context(|| format!("{chart}, {about}"))?;
             }
             if chart == "runnel-agent" {
                 arguments::is_a_policy(&documents).with_context(|| format!("{chart}, {about}"))?;
@@ -92,7 +106,10 @@ async fn no_values_give_a_wildcard_a_pod_or_a_role() -> Result<()> {
         for (about, values) in tried(chart) {
             let given = rights(&documents(&helm, chart, values).await?)?;
             ensure!(given.len() >= 2, "{chart} with {about}: {given:?}");
-            given.iter().try_for_each(has_few_rights).with_context(|| format!("{chart} with {about}"))?;
+            given
+                .iter()
+                .try_for_each(has_few_rights)
+                .with_context(|| format!("{chart} with {about}"))?;
         }
     }
     Ok(())
@@ -103,27 +120,64 @@ async fn content_is_read_and_written_only_where_the_values_say() -> Result<()> {
     let helm = Helm::find().await?;
     let hub = rights(&documents(&helm, "runnel-hub", "{}").await?)?;
     let limited = rights(&documents(&helm, "runnel-hub", "{sourceNamespaces: [team-a]}").await?)?;
-    for right in hub.iter().chain(&limited).filter(|right| is_about_content(right)) {
+    for right in hub
+        .iter()
+        .chain(&limited)
+        .filter(|right| is_about_content(right))
+    {
         // The hub writes nothing but Secrets of its own namespace.
         let own = right.role == "Role runnel-system/runnel-hub" && right.resources == ["secrets"];
         ensure!(own || !writes(right), "{right:?}");
         // Also: `create` would let it make a token of any ServiceAccount of that namespace.
         ensure!(own != right.names.is_empty(), "{right:?}");
     }
-    ensure!(!limited.iter().any(|right| right.cluster_wide && is_about_content(right)), "{limited:?}");
+    ensure!(
+        !limited
+            .iter()
+            .any(|right| right.cluster_wide && is_about_content(right)),
+        "{limited:?}"
+    );
 
     for roles in [true, false] {
         let refused = "deniedNamespaces: [secret-*, web]";
         let names = "[team-a, team-b, secret-a, web, webs, x-web]";
-        let values = format!("{{policy: {{namespaces: {names}, {refused}, createRoles: {roles}}}}}");
+        let values =
+            format!("{{policy: {{namespaces: {names}, {refused}, createRoles: {roles}}}}}");
         let agent = rights(&documents(&helm, "runnel-agent", &values).await?)?;
-        ensure!(!agent.iter().any(|right| right.cluster_wide && is_about_content(right)), "{agent:?}");
-        ensure!(!agent.iter().any(|right| right.cluster_wide && writes(right)), "{agent:?}");
-        let own = agent.iter().filter(|right| right.role == "Role runnel-system/runnel-agent-own");
-        ensure!(own.clone().count() == 2 && own.clone().all(|right| !right.names.is_empty()), "{agent:?}");
-        let given = |namespace: &str| agent.iter().any(|right| right.role == format!("Role {namespace}/runnel-agent"));
-        ensure!(["team-b", "webs", "x-web"].into_iter().all(|namespace| given(namespace) == roles), "{agent:?}");
-        ensure!(!given("secret-a") && !given("web"), "a Role in a namespace that the policy refuses: {agent:?}");
+        ensure!(
+            !agent
+                .iter()
+                .any(|right| right.cluster_wide && is_about_content(right)),
+            "{agent:?}"
+        );
+        ensure!(
+            !agent
+                .iter()
+                .any(|right| right.cluster_wide && writes(right)),
+            "{agent:?}"
+        );
+        let own = agent
+            .iter()
+            .filter(|right| right.role == "Role runnel-system/runnel-agent-own");
+        ensure!(
+            own.clone().count() == 2 && own.clone().all(|right| !right.names.is_empty()),
+            "{agent:?}"
+        );
+        let given = |namespace: &str| {
+            agent
+                .iter()
+                .any(|right| right.role == format!("Role {namespace}/runnel-agent"))
+        };
+        ensure!(
+            ["team-b", "webs", "x-web"]
+                .into_iter()
+                .all(|namespace| given(namespace) == roles),
+            "{agent:?}"
+        );
+        ensure!(
+            !given("secret-a") && !given("web"),
+            "a Role in a namespace that the policy refuses: {agent:?}"
+        );
     }
     Ok(())
 }
@@ -134,7 +188,10 @@ async fn values_that_cannot_be_meant_are_refused_by_name() -> Result<()> {
     for (chart, values, field) in refused::REFUSED {
         match helm.template(chart, values).await {
             Ok(_) => anyhow::bail!("{chart} takes {values}"),
-            Err(error) => ensure!(format!("{error:#}").contains(field), "{chart} with {values}: {error:#}"),
+            Err(error) => ensure!(
+                format!("{error:#}").contains(field),
+                "{chart} with {values}: {error:#}"
+            ),
         }
     }
     Ok(())
@@ -149,7 +206,11 @@ async fn a_refusal_does_not_repeat_what_is_secret() -> Result<()> {
         "{join: [s3cr3t]}",
         "{proxy: {httpsProxy: 'http://name:s3cr3t@proxy:3128'}}",
     ] {
-        let error = helm.template("runnel-agent", values).await.err().with_context(|| format!("it takes {values}"))?;
+        let error = helm
+            .template("runnel-agent", values)
+            .await
+            .err()
+            .with_context(|| format!("it takes {values}"))?;
         ensure!(!format!("{error:#}").contains("s3cr3t"), "{error:#}");
     }
     Ok(())
@@ -160,7 +221,12 @@ async fn helm_lints_without_findings() -> Result<()> {
     let helm = Helm::find().await?;
     for name in CHARTS {
         let folder = chart(name);
-        helm.run(&["lint", "--strict", folder.to_str().context("a path that is not text")?]).await?;
+        helm.run(&[
+            "lint",
+            "--strict",
+            folder.to_str().context("a path that is not text")?,
+        ])
+        .await?;
     }
     Ok(())
 }
@@ -171,7 +237,8 @@ async fn every_object_says_whose_it_is() -> Result<()> {
     for chart in CHARTS {
         for (about, values) in tried(chart) {
             for document in documents(&helm, chart, values).await? {
-                check_object(chart, &document).with_context(|| format!("{chart} with {about}: {document}"))?;
+                check_object(chart, &document)
+                    .with_context(|| format!("{chart} with {about}: {document}"))?;
             }
         }
     }
@@ -183,14 +250,31 @@ fn check_object(chart: &str, document: &Value) -> Result<()> {
     ensure!(labels["app.kubernetes.io/part-of"] == "runnel", "part-of");
     if document["kind"] == "CustomResourceDefinition" {
         let annotations = &document["metadata"]["annotations"];
-        ensure!(annotations["helm.sh/resource-policy"] == "keep", "a definition that helm removes");
-        let argo = annotations["argocd.argoproj.io/sync-options"].as_str().unwrap_or_default();
-        ensure!(argo.contains("Prune=false") && argo.contains("Delete=false"), "a definition that Argo CD removes");
+        ensure!(
+            annotations["helm.sh/resource-policy"] == "keep",
+            "a definition that helm removes"
+        );
+        let argo = annotations["argocd.argoproj.io/sync-options"]
+            .as_str()
+            .unwrap_or_default();
+        ensure!(
+            argo.contains("Prune=false") && argo.contains("Delete=false"),
+            "a definition that Argo CD removes"
+        );
         return Ok(());
     }
-    ensure!(labels["app.kubernetes.io/name"] == chart && labels["app.kubernetes.io/instance"] == chart, "name");
-    ensure!(labels["app.kubernetes.io/managed-by"] == "Helm", "managed-by");
-    ensure!(labels["app.kubernetes.io/version"].is_string() && labels["helm.sh/chart"].is_string(), "version");
+    ensure!(
+        labels["app.kubernetes.io/name"] == chart && labels["app.kubernetes.io/instance"] == chart,
+        "name"
+    );
+    ensure!(
+        labels["app.kubernetes.io/managed-by"] == "Helm",
+        "managed-by"
+    );
+    ensure!(
+        labels["app.kubernetes.io/version"].is_string() && labels["helm.sh/chart"].is_string(),
+        "version"
+    );
     let cluster_wide = [
         "ClusterRole",
         "ClusterRoleBinding",
@@ -199,7 +283,10 @@ fn check_object(chart: &str, document: &Value) -> Result<()> {
         "ValidatingAdmissionPolicyBinding",
     ];
     let kind = document["kind"].as_str().unwrap_or_default();
-    ensure!(document["metadata"]["namespace"].is_string() != cluster_wide.contains(&kind), "namespace");
+    ensure!(
+        document["metadata"]["namespace"].is_string() != cluster_wide.contains(&kind),
+        "namespace"
+    );
     Ok(())
 }
 
@@ -215,11 +302,18 @@ async fn the_image_is_exact() -> Result<()> {
                 "{image: {registry: 'r.example.com:5000', repository: a/b}}".to_owned(),
                 "r.example.com:5000/a/b:0.1.0".to_owned(),
             ),
-            (format!("{{image: {{digest: '{digest}'}}}}"), format!("{chart}:0.1.0@{digest}")),
+            (
+                format!("{{image: {{digest: '{digest}'}}}}"),
+                format!("{chart}:0.1.0@{digest}"),
+            ),
         ];
         for (values, image) in cases {
             let documents = documents(&helm, chart, &values).await?;
-            ensure!(container(&documents)?["image"] == image.as_str(), "{values}: {}", container(&documents)?["image"]);
+            ensure!(
+                container(&documents)?["image"] == image.as_str(),
+                "{values}: {}",
+                container(&documents)?["image"]
+            );
         }
     }
     Ok(())
@@ -233,7 +327,10 @@ async fn the_binaries_know_every_argument() -> Result<()> {
         for (about, values) in tried(chart) {
             let documents = documents(&helm, chart, values).await?;
             let given = texts(&container(&documents)?["args"]);
-            let given = given.iter().map(|text| text.replace("$(POD_IP)", "10.0.0.1").replace("$(POD_NAME)", "pod"));
+            let given = given.iter().map(|text| {
+                text.replace("$(POD_IP)", "10.0.0.1")
+                    .replace("$(POD_NAME)", "pod")
+            });
             let given = std::iter::once(chart.to_owned()).chain(given);
             let taken = match chart {
                 "runnel-hub" => runnel_hub::config::Cli::try_parse_from(given).map(drop),
@@ -249,23 +346,44 @@ async fn the_binaries_know_every_argument() -> Result<()> {
 #[tokio::test]
 async fn values_and_schema_speak_of_the_same() -> Result<()> {
     for name in CHARTS {
-        let values: Value = serde_saphyr::from_str(&std::fs::read_to_string(chart(name).join("values.yaml"))?)?;
-        let schema: Value = serde_json::from_str(&std::fs::read_to_string(chart(name).join("values.schema.json"))?)?;
+        let values: Value =
+            serde_saphyr::from_str(&std::fs::read_to_string(chart(name).join("values.yaml"))?)?;
+        let schema: Value = serde_json::from_str(&std::fs::read_to_string(
+            chart(name).join("values.schema.json"),
+        )?)?;
         same(&values, &schema, name)?;
     }
     Ok(())
 }
 
 fn same(values: &Value, schema: &Value, path: &str) -> Result<()> {
-    ensure!(schema["description"].is_string() || schema["title"].is_string(), "{path} is not described");
-    let Some(properties) = schema["properties"].as_object() else { return Ok(()) };
-    ensure!(schema["additionalProperties"] == false, "{path} takes anything");
+    ensure!(
+        schema["description"].is_string() || schema["title"].is_string(),
+        "{path} is not described"
+    );
+    let Some(properties) = schema["properties"].as_object() else {
+        return Ok(());
+    };
+    ensure!(
+        schema["additionalProperties"] == false,
+        "{path} takes anything"
+    );
     for (name, schema) in properties.iter().filter(|(name, _)| *name != "global") {
-        let value = values.get(name).with_context(|| format!("{path}.{name} is not in values.yaml"))?;
+        let value = values
+            .get(name)
+            .with_context(|| format!("{path}.{name} is not in values.yaml"))?;
         same(value, schema, &format!("{path}.{name}"))?;
     }
-    for name in values.as_object().into_iter().flatten().map(|(name, _)| name) {
-        ensure!(properties.contains_key(name), "{path}.{name} is not in the schema");
+    for name in values
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, _)| name)
+    {
+        ensure!(
+            properties.contains_key(name),
+            "{path}.{name} is not in the schema"
+        );
     }
     Ok(())
 }
@@ -280,32 +398,61 @@ async fn alerts_and_dashboard_are_handed_on_as_they_are() -> Result<()> {
 
     let rule = &one(&documents, "PrometheusRule", "runnel-hub")?["spec"];
     let alerts: Value = serde_saphyr::from_str(&file("rules/runnel.rules.yaml")?)?;
-    ensure!(*rule == alerts && rule["groups"][0]["rules"][0]["alert"].is_string(), "{rule}");
-    ensure!(rule.to_string().contains("{{ $labels."), "the alerts name nobody: {rule}");
+    ensure!(
+        *rule == alerts && rule["groups"][0]["rules"][0]["alert"].is_string(),
+        "{rule}"
+    );
+    ensure!(
+        rule.to_string().contains("{{ $labels."),
+        "the alerts name nobody: {rule}"
+    );
     let elsewhere = "{metrics: {prometheusRule: {enabled: true, runbookURL: 'https://wiki.example.com/runnel'}}}";
     let elsewhere = render::documents(&helm, "runnel-hub", elsewhere).await?;
-    for alert in
-        one(&elsewhere, "PrometheusRule", "runnel-hub")?["spec"]["groups"][0]["rules"].as_array().into_iter().flatten()
+    for alert in one(&elsewhere, "PrometheusRule", "runnel-hub")?["spec"]["groups"][0]["rules"]
+        .as_array()
+        .into_iter()
+        .flatten()
     {
-        let url = alert["annotations"]["runbook_url"].as_str().unwrap_or_default();
+        let url = alert["annotations"]["runbook_url"]
+            .as_str()
+            .unwrap_or_default();
         let name = alert["alert"].as_str().unwrap_or_default().to_lowercase();
-        ensure!(url == format!("https://wiki.example.com/runnel#{name}"), "{name}: {url}");
+        ensure!(
+            url == format!("https://wiki.example.com/runnel#{name}"),
+            "{name}: {url}"
+        );
     }
     let dashboard = &one(&documents, "ConfigMap", "runnel-hub-dashboard")?["data"]["runnel.json"];
     let dashboard: Value = serde_json::from_str(dashboard.as_str().context("no dashboard")?)?;
     let panels: Value = serde_json::from_str(&file("dashboards/runnel.json")?)?;
-    ensure!(dashboard == panels && dashboard["panels"].as_array().is_some_and(|panels| panels.len() > 3));
+    ensure!(
+        dashboard == panels
+            && dashboard["panels"]
+                .as_array()
+                .is_some_and(|panels| panels.len() > 3)
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn a_proxy_is_never_between_the_agent_and_its_own_api_server() -> Result<()> {
     let helm = Helm::find().await?;
-    let values = "{proxy: {httpsProxy: 'http://proxy.example.com:3128', noProxy: [.corp.example.com]}}";
+    let values =
+        "{proxy: {httpsProxy: 'http://proxy.example.com:3128', noProxy: [.corp.example.com]}}";
     let documents = documents(&helm, "runnel-agent", values).await?;
     let env = &container(&documents)?["env"];
-    let value = |name: &str| env.as_array().into_iter().flatten().find(|variable| variable["name"] == name);
-    let value = |name: &str| value(name).and_then(|variable| variable["value"].as_str()).unwrap_or_default().to_owned();
+    let value = |name: &str| {
+        env.as_array()
+            .into_iter()
+            .flatten()
+            .find(|variable| variable["name"] == name)
+    };
+    let value = |name: &str| {
+        value(name)
+            .and_then(|variable| variable["value"].as_str())
+            .unwrap_or_default()
+            .to_owned()
+    };
     ensure!(value("HTTPS_PROXY") == "http://proxy.example.com:3128");
     let without = value("NO_PROXY");
     for host in ["$(KUBERNETES_SERVICE_HOST)", ".svc", ".corp.example.com"] {
@@ -318,7 +465,12 @@ async fn a_proxy_is_never_between_the_agent_and_its_own_api_server() -> Result<(
 async fn a_policy_that_changes_restarts_nothing() -> Result<()> {
     let helm = Helm::find().await?;
     let before = documents(&helm, "runnel-agent", "{policy: {namespaces: [a]}}").await?;
-    let after = documents(&helm, "runnel-agent", "{policy: {namespaces: [b], onRevoke: Purge}}").await?;
+    let after = documents(
+        &helm,
+        "runnel-agent",
+        "{policy: {namespaces: [b], onRevoke: Purge}}",
+    )
+    .await?;
     let template = |documents: &[Value]| -> Result<Value> {
         Ok(one(documents, "Deployment", "runnel-agent")?["spec"]["template"].clone())
     };

@@ -26,7 +26,11 @@ static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 
 /// Two members of their own, and the hub's cluster as the third, called `hub`.
 async fn fleet() -> Result<&'static Fleet> {
-    let options = FleetOptions { members: 2, hub_is_member: true, ..FleetOptions::default() };
+    let options = FleetOptions {
+        members: 2,
+        hub_is_member: true,
+        ..FleetOptions::default()
+    };
     FLEET.get_or_try_init(|| Fleet::start(options)).await
 }
 
@@ -44,7 +48,11 @@ async fn scene_with(home: &str) -> Result<Scene> {
 /// Waits until the object of `source` in member-1 is a copy again; returns it.
 async fn is_mended(scene: &Scene, source: &Value, rule: &Id, what: &str) -> Result<Value> {
     let namespace = rule.own_namespace().unwrap_or_default();
-    scene.member(1).has_copy(source, namespace, rule).await.with_context(|| format!("after {what}"))
+    scene
+        .member(1)
+        .has_copy(source, namespace, rule)
+        .await
+        .with_context(|| format!("after {what}"))
 }
 
 #[tokio::test]
@@ -53,41 +61,76 @@ async fn copies_that_people_change_or_delete_are_put_back() -> Result<()> {
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let rule = Id::rule(home, "all");
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1"])
+            .json(),
+    )
+    .await?;
     let everything = json!({"data": {"k": null, "more": "bXk="}, "metadata": {"labels": null, "annotations": null}});
     let edits = [
         ("a-value-changed", json!({"data": {"k": "bXk="}})),
         ("a-key-added", json!({"data": {"surplus": "bXk="}})),
         ("a-key-removed", json!({"data": {"l": null}})),
         ("all-data-removed", json!({"data": null})),
-        ("a-label-changed", json!({"metadata": {"labels": {"team": "b"}}})),
-        ("a-label-removed", json!({"metadata": {"labels": {"team": null}}})),
-        ("an-annotation-changed", json!({"metadata": {"annotations": {"example.com/note": "y"}}})),
+        (
+            "a-label-changed",
+            json!({"metadata": {"labels": {"team": "b"}}}),
+        ),
+        (
+            "a-label-removed",
+            json!({"metadata": {"labels": {"team": null}}}),
+        ),
+        (
+            "an-annotation-changed",
+            json!({"metadata": {"annotations": {"example.com/note": "y"}}}),
+        ),
         ("everything-at-once", everything),
-        ("binary-data-changed", json!({"binaryData": {"b": null, "more": "AAE="}})),
+        (
+            "binary-data-changed",
+            json!({"binaryData": {"b": null, "more": "AAE="}}),
+        ),
     ];
     // Each kind of edit on a copy of its own: one that is edited again and again is put back later and later.
     for of_kind in [Draft::config_map, Draft::secret] {
         let drafts = edits.iter().map(|(what, _)| {
-            let draft = of_kind(home, what).data("k", "v").data("l", "w").label("team", "a");
+            let draft = of_kind(home, what)
+                .data("k", "v")
+                .data("l", "w")
+                .label("team", "a");
             let draft = draft.annotation("example.com/note", "x");
             let has_bytes = draft.json()["kind"] == "ConfigMap";
-            if has_bytes { draft.with("binaryData", json!({"b": "AAE="})).json() } else { draft.json() }
+            if has_bytes {
+                draft.with("binaryData", json!({"b": "AAE="})).json()
+            } else {
+                draft.json()
+            }
         });
-        let sources = try_join_all(drafts.map(|draft| async move { hub.make(&draft).await })).await?;
+        let sources =
+            try_join_all(drafts.map(|draft| async move { hub.make(&draft).await })).await?;
         for (source, (what, edit)) in sources.iter().zip(&edits) {
             let copy = is_mended(&scene, source, &rule, "nothing").await?;
             member.change(&Id::of(source)?, edit.clone()).await?;
             let mended = is_mended(&scene, source, &rule, what).await?;
-            ensure!(mended["metadata"]["uid"] == copy["metadata"]["uid"], "{what}: it was made anew");
+            ensure!(
+                mended["metadata"]["uid"] == copy["metadata"]["uid"],
+                "{what}: it was made anew"
+            );
         }
         member.delete(&Id::of(&sources[0])?).await?;
         is_mended(&scene, &sources[0], &rule, "a deletion").await?;
     }
     hub.all_applied(&rule, 2 * edits.len()).await?;
-    for copy in [Id::config_map(home, "a-key-added"), Id::secret(home, "a-value-changed")] {
+    for copy in [
+        Id::config_map(home, "a-key-added"),
+        Id::secret(home, "a-value-changed"),
+    ] {
         let observed = member.has_event(&copy, "DriftCorrected").await?;
-        ensure!(observed.kind == "Normal" && observed.note.contains("source on the hub"), "{observed:?}");
+        ensure!(
+            observed.kind == "Normal" && observed.note.contains("source on the hub"),
+            "{observed:?}"
+        );
     }
     let observed = hub.events_about(&rule).await?;
     ensure!(observed.is_empty(), "{observed:?}");
@@ -100,34 +143,68 @@ async fn stripped_marks_are_restored() -> Result<()> {
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let rule = Id::rule(home, "all");
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1"])
+            .json(),
+    )
+    .await?;
     let with = |marks: &[(&str, &str)], value: Value, data: Value| {
-        marks.iter().fold(json!({"metadata": {}, "data": data}), |mut change, (place, mark)| {
-            change["metadata"][place][mark] = value.clone();
-            change
-        })
+        marks.iter().fold(
+            json!({"metadata": {}, "data": data}),
+            |mut change, (place, mark)| {
+                change["metadata"][place][mark] = value.clone();
+                change
+            },
+        )
     };
     let (none, same) = (|| Value::Null, || json!({}));
-    let mut changes: Vec<_> =
-        MARKS.iter().map(|mark| (format!("no {}", mark.1), with(&[*mark], none(), same()))).collect();
+    let mut changes: Vec<_> = MARKS
+        .iter()
+        .map(|mark| (format!("no {}", mark.1), with(&[*mark], none(), same())))
+        .collect();
     for mark in MARKS.iter().filter(|(_, mark)| *mark != HUB_LABEL) {
-        changes.push((format!("another {}", mark.1), with(&[*mark], json!("other"), same())));
+        changes.push((
+            format!("another {}", mark.1),
+            with(&[*mark], json!("other"), same()),
+        ));
     }
     changes.push(("no marks".to_owned(), with(&MARKS, none(), same())));
-    changes.push(("no marks, more data".to_owned(), with(&MARKS, none(), json!({"more": "mine"}))));
+    changes.push((
+        "no marks, more data".to_owned(),
+        with(&MARKS, none(), json!({"more": "mine"})),
+    ));
     changes.push(("no labels".to_owned(), with(&MARKS[..2], none(), same())));
     for (number, (what, change)) in changes.iter().enumerate() {
-        let source = hub.make(&Draft::config_map(home, &format!("settings-{number}")).data("k", "v").json()).await?;
+        let source = hub
+            .make(
+                &Draft::config_map(home, &format!("settings-{number}"))
+                    .data("k", "v")
+                    .json(),
+            )
+            .await?;
         let copy = is_mended(&scene, &source, &rule, "nothing").await?;
         member.change(&Id::of(&source)?, change.clone()).await?;
         let mended = is_mended(&scene, &source, &rule, what).await?;
-        ensure!(mended["metadata"]["uid"] == copy["metadata"]["uid"], "{what}: it was made anew");
-        let seals = (&mended["metadata"]["annotations"][SEAL], &copy["metadata"]["annotations"][SEAL]);
-        ensure!(seals.0 == seals.1, "{what}: equal content has an equal seal");
+        ensure!(
+            mended["metadata"]["uid"] == copy["metadata"]["uid"],
+            "{what}: it was made anew"
+        );
+        let seals = (
+            &mended["metadata"]["annotations"][SEAL],
+            &copy["metadata"]["annotations"][SEAL],
+        );
+        ensure!(
+            seals.0 == seals.1,
+            "{what}: equal content has an equal seal"
+        );
     }
     // Deleted while nobody could see that it is a copy.
     let source = hub.get(&Id::config_map(home, "settings-0")).await?;
-    member.change(&Id::of(&source)?, with(&MARKS, none(), same())).await?;
+    member
+        .change(&Id::of(&source)?, with(&MARKS, none(), same()))
+        .await?;
     member.delete(&Id::of(&source)?).await?;
     is_mended(&scene, &source, &rule, "a deletion without marks").await?;
     hub.all_applied(&rule, changes.len()).await.map(|_| ())
@@ -139,8 +216,16 @@ async fn contended_copy_is_not_corrected_without_end() -> Result<()> {
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let rule = Id::rule(home, "all");
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "ours").json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1"])
+            .json(),
+    )
+    .await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "ours").json())
+        .await?;
     let id = Id::of(&source)?;
     member.has_copy(&source, home, &rule).await?;
     let mut turns = 0;
@@ -160,13 +245,21 @@ async fn contended_copy_is_not_corrected_without_end() -> Result<()> {
     member.has_event(&id, "Contended").await?;
     let observed = member.has_event(&id, "DriftCorrected").await?;
     let events = member.events_about(&id).await?;
-    ensure!(observed.times > 1 && events.len() == 2, "repeats are merged: {events:?}");
+    ensure!(
+        observed.times > 1 && events.len() == 2,
+        "repeats are merged: {events:?}"
+    );
     // It counts as a fight until it has been quiet for a while.
     let counts = hub.sees("one fought for and one applied", &rule, |observed| {
         let summary = &observed["status"]["summary"];
-        ensure!(summary["copiesApplied"] == 1 && summary["copiesFailed"] == 1, "{summary}");
+        ensure!(
+            summary["copiesApplied"] == 1 && summary["copiesFailed"] == 1,
+            "{summary}"
+        );
         Ok(())
     });
     counts.await?;
-    hub.says_ready(&rule, "False", "Contended").await.map(|_| ())
+    hub.says_ready(&rule, "False", "Contended")
+        .await
+        .map(|_| ())
 }

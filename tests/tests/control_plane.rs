@@ -25,21 +25,34 @@ const PARENT_FOLDER: &str = "RUNNEL_TEST_PARENT_FOLDER";
 static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
 
 async fn shared() -> Result<&'static ControlPlane> {
-    SHARED.get_or_try_init(|| ControlPlane::start("shared", Options::default())).await
+    SHARED
+        .get_or_try_init(|| ControlPlane::start("shared", Options::default()))
+        .await
 }
 
 fn config_map(name: &str, value: &str) -> ConfigMap {
     ConfigMap {
-        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        },
         data: Some(BTreeMap::from([("key".to_owned(), value.to_owned())])),
         ..ConfigMap::default()
     }
 }
 
 async fn new_namespace(client: &Client, name: &str) -> Result<()> {
-    let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
-    let namespace = Namespace { metadata, ..Namespace::default() };
-    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        ..ObjectMeta::default()
+    };
+    let namespace = Namespace {
+        metadata,
+        ..Namespace::default()
+    };
+    Api::<Namespace>::all(client.clone())
+        .create(&PostParams::default(), &namespace)
+        .await?;
     Ok(())
 }
 
@@ -57,20 +70,33 @@ async fn kubectl_and_server_have_the_pinned_version() -> Result<()> {
 
 #[tokio::test]
 async fn failed_kubectl_reports_its_output() -> Result<()> {
-    let failed = shared().await?.kubectl(&["get", "configmap", "nowhere"]).await;
-    let message = failed.err().context("there is no such ConfigMap")?.to_string();
-    ensure!(message.contains(r#"configmaps "nowhere" not found"#), "{message}");
+    let failed = shared()
+        .await?
+        .kubectl(&["get", "configmap", "nowhere"])
+        .await;
+    let message = failed
+        .err()
+        .context("there is no such ConfigMap")?
+        .to_string();
+    ensure!(
+        message.contains(r#"configmaps "nowhere" not found"#),
+        "{message}"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn a_config_map_that_kubectl_applied_is_read_back() -> Result<()> {
     let cluster = shared().await?;
-    let yaml = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: round-trip}\ndata: {key: value}\n";
+    let yaml =
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: round-trip}\ndata: {key: value}\n";
     cluster.kubectl_stdin(&["apply", "-f", "-"], yaml).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().await?, "default");
     let found = config_maps.get("round-trip").await?;
-    ensure!(found.data == config_map("round-trip", "value").data, "{found:?}");
+    ensure!(
+        found.data == config_map("round-trip", "value").data,
+        "{found:?}"
+    );
     Ok(())
 }
 
@@ -79,11 +105,19 @@ async fn a_deleted_namespace_goes_away_with_its_content() -> Result<()> {
     let client = shared().await?.client().await?;
     new_namespace(&client, "short-lived").await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), "short-lived");
-    config_maps.create(&PostParams::default(), &config_map("inside", "value")).await?;
+    config_maps
+        .create(&PostParams::default(), &config_map("inside", "value"))
+        .await?;
     let namespaces: Api<Namespace> = Api::all(client);
-    namespaces.delete("short-lived", &DeleteParams::default()).await?;
+    namespaces
+        .delete("short-lived", &DeleteParams::default())
+        .await?;
     eventually("the end of the namespace", SOON, async || {
-        Ok(namespaces.get_opt("short-lived").await?.is_none().then_some(()))
+        Ok(namespaces
+            .get_opt("short-lived")
+            .await?
+            .is_none()
+            .then_some(()))
     })
     .await
 }
@@ -97,12 +131,29 @@ async fn every_write_is_in_the_audit_log_as_soon_as_it_is_answered() -> Result<(
     for number in 0..50 {
         let name = format!("written-{number}");
         let mark = cluster.mark();
-        config_maps.create(&PostParams::default(), &config_map(&name, &"x".repeat(50_000))).await?;
+        config_maps
+            .create(
+                &PostParams::default(),
+                &config_map(&name, &"x".repeat(50_000)),
+            )
+            .await?;
         config_maps.get(&name).await?;
-        let writes: Vec<Write> = cluster.writes_since(mark)?.into_iter().filter(|write| write.name == name).collect();
-        let [write] = writes.as_slice() else { bail!("one write became {writes:?}") };
-        ensure!(write.verb == "create" && write.resource == "configmaps" && write.code == 201, "{write:?}");
-        ensure!(write.namespace == "audited" && write.user == "administrator", "{write:?}");
+        let writes: Vec<Write> = cluster
+            .writes_since(mark)?
+            .into_iter()
+            .filter(|write| write.name == name)
+            .collect();
+        let [write] = writes.as_slice() else {
+            bail!("one write became {writes:?}")
+        };
+        ensure!(
+            write.verb == "create" && write.resource == "configmaps" && write.code == 201,
+            "{write:?}"
+        );
+        ensure!(
+            write.namespace == "audited" && write.user == "administrator",
+            "{write:?}"
+        );
     }
     Ok(())
 }
@@ -111,18 +162,41 @@ async fn every_write_is_in_the_audit_log_as_soon_as_it_is_answered() -> Result<(
 async fn a_service_account_has_only_its_own_permissions() -> Result<()> {
     let cluster = shared().await?;
     new_namespace(&cluster.client().await?, "limited").await?;
-    cluster.kubectl(&["create", "serviceaccount", "reader", "--namespace=limited"]).await?;
-    let view = ["create", "rolebinding", "view", "--clusterrole=view", "--serviceaccount=limited:reader"];
-    cluster.kubectl(&[view.as_slice(), &["--namespace=limited"]].concat()).await?;
+    cluster
+        .kubectl(&["create", "serviceaccount", "reader", "--namespace=limited"])
+        .await?;
+    let view = [
+        "create",
+        "rolebinding",
+        "view",
+        "--clusterrole=view",
+        "--serviceaccount=limited:reader",
+    ];
+    cluster
+        .kubectl(&[view.as_slice(), &["--namespace=limited"]].concat())
+        .await?;
     let client = client_of(&cluster.token_kubeconfig("limited", "reader").await?).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(client, "limited");
-    eventually("the permission to list", SOON, async || Ok(Some(config_maps.list(&Default::default()).await?))).await?;
+    eventually("the permission to list", SOON, async || {
+        Ok(Some(config_maps.list(&Default::default()).await?))
+    })
+    .await?;
     let mark = cluster.mark();
-    let refused = config_maps.create(&PostParams::default(), &config_map("refused", "value")).await;
-    ensure!(matches!(&refused, Err(kube::Error::Api(status)) if status.code == 403), "{refused:?}");
+    let refused = config_maps
+        .create(&PostParams::default(), &config_map("refused", "value"))
+        .await;
+    ensure!(
+        matches!(&refused, Err(kube::Error::Api(status)) if status.code == 403),
+        "{refused:?}"
+    );
     let writes = cluster.writes_since(mark)?;
     let user = "system:serviceaccount:limited:reader";
-    ensure!(writes.iter().any(|write| write.user == user && write.code == 403), "{writes:?}");
+    ensure!(
+        writes
+            .iter()
+            .any(|write| write.user == user && write.code == 403),
+        "{writes:?}"
+    );
     Ok(())
 }
 
@@ -130,15 +204,24 @@ async fn a_service_account_has_only_its_own_permissions() -> Result<()> {
 async fn a_restarted_api_server_knows_what_it_knew() -> Result<()> {
     let cluster = ControlPlane::start("restarted", Options::default()).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().await?, "default");
-    config_maps.create(&PostParams::default(), &config_map("kept", "value")).await?;
+    config_maps
+        .create(&PostParams::default(), &config_map("kept", "value"))
+        .await?;
     let mark = cluster.mark();
     cluster.stop_api_server()?;
-    ensure!(config_maps.get("kept").await.is_err(), "a killed API server answers");
+    ensure!(
+        config_maps.get("kept").await.is_err(),
+        "a killed API server answers"
+    );
     cluster.start_api_server().await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().await?, "default");
     config_maps.get("kept").await?;
     config_maps.delete("kept", &DeleteParams::default()).await?;
-    let deleted = cluster.writes_since(mark)?.into_iter().filter(|write| write.verb == "delete").count();
+    let deleted = cluster
+        .writes_since(mark)?
+        .into_iter()
+        .filter(|write| write.verb == "delete")
+        .count();
     ensure!(deleted == 1, "{deleted} deletes");
     let folder = cluster.folder().to_owned();
     cluster.shutdown().await?;
@@ -152,20 +235,43 @@ fn incomplete_kubebuilder_assets_are_named_with_a_hint() -> Result<()> {
     for part in ["etcd", "kube-apiserver", "kubectl"] {
         std::fs::write(folder.path().join(part), "")?;
     }
-    let places = Places { given: Some(folder.path().to_owned()), cache: folder.path().join("cache"), go: "go".into() };
-    let message = Assets::find_in(&places).err().context("a part is missing")?.to_string();
-    ensure!(message.contains("has no kube-controller-manager: point it at"), "{message}");
+    let places = Places {
+        given: Some(folder.path().to_owned()),
+        cache: folder.path().join("cache"),
+        go: "go".into(),
+    };
+    let message = Assets::find_in(&places)
+        .err()
+        .context("a part is missing")?
+        .to_string();
+    ensure!(
+        message.contains("has no kube-controller-manager: point it at"),
+        "{message}"
+    );
     std::fs::write(folder.path().join("kube-controller-manager"), "")?;
-    ensure!(Assets::find_in(&places)?.kubectl() == folder.path().join("kubectl"), "another kubectl");
+    ensure!(
+        Assets::find_in(&places)?.kubectl() == folder.path().join("kubectl"),
+        "another kubectl"
+    );
     Ok(())
 }
 
 #[test]
 fn machine_without_go_gets_an_install_hint() -> Result<()> {
     let folder = Scratch::new("assets")?;
-    let places = Places { given: None, cache: folder.path().to_owned(), go: folder.path().join("go") };
-    let message = Assets::find_in(&places).err().context("there is no Go")?.to_string();
-    ensure!(message.contains("install Go 1.26") && message.contains("KUBEBUILDER_ASSETS"), "{message}");
+    let places = Places {
+        given: None,
+        cache: folder.path().to_owned(),
+        go: folder.path().join("go"),
+    };
+    let message = Assets::find_in(&places)
+        .err()
+        .context("there is no Go")?
+        .to_string();
+    ensure!(
+        message.contains("install Go 1.26") && message.contains("KUBEBUILDER_ASSETS"),
+        "{message}"
+    );
     Ok(())
 }
 
@@ -182,21 +288,42 @@ async fn a_guarded_program_tells_how_it_ended() -> Result<()> {
     let code = eventually("the end", SOON, async || Ok(alone.exit_code())).await?;
     ensure!(code == 7 && !alone.is_running(), "exit code {code}");
     let message = alone.check().err().context("it has ended")?.to_string();
-    ensure!(message.contains("exit code 7") && message.ends_with("said"), "{message}");
+    ensure!(
+        message.contains("exit code 7") && message.ends_with("said"),
+        "{message}"
+    );
 
-    let polite = shell(folder.path(), "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done");
+    let polite = shell(
+        folder.path(),
+        "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done",
+    );
     polite.start()?;
-    eventually("the trap", SOON, async || Ok(polite.last_words().ends_with("ready").then_some(()))).await?;
+    eventually("the trap", SOON, async || {
+        Ok(polite.last_words().ends_with("ready").then_some(()))
+    })
+    .await?;
     ensure!(polite.start().is_err(), "it runs twice");
     ensure!(polite.terminate(SOON).await? == 3, "another exit code");
 
-    let stubborn = shell(folder.path(), "trap '' TERM; echo deaf; while :; do sleep 0.05; done");
+    let stubborn = shell(
+        folder.path(),
+        "trap '' TERM; echo deaf; while :; do sleep 0.05; done",
+    );
     stubborn.start()?;
-    eventually("the trap", SOON, async || Ok(stubborn.last_words().ends_with("deaf").then_some(()))).await?;
+    eventually("the trap", SOON, async || {
+        Ok(stubborn.last_words().ends_with("deaf").then_some(()))
+    })
+    .await?;
     stubborn.pause()?;
     ensure!(stubborn.is_running(), "a frozen program runs");
     stubborn.resume()?;
-    ensure!(stubborn.terminate(Duration::from_millis(200)).await.is_err(), "it was killed, not polite");
+    ensure!(
+        stubborn
+            .terminate(Duration::from_millis(200))
+            .await
+            .is_err(),
+        "it was killed, not polite"
+    );
     Ok(())
 }
 
@@ -207,14 +334,21 @@ const GREEDY: &str = "echo begins; x=$(head -c 200000000 /dev/zero | tr '\\0' x)
 async fn process_at_its_memory_limit_ends_with_words() -> Result<()> {
     let folder = Scratch::new("memory")?;
     let limited = |name: &str, mebibytes: u64| {
-        let limit = MemoryLimit { bytes: mebibytes << 20, enforcement: Enforcement::Always };
+        let limit = MemoryLimit {
+            bytes: mebibytes << 20,
+            enforcement: Enforcement::Always,
+        };
         let program = Program::new("/bin/bash", folder.path().join(name)).arguments(["-c", GREEDY]);
         Restartable::new(name, program.memory_limit(limit))
     };
     let large = limited("large", 2000);
     large.start()?;
     let code = eventually("the end", SOON, async || Ok(large.exit_code())).await?;
-    ensure!(code == 0 && large.last_words().ends_with("has 200000000"), "{code}: {}", large.last_words());
+    ensure!(
+        code == 0 && large.last_words().ends_with("has 200000000"),
+        "{code}: {}",
+        large.last_words()
+    );
 
     let small = limited("small", 60);
     small.start()?;
@@ -222,13 +356,22 @@ async fn process_at_its_memory_limit_ends_with_words() -> Result<()> {
     let message = small.check().err().context("it has ended")?.to_string();
     // Without root it is the allocation that fails, and how a program ends then is its own affair.
     if rustix::process::getuid().is_root() {
-        ensure!(message.contains("the kernel killed it at its memory limit of 60 MiB"), "{message}");
-        ensure!(small.start().is_err() && small.kill().is_err(), "the kill can be hidden");
+        ensure!(
+            message.contains("the kernel killed it at its memory limit of 60 MiB"),
+            "{message}"
+        );
+        ensure!(
+            small.start().is_err() && small.kill().is_err(),
+            "the kill can be hidden"
+        );
         let vain = eventually("nothing", Duration::ZERO, async || Ok(None::<()>)).await;
         let vain = vain.err().context("it waited for nothing")?.to_string();
         ensure!(vain.contains("memory limit of 60 MiB"), "{vain}");
     }
-    ensure!(!small.last_words().ends_with("has 200000000"), "the limit did not hold");
+    ensure!(
+        !small.last_words().ends_with("has 200000000"),
+        "the limit did not hold"
+    );
     Ok(())
 }
 
@@ -238,9 +381,15 @@ async fn running_process_reports_its_peak_memory() -> Result<()> {
     let program = Program::new("/bin/bash", folder.path().join("peak"));
     let script = "x=$(head -c 40000000 /dev/zero | tr '\\0' x); x=; echo done; sleep 600; exit";
     let process = Restartable::new("a shell", program.arguments(["-c", script]));
-    ensure!(process.peak_memory().is_err(), "a process that does not run has a peak");
+    ensure!(
+        process.peak_memory().is_err(),
+        "a process that does not run has a peak"
+    );
     process.start()?;
-    eventually("the peak", SOON, async || Ok(process.last_words().ends_with("done").then_some(()))).await?;
+    eventually("the peak", SOON, async || {
+        Ok(process.last_words().ends_with("done").then_some(()))
+    })
+    .await?;
     let peak = process.peak_memory()?;
     ensure!((40_000_000..1_000_000_000).contains(&peak), "{peak}");
     Ok(())
@@ -265,16 +414,26 @@ async fn nothing_outlives_a_test_run_that_is_killed() -> Result<()> {
         .stderr(Stdio::null())
         .spawn()?;
     let found = folder.path().join("found");
-    let printed = eventually("the parent's word", SOON, async || Ok(Some(std::fs::read_to_string(&found)?))).await;
+    let printed = eventually("the parent's word", SOON, async || {
+        Ok(Some(std::fs::read_to_string(&found)?))
+    })
+    .await;
     parent.kill()?;
     parent.wait()?;
     let printed = printed?;
     let (pid, left) = printed.split_once(' ').context("two words")?;
     let left = PathBuf::from(left);
     ensure!(left.exists(), "the parent had no folder");
-    eventually("the end of the child", SOON, async || Ok(has_ended(pid)?.then_some(()))).await?;
+    eventually("the end of the child", SOON, async || {
+        Ok(has_ended(pid)?.then_some(()))
+    })
+    .await?;
     drop(Scratch::new("next")?);
-    ensure!(!left.exists(), "the next test run has not removed {}", left.display());
+    ensure!(
+        !left.exists(),
+        "the next test run has not removed {}",
+        left.display()
+    );
     Ok(())
 }
 
@@ -285,8 +444,13 @@ fn the_parent_in_another_test() -> Result<()> {
         return Ok(());
     };
     let left = Scratch::new("left-behind")?;
-    let child = Program::new("/bin/sh", folder.join("child.log")).arguments(["-c", "sleep 600 & wait"]).start()?;
-    std::fs::write(folder.join("word"), format!("{} {}", child.pid(), left.path().display()))?;
+    let child = Program::new("/bin/sh", folder.join("child.log"))
+        .arguments(["-c", "sleep 600 & wait"])
+        .start()?;
+    std::fs::write(
+        folder.join("word"),
+        format!("{} {}", child.pid(), left.path().display()),
+    )?;
     std::fs::rename(folder.join("word"), folder.join("found"))?;
     loop {
         std::thread::park();
@@ -295,7 +459,10 @@ fn the_parent_in_another_test() -> Result<()> {
 
 // A dead process whose parent does not ask for its exit code stays in the list as a zombie.
 fn has_ended(pid: &str) -> Result<bool> {
-    let output = Command::new("ps").args(["-o", "stat=", "-p", pid]).output().context("cannot run ps")?;
+    let output = Command::new("ps")
+        .args(["-o", "stat=", "-p", pid])
+        .output()
+        .context("cannot run ps")?;
     let state = String::from_utf8(output.stdout)?;
     Ok(state.trim().is_empty() || state.starts_with('Z'))
 }

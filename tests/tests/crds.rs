@@ -36,20 +36,36 @@ async fn hub() -> Result<&'static ControlPlane> {
             let name = definition.name_any();
             eventually(&format!("{name} to be established"), SOON, async || {
                 let crd = crds.get(&name).await?;
-                let conditions = crd.status.unwrap_or_default().conditions.unwrap_or_default();
-                if let Some(bad) = conditions.iter().find(|condition| is_complaint(&condition.type_, &condition.status))
+                let conditions = crd
+                    .status
+                    .unwrap_or_default()
+                    .conditions
+                    .unwrap_or_default();
+                if let Some(bad) = conditions
+                    .iter()
+                    .find(|condition| is_complaint(&condition.type_, &condition.status))
                 {
                     bail!("{} is {}: {:?}", bad.type_, bad.status, bad.message);
                 }
-                Ok(conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(()))
+                Ok(conditions
+                    .iter()
+                    .any(|c| c.type_ == "Established" && c.status == "True")
+                    .then_some(()))
             })
             .await?;
         }
         // What is established is discovered a moment later.
         eventually("kubectl to know them", SOON, async || {
-            let known = hub.kubectl(&["api-resources", "--api-group=runnel.dev", "-o", "name"]).await?;
+            let known = hub
+                .kubectl(&["api-resources", "--api-group=runnel.dev", "-o", "name"])
+                .await?;
             let names: Vec<_> = known.lines().collect();
-            ensure!(definitions().iter().all(|definition| names.contains(&&*definition.name_any())), "{names:?}");
+            ensure!(
+                definitions()
+                    .iter()
+                    .all(|definition| names.contains(&&*definition.name_any())),
+                "{names:?}"
+            );
             Ok(Some(()))
         })
         .await?;
@@ -59,7 +75,11 @@ async fn hub() -> Result<&'static ControlPlane> {
 }
 
 fn is_complaint(condition_type: &str, status: &str) -> bool {
-    let wanted = if matches!(condition_type, "Established" | "NamesAccepted") { "True" } else { "False" };
+    let wanted = if matches!(condition_type, "Established" | "NamesAccepted") {
+        "True"
+    } else {
+        "False"
+    };
     status != wanted
 }
 
@@ -76,7 +96,10 @@ async fn ask_named(kind: &str, name: &str, spec: &Value) -> Result<Result<Value,
         _ => Api::all_with(client, &resource),
     };
     let object = DynamicObject::new(name, &resource).data(json!({"spec": spec}));
-    let only_ask = PostParams { dry_run: true, ..PostParams::default() };
+    let only_ask = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
     match api.create(&only_ask, &object).await {
         Ok(stored) => Ok(Ok(stored.data["spec"].clone())),
         Err(kube::Error::Api(status)) => Ok(Err(status.message.clone())),
@@ -85,13 +108,20 @@ async fn ask_named(kind: &str, name: &str, spec: &Value) -> Result<Result<Value,
 }
 
 async fn accepted(kind: &str, what: &str, spec: &Value) -> Result<Value> {
-    ask(kind, spec).await?.map_err(|output| anyhow::anyhow!("{kind}, {what}: refused with {output}"))
+    ask(kind, spec)
+        .await?
+        .map_err(|output| anyhow::anyhow!("{kind}, {what}: refused with {output}"))
 }
 
 async fn refused(kind: &str, name: &str, what: &str, spec: &Value, words: &[&str]) -> Result<()> {
-    let Err(output) = ask_named(kind, name, spec).await? else { bail!("{kind}, {what}: accepted") };
+    let Err(output) = ask_named(kind, name, spec).await? else {
+        bail!("{kind}, {what}: accepted")
+    };
     for word in words {
-        ensure!(output.contains(word), "{kind}, {what}: the refusal does not say {word:?}: {output}");
+        ensure!(
+            output.contains(word),
+            "{kind}, {what}: the refusal does not say {word:?}: {output}"
+        );
     }
     // For a person who reads the test's output: what a user would see.
     println!("{kind}, {what}:\n  {output}");
@@ -178,12 +208,21 @@ async fn the_smallest_rule_is_accepted_and_the_defaults_are_filled_in() -> Resul
     wanted["clusters"]["all"] = json!(false);
     let stored = accepted("DistributionRule", "the smallest", &smallest()).await?;
     ensure!(stored == wanted, "{stored:#}");
-    let stored = accepted("ClusterDistributionRule", "the smallest", &for_cluster_rule(smallest())).await?;
+    let stored = accepted(
+        "ClusterDistributionRule",
+        "the smallest",
+        &for_cluster_rule(smallest()),
+    )
+    .await?;
     ensure!(stored == for_cluster_rule(wanted), "{stored:#}");
 
     let read: DistributionRuleSpec = serde_json::from_value(smallest())?;
-    let stored: DistributionRuleSpec = serde_json::from_value(accepted("DistributionRule", "", &smallest()).await?)?;
-    ensure!(stored == read, "the types' defaults are not those of the API server: {read:?}");
+    let stored: DistributionRuleSpec =
+        serde_json::from_value(accepted("DistributionRule", "", &smallest()).await?)?;
+    ensure!(
+        stored == read,
+        "the types' defaults are not those of the API server: {read:?}"
+    );
     Ok(())
 }
 
@@ -205,7 +244,10 @@ async fn an_explicit_null_counts_as_absent() -> Result<()> {
     spec["clusters"]["names"] = Value::Null;
     spec["namespaces"] = Value::Null;
     let stored = accepted("DistributionRule", "nulls", &spec).await?;
-    ensure!(stored.get("namespaces").is_none() && stored["sources"][0].get("names").is_none(), "{stored:#}");
+    ensure!(
+        stored.get("namespaces").is_none() && stored["sources"][0].get("names").is_none(),
+        "{stored:#}"
+    );
 
     let mut spec = smallest();
     spec["sources"][0]["selector"] = Value::Null;
@@ -221,12 +263,22 @@ async fn an_explicit_null_counts_as_absent() -> Result<()> {
 
 #[tokio::test]
 async fn refused_rule_gets_field_and_hint() -> Result<()> {
-    for (what, change, words) in
-        cases::selections().into_iter().chain(cases::selectors()).chain(cases::targets()).chain(forms::forms())
+    for (what, change, words) in cases::selections()
+        .into_iter()
+        .chain(cases::selectors())
+        .chain(cases::targets())
+        .chain(forms::forms())
     {
         let spec = changed(smallest(), &change);
         refused("DistributionRule", "example", what, &spec, words).await?;
-        refused("ClusterDistributionRule", "example", what, &for_cluster_rule(spec), words).await?;
+        refused(
+            "ClusterDistributionRule",
+            "example",
+            what,
+            &for_cluster_rule(spec),
+            words,
+        )
+        .await?;
     }
     Ok(())
 }
@@ -234,11 +286,41 @@ async fn refused_rule_gets_field_and_hint() -> Result<()> {
 #[tokio::test]
 async fn the_source_of_a_cluster_rule_names_its_namespaces() -> Result<()> {
     let cases: Vec<(&str, Value, &[&str])> = vec![
-        ("no namespaces", Value::Null, &["spec.sources[0].namespaces", "Required"]),
-        ("empty namespaces", json!([]), &["spec.sources[0].namespaces", "namespaces is empty", "namespaces: [\"*\"]"]),
-        ("a bad namespace", json!(["Team"]), &["spec.sources[0].namespaces[0]", "namespaces: write a namespace name"]),
-        ("an empty namespace", json!([""]), &["spec.sources[0].namespaces[0]", "namespaces: write a namespace name"]),
-        ("too many", json!(cases::names(129)), &["spec.sources[0].namespaces", "at most 128"]),
+        (
+            "no namespaces",
+            Value::Null,
+            &["spec.sources[0].namespaces", "Required"],
+        ),
+        (
+            "empty namespaces",
+            json!([]),
+            &[
+                "spec.sources[0].namespaces",
+                "namespaces is empty",
+                "namespaces: [\"*\"]",
+            ],
+        ),
+        (
+            "a bad namespace",
+            json!(["Team"]),
+            &[
+                "spec.sources[0].namespaces[0]",
+                "namespaces: write a namespace name",
+            ],
+        ),
+        (
+            "an empty namespace",
+            json!([""]),
+            &[
+                "spec.sources[0].namespaces[0]",
+                "namespaces: write a namespace name",
+            ],
+        ),
+        (
+            "too many",
+            json!(cases::names(129)),
+            &["spec.sources[0].namespaces", "at most 128"],
+        ),
     ];
     for (what, namespaces, words) in cases {
         let mut spec = for_cluster_rule(smallest());
@@ -251,15 +333,36 @@ async fn the_source_of_a_cluster_rule_names_its_namespaces() -> Result<()> {
 #[tokio::test]
 async fn rules_at_their_limits_are_within_the_budget() -> Result<()> {
     let long = |count: usize, length: usize| -> Vec<String> {
-        (0..count).map(|number| format!("{}{number:04}", "a".repeat(length - 4))).collect()
+        (0..count)
+            .map(|number| format!("{}{number:04}", "a".repeat(length - 4)))
+            .collect()
     };
     let value = "v".repeat(59);
-    let values: Vec<String> = (0..limits::VALUES).map(|number| format!("{value}{number:04}")).collect();
-    let key =
-        format!("{}/{}", ["d".repeat(63), "d".repeat(63), "d".repeat(63), "d".repeat(61)].join("."), "k".repeat(63));
-    let expressions = json!(vec![json!({"key": key, "operator": "In", "values": values}); limits::EXPRESSIONS]);
+    let values: Vec<String> = (0..limits::VALUES)
+        .map(|number| format!("{value}{number:04}"))
+        .collect();
+    let key = format!(
+        "{}/{}",
+        [
+            "d".repeat(63),
+            "d".repeat(63),
+            "d".repeat(63),
+            "d".repeat(61)
+        ]
+        .join("."),
+        "k".repeat(63)
+    );
+    let expressions = json!(vec![
+        json!({"key": key, "operator": "In", "values": values});
+        limits::EXPRESSIONS
+    ]);
     let labels: serde_json::Map<String, Value> = (0..limits::EXPRESSIONS)
-        .map(|number| (format!("{}{number:02}", &key[..key.len() - 2]), json!(values[0])))
+        .map(|number| {
+            (
+                format!("{}{number:02}", &key[..key.len() - 2]),
+                json!(values[0]),
+            )
+        })
         .collect();
     let selector = json!({"matchLabels": labels, "matchExpressions": expressions});
     let namespaces = long(limits::NAMESPACES, 63);
@@ -270,8 +373,7 @@ async fn rules_at_their_limits_are_within_the_budget() -> Result<()> {
     let targets = json!({"selector": selector, "names": namespaces, "exclude": namespaces});
     let resources = ["configmaps", "secrets"];
     // Both at their limit at once would be more than a request may hold.
-    let by_name =
-        json!({"resources": resources, "names": long(limits::NAMES, 120), "exclude": long(limits::NAMES, 120)});
+    let by_name = json!({"resources": resources, "names": long(limits::NAMES, 120), "exclude": long(limits::NAMES, 120)});
     let by_label = json!({"resources": resources, "selector": selector, "exclude": long(16, 253)});
     for entry in [by_name, by_label] {
         let spec = json!({
@@ -294,7 +396,11 @@ async fn grant_is_read_or_refused_with_field_and_hint() -> Result<()> {
         "clusters": {"all": true}, "namespaces": {"names": ["team-a-*"]},
     });
     let stored = accepted("DistributionGrant", "the smallest", &smallest).await?;
-    ensure!(stored["policies"] == json!({"overwrite": false, "adopt": false, "createNamespaces": false}), "{stored:#}");
+    ensure!(
+        stored["policies"]
+            == json!({"overwrite": false, "adopt": false, "createNamespaces": false}),
+        "{stored:#}"
+    );
     let at_its_limits = json!({
         "rules": {"namespaces": {"names": cases::names(128), "selector": {"matchLabels": {"a": "b"}}}},
         "resources": ["configmaps", "secrets"],
@@ -305,16 +411,36 @@ async fn grant_is_read_or_refused_with_field_and_hint() -> Result<()> {
     accepted("DistributionGrant", "at its limits", &at_its_limits).await?;
     let anonymous = json!({"rules": {"namespaces": {}}});
     let cases = [
-        ("nobody's rules", anonymous, &["spec.rules.namespaces", "chooses nothing", "all: true"][..]),
-        ("no namespaces", json!({"namespaces": {"all": false}}), &["spec.namespaces", "chooses nothing", "all: true"]),
+        (
+            "nobody's rules",
+            anonymous,
+            &["spec.rules.namespaces", "chooses nothing", "all: true"][..],
+        ),
+        (
+            "no namespaces",
+            json!({"namespaces": {"all": false}}),
+            &["spec.namespaces", "chooses nothing", "all: true"],
+        ),
         (
             "an empty selector",
             json!({"namespaces": {"selector": {}}}),
             &["spec.namespaces.selector", "is empty", "all: true"],
         ),
-        ("no clusters", json!({"clusters": {"names": []}}), &["spec.clusters", "chooses nothing", "all: true"]),
-        ("no kinds", json!({"resources": []}), &["spec.resources", "resources is empty", "may be sent"]),
-        ("an unknown kind", json!({"resources": ["pods"]}), &["spec.resources[0]", "pods"]),
+        (
+            "no clusters",
+            json!({"clusters": {"names": []}}),
+            &["spec.clusters", "chooses nothing", "all: true"],
+        ),
+        (
+            "no kinds",
+            json!({"resources": []}),
+            &["spec.resources", "resources is empty", "may be sent"],
+        ),
+        (
+            "an unknown kind",
+            json!({"resources": ["pods"]}),
+            &["spec.resources[0]", "pods"],
+        ),
         (
             "a bad namespace",
             json!({"namespaces": {"names": ["a.b"]}}),
@@ -322,7 +448,14 @@ async fn grant_is_read_or_refused_with_field_and_hint() -> Result<()> {
         ),
     ];
     for (what, change, words) in cases {
-        refused("DistributionGrant", "example", what, &changed(smallest.clone(), &change), words).await?;
+        refused(
+            "DistributionGrant",
+            "example",
+            what,
+            &changed(smallest.clone(), &change),
+            words,
+        )
+        .await?;
     }
     Ok(())
 }
@@ -330,9 +463,15 @@ async fn grant_is_read_or_refused_with_field_and_hint() -> Result<()> {
 #[tokio::test]
 async fn a_member_cluster_is_accepted_and_the_defaults_are_filled_in() -> Result<()> {
     let stored = accepted("MemberCluster", "the smallest", &json!({})).await?;
-    ensure!(stored == json!({"accepted": true, "cordoned": false, "leaving": false}), "{stored:#}");
+    ensure!(
+        stored == json!({"accepted": true, "cordoned": false, "leaving": false}),
+        "{stored:#}"
+    );
     let read: MemberClusterSpec = serde_json::from_value(json!({}))?;
-    ensure!(read == MemberClusterSpec::default() && read == serde_json::from_value(stored)?, "{read:?}");
+    ensure!(
+        read == MemberClusterSpec::default() && read == serde_json::from_value(stored)?,
+        "{read:?}"
+    );
 
     let spec = json!({
         "accepted": false, "cordoned": true, "leaving": true,
@@ -349,27 +488,58 @@ async fn a_member_cluster_is_accepted_and_the_defaults_are_filled_in() -> Result
 
 #[tokio::test]
 async fn refused_member_cluster_gets_field_and_hint() -> Result<()> {
-    let join = |hash: String, expires: &str| json!({"join": {"tokenHash": hash, "expiresAt": expires}});
+    let join =
+        |hash: String, expires: &str| json!({"join": {"tokenHash": hash, "expiresAt": expires}});
     let hash = |digits: String| join(format!("sha256:{digits}"), "2026-01-31T12:00:00Z");
-    let hint: &[&str] = &["spec.join.tokenHash", "join.tokenHash: write sha256: and 64 lowercase hexadecimal digits"];
+    let hint: &[&str] = &[
+        "spec.join.tokenHash",
+        "join.tokenHash: write sha256: and 64 lowercase hexadecimal digits",
+    ];
     let cases: Vec<(&str, Value, &[&str])> = vec![
         ("a hash with capitals", hash("0A".repeat(32)), hint),
         ("a hash that is too short", hash("0a".repeat(31)), hint),
-        ("a hash without its kind", join("0a".repeat(32), "2026-01-31T12:00:00Z"), hint),
-        ("a hash that is too long", hash("0a".repeat(33)), &["spec.join.tokenHash", "71"]),
-        ("no hash", json!({"join": {"expiresAt": "2026-01-31T12:00:00Z"}}), &["spec.join.tokenHash", "Required"]),
-        ("no expiry", json!({"join": {"tokenHash": "sha256:00"}}), &["spec.join.expiresAt", "Required"]),
+        (
+            "a hash without its kind",
+            join("0a".repeat(32), "2026-01-31T12:00:00Z"),
+            hint,
+        ),
+        (
+            "a hash that is too long",
+            hash("0a".repeat(33)),
+            &["spec.join.tokenHash", "71"],
+        ),
+        (
+            "no hash",
+            json!({"join": {"expiresAt": "2026-01-31T12:00:00Z"}}),
+            &["spec.join.tokenHash", "Required"],
+        ),
+        (
+            "no expiry",
+            json!({"join": {"tokenHash": "sha256:00"}}),
+            &["spec.join.expiresAt", "Required"],
+        ),
         (
             "an expiry that is no time",
             join(format!("sha256:{}", "0a".repeat(32)), "tomorrow"),
             &["spec.join.expiresAt", "date-time"],
         ),
-        ("accepted that is no boolean", json!({"accepted": "yes"}), &["spec.accepted", "boolean"]),
+        (
+            "accepted that is no boolean",
+            json!({"accepted": "yes"}),
+            &["spec.accepted", "boolean"],
+        ),
     ];
     for (what, spec, words) in cases {
         refused("MemberCluster", "example", what, &spec, words).await?;
     }
     let too_long = "a".repeat(limits::CLUSTER_NAME + 1);
     let words = ["metadata.name", "at most 63 characters: shorten it"];
-    refused("MemberCluster", &too_long, "a name that is too long", &json!({}), &words).await
+    refused(
+        "MemberCluster",
+        &too_long,
+        "a name that is too long",
+        &json!({}),
+        &words,
+    )
+    .await
 }

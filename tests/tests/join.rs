@@ -25,7 +25,10 @@ use tokio::sync::OnceCell;
 use tonic::{Code, Status};
 
 const SOON: Duration = Duration::from_secs(30);
-const HERE: Caller = Caller { address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), known: false };
+const HERE: Caller = Caller {
+    address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+    known: false,
+};
 
 static PLANE: OnceCell<(ControlPlane, PathBuf)> = OnceCell::const_new();
 
@@ -52,7 +55,11 @@ async fn own() -> Result<Client> {
 async fn registrar() -> Result<Registrar> {
     let client = own().await?;
     let identity = load_or_create(&client, NAMESPACE).await?;
-    Ok(Registrar::new(client, Authorities::of(identity), CertificateLifetimes::default()))
+    Ok(Registrar::new(
+        client,
+        Authorities::of(identity),
+        CertificateLifetimes::default(),
+    ))
 }
 
 async fn join_string(client: &Client, cluster: &str, labels: &[&str]) -> Result<JoinString> {
@@ -62,7 +69,9 @@ async fn join_string(client: &Client, cluster: &str, labels: &[&str]) -> Result<
         ttl: "1h".to_owned(),
         advertise: vec!["hub.example:8443".to_owned()],
     };
-    Ok(JoinString::parse(&token::create(client.clone(), NAMESPACE, request).await?)?)
+    Ok(JoinString::parse(
+        &token::create(client.clone(), NAMESPACE, request).await?,
+    )?)
 }
 
 fn request(cluster: &str, token: &Token, key: &MemberKey) -> Result<JoinRequest> {
@@ -77,10 +86,21 @@ fn peer(response: &CertificateResponse) -> Result<PeerCertificate> {
     Ok(PeerCertificate::from_der(&response.certificate)?)
 }
 
-async fn admitted(client: &Client, peer: &PeerCertificate, cluster: &str) -> Result<Result<(), JoinRefusal>> {
-    let member = Api::<MemberCluster>::all(client.clone()).get_opt(cluster).await?;
+async fn admitted(
+    client: &Client,
+    peer: &PeerCertificate,
+    cluster: &str,
+) -> Result<Result<(), JoinRefusal>> {
+    let member = Api::<MemberCluster>::all(client.clone())
+        .get_opt(cluster)
+        .await?;
     let identity = load_or_create(client, NAMESPACE).await?;
-    Ok(admit(member.as_ref(), &identity.hub_id, peer, Timestamp::now()))
+    Ok(admit(
+        member.as_ref(),
+        &identity.hub_id,
+        peer,
+        Timestamp::now(),
+    ))
 }
 
 fn code<T>(result: Result<T, Status>) -> Option<Code> {
@@ -99,11 +119,18 @@ async fn many_hubs_that_start_at_once_get_one_identity() -> Result<()> {
     )?;
     ensure!(a.hub_id == b.hub_id && b.hub_id == c.hub_id);
     ensure!(a.authority.pin() == b.authority.pin() && b.authority.pin() == c.authority.pin());
-    let secret = Api::<Secret>::namespaced(client.clone(), "many-hubs").get(IDENTITY_SECRET).await?;
+    let secret = Api::<Secret>::namespaced(client.clone(), "many-hubs")
+        .get(IDENTITY_SECRET)
+        .await?;
     let again = advertise(&client, "many-hubs", &addresses).await?;
     ensure!(again.addresses == addresses && again.hub_id == a.hub_id);
-    let unchanged = Api::<Secret>::namespaced(client, "many-hubs").get(IDENTITY_SECRET).await?;
-    ensure!(secret.metadata.resource_version == unchanged.metadata.resource_version, "an idle start wrote");
+    let unchanged = Api::<Secret>::namespaced(client, "many-hubs")
+        .get(IDENTITY_SECRET)
+        .await?;
+    ensure!(
+        secret.metadata.resource_version == unchanged.metadata.resource_version,
+        "an idle start wrote"
+    );
     Ok(())
 }
 
@@ -114,23 +141,34 @@ async fn a_cluster_joins_once_and_renews() -> Result<()> {
     let join = join_string(&client, "eu-1", &["env=prod"]).await?;
     let key = MemberKey::generate()?;
 
-    let response = registrar.join(HERE, request("eu-1", &join.token, &key)?).await?;
+    let response = registrar
+        .join(HERE, request("eu-1", &join.token, &key)?)
+        .await?;
     let first = peer(&response)?;
     ensure!(first.key == key.fingerprint());
     ensure!(admitted(&client, &first, "eu-1").await? == Ok(()));
 
     // A lost answer is asked for again; another key comes too late.
-    let again = registrar.join(HERE, request("eu-1", &join.token, &key)?).await?;
+    let again = registrar
+        .join(HERE, request("eu-1", &join.token, &key)?)
+        .await?;
     ensure!(admitted(&client, &peer(&again)?, "eu-1").await? == Ok(()));
-    let thief = registrar.join(HERE, request("eu-1", &join.token, &MemberKey::generate()?)?).await;
+    let thief = registrar
+        .join(HERE, request("eu-1", &join.token, &MemberKey::generate()?)?)
+        .await;
     ensure!(code(thief) == Some(Code::FailedPrecondition));
 
     let new_key = MemberKey::generate()?;
-    let renew = RenewRequest { certificate_request: new_key.certificate_request()?.into() };
+    let renew = RenewRequest {
+        certificate_request: new_key.certificate_request()?.into(),
+    };
     let renewed = peer(&registrar.renew(&first, renew).await?)?;
     ensure!(renewed.key == new_key.fingerprint());
     for certificate in [&first, &renewed] {
-        ensure!(admitted(&client, certificate, "eu-1").await? == Ok(()), "both keys hold during a renewal");
+        ensure!(
+            admitted(&client, certificate, "eu-1").await? == Ok(()),
+            "both keys hold during a renewal"
+        );
     }
 
     // A new join string keeps what others wrote, and shuts the old keys out.
@@ -139,9 +177,16 @@ async fn a_cluster_joins_once_and_renews() -> Result<()> {
     let member = members.get("eu-1").await?;
     let labels = member.metadata.labels.context("labels")?;
     ensure!(labels["env"] == "prod" && labels["zone"] == "a");
-    let next = peer(&registrar.join(HERE, request("eu-1", &join.token, &MemberKey::generate()?)?).await?)?;
+    let next = peer(
+        &registrar
+            .join(HERE, request("eu-1", &join.token, &MemberKey::generate()?)?)
+            .await?,
+    )?;
     ensure!(admitted(&client, &next, "eu-1").await? == Ok(()));
-    ensure!(admitted(&client, &renewed, "eu-1").await? == Err(JoinRefusal::UnknownKey("eu-1".to_owned())));
+    ensure!(
+        admitted(&client, &renewed, "eu-1").await?
+            == Err(JoinRefusal::UnknownKey("eu-1".to_owned()))
+    );
     Ok(())
 }
 
@@ -168,7 +213,9 @@ async fn refusals_say_which_and_what_to_do() -> Result<()> {
     let join = join_string(&client, "eu-3", &[]).await?;
     let key = MemberKey::generate()?;
 
-    let no_agent = registrar.join(HERE, request("eu-nowhere", &join.token, &key)?).await;
+    let no_agent = registrar
+        .join(HERE, request("eu-nowhere", &join.token, &key)?)
+        .await;
     ensure!(code(no_agent) == Some(Code::Unauthenticated));
 
     let members: Api<MemberCluster> = Api::all(client.clone());
@@ -177,31 +224,62 @@ async fn refusals_say_which_and_what_to_do() -> Result<()> {
         members.patch("eu-3", &PatchParams::default(), &patch).await
     };
     set(json!({"accepted": false})).await?;
-    let refused = registrar.join(HERE, request("eu-3", &join.token, &key)?).await.err().context("refused")?;
-    ensure!(refused.code() == Code::FailedPrecondition && refused.message().contains("spec.accepted"), "{refused}");
+    let refused = registrar
+        .join(HERE, request("eu-3", &join.token, &key)?)
+        .await
+        .err()
+        .context("refused")?;
+    ensure!(
+        refused.code() == Code::FailedPrecondition && refused.message().contains("spec.accepted"),
+        "{refused}"
+    );
     set(json!({"accepted": true})).await?;
-    let member = peer(&registrar.join(HERE, request("eu-3", &join.token, &key)?).await?)?;
+    let member = peer(
+        &registrar
+            .join(HERE, request("eu-3", &join.token, &key)?)
+            .await?,
+    )?;
 
     set(json!({"join": {"expiresAt": "2020-01-01T00:00:00Z"}})).await?;
-    let late = registrar.join(HERE, request("eu-3", &join.token, &key)?).await.err().context("refused")?;
-    ensure!(late.code() == Code::FailedPrecondition && late.message().contains("expired"), "{late}");
+    let late = registrar
+        .join(HERE, request("eu-3", &join.token, &key)?)
+        .await
+        .err()
+        .context("refused")?;
+    ensure!(
+        late.code() == Code::FailedPrecondition && late.message().contains("expired"),
+        "{late}"
+    );
 
     // With the one above, thirty.
     for _ in 0..29 {
-        let wrong = registrar.join(HERE, request("eu-3", &Token::generate()?, &key)?).await.err().context("refused")?;
+        let wrong = registrar
+            .join(HERE, request("eu-3", &Token::generate()?, &key)?)
+            .await
+            .err()
+            .context("refused")?;
         ensure!(wrong.code() == Code::Unauthenticated, "{wrong}");
-        ensure!(wrong.message().contains("`runnel-hub token create eu-3`"), "{wrong}");
+        ensure!(
+            wrong.message().contains("`runnel-hub token create eu-3`"),
+            "{wrong}"
+        );
     }
-    let closed = registrar.join(HERE, request("eu-3", &Token::generate()?, &key)?).await;
+    let closed = registrar
+        .join(HERE, request("eu-3", &Token::generate()?, &key)?)
+        .await;
     ensure!(code(closed) == Some(Code::ResourceExhausted));
 
     // A cluster that is made again under its old name is another cluster.
     members.delete("eu-3", &Default::default()).await?;
-    eventually("the cluster to be gone", SOON, async || Ok(members.get_opt("eu-3").await?.is_none().then_some(())))
-        .await?;
+    eventually("the cluster to be gone", SOON, async || {
+        Ok(members.get_opt("eu-3").await?.is_none().then_some(()))
+    })
+    .await?;
     join_string(&client, "eu-3", &[]).await?;
     ensure!(admitted(&client, &member, "eu-3").await? == Err(JoinRefusal::Gone("eu-3".to_owned())));
-    let renew = RenewRequest { certificate_request: MemberKey::generate()?.certificate_request()?.into() };
+    let renew = RenewRequest {
+        certificate_request: MemberKey::generate()?.certificate_request()?.into(),
+    };
     ensure!(code(registrar.renew(&member, renew).await) == Some(Code::Unauthenticated));
     Ok(())
 }

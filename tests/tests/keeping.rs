@@ -29,7 +29,14 @@ const CANARY: &str = "c4n4ry-of-keeping";
 
 async fn fleet() -> Result<&'static Fleet> {
     let agent_values = serde_json::json!({"policy": {"overwrite": true}});
-    FLEET.get_or_try_init(|| Fleet::start(FleetOptions { agent_values, ..FleetOptions::default() })).await
+    FLEET
+        .get_or_try_init(|| {
+            Fleet::start(FleetOptions {
+                agent_values,
+                ..FleetOptions::default()
+            })
+        })
+        .await
 }
 
 /// A namespace of this name on the hub and in the member.
@@ -45,7 +52,17 @@ async fn apply_as(manager: &str, object: &Value) -> Result<()> {
     let flag = format!("--field-manager={manager}");
     let member = fleet().await?.member(1);
     member
-        .kubectl_stdin(&["apply", "--server-side", "--force-conflicts", &flag, "-f", "-"], &object.to_string())
+        .kubectl_stdin(
+            &[
+                "apply",
+                "--server-side",
+                "--force-conflicts",
+                &flag,
+                "-f",
+                "-",
+            ],
+            &object.to_string(),
+        )
         .await?;
     Ok(())
 }

@@ -31,30 +31,53 @@ impl Stage {
         let scene = Scene::of(&fleet).await?;
         scene.hub_namespaces(&[home]).await?;
         scene.member_namespaces(&[home]).await?;
-        Ok(Self { _fleet: fleet, scene })
+        Ok(Self {
+            _fleet: fleet,
+            scene,
+        })
     }
 
     /// The names of the copies in a namespace of the member.
     async fn copies(&self, namespace: &str) -> Result<Vec<String>> {
-        let all = self.scene.member(1).list(&Id::config_map(namespace, "")).await?;
+        let all = self
+            .scene
+            .member(1)
+            .list(&Id::config_map(namespace, ""))
+            .await?;
         let copies = all.iter().filter(|object| is_marked(object));
-        Ok(copies.filter_map(|object| object["metadata"]["name"].as_str().map(str::to_owned)).collect())
+        Ok(copies
+            .filter_map(|object| object["metadata"]["name"].as_str().map(str::to_owned))
+            .collect())
     }
 
     /// Waits until no rule is left in the namespace and the member has no copy, and checks that none comes back.
     async fn is_clean(&self, home: &str) -> Result<()> {
         eventually("the rules to be gone", BURST, async || {
             let left = self.scene.hub.list(&Id::rule(home, "")).await?;
-            ensure!(left.is_empty(), "{} rules are left, the first is {}", left.len(), left[0]);
+            ensure!(
+                left.is_empty(),
+                "{} rules are left, the first is {}",
+                left.len(),
+                left[0]
+            );
             Ok(Some(()))
         })
         .await?;
         let empty = async || {
             let left = self.copies(home).await?;
-            ensure!(left.is_empty(), "{} copies without a rule: {left:?}", left.len());
+            ensure!(
+                left.is_empty(),
+                "{} copies without a rule: {left:?}",
+                left.len()
+            );
             Ok(())
         };
-        eventually("the copies to be gone", Duration::from_secs(20), async || empty().await.map(Some)).await?;
+        eventually(
+            "the copies to be gone",
+            Duration::from_secs(20),
+            async || empty().await.map(Some),
+        )
+        .await?;
         steadily("no copy comes back", Duration::from_secs(3), empty).await
     }
 }

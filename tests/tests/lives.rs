@@ -128,7 +128,10 @@ fn source(number: u8) -> SourceRef {
 
 fn content() -> Content {
     let fields = BTreeMap::from([("data".to_owned(), json!({"k": "v"}))]);
-    Content { fields, ..Content::default() }
+    Content {
+        fields,
+        ..Content::default()
+    }
 }
 
 fn rule(uid: &RuleUid, rule: &ApiRule, is_deleting: bool) -> Rule {
@@ -159,11 +162,20 @@ fn index() -> Index {
     let mut index = Index::new();
     index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
     index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
-    let cluster = Cluster { uid: "m".to_owned(), accepted: true, was_connected: true, ..Cluster::default() };
+    let cluster = Cluster {
+        uid: "m".to_owned(),
+        accepted: true,
+        was_connected: true,
+        ..Cluster::default()
+    };
     index.set_cluster(CLUSTER.into(), cluster);
     for number in 0..SOURCES {
         let body = SourceContent::new(Revision([1; 16]), Payload::encode(content().to_bytes()));
-        index.set_source(source(number), BTreeMap::new(), Some(SourceState::Read(Arc::new(body))));
+        index.set_source(
+            source(number),
+            BTreeMap::new(),
+            Some(SourceState::Read(Arc::new(body))),
+        );
     }
     index.reset_removal_guards();
     index
@@ -172,7 +184,10 @@ fn index() -> Index {
 fn core() -> Reconciler {
     let text = String::from;
     Reconciler::new(Setup {
-        home: Home { namespace: text("runnel-system"), cluster_uid: text("m") },
+        home: Home {
+            namespace: text("runnel-system"),
+            cluster_uid: text("m"),
+        },
         hello: Hello {
             protocol_min: runnel_proto::PROTOCOL_MIN,
             protocol_max: runnel_proto::PROTOCOL_MAX,
@@ -251,28 +266,43 @@ impl World {
         self.catch_up();
         let cluster = ClusterName::from(CLUSTER);
         let copies_there: Vec<_> = self.session.acked_rules().cloned().collect();
-        let unknown = copies_there.into_iter().filter(|uid| self.index.rule(uid).is_none());
-        let claims: Vec<_> = unknown.map(|uid| (uid.clone(), self.index.directive(&uid, &cluster))).collect();
+        let unknown = copies_there
+            .into_iter()
+            .filter(|uid| self.index.rule(uid).is_none());
+        let claims: Vec<_> = unknown
+            .map(|uid| (uid.clone(), self.index.directive(&uid, &cluster)))
+            .collect();
         self.session.update(claims);
     }
 
     fn create(&mut self, source: u8) {
         self.created += 1;
         let uid = RuleUid::from(format!("r{}", self.created).as_str());
-        let rule = ApiRule { source, has_finalizer: false, is_deleting: false };
+        let rule = ApiRule {
+            source,
+            has_finalizer: false,
+            is_deleting: false,
+        };
         self.api.insert(uid.clone(), rule.clone());
         self.changes.push_back((uid, rule, false));
     }
 
     fn begin_delete(&mut self, number: u8) {
-        let alive: Vec<_> = self.api.iter().filter(|(_, rule)| !rule.is_deleting).collect();
+        let alive: Vec<_> = self
+            .api
+            .iter()
+            .filter(|(_, rule)| !rule.is_deleting)
+            .collect();
         if let Some((uid, rule)) = alive.get(usize::from(number) % alive.len().max(1)) {
-            self.deletions.push_back(((*uid).clone(), rule.has_finalizer));
+            self.deletions
+                .push_back(((*uid).clone(), rule.has_finalizer));
         }
     }
 
     fn end_delete(&mut self) {
-        let Some((uid, read_finalizer)) = self.deletions.pop_front() else { return };
+        let Some((uid, read_finalizer)) = self.deletions.pop_front() else {
+            return;
+        };
         if read_finalizer && let Some(rule) = self.api.get_mut(&uid) {
             rule.is_deleting = true;
             self.changes.push_back((uid, rule.clone(), false));
@@ -283,9 +313,18 @@ impl World {
 
     fn set_rule(&mut self, uid: &RuleUid, of: &ApiRule, is_deleting: bool) {
         self.index.set_rule(rule(uid, of, is_deleting));
-        let holds = |_: &RuleUid, _: &ClusterName| Some(Holding { copies: 1, intents: 1, ..Holding::default() });
+        let holds = |_: &RuleUid, _: &ClusterName| {
+            Some(Holding {
+                copies: 1,
+                intents: 1,
+                ..Holding::default()
+            })
+        };
         let judged = BTreeSet::from([uid.clone()]);
-        let at = |instant| Now { instant, wall: jiff::Timestamp::UNIX_EPOCH };
+        let at = |instant| Now {
+            instant,
+            wall: jiff::Timestamp::UNIX_EPOCH,
+        };
         self.index.judge(&judged, &holds, at(self.now));
         // Its namespace could have been deleted with it; nothing else comes.
         self.index.judge(&judged, &holds, at(self.now + DELAY));
@@ -293,7 +332,9 @@ impl World {
 
     /// As the hub's watch of rules does it.
     fn watch(&mut self) {
-        let Some((uid, rule, is_gone)) = self.changes.pop_front() else { return };
+        let Some((uid, rule, is_gone)) = self.changes.pop_front() else {
+            return;
+        };
         let is_known = self.index.rule(&uid).is_some();
         if is_gone && !(is_known && rule.has_finalizer && !rule.is_deleting) {
             self.known.remove(&uid);
@@ -309,10 +350,17 @@ impl World {
     /// As the hub's writer does it.
     fn write(&mut self, number: u8) {
         let uids: Vec<_> = self.known.keys().cloned().collect();
-        let Some(uid) = uids.get(usize::from(number) % uids.len().max(1)) else { return };
-        let Some(Known { rule, is_gone }) = self.known.get(uid) else { return };
+        let Some(uid) = uids.get(usize::from(number) % uids.len().max(1)) else {
+            return;
+        };
+        let Some(Known { rule, is_gone }) = self.known.get(uid) else {
+            return;
+        };
         if !rule.is_deleting && !is_gone {
-            let missing = self.api.get_mut(uid).filter(|now| !now.has_finalizer && !now.is_deleting);
+            let missing = self
+                .api
+                .get_mut(uid)
+                .filter(|now| !now.has_finalizer && !now.is_deleting);
             if let Some(now) = missing.filter(|_| !rule.has_finalizer) {
                 now.has_finalizer = true;
                 self.changes.push_back((uid.clone(), now.clone(), false));
@@ -333,7 +381,10 @@ impl World {
 
     fn read(&mut self) {
         if self.claims.is_none() {
-            self.claims = Some(self.index.directives_since(&CLUSTER.into(), self.session.version()));
+            self.claims = Some(
+                self.index
+                    .directives_since(&CLUSTER.into(), self.session.version()),
+            );
         }
     }
 
@@ -388,22 +439,34 @@ impl World {
     }
 
     fn work(&mut self, is_answered: bool) {
-        let Some(job) = self.under_way.pop_front() else { return };
+        let Some(job) = self.under_way.pop_front() else {
+            return;
+        };
         let key = job.key.clone();
         let done = self.carry_out(job);
-        let lost = || Done { copy_error: Some(CopyError::new(Reason::Unavailable, "no answer")), ..Done::new(key) };
-        self.deliver(Event::Done(Box::new(if is_answered { done } else { lost() })));
+        let lost = || Done {
+            copy_error: Some(CopyError::new(Reason::Unavailable, "no answer")),
+            ..Done::new(key)
+        };
+        self.deliver(Event::Done(Box::new(if is_answered {
+            done
+        } else {
+            lost()
+        })));
     }
 
     fn carry_out(&mut self, job: Job) -> Done {
         let mut done = Done::new(job.key.clone());
-        let Key::Copy(copy) = job.key else { return done };
+        let Key::Copy(copy) = job.key else {
+            return done;
+        };
         match job.work {
             Work::Create(body) => self.apply(&copy, None, &body, &mut done),
             Work::Change(target, body) => self.apply(&copy, Some(&target), &body, &mut done),
             Work::Delete(target) if self.is(&copy, &target) => {
                 let gone = self.objects.remove(&copy);
-                self.untold.extend(gone.map(|live| Event::CopyGone(copy, live.uid)));
+                self.untold
+                    .extend(gone.map(|live| Event::CopyGone(copy, live.uid)));
                 done.observed = Some(Observed::Absent);
                 done.passed.push(target.version);
             }
@@ -413,15 +476,27 @@ impl World {
     }
 
     fn observed(&self, copy: &SourceRef) -> Observed {
-        self.objects.get(copy).map_or(Observed::Absent, |live| Observed::Live(live.clone()))
+        self.objects
+            .get(copy)
+            .map_or(Observed::Absent, |live| Observed::Live(live.clone()))
     }
 
     fn is(&self, copy: &SourceRef, target: &ExpectedObject) -> bool {
-        self.objects.get(copy).is_some_and(|live| live.uid == target.uid && live.version == target.version)
+        self.objects
+            .get(copy)
+            .is_some_and(|live| live.uid == target.uid && live.version == target.version)
     }
 
-    fn apply(&mut self, copy: &SourceRef, target: Option<&ExpectedObject>, body: &Written, done: &mut Done) {
-        let is_free = target.map_or(!self.objects.contains_key(copy), |target| self.is(copy, target));
+    fn apply(
+        &mut self,
+        copy: &SourceRef,
+        target: Option<&ExpectedObject>,
+        body: &Written,
+        done: &mut Done,
+    ) {
+        let is_free = target.map_or(!self.objects.contains_key(copy), |target| {
+            self.is(copy, target)
+        });
         if is_free {
             self.version += 1;
             let version: Arc<str> = self.version.to_string().as_str().into();
@@ -448,7 +523,8 @@ impl World {
             };
             self.objects.insert(copy.clone(), live.clone());
             self.untold.push_back(Event::Copy(copy.clone(), live));
-            done.passed.extend(target.map(|target| target.version.clone()));
+            done.passed
+                .extend(target.map(|target| target.version.clone()));
         }
         done.observed = Some(self.observed(copy));
     }
@@ -488,8 +564,21 @@ impl World {
                 self.write(number);
             }
             for _ in 0..10 {
-                let all = [Step::EndDelete, Step::Watch, Step::Read, Step::CatchUp, Step::Send, Step::Receive];
-                let agent = [Step::GiveOut, Step::Work, Step::Deliver, Step::Speak, Step::Handle];
+                let all = [
+                    Step::EndDelete,
+                    Step::Watch,
+                    Step::Read,
+                    Step::CatchUp,
+                    Step::Send,
+                    Step::Receive,
+                ];
+                let agent = [
+                    Step::GiveOut,
+                    Step::Work,
+                    Step::Deliver,
+                    Step::Speak,
+                    Step::Handle,
+                ];
                 all.iter().chain(&agent).for_each(|step| self.step(step));
             }
         }
@@ -502,7 +591,10 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     world.settle();
     for (copy, live) in &world.objects {
         let rule = live.sealed.as_ref().map(|sealed| &sealed.rule);
-        prop_assert!(rule.is_some_and(|rule| world.api.contains_key(rule)), "{copy} is of {rule:?}, which is gone");
+        prop_assert!(
+            rule.is_some_and(|rule| world.api.contains_key(rule)),
+            "{copy} is of {rule:?}, which is gone"
+        );
     }
     while !world.api.values().all(|rule| rule.is_deleting) {
         world.begin_delete(0);
@@ -510,10 +602,26 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
         world.settle();
     }
     world.settle();
-    prop_assert!(world.api.is_empty(), "rules are not released: {:?}", world.api);
-    prop_assert!(world.objects.is_empty(), "copies without a rule: {:?}", world.objects.keys());
-    prop_assert_eq!(world.session.acked_rules().count(), 0, "the hub waits for an agent that has nothing");
-    prop_assert_eq!(world.core.counts(), Counts::default(), "the agent defends something");
+    prop_assert!(
+        world.api.is_empty(),
+        "rules are not released: {:?}",
+        world.api
+    );
+    prop_assert!(
+        world.objects.is_empty(),
+        "copies without a rule: {:?}",
+        world.objects.keys()
+    );
+    prop_assert_eq!(
+        world.session.acked_rules().count(),
+        0,
+        "the hub waits for an agent that has nothing"
+    );
+    prop_assert_eq!(
+        world.core.counts(),
+        Counts::default(),
+        "the agent defends something"
+    );
     Ok(())
 }
 

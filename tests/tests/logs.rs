@@ -13,7 +13,8 @@ const SPANS: [&str; 2] = ["info_span!(", "debug_span!("];
 
 /// What stands in a call before its sentence, cut at the commas.
 fn fields(call: &str) -> Vec<String> {
-    let (mut fields, mut field, mut depth, mut chars) = (Vec::new(), String::new(), 0, call.chars());
+    let (mut fields, mut field, mut depth, mut chars) =
+        (Vec::new(), String::new(), 0, call.chars());
     while let Some(c) = chars.next() {
         match c {
             // The sentence; a text that is a value stands behind its `=`.
@@ -67,8 +68,11 @@ fn every_log_line_has_promised_keys_only() -> Result<()> {
             for (at, _) in text.match_indices(&format!("tracing::{call}")) {
                 let rest = &text[at + "tracing::".len() + call.len()..];
                 // The name of a span stands before its fields.
-                let rest =
-                    if SPANS.contains(call) { rest.split_once(',').map_or(rest, |(_, rest)| rest) } else { rest };
+                let rest = if SPANS.contains(call) {
+                    rest.split_once(',').map_or(rest, |(_, rest)| rest)
+                } else {
+                    rest
+                };
                 for key in fields(rest).iter().map(|field| key(field)) {
                     if LOG_KEYS.iter().any(|(known, _)| *known == key) && key != "message" {
                         _ = seen.insert(key)
@@ -89,7 +93,8 @@ fn every_log_line_has_promised_keys_only() -> Result<()> {
 
 #[test]
 fn fields_are_found_before_the_sentence() {
-    let found = fields(r#"%cluster, why = describe(&a, "x, y"), rule = f("a"), "a sentence, {}", x)"#);
+    let found =
+        fields(r#"%cluster, why = describe(&a, "x, y"), rule = f("a"), "a sentence, {}", x)"#);
     let keys: Vec<_> = found.iter().map(|field| key(field)).collect();
     assert_eq!(keys, ["cluster", "why", "rule"]);
     assert!(fields(r#""only, a sentence", x)"#).is_empty());

@@ -32,22 +32,45 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 /// Two members whose policies let objects be overwritten and namespaces be created.
 async fn fleet() -> Result<&'static Fleet> {
     let agent_values = json!({"policy": {"overwrite": true, "createNamespaces": true}});
-    let options = FleetOptions { members: 2, agent_values, ..FleetOptions::default() };
+    let options = FleetOptions {
+        members: 2,
+        agent_values,
+        ..FleetOptions::default()
+    };
     FLEET.get_or_try_init(|| Fleet::start(options)).await
 }
 
 /// What `kubectl runnel plan` said: its exit code, and what it printed.
-async fn plan(fleet: &Fleet, kubeconfig: &Path, rule: &Value, more: &[&str]) -> Result<(i32, String, String)> {
-    let name = format!("{}-{}.json", rule["metadata"]["name"].as_str().unwrap_or("x"), rule["spec"].to_string().len());
+async fn plan(
+    fleet: &Fleet,
+    kubeconfig: &Path,
+    rule: &Value,
+    more: &[&str],
+) -> Result<(i32, String, String)> {
+    let name = format!(
+        "{}-{}.json",
+        rule["metadata"]["name"].as_str().unwrap_or("x"),
+        rule["spec"].to_string().len()
+    );
     let home = rule["metadata"]["namespace"].as_str().unwrap_or("cluster");
     let file = fleet.hub().folder().join(format!("plan-{home}-{name}"));
     std::fs::write(&file, rule.to_string())?;
     let mut command = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
-    command.arg("--kubeconfig").arg(kubeconfig).args(["plan", "--hub-url", &fleet.hub_address(), "-f"]).arg(&file);
+    command
+        .arg("--kubeconfig")
+        .arg(kubeconfig)
+        .args(["plan", "--hub-url", &fleet.hub_address(), "-f"])
+        .arg(&file);
     command.args(more).kill_on_drop(true);
-    let output = tokio::time::timeout(SOON, command.output()).await.context("the plugin does not end")??;
+    let output = tokio::time::timeout(SOON, command.output())
+        .await
+        .context("the plugin does not end")??;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ok((output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr)))
+    Ok((
+        output.status.code().unwrap_or(-1),
+        text(&output.stdout),
+        text(&output.stderr),
+    ))
 }
 
 async fn planned(fleet: &Fleet, rule: &Value) -> Result<Value> {
@@ -64,13 +87,24 @@ type Name = (String, String);
 async fn objects(scene: &Scene, home: &str) -> Result<BTreeMap<Name, Value>> {
     let mut all = BTreeMap::new();
     for member in &scene.members {
-        for (like, resource) in [(Id::config_map("", ""), "configmaps"), (Id::secret("", ""), "secrets")] {
+        for (like, resource) in [
+            (Id::config_map("", ""), "configmaps"),
+            (Id::secret("", ""), "secrets"),
+        ] {
             for object in member.list(&like.everywhere()).await? {
                 let metadata = &object["metadata"];
                 let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
                 let (namespace, name) = (text("namespace"), text("name"));
-                if (namespace == home || namespace.starts_with(&format!("{home}-"))) && name != "kube-root-ca.crt" {
-                    all.insert((member.name().to_owned(), format!("{resource}/{namespace}/{name}")), metadata.clone());
+                if (namespace == home || namespace.starts_with(&format!("{home}-")))
+                    && name != "kube-root-ca.crt"
+                {
+                    all.insert(
+                        (
+                            member.name().to_owned(),
+                            format!("{resource}/{namespace}/{name}"),
+                        ),
+                        metadata.clone(),
+                    );
                 }
             }
         }
@@ -91,7 +125,9 @@ fn became(before: Option<&Value>, after: Option<&Value>) -> &'static str {
         (Some(before), Some(after)) if before["uid"] != after["uid"] => "another",
         (Some(before), Some(after)) => match (is_copy(before), is_copy(after)) {
             _ if before["resourceVersion"] == after["resourceVersion"] => "same",
-            (true, true) if before["annotations"][RULE] != after["annotations"][RULE] => "other rule",
+            (true, true) if before["annotations"][RULE] != after["annotations"][RULE] => {
+                "other rule"
+            }
             (true, true) => "written",
             (false, true) => "taken over",
             (true, false) if after["annotations"][RETAINED].is_string() => "retained",
@@ -121,46 +157,84 @@ fn expected(verdict: &str, before: Option<&Value>, rule: &str, is: &str) -> Resu
 }
 
 /// Compares the plan with what has happened so far; says what differs.
-async fn compare(scene: &Scene, case: &Case, plan: &Value, before: &BTreeMap<Name, Value>) -> Result<()> {
+async fn compare(
+    scene: &Scene,
+    case: &Case,
+    plan: &Value,
+    before: &BTreeMap<Name, Value>,
+) -> Result<()> {
     let after = objects(scene, &case.home()).await?;
     let rule = Id::of(&case.rule)?;
     let mut rows: BTreeMap<Name, &str> = BTreeMap::new();
     for row in plan["copies"].as_array().context("no copies")? {
         let text = |field: &str| row[field].as_str().unwrap_or_default();
-        rows.insert((text("cluster").to_owned(), text("copy").to_owned()), text("verdict"));
+        rows.insert(
+            (text("cluster").to_owned(), text("copy").to_owned()),
+            text("verdict"),
+        );
     }
     let mut unequal = 0;
-    let names: BTreeSet<&Name> = rows.keys().chain(before.keys()).chain(after.keys()).collect();
+    let names: BTreeSet<&Name> = rows
+        .keys()
+        .chain(before.keys())
+        .chain(after.keys())
+        .collect();
     for name in names {
         let is = became(before.get(name), after.get(name));
         match rows.get(name) {
             Some(verdict) => {
                 let should = expected(verdict, before.get(name), &rule.path(), is)?;
                 unequal += usize::from(*verdict == "adoptIfEqual" && is == "same");
-                ensure!(is == should, "{name:?}: the plan says {verdict}, so it should be {should}, and is {is}");
+                ensure!(
+                    is == should,
+                    "{name:?}: the plan says {verdict}, so it should be {should}, and is {is}"
+                );
             }
-            None => ensure!(matches!(is, "same" | "absent"), "{name:?}: the plan does not speak of it, and it is {is}"),
+            None => ensure!(
+                matches!(is, "same" | "absent"),
+                "{name:?}: the plan does not speak of it, and it is {is}"
+            ),
         }
     }
-    let count = |words: &[&str]| rows.values().filter(|verdict| words.contains(verdict)).count();
+    let count = |words: &[&str]| {
+        rows.values()
+            .filter(|verdict| words.contains(verdict))
+            .count()
+    };
     let object = scene.hub.get(&rule).await?;
     let (status, summary) = (&object["status"], &object["status"]["summary"]);
-    ensure!(status["observedGeneration"] == object["metadata"]["generation"], "the rule is not looked at yet");
-    let number = |value: &Value| usize::try_from(value.as_u64().unwrap_or_default()).unwrap_or(usize::MAX);
+    ensure!(
+        status["observedGeneration"] == object["metadata"]["generation"],
+        "the rule is not looked at yet"
+    );
+    let number =
+        |value: &Value| usize::try_from(value.as_u64().unwrap_or_default()).unwrap_or(usize::MAX);
     let failed = count(&["conflict", "denied", "refused"]) + unequal;
-    ensure!(number(&summary["copiesFailed"]) == failed, "{failed} should have failed: {summary}");
-    ensure!(number(&summary["copiesWaiting"]) == count(&["wait"]), "waiting: {summary}");
+    ensure!(
+        number(&summary["copiesFailed"]) == failed,
+        "{failed} should have failed: {summary}"
+    );
+    ensure!(
+        number(&summary["copiesWaiting"]) == count(&["wait"]),
+        "waiting: {summary}"
+    );
     let removals = count(&["held"]);
     let pending = number(&status["pendingApproval"]["copies"]);
     let needs_approval = condition(&object, "ApprovalRequired").is_ok();
-    ensure!(pending == removals && needs_approval == (removals > 0), "{removals} should wait for approval: {status}");
+    ensure!(
+        pending == removals && needs_approval == (removals > 0),
+        "{removals} should wait for approval: {status}"
+    );
     Ok(())
 }
 
 async fn set_up(scene: &Scene, case: &Case) -> Result<()> {
     let home = case.home();
     let open = if case.granted { "true" } else { "false" };
-    scene.hub.make(&Draft::namespace(&home).label("open", open).json()).await?;
+    scene
+        .hub
+        .make(&Draft::namespace(&home).label("open", open).json())
+        .await?;
     for member in &scene.members {
         for namespace in &case.namespaces {
             member.make(namespace).await?;
@@ -189,7 +263,10 @@ async fn set_up(scene: &Scene, case: &Case) -> Result<()> {
             ensure!(rollout["phase"] == case.phase, "{rollout}");
             Ok(())
         };
-        scene.hub.sees(case.phase, &Id::of(&case.rule)?, reached).await?;
+        scene
+            .hub
+            .sees(case.phase, &Id::of(&case.rule)?, reached)
+            .await?;
     }
     Ok(())
 }
@@ -197,28 +274,50 @@ async fn set_up(scene: &Scene, case: &Case) -> Result<()> {
 /// Waits until all copies of a rule are applied.
 async fn settled(hub: &Place, rule: &Id) -> Result<()> {
     let applied = |object: &Value| {
-        ensure!(object["status"]["observedGeneration"] == object["metadata"]["generation"], "not looked at");
+        ensure!(
+            object["status"]["observedGeneration"] == object["metadata"]["generation"],
+            "not looked at"
+        );
         let ready = condition(object, "Ready")?;
-        ensure!(ready["reason"] == "AllApplied" || ready["reason"] == "Suspended", "{ready}");
+        ensure!(
+            ready["reason"] == "AllApplied" || ready["reason"] == "Suspended",
+            "{ready}"
+        );
         Ok(())
     };
     hub.sees("all applied", rule, applied).await.map(drop)
 }
 
 async fn holds(fleet: &Fleet, scene: &Scene, case: &Case) -> Result<String> {
-    set_up(scene, case).await.with_context(|| format!("case {}", case.name))?;
+    set_up(scene, case)
+        .await
+        .with_context(|| format!("case {}", case.name))?;
     comes_true(fleet, scene, case).await
 }
 
 /// Of a case that is set up.
 async fn comes_true(fleet: &Fleet, scene: &Scene, case: &Case) -> Result<String> {
     let before = objects(scene, &case.home()).await?;
-    let plan = planned(fleet, &case.rule).await.with_context(|| format!("case {}", case.name))?;
+    let plan = planned(fleet, &case.rule)
+        .await
+        .with_context(|| format!("case {}", case.name))?;
     let summary = plan["summary"].to_string();
-    ensure!(plan["summary"] == case.summary, "case {}: {plan:#}", case.name);
-    ensure!(objects(scene, &case.home()).await? == before, "case {}: the plan changed something", case.name);
+    ensure!(
+        plan["summary"] == case.summary,
+        "case {}: {plan:#}",
+        case.name
+    );
+    ensure!(
+        objects(scene, &case.home()).await? == before,
+        "case {}: the plan changed something",
+        case.name
+    );
     let rule = Id::of(&case.rule)?;
-    ensure!(scene.hub.find(&rule).await?.is_some() == (plan["exists"] == true), "case {}: saved?", case.name);
+    ensure!(
+        scene.hub.find(&rule).await?.is_some() == (plan["exists"] == true),
+        "case {}: saved?",
+        case.name
+    );
     match scene.hub.find(&rule).await? {
         Some(_) => {
             let replace = json!([{"op": "replace", "path": "/spec", "value": case.rule["spec"]}]);
@@ -227,7 +326,10 @@ async fn comes_true(fleet: &Fleet, scene: &Scene, case: &Case) -> Result<String>
         None => drop(scene.hub.make(&case.rule).await?),
     }
     let what = format!("case {}: as planned", case.name);
-    let same = eventually(&what, SOON, async || compare(scene, case, &plan, &before).await.map(Some)).await;
+    let same = eventually(&what, SOON, async || {
+        compare(scene, case, &plan, &before).await.map(Some)
+    })
+    .await;
     same.with_context(|| format!("case {}: {plan:#}", case.name))?;
     let stays = async || compare(scene, case, &plan, &before).await;
     steadily(&what, Duration::from_secs(3), stays).await?;
@@ -242,8 +344,7 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
     let scene = Scene::of(fleet).await?;
     scene.lift_fleet_limits().await?;
     // What is not labelled has no grant but its own.
-    let everything =
-        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
+    let everything = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
     let some = json!([{"op": "replace", "path": "/spec/rules", "value": {"namespaces": {"selector": {"matchLabels": {"open": "true"}}}}}]);
     scene.hub.json_patch(&Id::of(&everything)?, some).await?;
     for grant in cases::grants() {
@@ -251,9 +352,14 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
     }
     let scene = &scene;
     // What is blocked of one rule counts for others that lose copies by the same cause: such cases come last, one by one.
-    let (blocked, free): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.summary["held"].is_number());
-    let mut table: Vec<String> =
-        stream::iter(free).map(|case| holds(fleet, scene, case)).buffered(AT_ONCE).try_collect().await?;
+    let (blocked, free): (Vec<&Case>, Vec<&Case>) = cases
+        .iter()
+        .partition(|case| case.summary["held"].is_number());
+    let mut table: Vec<String> = stream::iter(free)
+        .map(|case| holds(fleet, scene, case))
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
     for case in blocked {
         table.push(holds(fleet, scene, case).await?);
         let rule = Id::of(&case.rule)?;
@@ -268,7 +374,11 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
 async fn second(fleet: &Fleet, case: &Case) -> Result<Value> {
     let plan = planned(fleet, &case.rule).await?;
     let clusters = plan["clusters"].as_array().context("no clusters")?;
-    clusters.iter().find(|cluster| cluster["name"] == "member-2").cloned().context("it does not name member-2")
+    clusters
+        .iter()
+        .find(|cluster| cluster["name"] == "member-2")
+        .cloned()
+        .context("it does not name member-2")
 }
 
 async fn come_true(fleet: &Fleet, scene: &Scene, cases: &[Case]) -> Result<()> {
@@ -286,15 +396,28 @@ async fn a_plan_is_what_happens_where_a_cluster_is_cordoned_or_away() -> Result<
     scene.lift_fleet_limits().await?;
     let (cordoned, away) = (cases::without_one("cordoned"), cases::without_one("away"));
     for case in cordoned.iter().chain(&away) {
-        set_up(&scene, case).await.with_context(|| format!("case {}", case.name))?;
+        set_up(&scene, case)
+            .await
+            .with_context(|| format!("case {}", case.name))?;
     }
     let member = Id::member("member-2");
-    scene.hub.change(&member, json!({"spec": {"cordoned": true}})).await?;
+    scene
+        .hub
+        .change(&member, json!({"spec": {"cordoned": true}}))
+        .await?;
     fleet.condition(2, "Cordoned", "True").await?;
     let answer = second(fleet, &cordoned[0]).await?;
-    ensure!(answer["message"].as_str().is_some_and(|answer| answer.starts_with("it is cordoned")), "{answer}");
+    ensure!(
+        answer["message"]
+            .as_str()
+            .is_some_and(|answer| answer.starts_with("it is cordoned")),
+        "{answer}"
+    );
     let copies_there = come_true(fleet, &scene, &cordoned).await;
-    scene.hub.change(&member, json!({"spec": {"cordoned": false}})).await?;
+    scene
+        .hub
+        .change(&member, json!({"spec": {"cordoned": false}}))
+        .await?;
     fleet.condition(2, "Cordoned", "").await?;
     copies_there?;
     fleet.kill_agent(2)?;
@@ -309,7 +432,9 @@ async fn a_plan_is_what_happens_where_a_cluster_is_cordoned_or_away() -> Result<
     copies_there?;
     // What the plans left open comes to pass there as well.
     for case in cordoned.iter().chain(&away) {
-        settled(&scene.hub, &Id::of(&case.rule)?).await.with_context(|| format!("case {}", case.name))?;
+        settled(&scene.hub, &Id::of(&case.rule)?)
+            .await
+            .with_context(|| format!("case {}", case.name))?;
     }
     Ok(())
 }

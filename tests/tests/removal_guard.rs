@@ -36,7 +36,13 @@ impl Stage {
     async fn copies(&self, member: usize) -> Result<Vec<usize>> {
         let mut there = vec![];
         for number in 0..SOURCES {
-            if self.scene.member(member).find(&Self::copy(number)).await?.is_some() {
+            if self
+                .scene
+                .member(member)
+                .find(&Self::copy(number))
+                .await?
+                .is_some()
+            {
                 there.push(number);
             }
         }
@@ -53,12 +59,21 @@ impl Stage {
         let observed = self.scene.hub.sees(&what, rule, |rule| {
             let blocked = condition(rule, "ApprovalRequired")?;
             let removal = &rule["status"]["pendingApproval"];
-            ensure!(blocked["status"] == "True" && removal["copies"] == copies, "{blocked}");
+            ensure!(
+                blocked["status"] == "True" && removal["copies"] == copies,
+                "{blocked}"
+            );
             let digest = removal["digest"].as_str().unwrap_or_default();
             let message = blocked["message"].as_str().unwrap_or_default();
-            ensure!(digest.len() == 20 && message.contains(&format!("runnel.dev/approve={digest}")), "{message}");
+            ensure!(
+                digest.len() == 20 && message.contains(&format!("runnel.dev/approve={digest}")),
+                "{message}"
+            );
             let ready = condition(rule, "Ready")?;
-            ensure!(ready["status"] == "False" && ready["reason"] == "RemovalLimit", "{ready}");
+            ensure!(
+                ready["status"] == "False" && ready["reason"] == "RemovalLimit",
+                "{ready}"
+            );
             Ok(())
         });
         let observed = observed.await?;
@@ -66,7 +81,10 @@ impl Stage {
             let there = self.copies(member).await?;
             ensure!(there.len() == all, "member {member} has {there:?}");
         }
-        Ok(observed["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
+        Ok(observed["status"]["pendingApproval"]["digest"]
+            .as_str()
+            .context("no digest")?
+            .to_owned())
     }
 
     async fn is_not_blocked(&self) -> Result<Value> {
@@ -102,8 +120,16 @@ impl Stage {
     /// The same at a terminal, at which a person types this.
     async fn answered(&self, words: &[&str], types: &str) -> Result<(Option<i32>, String)> {
         let quoted = |text: &str| format!("'{text}'");
-        let called: Vec<_> = self.arguments(words).iter().map(|word| quoted(word)).collect();
-        let called = format!("{} {}", quoted(&self.plugin().display().to_string()), called.join(" "));
+        let called: Vec<_> = self
+            .arguments(words)
+            .iter()
+            .map(|word| quoted(word))
+            .collect();
+        let called = format!(
+            "{} {}",
+            quoted(&self.plugin().display().to_string()),
+            called.join(" ")
+        );
         let mut command = Command::new("script");
         command.args(["--quiet", "--return", "--command", &called, "/dev/null"]);
         let typed = self.fleet.hub().folder().join("typed");
@@ -119,13 +145,26 @@ impl Stage {
     fn arguments(&self, words: &[&str]) -> Vec<String> {
         let kubeconfig = self.fleet.hub().kubeconfig().display().to_string();
         let address = self.fleet.hub_address();
-        let flags = ["-n", HOME, "--hub-url", &address, "--kubeconfig", &kubeconfig];
-        words.iter().chain(&flags).map(|word| (*word).to_owned()).collect()
+        let flags = [
+            "-n",
+            HOME,
+            "--hub-url",
+            &address,
+            "--kubeconfig",
+            &kubeconfig,
+        ];
+        words
+            .iter()
+            .chain(&flags)
+            .map(|word| (*word).to_owned())
+            .collect()
     }
 
     async fn ended(&self, mut command: Command, words: &[&str]) -> Result<(Option<i32>, String)> {
         command.kill_on_drop(true);
-        let output = tokio::time::timeout(SOON, command.output()).await.context("the plugin does not end")??;
+        let output = tokio::time::timeout(SOON, command.output())
+            .await
+            .context("the plugin does not end")??;
         let printed = [&output.stdout[..], &output.stderr[..]].concat();
         let printed = String::from_utf8_lossy(&printed).into_owned();
         println!("$ kubectl runnel {}\n{printed}", words.join(" "));
@@ -133,17 +172,31 @@ impl Stage {
     }
 
     async fn select(&self, value: &str) -> Result<()> {
-        let entry = json!({"resources": ["configmaps"], "selector": {"matchLabels": {"set": value}}});
-        self.scene.hub.change(&self.rule, json!({"spec": {"sources": [entry]}})).await.map(|_| ())
+        let entry =
+            json!({"resources": ["configmaps"], "selector": {"matchLabels": {"set": value}}});
+        self.scene
+            .hub
+            .change(&self.rule, json!({"spec": {"sources": [entry]}}))
+            .await
+            .map(|_| ())
     }
 
     async fn label(&self, number: usize, value: &str) -> Result<()> {
-        self.scene.hub.change(&Self::copy(number), json!({"metadata": {"labels": {"set": value}}})).await.map(|_| ())
+        self.scene
+            .hub
+            .change(
+                &Self::copy(number),
+                json!({"metadata": {"labels": {"set": value}}}),
+            )
+            .await
+            .map(|_| ())
     }
 
     async fn blocked_metric(&self, wanted: f64) -> Result<()> {
         eventually("the metric to say what is held", SOON, async || {
-            let observed = Metrics::of(&self.fleet.hub_ops_url()).await?.sum("runnel_removals_held")?;
+            let observed = Metrics::of(&self.fleet.hub_ops_url())
+                .await?
+                .sum("runnel_removals_held")?;
             Ok((observed == wanted).then_some(()))
         })
         .await
@@ -151,19 +204,36 @@ impl Stage {
 }
 
 async fn stage() -> Result<Stage> {
-    let fleet = Fleet::start(FleetOptions { members: MEMBERS, ..FleetOptions::default() }).await?;
+    let fleet = Fleet::start(FleetOptions {
+        members: MEMBERS,
+        ..FleetOptions::default()
+    })
+    .await?;
     let scene = Scene::of(&fleet).await?;
     scene.hub_namespaces(&[HOME]).await?;
     scene.member_namespaces(&[HOME]).await?;
     for number in 0..SOURCES {
-        let draft = Draft::config_map(HOME, &format!("s{number}")).label("set", "a").data("k", "v");
+        let draft = Draft::config_map(HOME, &format!("s{number}"))
+            .label("set", "a")
+            .data("k", "v");
         scene.hub.make(&draft.json()).await?;
     }
     let draft = RuleDraft::new(HOME, "all").labelled("set", "a");
     let by_label = json!({"selector": {"matchLabels": {"env": "prod"}}});
-    scene.hub.make(&draft.with("clusters", by_label).json()).await?;
-    let stage = Stage { fleet, scene, rule: Id::rule(HOME, "all") };
-    stage.scene.hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
+    scene
+        .hub
+        .make(&draft.with("clusters", by_label).json())
+        .await?;
+    let stage = Stage {
+        fleet,
+        scene,
+        rule: Id::rule(HOME, "all"),
+    };
+    stage
+        .scene
+        .hub
+        .all_applied(&stage.rule, MEMBERS * SOURCES)
+        .await?;
     Ok(stage)
 }
 
@@ -183,8 +253,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
 
     // A grant that is gone, and comes back.
-    let everything =
-        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
+    let everything = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
     let grant = hub.get(&Id::of(&everything)?).await.context("no grant")?;
     hub.delete(&Id::of(&everything)?).await?;
     stage.is_blocked(24, 12).await?;
@@ -198,7 +267,11 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     for number in 0..3 {
         stage.label(number, "b").await?;
         for member in 1..=MEMBERS {
-            stage.scene.member(member).lacks(&Stage::copy(number)).await?;
+            stage
+                .scene
+                .member(member)
+                .lacks(&Stage::copy(number))
+                .await?;
         }
     }
     for number in 3..8 {
@@ -206,8 +279,14 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     }
     // 6 copies went; of the next 10 no more than 4 may.
     let observed = hub.sees("the rest held", &stage.rule, |rule| {
-        let copies = rule["status"]["pendingApproval"]["copies"].as_u64().unwrap_or_default();
-        ensure!((6..=10).contains(&copies) && condition(rule, "ApprovalRequired").is_ok(), "{}", rule["status"]);
+        let copies = rule["status"]["pendingApproval"]["copies"]
+            .as_u64()
+            .unwrap_or_default();
+        ensure!(
+            (6..=10).contains(&copies) && condition(rule, "ApprovalRequired").is_ok(),
+            "{}",
+            rule["status"]
+        );
         Ok(())
     });
     observed.await?;
@@ -222,16 +301,23 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     // Held, the hub dies; held by the next one, which never saw the edit; an edit while there is no hub is held as well.
     stage.select("nothing").await?;
     let blocked = stage.is_blocked(24, 12).await?;
-    ensure!(blocked != first, "the same change, made again, needs approval again");
+    ensure!(
+        blocked != first,
+        "the same change, made again, needs approval again"
+    );
     stage.fleet.kill_hub()?;
     stage.fleet.start_hub().await?;
     for member in 1..=MEMBERS {
         stage.fleet.connected(member).await?;
     }
-    ensure!(stage.is_blocked(24, 12).await? == blocked, "another digest after a restart");
+    ensure!(
+        stage.is_blocked(24, 12).await? == blocked,
+        "another digest after a restart"
+    );
     stage.fleet.kill_hub()?;
     let narrow = json!({"names": ["member-1"], "selector": null});
-    hub.change(&stage.rule, json!({"spec": {"clusters": narrow}})).await?;
+    hub.change(&stage.rule, json!({"spec": {"clusters": narrow}}))
+        .await?;
     stage.fleet.start_hub().await?;
     for member in 1..=MEMBERS {
         stage.fleet.connected(member).await?;
@@ -247,25 +333,49 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     ensure!(stage.is_blocked(24, 12).await? == grown);
     let (code, printed) = stage.runnel(&["approve", "all"]).await?;
     ensure!(code == Some(2) && printed.contains("--yes"), "{printed}");
-    for line in ["configmaps/guarded/s0 everywhere: no longer selected", "all copies in member-2: no longer chosen"] {
+    for line in [
+        "configmaps/guarded/s0 everywhere: no longer selected",
+        "all copies in member-2: no longer chosen",
+    ] {
         ensure!(printed.contains(line), "{printed}");
     }
-    ensure!(stage.is_blocked(24, 12).await? == grown, "released though nobody said yes");
+    ensure!(
+        stage.is_blocked(24, 12).await? == grown,
+        "released though nobody said yes"
+    );
     let (code, printed) = stage.runnel(&["approve", "all", "--yes"]).await?;
-    ensure!(code == Some(0) && printed.contains("Approved: 24 copies"), "{printed}");
+    ensure!(
+        code == Some(0) && printed.contains("Approved: 24 copies"),
+        "{printed}"
+    );
     let (code, printed) = stage.runnel(&["approve", "all", "--yes"]).await?;
-    ensure!(code == Some(1) && printed.contains("nothing of rule guarded/all waits"), "{printed}");
+    ensure!(
+        code == Some(1) && printed.contains("nothing of rule guarded/all waits"),
+        "{printed}"
+    );
     for member in 1..=MEMBERS {
         for number in 0..SOURCES {
-            stage.scene.member(member).lacks(&Stage::copy(number)).await?;
+            stage
+                .scene
+                .member(member)
+                .lacks(&Stage::copy(number))
+                .await?;
         }
     }
     let observed = stage.is_not_blocked().await?;
-    ensure!(observed["status"]["pendingApproval"].is_null(), "{}", observed["status"]);
+    ensure!(
+        observed["status"]["pendingApproval"].is_null(),
+        "{}",
+        observed["status"]
+    );
 
     // The same mistake again is another removal: the old digest does not fit.
     stage.select("a").await?;
-    hub.change(&stage.rule, json!({"spec": {"clusters": {"names": null, "all": true}}})).await?;
+    hub.change(
+        &stage.rule,
+        json!({"spec": {"clusters": {"names": null, "all": true}}}),
+    )
+    .await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
     stage.select("nothing").await?;
     let again = stage.is_blocked(24, 12).await?;
@@ -279,12 +389,24 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
         stage.scene.member(member).lacks(&Stage::copy(11)).await?;
     }
     hub.all_applied(&stage.rule, MEMBERS * 11).await?;
-    hub.change(&stage.rule, json!({"spec": {"clusters": {"all": null, "names": ["member-1", "member-2"]}}})).await?;
-    hub.change(&stage.rule, json!({"spec": {"clusters": {"names": ["member-1"]}}})).await?;
+    hub.change(
+        &stage.rule,
+        json!({"spec": {"clusters": {"all": null, "names": ["member-1", "member-2"]}}}),
+    )
+    .await?;
+    hub.change(
+        &stage.rule,
+        json!({"spec": {"clusters": {"names": ["member-1"]}}}),
+    )
+    .await?;
     for number in 0..11 {
         stage.scene.member(2).lacks(&Stage::copy(number)).await?;
     }
-    hub.change(&stage.rule, json!({"spec": {"clusters": {"names": ["member-1", "member-2"]}}})).await?;
+    hub.change(
+        &stage.rule,
+        json!({"spec": {"clusters": {"names": ["member-1", "member-2"]}}}),
+    )
+    .await?;
     hub.all_applied(&stage.rule, MEMBERS * 11).await?;
     hub.delete(&stage.rule).await?;
     hub.lacks(&stage.rule).await?;
@@ -318,18 +440,37 @@ async fn rule_with_indirect_delete_stays_until_approved() -> Result<()> {
     let question = "Remove these 24 copies of rule guarded/all? [y/N]";
     for answer in ["n\n", "\n", "no\n", "yess\n", ""] {
         let (code, printed) = stage.answered(&["approve", "all"], answer).await?;
-        ensure!(printed.contains("the rule is deleted") && printed.contains(question), "{answer:?}: {printed}");
-        ensure!(code == Some(1) && printed.contains("nothing was approved"), "{answer:?}: {code:?} {printed}");
+        ensure!(
+            printed.contains("the rule is deleted") && printed.contains(question),
+            "{answer:?}: {printed}"
+        );
+        ensure!(
+            code == Some(1) && printed.contains("nothing was approved"),
+            "{answer:?}: {code:?} {printed}"
+        );
     }
     let rule = hub.get(&stage.rule).await?;
-    ensure!(rule["metadata"]["annotations"]["runnel.dev/approve"].is_null(), "{}", rule["metadata"]);
-    ensure!(stage.is_blocked(24, 12).await? == digest, "a no changed what is held");
+    ensure!(
+        rule["metadata"]["annotations"]["runnel.dev/approve"].is_null(),
+        "{}",
+        rule["metadata"]
+    );
+    ensure!(
+        stage.is_blocked(24, 12).await? == digest,
+        "a no changed what is held"
+    );
     let (code, printed) = stage.answered(&["approve", "all"], "y\n").await?;
     ensure!(printed.contains(question), "{printed}");
-    ensure!(code == Some(0) && printed.contains("Approved: 24 copies are being removed"), "{code:?} {printed}");
+    ensure!(
+        code == Some(0) && printed.contains("Approved: 24 copies are being removed"),
+        "{code:?} {printed}"
+    );
     hub.lacks(&stage.rule).await?;
     for member in 1..=MEMBERS {
-        ensure!(stage.copies(member).await?.is_empty(), "not all is gone from member {member}");
+        ensure!(
+            stage.copies(member).await?.is_empty(),
+            "not all is gone from member {member}"
+        );
     }
     Ok(())
 }
@@ -337,40 +478,68 @@ async fn rule_with_indirect_delete_stays_until_approved() -> Result<()> {
 /// Thirty rules of one source each, all below their own limits, and one wrong label.
 #[tokio::test]
 async fn label_typo_over_many_rules_waits_for_the_fleet() -> Result<()> {
-    let fleet = Fleet::start(FleetOptions { members: MEMBERS, ..FleetOptions::default() }).await?;
+    let fleet = Fleet::start(FleetOptions {
+        members: MEMBERS,
+        ..FleetOptions::default()
+    })
+    .await?;
     let scene = Scene::of(&fleet).await?;
     scene.hub_namespaces(&[HOME]).await?;
     scene.member_namespaces(&[HOME]).await?;
     let rules = 30;
     for number in 0..rules {
         let source = format!("s{number}");
-        scene.hub.make(&Draft::config_map(HOME, &source).data("k", "v").json()).await?;
+        scene
+            .hub
+            .make(&Draft::config_map(HOME, &source).data("k", "v").json())
+            .await?;
         let draft = RuleDraft::new(HOME, &format!("r{number}")).named(&[source.as_str()]);
         let by_label = json!({"selector": {"matchLabels": {"env": "prod"}}});
-        scene.hub.make(&draft.with("clusters", by_label).json()).await?;
+        scene
+            .hub
+            .make(&draft.with("clusters", by_label).json())
+            .await?;
     }
     for number in 0..rules {
-        scene.hub.all_applied(&Id::rule(HOME, &format!("r{number}")), MEMBERS).await?;
+        scene
+            .hub
+            .all_applied(&Id::rule(HOME, &format!("r{number}")), MEMBERS)
+            .await?;
     }
     let id = |kind: &str, name: &str| {
-        Id::of(&json!({"apiVersion": "runnel.dev/v1alpha1", "kind": kind, "metadata": {"name": name}}))
+        Id::of(
+            &json!({"apiVersion": "runnel.dev/v1alpha1", "kind": kind, "metadata": {"name": name}}),
+        )
     };
     let overview = id("Fleet", "default")?;
     scene
         .hub
         .sees("a ready fleet", &overview, |fleet| {
             let (ready, status) = (condition(fleet, "Ready")?, &fleet["status"]);
-            ensure!(ready["status"] == "True" && status["copies"] == "60/60" && status["rules"] == "30/30", "{status}");
-            ensure!(status["clusters"] == "2/2" && status["pending"] == 0, "{status}");
+            ensure!(
+                ready["status"] == "True"
+                    && status["copies"] == "60/60"
+                    && status["rules"] == "30/30",
+                "{status}"
+            );
+            ensure!(
+                status["clusters"] == "2/2" && status["pending"] == 0,
+                "{status}"
+            );
             Ok(())
         })
         .await?;
-    let stage = Stage { fleet, scene, rule: Id::rule(HOME, "r0") };
+    let stage = Stage {
+        fleet,
+        scene,
+        rule: Id::rule(HOME, "r0"),
+    };
     let hub = &stage.scene.hub;
     let relabel = async |env: &str| -> Result<()> {
         for member in 1..=MEMBERS {
             let change = json!({"metadata": {"labels": {"env": env}}});
-            hub.change(&id("MemberCluster", &format!("member-{member}"))?, change).await?;
+            hub.change(&id("MemberCluster", &format!("member-{member}"))?, change)
+                .await?;
         }
         Ok(())
     };
@@ -378,7 +547,10 @@ async fn label_typo_over_many_rules_waits_for_the_fleet() -> Result<()> {
         hub.sees("one cause that waits", &overview, |fleet| {
             let status = &fleet["status"];
             let cause = &status["pendingApprovals"][0];
-            ensure!(status["pending"] == 1 && cause["rules"] == 30 && cause["copies"] == 60, "{status}");
+            ensure!(
+                status["pending"] == 1 && cause["rules"] == 30 && cause["copies"] == 60,
+                "{status}"
+            );
             Ok(())
         })
         .await
@@ -386,7 +558,10 @@ async fn label_typo_over_many_rules_waits_for_the_fleet() -> Result<()> {
     relabel("prd").await?;
     pending().await?;
     for member in 1..=MEMBERS {
-        ensure!(stage.copies(member).await?.len() == SOURCES, "copies went from member {member}");
+        ensure!(
+            stage.copies(member).await?.len() == SOURCES,
+            "copies went from member {member}"
+        );
     }
     relabel("prod").await?;
     hub.sees("nothing that waits", &overview, |fleet| {
@@ -398,12 +573,18 @@ async fn label_typo_over_many_rules_waits_for_the_fleet() -> Result<()> {
     pending().await?;
     let (code, printed) = stage.runnel(&["approve", "--yes"]).await?;
     ensure!(
-        code == Some(0) && printed.contains("60 copies of 30 rules") && printed.contains("Approved: 60 copies"),
+        code == Some(0)
+            && printed.contains("60 copies of 30 rules")
+            && printed.contains("Approved: 60 copies"),
         "{printed}"
     );
     for member in 1..=MEMBERS {
         for number in 0..rules {
-            stage.scene.member(member).lacks(&Stage::copy(number)).await?;
+            stage
+                .scene
+                .member(member)
+                .lacks(&Stage::copy(number))
+                .await?;
         }
     }
     Ok(())

@@ -37,24 +37,42 @@ fn account(name: &str) -> String {
 /// Checks that the memory limits of the charts hold for the processes, where a memory cgroup can be made, and that
 /// neither process came near its limit.
 fn are_limited(fleet: &Fleet) -> Result<()> {
-    for (process, limit) in [(fleet.hub_process(), 1 << 30), (fleet.agent_process(1), 512 << 20)] {
+    for (process, limit) in [
+        (fleet.hub_process(), 1 << 30),
+        (fleet.agent_process(1), 512 << 20),
+    ] {
         let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid()?))?;
         let limited = groups.lines().any(|line| line.contains("/runnel-tests-"));
-        ensure!(limited || !rustix::process::getuid().is_root(), "no memory limit: {groups}");
+        ensure!(
+            limited || !rustix::process::getuid().is_root(),
+            "no memory limit: {groups}"
+        );
         let peak = process.peak_memory()?;
-        ensure!((1 << 20..limit / 2).contains(&peak), "a peak of {peak} bytes");
+        ensure!(
+            (1 << 20..limit / 2).contains(&peak),
+            "a peak of {peak} bytes"
+        );
     }
     Ok(())
 }
 
 /// A life of the seed rule, with everything in it that hub and agents have rights for.
 async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
-    scene.member(1).make(&Draft::namespace(TARGETS[1]).json()).await?;
-    fleet.hub().kubectl_stdin(&["apply", "-f", "-"], SEED).await?;
+    scene
+        .member(1)
+        .make(&Draft::namespace(TARGETS[1]).json())
+        .await?;
+    fleet
+        .hub()
+        .kubectl_stdin(&["apply", "-f", "-"], SEED)
+        .await?;
     let rule = Id::rule(HOME, "rule-codis-test");
     let settings = Id::config_map(HOME, "app-settings");
     let login = scene.hub.get(&Id::secret(HOME, "app-login")).await?;
-    let edited = scene.hub.change(&settings, json!({"data": {"greeting": "good evening"}})).await?;
+    let edited = scene
+        .hub
+        .change(&settings, json!({"data": {"greeting": "good evening"}}))
+        .await?;
     let created = json!({"spec": {"createNamespaces": true}});
     scene.hub.change(&rule, created).await?;
     for source in [&edited, &login] {
@@ -64,9 +82,15 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
 
     // What somebody spoils is put back, and it is told.
     let copy = settings.within(TARGETS[0]);
-    scene.member(1).change(&copy, json!({"data": {"greeting": "tampered"}})).await?;
+    scene
+        .member(1)
+        .change(&copy, json!({"data": {"greeting": "tampered"}}))
+        .await?;
     scene.member(1).has_copy(&edited, TARGETS[0], &rule).await?;
-    scene.member(1).delete(&Id::of(&login)?.within(TARGETS[0])).await?;
+    scene
+        .member(1)
+        .delete(&Id::of(&login)?.within(TARGETS[0]))
+        .await?;
     scene.member(1).has_copy(&login, TARGETS[0], &rule).await?;
 
     // Both begin again: they read what they have written down.
@@ -74,7 +98,10 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
     fleet.kill_agent(1)?;
     fleet.start_hub().await?;
     fleet.start_agent(1).await?;
-    let edited = scene.hub.change(&settings, json!({"data": {"greeting": "good night"}})).await?;
+    let edited = scene
+        .hub
+        .change(&settings, json!({"data": {"greeting": "good night"}}))
+        .await?;
     scene.arrives(&edited, &rule, &TARGETS).await?;
     scene.hub.all_applied(&rule, 8).await?;
     fleet.hub_replica(1).pod().passes_probes().await?;
@@ -87,62 +114,105 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
     scene.hub.delete(&rule).await?;
     scene.hub.lacks(&rule).await?;
     scene.vanishes(&edited, &TARGETS).await?;
-    scene.hub.change(&Id::member("member-1"), json!({"spec": {"leaving": true}})).await?;
+    scene
+        .hub
+        .change(&Id::member("member-1"), json!({"spec": {"leaving": true}}))
+        .await?;
     let left = |member: &serde_json::Value| {
         let observed = runnel_tests::scene::condition(member, "Accepted")?;
         ensure!(observed["reason"] == "Drained", "{observed}");
         Ok(())
     };
-    scene.hub.sees("left", &Id::member("member-1"), left).await.map(drop)
+    scene
+        .hub
+        .sees("left", &Id::member("member-1"), left)
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
 async fn seed_rule_needs_no_more_rights_than_the_charts_grant() -> Result<()> {
-    let audited = Options { audit_reads: true, ..Options::default() };
-    let options = FleetOptions { members: 1, hub_is_member: true, control_plane: audited, ..FleetOptions::default() };
+    let audited = Options {
+        audit_reads: true,
+        ..Options::default()
+    };
+    let options = FleetOptions {
+        members: 1,
+        hub_is_member: true,
+        control_plane: audited,
+        ..FleetOptions::default()
+    };
     let fleet = Fleet::start(options).await?;
     let scene = Scene::of(&fleet).await?;
     let marks = clusters(&fleet).map(|cluster| Some(cluster.mark()));
     live(&fleet, &scene).await?;
 
     let since_the_start = requests(&fleet, [None, None])?;
-    let own: Vec<&Write> = since_the_start.iter().filter(|request| request.user_agent.starts_with("runnel-")).collect();
+    let own: Vec<&Write> = since_the_start
+        .iter()
+        .filter(|request| request.user_agent.starts_with("runnel-"))
+        .collect();
     for (chart, least) in [(HUB, 40), (AGENT, 60)] {
-        let asked = own.iter().filter(|request| request.user == account(chart)).count();
+        let asked = own
+            .iter()
+            .filter(|request| request.user == account(chart))
+            .count();
         ensure!(asked >= least, "only {asked} requests of {chart} were seen");
     }
     // A person makes join strings with the hub's binary; nobody else is there but the two accounts.
-    let by_persons: Vec<&&Write> =
-        own.iter().filter(|one| one.user != account(HUB) && one.user != account(AGENT)).collect();
+    let by_persons: Vec<&&Write> = own
+        .iter()
+        .filter(|one| one.user != account(HUB) && one.user != account(AGENT))
+        .collect();
     let of_tokens = |one: &Write| {
         one.user == "administrator"
             && one.user_agent.starts_with("runnel-hub")
             && ["memberclusters", "secrets", "namespaces"].contains(&one.resource.as_str())
             && ["get", "create", "patch", "update"].contains(&one.verb.as_str())
     };
-    ensure!(by_persons.iter().all(|one| of_tokens(one)), "{by_persons:#?}");
+    ensure!(
+        by_persons.iter().all(|one| of_tokens(one)),
+        "{by_persons:#?}"
+    );
     let running = requests(&fleet, marks)?;
     let foreign: Vec<&Write> = running
         .iter()
-        .filter(|one| one.user_agent.starts_with("runnel-") && one.user != account(HUB) && one.user != account(AGENT))
+        .filter(|one| {
+            one.user_agent.starts_with("runnel-")
+                && one.user != account(HUB)
+                && one.user != account(AGENT)
+        })
         .collect();
     ensure!(foreign.is_empty(), "{foreign:#?}");
     // Each account is used by its own binary, under its own name.
     for (chart, cluster) in [(HUB, fleet.hub()), (AGENT, fleet.member(1))] {
         let asked = cluster.writes_since(Mark::default())?;
-        let agents: BTreeSet<&str> =
-            asked.iter().filter(|one| one.user == account(chart)).map(|one| one.user_agent.as_str()).collect();
-        ensure!(agents.iter().all(|agent| agent.starts_with(&format!("{chart}/"))), "{chart}: {agents:?}");
+        let agents: BTreeSet<&str> = asked
+            .iter()
+            .filter(|one| one.user == account(chart))
+            .map(|one| one.user_agent.as_str())
+            .collect();
+        ensure!(
+            agents
+                .iter()
+                .all(|agent| agent.starts_with(&format!("{chart}/"))),
+            "{chart}: {agents:?}"
+        );
     }
 
-    let refused: Vec<&Write> = since_the_start.iter().filter(|request| request.code == 403).collect();
+    let refused: Vec<&Write> = since_the_start
+        .iter()
+        .filter(|request| request.code == 403)
+        .collect();
     ensure!(refused.is_empty(), "rights are missing: {refused:#?}");
     // The audit log leaves out Leases and what is no resource; the API server counts all.
     for cluster in clusters(&fleet) {
         let metrics = cluster.kubectl(&["get", "--raw", "/metrics"]).await?;
         let refused: Vec<&str> = metrics
             .lines()
-            .filter(|line| line.starts_with("apiserver_request_total{") && line.contains("code=\"403\""))
+            .filter(|line| {
+                line.starts_with("apiserver_request_total{") && line.contains("code=\"403\"")
+            })
             .collect();
         ensure!(refused.is_empty(), "{}: {refused:#?}", cluster.name());
     }
@@ -161,12 +231,23 @@ fn refuses(upgraded: Result<()>, words: &[&str]) -> Result<()> {
 
 #[tokio::test]
 async fn chart_arguments_are_known_and_mounts_stay_fresh() -> Result<()> {
-    let fleet = Fleet::start(FleetOptions { members: 0, hub_is_member: true, ..FleetOptions::default() }).await?;
+    let fleet = Fleet::start(FleetOptions {
+        members: 0,
+        hub_is_member: true,
+        ..FleetOptions::default()
+    })
+    .await?;
     let (hub, agent) = (fleet.hub_release(), fleet.agent(1));
     let unknown = json!({"extraArgs": ["--no-such-argument"]});
-    let words = ["unexpected argument '--no-such-argument'", "ended by itself with exit code 1"];
+    let words = [
+        "unexpected argument '--no-such-argument'",
+        "ended by itself with exit code 1",
+    ];
     refuses(hub.upgrade(&unknown).await, &[&words[..], &[HUB]].concat())?;
-    refuses(agent.upgrade(&unknown).await, &[&words[..], &[AGENT]].concat())?;
+    refuses(
+        agent.upgrade(&unknown).await,
+        &[&words[..], &[AGENT]].concat(),
+    )?;
     hub.upgrade(&json!({"extraArgs": []})).await?;
     agent.upgrade(&json!({"extraArgs": []})).await?;
     fleet.start_hub().await?;
@@ -174,16 +255,36 @@ async fn chart_arguments_are_known_and_mounts_stay_fresh() -> Result<()> {
     fleet.connected(1).await?;
 
     // A changed policy is a changed file, and no reason to start again.
-    let policy = agent.pod().folder().join("root/etc/runnel/policy/policy.yaml");
+    let policy = agent
+        .pod()
+        .folder()
+        .join("root/etc/runnel/policy/policy.yaml");
     let process = agent.process().pid()?;
     ensure!(!std::fs::read_to_string(&policy)?.contains("not-here"));
-    agent.upgrade(&json!({"policy": {"deniedNamespaces": ["not-here-*"]}})).await?;
+    agent
+        .upgrade(&json!({"policy": {"deniedNamespaces": ["not-here-*"]}}))
+        .await?;
     ensure!(std::fs::read_to_string(&policy)?.contains("not-here-*"));
-    ensure!(agent.process().pid()? == process, "a new policy has started the agent again");
+    ensure!(
+        agent.process().pid()? == process,
+        "a new policy has started the agent again"
+    );
 
     // So is an object that somebody changes by hand.
-    fleet.hub().kubectl(&["-n", "runnel-system", "delete", "secret", "runnel-agent-join"]).await?;
-    let join = agent.pod().folder().join("root/etc/runnel/join/join-string");
+    fleet
+        .hub()
+        .kubectl(&[
+            "-n",
+            "runnel-system",
+            "delete",
+            "secret",
+            "runnel-agent-join",
+        ])
+        .await?;
+    let join = agent
+        .pod()
+        .folder()
+        .join("root/etc/runnel/join/join-string");
     ensure!(join.exists());
     eventually("the mount to be empty", SOON, async || {
         agent.pod().refresh_mounts().await?;

@@ -34,7 +34,12 @@ impl Stage {
     async fn start_with(members: usize, storage: u16) -> Result<Self> {
         let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
         let hub_values = json!({"lease": lease, "rollback": {"storageMiB": storage}});
-        let options = FleetOptions { members, hub_replicas: 2, hub_values, ..FleetOptions::default() };
+        let options = FleetOptions {
+            members,
+            hub_replicas: 2,
+            hub_values,
+            ..FleetOptions::default()
+        };
         let fleet = Fleet::start(options).await?;
         let scene = Scene::of(&fleet).await?;
         scene.hub_namespaces(&[HOME]).await?;
@@ -42,12 +47,28 @@ impl Stage {
         for member in 1..=members {
             let tier = if member == 1 { "10" } else { "9" };
             let labels = json!({"metadata": {"labels": {"tier": tier}}});
-            scene.hub.change(&Id::member(&format!("member-{member}")), labels).await?;
+            scene
+                .hub
+                .change(&Id::member(&format!("member-{member}")), labels)
+                .await?;
         }
-        let stage = Self { fleet, scene, members, rule: Id::rule(HOME, "waves"), source: Id::secret(HOME, "login") };
-        stage.scene.hub.make(&Draft::secret(HOME, "login").data("k", "0").json()).await?;
+        let stage = Self {
+            fleet,
+            scene,
+            members,
+            rule: Id::rule(HOME, "waves"),
+            source: Id::secret(HOME, "login"),
+        };
+        stage
+            .scene
+            .hub
+            .make(&Draft::secret(HOME, "login").data("k", "0").json())
+            .await?;
         let rollout = json!({"maxConcurrency": 1, "orderByLabel": "tier"});
-        let draft = RuleDraft::new(HOME, "waves").named(&["login"]).everywhere().with("rollout", rollout);
+        let draft = RuleDraft::new(HOME, "waves")
+            .named(&["login"])
+            .everywhere()
+            .with("rollout", rollout);
         stage.scene.hub.make(&draft.json()).await?;
         stage.is_completed(u64::try_from(members)?).await?;
         Ok(stage)
@@ -62,13 +83,20 @@ impl Stage {
     }
 
     async fn wants(&self, rollout: Value) -> Result<()> {
-        self.scene.hub.change(&self.rule, json!({"spec": {"rollout": rollout}})).await.map(drop)
+        self.scene
+            .hub
+            .change(&self.rule, json!({"spec": {"rollout": rollout}}))
+            .await
+            .map(drop)
     }
 
     async fn edit(&self, key: &str, text: &str) -> Result<Value> {
         let mut data = json!({"k": null, "poison": null});
         data[key] = Draft::secret(HOME, "login").data(key, text).json()["data"][key].clone();
-        self.scene.hub.change(&self.source, json!({"data": data})).await
+        self.scene
+            .hub
+            .change(&self.source, json!({"data": data}))
+            .await
     }
 
     async fn has(&self, place: &Place, source: &Value) -> Result<()> {
@@ -79,7 +107,10 @@ impl Stage {
         let what = format!("{phase} in wave {wave}");
         let observed = self.scene.hub.sees(&what, &self.rule, |rule| {
             let rollout = &rule["status"]["rollout"];
-            ensure!(rollout["phase"] == phase && rollout["wave"] == wave, "{rollout}");
+            ensure!(
+                rollout["phase"] == phase && rollout["wave"] == wave,
+                "{rollout}"
+            );
             Ok(())
         });
         Ok(observed.await?["status"]["rollout"].clone())
@@ -95,7 +126,9 @@ impl Stage {
         eventually("one replica to lead", SOON, async || {
             for number in [1, 2] {
                 let url = self.fleet.hub_replica(number).ops_url();
-                let leads = Metrics::of(url).await.and_then(|metrics| metrics.sum("runnel_leader"));
+                let leads = Metrics::of(url)
+                    .await
+                    .and_then(|metrics| metrics.sum("runnel_leader"));
                 if leads.is_ok_and(|leads| leads > 0.0) {
                     return Ok(Some(number));
                 }
@@ -113,7 +146,9 @@ impl Stage {
     }
 
     async fn received(&self, member: usize) -> Result<f64> {
-        Metrics::of(&self.fleet.agent_ops_url(member)).await?.sum("runnel_payload_received_bytes_total")
+        Metrics::of(&self.fleet.agent_ops_url(member))
+            .await?
+            .sum("runnel_payload_received_bytes_total")
     }
 }
 
@@ -163,15 +198,24 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     let good = stage.edit("k", "1").await?;
     stage.has(stage.first(), &good).await?;
     let soaking = stage.is_in_phase("Soaking", 1).await?;
-    ensure!(soaking["reachedUpTo"] == json!({"value": "9", "cluster": "member-2"}), "{soaking}");
     ensure!(
-        soaking["clustersReached"] == 1 && soaking["clustersApplied"] == 1 && soaking["clusters"] == 2,
+        soaking["reachedUpTo"] == json!({"value": "9", "cluster": "member-2"}),
+        "{soaking}"
+    );
+    ensure!(
+        soaking["clustersReached"] == 1
+            && soaking["clustersApplied"] == 1
+            && soaking["clusters"] == 2,
         "{soaking}"
     );
     let ready = stage.scene.hub.get(&stage.rule).await?;
     let ready = condition(&ready, "Ready")?;
     let message = ready["message"].as_str().unwrap_or_default();
-    ensure!(ready["reason"] == "RollingOut" && message.contains("wave 1 is applied and is watched until"), "{ready}");
+    ensure!(
+        ready["reason"] == "RollingOut"
+            && message.contains("wave 1 is applied and is watched until"),
+        "{ready}"
+    );
     // What is not reached keeps what it has, and its agent keeps it right.
     stage.last().delete(&stage.source).await?;
     stage.has(stage.last(), &before).await?;
@@ -179,10 +223,16 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     stage.has(stage.last(), &good).await?;
     let observed = stage.is_completed(2).await?;
     ensure!(
-        observed["startedAt"] == soaking["startedAt"] && observed["revision"] == soaking["revision"],
+        observed["startedAt"] == soaking["startedAt"]
+            && observed["revision"] == soaking["revision"],
         "{observed} {soaking}"
     );
-    let whole = |value: &Value| value.as_str().and_then(|at| at.parse::<Timestamp>().ok()).context("no time");
+    let whole = |value: &Value| {
+        value
+            .as_str()
+            .and_then(|at| at.parse::<Timestamp>().ok())
+            .context("no time")
+    };
     let soaked = whole(&observed["waveStartedAt"])?.duration_since(whole(&soaking["appliedAt"])?);
     ensure!(soaked.as_secs() >= 15, "it soaked for {soaked}");
     stage.fleet.start_hub().await?;
@@ -192,12 +242,21 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     let received = stage.received(1).await?;
     stage.edit("poison", "1").await?;
     let stopped = stage.is_in_phase("Stopped", 1).await?;
-    ensure!(stopped["clustersFailed"] == 1 && stopped["clustersReached"] == 1, "{stopped}");
+    ensure!(
+        stopped["clustersFailed"] == 1 && stopped["clustersReached"] == 1,
+        "{stopped}"
+    );
     let rule = stage.scene.hub.sees("why it stopped", &stage.rule, |rule| {
         let stopped = condition(rule, "RolloutStopped")?;
         let message = stopped["message"].as_str().unwrap_or_default();
-        ensure!(stopped["reason"] == "TooManyFailures" && message.contains("member-2"), "{stopped}");
-        ensure!(message.contains("no-poison") && message.contains("maxFailures"), "{message}");
+        ensure!(
+            stopped["reason"] == "TooManyFailures" && message.contains("member-2"),
+            "{stopped}"
+        );
+        ensure!(
+            message.contains("no-poison") && message.contains("maxFailures"),
+            "{message}"
+        );
         let ready = condition(rule, "Ready")?;
         ensure!(ready["reason"] == "TooManyFailures", "{ready}");
         Ok(())
@@ -207,7 +266,10 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     let unseen = async || {
         let seen = stage.last().get(&stage.source).await?;
         ensure!(seen["data"] == good["data"], "it saw the bad one");
-        ensure!(stage.received(1).await? == received, "content was sent to it");
+        ensure!(
+            stage.received(1).await? == received,
+            "content was sent to it"
+        );
         Ok(())
     };
     steadily("the second wave sees nothing of it", A_WHILE, unseen).await?;
@@ -229,10 +291,17 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     let plain = stage.edit("k", "3").await?;
     stage.has(stage.first(), &plain).await?;
     stage.has(stage.last(), &plain).await?;
-    let plain_again = stage.scene.hub.sees("nothing of a rollout", &stage.rule, |rule| {
-        ensure!(rule["status"]["rollout"].is_null(), "{}", rule["status"]["rollout"]);
-        Ok(())
-    });
+    let plain_again = stage
+        .scene
+        .hub
+        .sees("nothing of a rollout", &stage.rule, |rule| {
+            ensure!(
+                rule["status"]["rollout"].is_null(),
+                "{}",
+                rule["status"]["rollout"]
+            );
+            Ok(())
+        });
     plain_again.await.map(drop)
 }
 
@@ -245,31 +314,61 @@ async fn leader_killed_in_a_wave_is_followed_at_the_same_point() -> Result<()> {
     stage.fleet.agent_process(3).pause()?;
     let newest = stage.edit("k", "1").await?;
     stage.has(stage.first(), &newest).await?;
-    let begun = stage.scene.hub.sees("half of the wave", &stage.rule, |rule| {
-        let rollout = &rule["status"]["rollout"];
-        ensure!(rollout["phase"] == "Progressing" && rollout["wave"] == 1, "{rollout}");
-        ensure!(rollout["clustersReached"] == 2 && rollout["clustersApplied"] == 1, "{rollout}");
-        Ok(())
-    });
+    let begun = stage
+        .scene
+        .hub
+        .sees("half of the wave", &stage.rule, |rule| {
+            let rollout = &rule["status"]["rollout"];
+            ensure!(
+                rollout["phase"] == "Progressing" && rollout["wave"] == 1,
+                "{rollout}"
+            );
+            ensure!(
+                rollout["clustersReached"] == 2 && rollout["clustersApplied"] == 1,
+                "{rollout}"
+            );
+            Ok(())
+        });
     let begun = begun.await?["status"]["rollout"].clone();
-    ensure!(begun["reachedUpTo"] == json!({"value": "9", "cluster": "member-3"}), "{begun}");
+    ensure!(
+        begun["reachedUpTo"] == json!({"value": "9", "cluster": "member-3"}),
+        "{begun}"
+    );
     let received = stage.received(1).await?;
     stage.kill_leader().await?;
     // Whoever leads now knows the wave, and that it has not ended.
     let unseen = async || {
-        ensure!(stage.last().get(&stage.source).await?["data"] == before["data"], "the last wave has it");
-        ensure!(stage.received(1).await? == received, "content was sent to the last wave");
+        ensure!(
+            stage.last().get(&stage.source).await?["data"] == before["data"],
+            "the last wave has it"
+        );
+        ensure!(
+            stage.received(1).await? == received,
+            "content was sent to the last wave"
+        );
         let rule = stage.scene.hub.get(&stage.rule).await?;
         let rollout = &rule["status"]["rollout"];
         let same = |field: &str| rollout[field] == begun[field];
         ensure!(
-            ["revision", "wave", "phase", "startedAt", "waveStartedAt", "reachedUpTo"].into_iter().all(same),
+            [
+                "revision",
+                "wave",
+                "phase",
+                "startedAt",
+                "waveStartedAt",
+                "reachedUpTo"
+            ]
+            .into_iter()
+            .all(same),
             "{rollout}, and it was {begun}"
         );
         Ok(())
     };
     steadily("the wave is not over", 3 * A_WHILE, unseen).await?;
-    ensure!(stage.scene.member(3).get(&stage.source).await?["data"] == before["data"], "a frozen agent wrote");
+    ensure!(
+        stage.scene.member(3).get(&stage.source).await?["data"] == before["data"],
+        "a frozen agent wrote"
+    );
     stage.fleet.agent_process(3).resume()?;
     stage.has(stage.scene.member(3), &newest).await?;
     stage.has(stage.last(), &newest).await?;
@@ -283,17 +382,27 @@ async fn leader_killed_in_a_wave_is_followed_at_the_same_point() -> Result<()> {
 
 /// The Secrets in which the hub stores the states of completed rollouts.
 async fn stored(stage: &Stage) -> Result<Vec<Value>> {
-    let mut all = stage.scene.hub.list(&Id::secret("runnel-system", "")).await?;
+    let mut all = stage
+        .scene
+        .hub
+        .list(&Id::secret("runnel-system", ""))
+        .await?;
     all.retain(|secret| secret["type"] == "runnel.dev/rollback");
     Ok(all)
 }
 
 /// So many states have been stored for the rule, one instead of the other.
 async fn is_stored(stage: &Stage, number: u64) -> Result<()> {
-    let uid = stage.scene.hub.get(&stage.rule).await?["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    let uid = stage.scene.hub.get(&stage.rule).await?["metadata"]["uid"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     eventually("the state of the rollout to be stored", SOON, async || {
         let secrets = stored(stage).await?;
-        let parts = secrets.iter().filter_map(|secret| secret["data"].as_object()).flatten();
+        let parts = secrets
+            .iter()
+            .filter_map(|secret| secret["data"].as_object())
+            .flatten();
         let names: Vec<String> = parts.map(|(name, _)| name.clone()).collect();
         Ok((names == [format!("{uid}.{number}.0.1")]).then_some(()))
     })
@@ -303,7 +412,9 @@ async fn is_stored(stage: &Stage, number: u64) -> Result<()> {
 #[tokio::test]
 async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     let stage = Stage::start(3).await?;
-    stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert"})).await?;
+    stage
+        .wants(json!({"maxConcurrency": 2, "onFailure": "Revert"}))
+        .await?;
     refuse(&stage, &[3]).await?;
     is_stored(&stage, 1).await?;
     let good = stage.edit("k", "1").await?;
@@ -324,23 +435,44 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     stage.is_in_phase("Reverting", 1).await?;
     stage.fleet.kill_agent(2)?;
     stage.kill_leader().await?;
-    ensure!(stage.first().get(&stage.source).await?["data"] == bad["data"], "nobody was there to put it back");
+    ensure!(
+        stage.first().get(&stage.source).await?["data"] == bad["data"],
+        "nobody was there to put it back"
+    );
     stage.fleet.start_agent(2).await?;
     for member in [2, 3] {
         stage.has(stage.scene.member(member), &good).await?;
     }
     let observed = stage.is_in_phase("Reverted", 1).await?;
-    ensure!(observed["clustersReverted"] == 2 && observed["clustersReached"] == 2, "{observed}");
-    let rule = stage.scene.hub.sees("what went wrong", &stage.rule, |rule| {
-        let reverted = condition(rule, "RolloutReverted")?;
-        let message = reverted["message"].as_str().unwrap_or_default();
-        ensure!(reverted["status"] == "True" && reverted["reason"] == "TooManyFailures", "{reverted}");
-        ensure!(message.contains("in member-3: ") && message.contains("no-poison"), "{message}");
-        ensure!(message.contains("Of 2 clusters that it reached, all are rolled back"), "{message}");
-        let ready = condition(rule, "Ready")?;
-        ensure!(ready["status"] == "False" && ready["reason"] == "TooManyFailures", "{ready}");
-        Ok(())
-    });
+    ensure!(
+        observed["clustersReverted"] == 2 && observed["clustersReached"] == 2,
+        "{observed}"
+    );
+    let rule = stage
+        .scene
+        .hub
+        .sees("what went wrong", &stage.rule, |rule| {
+            let reverted = condition(rule, "RolloutReverted")?;
+            let message = reverted["message"].as_str().unwrap_or_default();
+            ensure!(
+                reverted["status"] == "True" && reverted["reason"] == "TooManyFailures",
+                "{reverted}"
+            );
+            ensure!(
+                message.contains("in member-3: ") && message.contains("no-poison"),
+                "{message}"
+            );
+            ensure!(
+                message.contains("Of 2 clusters that it reached, all are rolled back"),
+                "{message}"
+            );
+            let ready = condition(rule, "Ready")?;
+            ensure!(
+                ready["status"] == "False" && ready["reason"] == "TooManyFailures",
+                "{ready}"
+            );
+            Ok(())
+        });
     rule.await?;
     stage.fleet.start_hub().await?;
     let unseen = async || {
@@ -348,13 +480,19 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
             let seen = stage.scene.member(member).get(&stage.source).await?;
             ensure!(seen["data"] == good["data"], "member-{member} has it");
         }
-        ensure!(stage.received(1).await? == received, "content was sent to the last wave");
+        ensure!(
+            stage.received(1).await? == received,
+            "content was sent to the last wave"
+        );
         Ok(())
     };
     steadily("it stays undone", A_WHILE, unseen).await?;
 
     // What is spoilt there is put back as it was, also after a restart of the agent.
-    stage.first().change(&stage.source, json!({"data": {"k": "c3BvaWx0"}})).await?;
+    stage
+        .first()
+        .change(&stage.source, json!({"data": {"k": "c3BvaWx0"}}))
+        .await?;
     stage.has(stage.first(), &good).await?;
     stage.fleet.kill_agent(2)?;
     stage.fleet.start_agent(2).await?;
@@ -371,7 +509,11 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     // A rule that asks for no rollback has no state stored.
     stage.wants(json!({"onFailure": "Stop"})).await?;
     eventually("nothing to be stored", SOON, async || {
-        let is_empty = |secret: &Value| secret["data"].as_object().is_none_or(|data| data.is_empty());
+        let is_empty = |secret: &Value| {
+            secret["data"]
+                .as_object()
+                .is_none_or(|data| data.is_empty())
+        };
         Ok(stored(&stage).await?.iter().all(is_empty).then_some(()))
     })
     .await
@@ -380,7 +522,12 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
 /// The rule sends these Secrets.
 async fn sends(stage: &Stage, names: &[&str]) -> Result<()> {
     let sources = json!([{"resources": ["secrets"], "names": names}]);
-    stage.scene.hub.change(&stage.rule, json!({"spec": {"sources": sources}})).await.map(drop)
+    stage
+        .scene
+        .hub
+        .change(&stage.rule, json!({"spec": {"sources": sources}}))
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
@@ -389,11 +536,14 @@ async fn rollback_removes_created_copies_and_restores_removed_ones() -> Result<(
     refuse(&stage, &[1]).await?;
     let hub = &stage.scene.hub;
     let poisoned = Draft::secret(HOME, "poisoned").data("poison", "1").json();
-    let [removed, created] = ["removed", "created"].map(|name| Draft::secret(HOME, name).data("k", "1").json());
+    let [removed, created] =
+        ["removed", "created"].map(|name| Draft::secret(HOME, name).data("k", "1").json());
     for source in [&removed, &created, &poisoned] {
         hub.make(source).await?;
     }
-    stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null})).await?;
+    stage
+        .wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null}))
+        .await?;
     // Another order sends nothing.
     stage.is_in_phase("Completed", 0).await?;
     is_stored(&stage, 1).await?;
@@ -412,13 +562,19 @@ async fn rollback_removes_created_copies_and_restores_removed_ones() -> Result<(
     stage.has(stage.first(), &created).await?;
     let is_gone = async |place: &Place, source: &Value| {
         let id = Id::of(source)?;
-        eventually("a copy to be gone", SOON, async || Ok(place.find(&id).await?.is_none().then_some(()))).await
+        eventually("a copy to be gone", SOON, async || {
+            Ok(place.find(&id).await?.is_none().then_some(()))
+        })
+        .await
     };
     is_gone(stage.first(), &removed).await?;
     stage.kill_leader().await?;
     stage.fleet.agent_process(1).resume()?;
     let observed = stage.is_in_phase("Reverted", 1).await?;
-    ensure!(observed["clustersReverted"] == 2 && observed["rollbackBlocker"].is_null(), "{observed}");
+    ensure!(
+        observed["clustersReverted"] == 2 && observed["rollbackBlocker"].is_null(),
+        "{observed}"
+    );
     for member in [1, 2] {
         let place = stage.scene.member(member);
         stage.has(place, &removed).await?;
@@ -432,13 +588,25 @@ async fn rollback_removes_created_copies_and_restores_removed_ones() -> Result<(
 async fn damaged_state_stops_the_rollout_and_the_rule_says_so() -> Result<()> {
     let stage = Stage::start(2).await?;
     refuse(&stage, &[2]).await?;
-    stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null})).await?;
+    stage
+        .wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null}))
+        .await?;
     stage.is_in_phase("Completed", 0).await?;
     is_stored(&stage, 1).await?;
     let secret = Id::secret("runnel-system", "runnel-hub-rollback-0");
-    let data = stage.scene.hub.get(&secret).await?["data"].as_object().cloned().context("no data")?;
-    let damaged: serde_json::Map<_, _> = data.into_iter().map(|(name, _)| (name, json!("bm90aGluZw=="))).collect();
-    stage.scene.hub.change(&secret, json!({"data": damaged})).await?;
+    let data = stage.scene.hub.get(&secret).await?["data"]
+        .as_object()
+        .cloned()
+        .context("no data")?;
+    let damaged: serde_json::Map<_, _> = data
+        .into_iter()
+        .map(|(name, _)| (name, json!("bm90aGluZw==")))
+        .collect();
+    stage
+        .scene
+        .hub
+        .change(&secret, json!({"data": damaged}))
+        .await?;
     // A leader that finds it damaged in the middle of a rollout has nothing to go back to.
     stage.fleet.agent_process(2).pause()?;
     let bad = stage.edit("poison", "1").await?;
@@ -446,13 +614,21 @@ async fn damaged_state_stops_the_rollout_and_the_rule_says_so() -> Result<()> {
     stage.kill_leader().await?;
     stage.fleet.agent_process(2).resume()?;
     let observed = stage.is_in_phase("Stopped", 1).await?;
-    ensure!(observed["rollbackBlocker"].as_str().is_some_and(|blocker| blocker.contains("damaged")), "{observed}");
+    ensure!(
+        observed["rollbackBlocker"]
+            .as_str()
+            .is_some_and(|blocker| blocker.contains("damaged")),
+        "{observed}"
+    );
     let rule = stage.scene.hub.get(&stage.rule).await?;
     let stopped = condition(&rule, "RolloutStopped")?;
     let message = stopped["message"].as_str().unwrap_or_default();
     ensure!(message.contains("damaged"), "{message}");
     let stays = async || {
-        ensure!(stage.last().get(&stage.source).await?["data"] == bad["data"], "it was rolled back");
+        ensure!(
+            stage.last().get(&stage.source).await?["data"] == bad["data"],
+            "it was rolled back"
+        );
         Ok(())
     };
     steadily("nothing is sent", A_WHILE, stays).await
@@ -462,15 +638,23 @@ async fn damaged_state_stops_the_rollout_and_the_rule_says_so() -> Result<()> {
 async fn rule_whose_state_does_not_fit_stops_and_says_so() -> Result<()> {
     let stage = Stage::start_with(2, 0).await?;
     refuse(&stage, &[2]).await?;
-    stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null})).await?;
-    let says_why =
-        |rollout: &Value| rollout["rollbackBlocker"].as_str().is_some_and(|why| why.contains("does not fit"));
+    stage
+        .wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null}))
+        .await?;
+    let says_why = |rollout: &Value| {
+        rollout["rollbackBlocker"]
+            .as_str()
+            .is_some_and(|why| why.contains("does not fit"))
+    };
     stage
         .scene
         .hub
         .sees("why it would stop", &stage.rule, |rule| {
             let rollout = &rule["status"]["rollout"];
-            ensure!(rollout["phase"] == "Completed" && says_why(rollout), "{rollout}");
+            ensure!(
+                rollout["phase"] == "Completed" && says_why(rollout),
+                "{rollout}"
+            );
             Ok(())
         })
         .await?;
@@ -480,7 +664,12 @@ async fn rule_whose_state_does_not_fit_stops_and_says_so() -> Result<()> {
     ensure!(says_why(&observed), "{observed}");
     let rule = stage.scene.hub.get(&stage.rule).await?;
     let stopped = condition(&rule, "RolloutStopped")?;
-    ensure!(stopped["message"].as_str().is_some_and(|message| message.contains("does not fit")), "{stopped}");
+    ensure!(
+        stopped["message"]
+            .as_str()
+            .is_some_and(|message| message.contains("does not fit")),
+        "{stopped}"
+    );
     ensure!(stored(&stage).await?.is_empty(), "something is stored");
     Ok(())
 }

@@ -19,7 +19,11 @@ const LONG: Duration = Duration::from_secs(300);
 const AT_ONCE: usize = 16;
 
 async fn scene() -> Result<Scene> {
-    let options = FleetOptions { members: 2, log: "runnel=info".to_owned(), ..FleetOptions::default() };
+    let options = FleetOptions {
+        members: 2,
+        log: "runnel=info".to_owned(),
+        ..FleetOptions::default()
+    };
     Scene::of(FLEET.get_or_try_init(|| Fleet::start(options)).await?).await
 }
 
@@ -36,9 +40,18 @@ async fn make_all(place: &Place, drafts: Vec<Value>) -> Result<Vec<Value>> {
 async fn all_applied(hub: &Place, rule: &Id, sources: usize, copies: usize) -> Result<Value> {
     eventually(&format!("{copies} copies of {rule}"), LONG, async || {
         let object = hub.get(rule).await?;
-        let (summary, ready) = (&object["status"]["summary"], &object["status"]["conditions"][0]);
-        ensure!(summary["sources"] == sources && summary["copies"] == copies, "the counts are {summary}");
-        ensure!(summary["copiesApplied"] == copies && ready["status"] == "True", "{summary}, {ready}");
+        let (summary, ready) = (
+            &object["status"]["summary"],
+            &object["status"]["conditions"][0],
+        );
+        ensure!(
+            summary["sources"] == sources && summary["copies"] == copies,
+            "the counts are {summary}"
+        );
+        ensure!(
+            summary["copiesApplied"] == copies && ready["status"] == "True",
+            "{summary}, {ready}"
+        );
         Ok(Some(object))
     })
     .await
@@ -47,11 +60,20 @@ async fn all_applied(hub: &Place, rule: &Id, sources: usize, copies: usize) -> R
 /// Checks that a member has true copies of all sources in a namespace, and no others.
 async fn has_exactly(member: &Place, sources: &[Value], namespace: &str, rule: &Id) -> Result<()> {
     let found = member.list(&Id::config_map(namespace, "")).await?;
-    let copies = found.iter().filter(|object| object["metadata"]["name"] != "kube-root-ca.crt").count();
-    ensure!(copies == sources.len(), "{copies} objects in {}", member.name());
+    let copies = found
+        .iter()
+        .filter(|object| object["metadata"]["name"] != "kube-root-ca.crt")
+        .count();
+    ensure!(
+        copies == sources.len(),
+        "{copies} objects in {}",
+        member.name()
+    );
     for source in sources {
         let name = &source["metadata"]["name"];
-        let copy = found.iter().find(|object| object["metadata"]["name"] == *name);
+        let copy = found
+            .iter()
+            .find(|object| object["metadata"]["name"] == *name);
         is_copy_of(source, copy.unwrap_or(&Value::Null), rule)?;
     }
     Ok(())
@@ -66,13 +88,23 @@ async fn a_thousand_config_maps_at_once() -> Result<()> {
     let hub = &scene.hub;
     let drafts = (0..count).map(|number| {
         // One kibibyte that does not shrink much.
-        let text: String = (0..64).map(|part| format!("{:016x}", mixed(number * 64 + part))).collect();
-        Draft::config_map(home, &format!("source-{number:04}")).data("k", &text).json()
+        let text: String = (0..64)
+            .map(|part| format!("{:016x}", mixed(number * 64 + part)))
+            .collect();
+        Draft::config_map(home, &format!("source-{number:04}"))
+            .data("k", &text)
+            .json()
     });
     let sources = make_all(hub, drafts.collect()).await?;
     let rule = Id::rule(home, "all");
     let begin = Instant::now();
-    hub.make(&RuleDraft::new(home, "all").named(&["source-*"]).everywhere().json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["source-*"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
     let observed = all_applied(hub, &rule, count, 2 * count).await?;
     took("1,000 ConfigMaps of 1 KiB to 2 members", begin);
     ensure!(
@@ -86,12 +118,17 @@ async fn a_thousand_config_maps_at_once() -> Result<()> {
 
     // One edit among them; then all of them leave.
     let begin = Instant::now();
-    let edited = hub.change(&Id::of(&sources[500])?, json!({"data": {"k": "edited"}})).await?;
+    let edited = hub
+        .change(&Id::of(&sources[500])?, json!({"data": {"k": "edited"}}))
+        .await?;
     scene.arrives(&edited, &rule, &[home]).await?;
     took("one edit among 1,000", begin);
     let begin = Instant::now();
     hub.delete(&rule).await?;
-    eventually("the rule to be gone", LONG, async || Ok(hub.find(&rule).await?.is_none().then_some(()))).await?;
+    eventually("the rule to be gone", LONG, async || {
+        Ok(hub.find(&rule).await?.is_none().then_some(()))
+    })
+    .await?;
     took("2,000 copies deleted with their rule", begin);
     for member in &scene.members {
         has_exactly(member, &[], home, &rule).await?;
@@ -101,7 +138,9 @@ async fn a_thousand_config_maps_at_once() -> Result<()> {
 
 /// A number that looks random.
 fn mixed(number: usize) -> u64 {
-    let mut bits = (number as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut bits = (number as u64)
+        .wrapping_add(1)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits ^= bits >> 30;
     bits = bits.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits ^ (bits >> 27)
@@ -114,19 +153,43 @@ async fn an_object_as_large_as_an_api_server_takes() -> Result<()> {
     scene.hub_namespaces(&[home]).await?;
     scene.member_namespaces(&[home]).await?;
     let (hub, rule) = (&scene.hub, Id::rule(home, "all"));
-    hub.make(&RuleDraft::new(home, "all").named(&["large-*", "small"]).everywhere().json()).await?;
-    let text: String = (0..62_500).map(|part| format!("{:016x}", mixed(part))).collect();
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["large-*", "small"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
+    let text: String = (0..62_500)
+        .map(|part| format!("{:016x}", mixed(part)))
+        .collect();
     ensure!(text.len() == 1_000_000);
     let begin = Instant::now();
-    let config = hub.make(&Draft::config_map(home, "large-settings").data("k", &text).json()).await?;
-    let secret = hub.make(&Draft::secret(home, "large-login").data("k", &text).json()).await?;
+    let config = hub
+        .make(
+            &Draft::config_map(home, "large-settings")
+                .data("k", &text)
+                .json(),
+        )
+        .await?;
+    let secret = hub
+        .make(&Draft::secret(home, "large-login").data("k", &text).json())
+        .await?;
     let small = hub.make(&Draft::config_map(home, "small").json()).await?;
     for source in [&small, &config, &secret] {
         scene.arrives(source, &rule, &[home]).await?;
     }
-    took("a ConfigMap and a Secret of 1,000,000 bytes to 2 members", begin);
+    took(
+        "a ConfigMap and a Secret of 1,000,000 bytes to 2 members",
+        begin,
+    );
     let begin = Instant::now();
-    let edited = hub.change(&Id::of(&config)?, json!({"data": {"k": text.replace('0', "1")}})).await?;
+    let edited = hub
+        .change(
+            &Id::of(&config)?,
+            json!({"data": {"k": text.replace('0', "1")}}),
+        )
+        .await?;
     scene.arrives(&edited, &rule, &[home]).await?;
     took("an edit of 1,000,000 bytes", begin);
     // Put back from what the agent keeps.
@@ -142,19 +205,43 @@ async fn three_hundred_namespaces_that_match_a_glob() -> Result<()> {
     scene.lift_fleet_limits().await?;
     scene.hub_namespaces(&[home]).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
-    let namespaces: Vec<String> = (0..count).map(|number| format!("wide-{number:03}")).collect();
-    make_all(member, namespaces.iter().map(|name| Draft::namespace(name).json()).collect()).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "v").json()).await?;
+    let namespaces: Vec<String> = (0..count)
+        .map(|number| format!("wide-{number:03}"))
+        .collect();
+    make_all(
+        member,
+        namespaces
+            .iter()
+            .map(|name| Draft::namespace(name).json())
+            .collect(),
+    )
+    .await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "v").json())
+        .await?;
     let rule = Id::rule(home, "all");
     let begin = Instant::now();
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).into(&["wide-*"]).json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1"])
+            .into(&["wide-*"])
+            .json(),
+    )
+    .await?;
     let observed = all_applied(hub, &rule, 1, count).await?;
     took("one ConfigMap into 300 namespaces", begin);
-    ensure!(entry_of(&observed, "member-1")?["applied"] == count, "{}", observed["status"]);
+    ensure!(
+        entry_of(&observed, "member-1")?["applied"] == count,
+        "{}",
+        observed["status"]
+    );
     has_everywhere(member, &source, &namespaces, &rule).await?;
 
     let begin = Instant::now();
-    let edited = hub.change(&Id::of(&source)?, json!({"data": {"k": "w"}})).await?;
+    let edited = hub
+        .change(&Id::of(&source)?, json!({"data": {"k": "w"}}))
+        .await?;
     has_everywhere(member, &edited, &namespaces, &rule).await?;
     took("an edit of it in 300 namespaces", begin);
     let begin = Instant::now();
@@ -164,22 +251,43 @@ async fn three_hundred_namespaces_that_match_a_glob() -> Result<()> {
     took("100 of 300 namespaces excluded", begin);
     has_everywhere(member, &edited, &namespaces[..200], &rule).await?;
     for namespace in &namespaces[200..] {
-        ensure!(member.find(&Id::of(&source)?.within(namespace)).await?.is_none(), "left in {namespace}");
+        ensure!(
+            member
+                .find(&Id::of(&source)?.within(namespace))
+                .await?
+                .is_none(),
+            "left in {namespace}"
+        );
     }
     Ok(())
 }
 
 /// Waits until each of the namespaces has a true copy.
-async fn has_everywhere(member: &Place, source: &Value, namespaces: &[String], rule: &Id) -> Result<()> {
-    eventually(&format!("copies in {} namespaces", namespaces.len()), LONG, async || {
-        let name = &source["metadata"]["name"];
-        let found = member.list(&Id::config_map("", "").everywhere()).await?;
-        for namespace in namespaces {
-            let here =
-                |object: &&Value| object["metadata"]["name"] == *name && object["metadata"]["namespace"] == **namespace;
-            is_copy_of(source, found.iter().find(here).unwrap_or(&Value::Null), rule)?;
-        }
-        Ok(Some(()))
-    })
+async fn has_everywhere(
+    member: &Place,
+    source: &Value,
+    namespaces: &[String],
+    rule: &Id,
+) -> Result<()> {
+    eventually(
+        &format!("copies in {} namespaces", namespaces.len()),
+        LONG,
+        async || {
+            let name = &source["metadata"]["name"];
+            let found = member.list(&Id::config_map("", "").everywhere()).await?;
+            for namespace in namespaces {
+                let here = |object: &&Value| {
+                    object["metadata"]["name"] == *name
+                        && object["metadata"]["namespace"] == **namespace
+                };
+                is_copy_of(
+                    source,
+                    found.iter().find(here).unwrap_or(&Value::Null),
+                    rule,
+                )?;
+            }
+            Ok(Some(()))
+        },
+    )
     .await
 }

@@ -12,22 +12,39 @@ use tokio::sync::OnceCell;
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 
 async fn fleet() -> Result<&'static Fleet> {
-    FLEET.get_or_try_init(|| Fleet::start(FleetOptions { members: 2, ..FleetOptions::default() })).await
+    FLEET
+        .get_or_try_init(|| {
+            Fleet::start(FleetOptions {
+                members: 2,
+                ..FleetOptions::default()
+            })
+        })
+        .await
 }
 
 const HOME: &str = "ns-codis-test";
 const TARGETS: [&str; 2] = ["default", "another-test"];
 
 fn seed_rule() -> (Id, Value) {
-    let draft = RuleDraft::new(HOME, "rule-codis-test").labelled("rule", "test").everywhere().into(&TARGETS);
+    let draft = RuleDraft::new(HOME, "rule-codis-test")
+        .labelled("rule", "test")
+        .everywhere()
+        .into(&TARGETS);
     (Id::rule(HOME, "rule-codis-test"), draft.json())
 }
 
 fn seed_sources() -> [Value; 2] {
-    let settings = Draft::config_map(HOME, "app-settings").data("greeting", "hello").data("log-level", "info");
+    let settings = Draft::config_map(HOME, "app-settings")
+        .data("greeting", "hello")
+        .data("log-level", "info");
     let login = Draft::secret(HOME, "app-login").with("type", json!("kubernetes.io/basic-auth"));
-    let login = login.data("username", "demo").data("password", "not-a-secret");
-    [settings.label("rule", "test").json(), login.label("rule", "test").json()]
+    let login = login
+        .data("username", "demo")
+        .data("password", "not-a-secret");
+    [
+        settings.label("rule", "test").json(),
+        login.label("rule", "test").json(),
+    ]
 }
 
 #[tokio::test]
@@ -35,8 +52,17 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
     let (hub, late) = (&scene.hub, scene.member(2));
     scene.hub_namespaces(&[HOME]).await?;
-    scene.member(1).make(&Draft::namespace("another-test").json()).await?;
-    let bystander = hub.make(&Draft::config_map(HOME, "not-labelled").data("a", "b").json()).await?;
+    scene
+        .member(1)
+        .make(&Draft::namespace("another-test").json())
+        .await?;
+    let bystander = hub
+        .make(
+            &Draft::config_map(HOME, "not-labelled")
+                .data("a", "b")
+                .json(),
+        )
+        .await?;
     let [settings, login] = seed_sources();
     let (settings, login) = (hub.make(&settings).await?, hub.make(&login).await?);
     let (rule, draft) = seed_rule();
@@ -49,11 +75,22 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
         "copies": 8, "copiesApplied": 6, "copiesFailed": 0, "copiesWaiting": 2, "copiesDrifted": 0,
         "copiesToCreate": 0, "copiesToUpdate": 0, "copiesToDelete": 0,
     });
-    ensure!(waiting["status"]["summary"] == summary, "{}", waiting["status"]);
+    ensure!(
+        waiting["status"]["summary"] == summary,
+        "{}",
+        waiting["status"]
+    );
     ensure!(entry_of(&waiting, "member-1")?["state"] == "Ready");
     let entry = entry_of(&waiting, "member-2")?;
-    ensure!(entry["state"] == "Waiting" && entry["reason"] == "CopiesWaiting" && entry["waiting"] == 2, "{entry}");
-    ensure!(waiting["status"]["clusters"][0] == *entry, "the worst cluster stands first: {}", waiting["status"]);
+    ensure!(
+        entry["state"] == "Waiting" && entry["reason"] == "CopiesWaiting" && entry["waiting"] == 2,
+        "{entry}"
+    );
+    ensure!(
+        waiting["status"]["clusters"][0] == *entry,
+        "the worst cluster stands first: {}",
+        waiting["status"]
+    );
 
     late.make(&Draft::namespace("another-test").json()).await?;
     for source in [&settings, &login] {
@@ -61,7 +98,10 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
     }
     hub.all_applied(&rule, 8).await?;
 
-    let limits = Draft::config_map(HOME, "app-limits").label("rule", "test").data("max", "10").json();
+    let limits = Draft::config_map(HOME, "app-limits")
+        .label("rule", "test")
+        .data("max", "10")
+        .json();
     let limits = hub.make(&limits).await?;
     scene.arrives(&limits, &rule, &TARGETS).await?;
     let change = json!({"data": {"greeting": "good evening", "log-level": null, "new": "key"}});
@@ -69,18 +109,35 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
     scene.arrives(&settings, &rule, &TARGETS).await?;
     hub.all_applied(&rule, 12).await?;
 
-    let relabelled = hub.change(&Id::of(&login)?, json!({"metadata": {"labels": {"rule": "other"}}})).await?;
+    let relabelled = hub
+        .change(
+            &Id::of(&login)?,
+            json!({"metadata": {"labels": {"rule": "other"}}}),
+        )
+        .await?;
     scene.vanishes(&relabelled, &TARGETS).await?;
     hub.all_applied(&rule, 8).await?;
-    let login = hub.change(&Id::of(&login)?, json!({"metadata": {"labels": {"rule": "test"}}})).await?;
+    let login = hub
+        .change(
+            &Id::of(&login)?,
+            json!({"metadata": {"labels": {"rule": "test"}}}),
+        )
+        .await?;
     scene.arrives(&login, &rule, &TARGETS).await?;
     hub.delete(&Id::of(&limits)?).await?;
     scene.vanishes(&limits, &TARGETS).await?;
     hub.all_applied(&rule, 8).await?;
 
     // The rule itself: fewer namespaces, then none at all.
-    let kept = scene.member(1).get(&Id::of(&settings)?.within("default")).await?;
-    hub.change(&rule, json!({"spec": {"namespaces": {"names": ["default"]}}})).await?;
+    let kept = scene
+        .member(1)
+        .get(&Id::of(&settings)?.within("default"))
+        .await?;
+    hub.change(
+        &rule,
+        json!({"spec": {"namespaces": {"names": ["default"]}}}),
+    )
+    .await?;
     for source in [&settings, &login] {
         scene.vanishes(source, &["another-test"]).await?;
     }
@@ -95,7 +152,12 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
         hub.is_untouched(source).await?;
     }
     for member in &scene.members {
-        ensure!(member.find(&Id::of(&bystander)?.within("default")).await?.is_none());
+        ensure!(
+            member
+                .find(&Id::of(&bystander)?.within("default"))
+                .await?
+                .is_none()
+        );
     }
     Ok(())
 }
@@ -104,9 +166,15 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
 fn varied(namespace: &str) -> Vec<Value> {
     let config = |name| Draft::config_map(namespace, name);
     let secret = |name, kind: &str| Draft::secret(namespace, name).with("type", json!(kind));
-    let traces = config("traces").data("text", "two\nlines\n\tund Umlaute: äöü ✓").label("team", "a");
-    let traces = traces.label("app.kubernetes.io/managed-by", "Helm").label("app.kubernetes.io/instance", "release");
-    let traces = traces.label("example.com/tier", "cluster").label("app.kubernetes.io/name", "kept");
+    let traces = config("traces")
+        .data("text", "two\nlines\n\tund Umlaute: äöü ✓")
+        .label("team", "a");
+    let traces = traces
+        .label("app.kubernetes.io/managed-by", "Helm")
+        .label("app.kubernetes.io/instance", "release");
+    let traces = traces
+        .label("example.com/tier", "cluster")
+        .label("app.kubernetes.io/name", "kept");
     let traces = [
         ("example.com/note", "kept as it is, with spaces"),
         ("kubectl.kubernetes.io/last-applied-configuration", "{}"),
@@ -124,13 +192,30 @@ fn varied(namespace: &str) -> Vec<Value> {
     let pulls = r#"{"auths":{"registry.example":{"auth":"dTpw"}}}"#;
     vec![
         config("empty").json(),
-        config("binary").data("text", "t").with("binaryData", json!({"bytes": "AAH/gA=="})).json(),
-        config("fixed").data("a", "1").with("immutable", json!(true)).json(),
+        config("binary")
+            .data("text", "t")
+            .with("binaryData", json!({"bytes": "AAH/gA=="}))
+            .json(),
+        config("fixed")
+            .data("a", "1")
+            .with("immutable", json!(true))
+            .json(),
         traces.json(),
-        secret("opaque", "Opaque").data("key", "value").with("immutable", json!(true)).json(),
-        secret("served", "kubernetes.io/tls").data("tls.crt", "no certificate").data("tls.key", "no key").json(),
-        secret("served-empty", "kubernetes.io/tls").data("tls.crt", "").data("tls.key", "").json(),
-        secret("pulls", "kubernetes.io/dockerconfigjson").data(".dockerconfigjson", pulls).json(),
+        secret("opaque", "Opaque")
+            .data("key", "value")
+            .with("immutable", json!(true))
+            .json(),
+        secret("served", "kubernetes.io/tls")
+            .data("tls.crt", "no certificate")
+            .data("tls.key", "no key")
+            .json(),
+        secret("served-empty", "kubernetes.io/tls")
+            .data("tls.crt", "")
+            .data("tls.key", "")
+            .json(),
+        secret("pulls", "kubernetes.io/dockerconfigjson")
+            .data(".dockerconfigjson", pulls)
+            .json(),
         secret("own-type", "example.com/anything").json(),
     ]
 }
@@ -146,19 +231,27 @@ async fn copies_equal_their_sources_without_traces_of_other_tools() -> Result<()
     let owned = owned.json();
     let owners = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "empty", "uid": owner["metadata"]["uid"]}]);
     let owned = hub.make(&owned).await?;
-    let bound = json!({"metadata": {"ownerReferences": owners, "finalizers": ["example.com/wait"]}});
+    let bound =
+        json!({"metadata": {"ownerReferences": owners, "finalizers": ["example.com/wait"]}});
     sources.push(hub.change(&Id::of(&owned)?, bound).await?);
 
     // Every cluster makes such objects itself; and this type is a credential of this one cluster.
-    let account =
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": home, "name": "robot"}});
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": home, "name": "robot"}});
     hub.make(&account).await?;
-    let token = Draft::secret(home, "token").with("type", json!("kubernetes.io/service-account-token"));
-    hub.make(&token.annotation("kubernetes.io/service-account.name", "robot").json()).await?;
+    let token =
+        Draft::secret(home, "token").with("type", json!("kubernetes.io/service-account-token"));
+    hub.make(
+        &token
+            .annotation("kubernetes.io/service-account.name", "robot")
+            .json(),
+    )
+    .await?;
     // Nor does what others keep for themselves travel: Helm's releases, tokens of the cluster, bundles of certificates.
     let release = "sh.helm.release.v1.app.v1";
     let never = [
-        Draft::secret(home, release).with("type", json!("helm.sh/release.v1")).data("release", "x"),
+        Draft::secret(home, release)
+            .with("type", json!("helm.sh/release.v1"))
+            .data("release", "x"),
         Draft::secret(home, "bootstrap")
             .with("type", json!("bootstrap.kubernetes.io/token"))
             .data("token-id", "abcdef"),
@@ -170,29 +263,54 @@ async fn copies_equal_their_sources_without_traces_of_other_tools() -> Result<()
     }
 
     let rule = Id::rule(home, "everything");
-    hub.make(&RuleDraft::new(home, "everything").named(&["*"]).everywhere().json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "everything")
+            .named(&["*"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
     for source in &sources {
         scene.arrives(source, &rule, &[home]).await?;
     }
     let observed = hub.all_applied(&rule, 2 * sources.len()).await?;
-    ensure!(observed["status"]["summary"]["sources"] == sources.len(), "{}", observed["status"]);
-    let message = condition(&observed, "Ready")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("3 selected objects are never distributed"), "{message}");
-    ensure!(message.contains("secrets/content/bootstrap: its type is a credential"), "{message}");
+    ensure!(
+        observed["status"]["summary"]["sources"] == sources.len(),
+        "{}",
+        observed["status"]
+    );
+    let message = condition(&observed, "Ready")?["message"]
+        .as_str()
+        .unwrap_or_default();
+    ensure!(
+        message.contains("3 selected objects are never distributed"),
+        "{message}"
+    );
+    ensure!(
+        message.contains("secrets/content/bootstrap: its type is a credential"),
+        "{message}"
+    );
     for member in &scene.members {
         ensure!(member.find(&Id::secret(home, "token")).await?.is_none());
         for draft in &never {
-            ensure!(member.find(&Id::of(&draft.json())?).await?.is_none(), "{:?} was copied", draft.json()["metadata"]);
+            ensure!(
+                member.find(&Id::of(&draft.json())?).await?.is_none(),
+                "{:?} was copied",
+                draft.json()["metadata"]
+            );
         }
         // The member's own certificate bundle, not the hub's.
-        let own = member.get(&Id::config_map(home, "kube-root-ca.crt")).await?;
+        let own = member
+            .get(&Id::config_map(home, "kube-root-ca.crt"))
+            .await?;
         ensure!(own["metadata"]["labels"].is_null());
     }
     // Labels and annotations alone are an edit too.
     let edit = json!({"metadata": {"labels": {"team": "b", "app.kubernetes.io/name": null}, "annotations": {"example.com/more": "x"}}});
     let edited = hub.change(&Id::config_map(home, "traces"), edit).await?;
     scene.arrives(&edited, &rule, &[home]).await?;
-    hub.change(&Id::of(&owned)?, json!({"metadata": {"finalizers": null}})).await?;
+    hub.change(&Id::of(&owned)?, json!({"metadata": {"finalizers": null}}))
+        .await?;
     Ok(())
 }
 
@@ -203,12 +321,27 @@ async fn revision_changes_when_an_edit_has_arrived_everywhere() -> Result<()> {
     let (hub, home) = (&scene.hub, "arrival");
     scene.hub_namespaces(&[home]).await?;
     scene.member_namespaces(&[home]).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "one").json()).await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "one").json())
+        .await?;
     let rule = Id::rule(home, "settings");
-    hub.make(&RuleDraft::new(home, "settings").named(&["settings"]).everywhere().json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "settings")
+            .named(&["settings"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
     let first = hub.all_applied(&rule, 2).await?;
-    let revision = first["status"]["revision"].as_str().context("a revision")?.to_owned();
-    ensure!(first["status"]["display"] == json!({"clusters": "2/2", "copies": "2/2"}), "{}", first["status"]);
+    let revision = first["status"]["revision"]
+        .as_str()
+        .context("a revision")?
+        .to_owned();
+    ensure!(
+        first["status"]["display"] == json!({"clusters": "2/2", "copies": "2/2"}),
+        "{}",
+        first["status"]
+    );
     ensure!(first["status"]["truncated"] == false);
     for kind in ["Ready", "Applied"] {
         ensure!(condition(&first, kind)?["status"] == "True");
@@ -219,13 +352,22 @@ async fn revision_changes_when_an_edit_has_arrived_everywhere() -> Result<()> {
 
     // One agent takes its time.
     fleet.agent_process(2).pause()?;
-    let edited = hub.change(&Id::of(&source)?, json!({"data": {"k": "two"}})).await?;
+    let edited = hub
+        .change(&Id::of(&source)?, json!({"data": {"k": "two"}}))
+        .await?;
     let seen = async {
         scene.member(1).has_copy(&edited, home, &rule).await?;
         let under_way = hub.says_ready(&rule, "False", "Progressing").await?;
         ensure!(condition(&under_way, "Reconciling")?["status"] == "True");
-        ensure!(under_way["status"]["revision"] == *revision, "it has not arrived in member-2");
-        ensure!(entry_of(&under_way, "member-2")?["state"] == "Progressing", "{}", under_way["status"]);
+        ensure!(
+            under_way["status"]["revision"] == *revision,
+            "it has not arrived in member-2"
+        );
+        ensure!(
+            entry_of(&under_way, "member-2")?["state"] == "Progressing",
+            "{}",
+            under_way["status"]
+        );
         hub.says_of(&rule, "member-1", "Ready", "AllApplied").await
     };
     let seen = seen.await;
@@ -238,10 +380,18 @@ async fn revision_changes_when_an_edit_has_arrived_everywhere() -> Result<()> {
     .await?;
     for member in &scene.members {
         let copy = member.get(&Id::config_map(home, "settings")).await?;
-        ensure!(copy["data"]["k"] == "two", "the revision changed before {} had the edit", member.name());
+        ensure!(
+            copy["data"]["k"] == "two",
+            "the revision changed before {} had the edit",
+            member.name()
+        );
     }
     let second = hub.all_applied(&rule, 2).await?;
-    ensure!(condition(&second, "Reconciling").is_err(), "{}", second["status"]);
+    ensure!(
+        condition(&second, "Reconciling").is_err(),
+        "{}",
+        second["status"]
+    );
     Ok(())
 }
 
@@ -251,26 +401,60 @@ async fn a_rule_says_why_it_is_not_ready() -> Result<()> {
     let (hub, home) = (&scene.hub, "reasons");
     scene.hub_namespaces(&[home]).await?;
     let rule = Id::rule(home, "one");
-    hub.make(&RuleDraft::new(home, "one").named(&["settings"]).to(&["nowhere"]).into(&["reasons-late"]).json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "one")
+            .named(&["settings"])
+            .to(&["nowhere"])
+            .into(&["reasons-late"])
+            .json(),
+    )
+    .await?;
     let none = hub.says_ready(&rule, "False", "NoSources").await?;
-    ensure!(none["status"]["summary"]["sources"] == 0 && none["status"]["summary"]["clusters"] == 0);
+    ensure!(
+        none["status"]["summary"]["sources"] == 0 && none["status"]["summary"]["clusters"] == 0
+    );
     let zero = json!({"clusters": "0/0", "copies": "0/0"});
     ensure!(none["status"]["display"] == zero, "{}", none["status"]);
 
-    let source = hub.make(&Draft::config_map(home, "settings").json()).await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").json())
+        .await?;
     let nowhere = hub.says_ready(&rule, "False", "NoClusters").await?;
-    let message = condition(&nowhere, "Ready")?["message"].as_str().unwrap_or_default();
+    let message = condition(&nowhere, "Ready")?["message"]
+        .as_str()
+        .unwrap_or_default();
     ensure!(message.contains("kubectl get member"), "{message}");
-    ensure!(nowhere["status"]["clusters"].is_null(), "{}", nowhere["status"]);
+    ensure!(
+        nowhere["status"]["clusters"].is_null(),
+        "{}",
+        nowhere["status"]
+    );
 
-    hub.change(&rule, json!({"spec": {"clusters": {"names": ["member-1"]}}})).await?;
+    hub.change(
+        &rule,
+        json!({"spec": {"clusters": {"names": ["member-1"]}}}),
+    )
+    .await?;
     let waits = hub.says_ready(&rule, "False", "CopiesWaiting").await?;
-    ensure!(waits["status"]["summary"]["copiesWaiting"] == 1 && waits["status"]["summary"]["copiesFailed"] == 0);
-    scene.member(1).make(&Draft::namespace("reasons-late").json()).await?;
-    scene.member(1).has_copy(&source, "reasons-late", &rule).await?;
+    ensure!(
+        waits["status"]["summary"]["copiesWaiting"] == 1
+            && waits["status"]["summary"]["copiesFailed"] == 0
+    );
+    scene
+        .member(1)
+        .make(&Draft::namespace("reasons-late").json())
+        .await?;
+    scene
+        .member(1)
+        .has_copy(&source, "reasons-late", &rule)
+        .await?;
     let ready = hub.all_applied(&rule, 1).await?;
     let entries = ready["status"]["clusters"].as_array().map(Vec::len);
-    ensure!(entries == Some(1) && ready["status"]["display"]["clusters"] == "1/1", "{}", ready["status"]);
+    ensure!(
+        entries == Some(1) && ready["status"]["display"]["clusters"] == "1/1",
+        "{}",
+        ready["status"]
+    );
     Ok(())
 }
 
@@ -284,34 +468,87 @@ async fn kubectl_shows_rules_and_members() -> Result<()> {
     for name in ["a", "b", "c"] {
         hub.make(&Draft::config_map(home, name).json()).await?;
     }
-    hub.make(&RuleDraft::new(home, "shown").named(&["*"]).everywhere().json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "shown")
+            .named(&["*"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
     let wide = json!([{"namespaces": [home], "resources": ["configmaps"], "names": ["nothing"]}]);
-    hub.make(&RuleDraft::cluster_scoped("shown-too").with("sources", wide).everywhere().json()).await?;
+    hub.make(
+        &RuleDraft::cluster_scoped("shown-too")
+            .with("sources", wide)
+            .everywhere()
+            .json(),
+    )
+    .await?;
     hub.all_applied(&Id::rule(home, "shown"), 6).await?;
-    hub.says_ready(&Id::cluster_rule("shown-too"), "False", "NoSources").await?;
+    hub.says_ready(&Id::cluster_rule("shown-too"), "False", "NoSources")
+        .await?;
 
     let shown = fleet.hub().kubectl(&["-n", home, "get", "drule"]).await?;
     let rows = cells(&shown);
-    ensure!(rows[0] == ["NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"], "{shown}");
-    ensure!(rows[1][..6] == ["shown", "True", "2/2", "6/6", "0", "AllApplied"], "{shown}");
+    ensure!(
+        rows[0]
+            == [
+                "NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"
+            ],
+        "{shown}"
+    );
+    ensure!(
+        rows[1][..6] == ["shown", "True", "2/2", "6/6", "0", "AllApplied"],
+        "{shown}"
+    );
     let shown = fleet.hub().kubectl(&["get", "cdrule", "shown-too"]).await?;
-    ensure!(cells(&shown)[1][..6] == ["shown-too", "False", "2/2", "0/0", "0", "NoSources"], "{shown}");
+    ensure!(
+        cells(&shown)[1][..6] == ["shown-too", "False", "2/2", "0/0", "0", "NoSources"],
+        "{shown}"
+    );
     let shown = fleet.hub().kubectl(&["get", "member"]).await?;
     let rows = cells(&shown);
-    let columns = ["NAME", "ACCEPTED", "CONNECTED", "AGENT", "KUBERNETES", "CERTIFICATE-EXPIRES", "AGE"];
-    ensure!(rows[0] == columns && rows[1][..3] == ["member-1", "True", "True"], "{shown}");
+    let columns = [
+        "NAME",
+        "ACCEPTED",
+        "CONNECTED",
+        "AGENT",
+        "KUBERNETES",
+        "CERTIFICATE-EXPIRES",
+        "AGE",
+    ];
+    ensure!(
+        rows[0] == columns && rows[1][..3] == ["member-1", "True", "True"],
+        "{shown}"
+    );
     // Everything at once, by the category; and `kubectl wait` reads the condition.
     let shown = fleet.hub().kubectl(&["-n", home, "get", "runnel"]).await?;
-    for name in ["distributionrule.runnel.dev/shown", "clusterdistributionrule.runnel.dev/shown-too", "member-2"] {
+    for name in [
+        "distributionrule.runnel.dev/shown",
+        "clusterdistributionrule.runnel.dev/shown-too",
+        "member-2",
+    ] {
         ensure!(shown.contains(name), "{shown}");
     }
-    fleet.hub().kubectl(&["-n", home, "wait", "--for=condition=Ready", "drule/shown", "--timeout=5s"]).await?;
+    fleet
+        .hub()
+        .kubectl(&[
+            "-n",
+            home,
+            "wait",
+            "--for=condition=Ready",
+            "drule/shown",
+            "--timeout=5s",
+        ])
+        .await?;
     hub.delete(&Id::cluster_rule("shown-too")).await?;
     hub.lacks(&Id::cluster_rule("shown-too")).await
 }
 
 fn cells(shown: &str) -> Vec<Vec<&str>> {
-    shown.lines().map(|line| line.split_whitespace().collect()).collect()
+    shown
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect()
 }
 
 #[tokio::test]
@@ -322,18 +559,36 @@ async fn a_member_says_who_it_is() -> Result<()> {
         let status = &object["status"];
         for (kind, reason) in [("Connected", "SessionOpen"), ("Accepted", "Accepted")] {
             let observed = condition(&object, kind)?;
-            ensure!(observed["status"] == "True" && observed["reason"] == reason, "{observed}");
+            ensure!(
+                observed["status"] == "True" && observed["reason"] == reason,
+                "{observed}"
+            );
         }
         ensure!(object["metadata"]["labels"]["env"] == "prod");
-        ensure!(status["agentVersion"] == env!("CARGO_PKG_VERSION"), "{status}");
+        ensure!(
+            status["agentVersion"] == env!("CARGO_PKG_VERSION"),
+            "{status}"
+        );
         let version = member.client().apiserver_version().await?.git_version;
         ensure!(status["kubernetesVersion"] == *version, "{status}");
         let system = member.get(&Id::namespace("kube-system")).await?;
-        ensure!(status["clusterUid"] == system["metadata"]["uid"], "{status}");
-        let expires: Timestamp = status["certificate"]["expiresAt"].as_str().context("an expiry")?.parse()?;
+        ensure!(
+            status["clusterUid"] == system["metadata"]["uid"],
+            "{status}"
+        );
+        let expires: Timestamp = status["certificate"]["expiresAt"]
+            .as_str()
+            .context("an expiry")?
+            .parse()?;
         let now = Timestamp::now();
-        ensure!(expires > now + 23.hours() && expires < now + 25.hours(), "{expires}");
-        ensure!(status["observedGeneration"] == object["metadata"]["generation"], "{status}");
+        ensure!(
+            expires > now + 23.hours() && expires < now + 25.hours(),
+            "{expires}"
+        );
+        ensure!(
+            status["observedGeneration"] == object["metadata"]["generation"],
+            "{status}"
+        );
     }
     Ok(())
 }

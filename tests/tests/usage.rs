@@ -23,11 +23,26 @@ const SECRET: &str = "s3cr3t-of-the-file";
 async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
     let output = stage().await?.fails(which, arguments).await?;
     for word in words {
-        ensure!(output.contains(word), "{which:?} {arguments:?}: {word:?} is not in: {output}");
+        ensure!(
+            output.contains(word),
+            "{which:?} {arguments:?}: {word:?} is not in: {output}"
+        );
     }
-    ensure!(!output.contains(SECRET), "{which:?} {arguments:?} repeats what is in a file: {output}");
-    for unkind in ["Caused by", "backtrace", "panicked", "Error {", "os error 2) ("] {
-        ensure!(!output.contains(unkind), "{which:?} {arguments:?}: {output}");
+    ensure!(
+        !output.contains(SECRET),
+        "{which:?} {arguments:?} repeats what is in a file: {output}"
+    );
+    for unkind in [
+        "Caused by",
+        "backtrace",
+        "panicked",
+        "Error {",
+        "os error 2) (",
+    ] {
+        ensure!(
+            !output.contains(unkind),
+            "{which:?} {arguments:?}: {output}"
+        );
     }
     Ok(())
 }
@@ -36,8 +51,14 @@ async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
 async fn says_in_a_sentence(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
     says(which, arguments, words).await?;
     let output = stage().await?.fails(which, arguments).await?;
-    ensure!(output.lines().count() == 1, "{which:?} {arguments:?}: more than a line: {output}");
-    ensure!(output.starts_with(which.name()), "{which:?} {arguments:?} does not say who it is: {output}");
+    ensure!(
+        output.lines().count() == 1,
+        "{which:?} {arguments:?}: more than a line: {output}"
+    );
+    ensure!(
+        output.starts_with(which.name()),
+        "{which:?} {arguments:?} does not say who it is: {output}"
+    );
     Ok(())
 }
 
@@ -50,13 +71,38 @@ async fn unknown_flags_and_unreadable_values_are_refused() -> Result<()> {
     let help = "--help";
     says(Which::Hub, &["run", "--bogus"], &["--bogus", help]).await?;
     says(Which::Hub, &["bogus"], &["bogus", help]).await?;
-    says(Which::Hub, &["run", "--listen", "nowhere"], &["--listen", "nowhere", help]).await?;
-    says(Which::Hub, &["run", "--advertise", "no port"], &["--advertise", "host:port", help]).await?;
-    says(Which::Hub, &["run", "--source-gone-grace", "soon"], &["--source-gone-grace", "5s", help]).await?;
-    says(Which::Hub, &["run", "--log-format", "xml"], &["--log-format", "text, json", help]).await?;
+    says(
+        Which::Hub,
+        &["run", "--listen", "nowhere"],
+        &["--listen", "nowhere", help],
+    )
+    .await?;
+    says(
+        Which::Hub,
+        &["run", "--advertise", "no port"],
+        &["--advertise", "host:port", help],
+    )
+    .await?;
+    says(
+        Which::Hub,
+        &["run", "--source-gone-grace", "soon"],
+        &["--source-gone-grace", "5s", help],
+    )
+    .await?;
+    says(
+        Which::Hub,
+        &["run", "--log-format", "xml"],
+        &["--log-format", "text, json", help],
+    )
+    .await?;
     says(Which::Agent, &["run", "--bogus"], &["--bogus", help]).await?;
     says(Which::Agent, &["bogus"], &["bogus", help]).await?;
-    says(Which::Agent, &["run", "--ops-listen", "nowhere"], &["--ops-listen", "nowhere", help]).await?;
+    says(
+        Which::Agent,
+        &["run", "--ops-listen", "nowhere"],
+        &["--ops-listen", "nowhere", help],
+    )
+    .await?;
     Ok(())
 }
 
@@ -65,7 +111,10 @@ async fn a_kubeconfig_that_cannot_be_used_is_named() -> Result<()> {
     let stage = stage().await?;
     let missing = stage.path("no-such-kubeconfig");
     let files = [
-        stage.file("garbage.kubeconfig", &format!("users: [{{name: x, user: {{token: {SECRET}\n"))?,
+        stage.file(
+            "garbage.kubeconfig",
+            &format!("users: [{{name: x, user: {{token: {SECRET}\n"),
+        )?,
         stage.file("wrong.kubeconfig", &format!("users: {SECRET}\n"))?,
         stage.file("empty.kubeconfig", "")?,
         missing,
@@ -74,14 +123,24 @@ async fn a_kubeconfig_that_cannot_be_used_is_named() -> Result<()> {
     for file in files {
         let kubeconfig = format!("--kubeconfig={}", text(&file));
         let words = ["--kubeconfig", text(&file)];
-        says_in_a_sentence(Which::Hub, &["run", &kubeconfig, "--listen=127.0.0.1:0", OPS], &words).await?;
+        says_in_a_sentence(
+            Which::Hub,
+            &["run", &kubeconfig, "--listen=127.0.0.1:0", OPS],
+            &words,
+        )
+        .await?;
         let token = ["token", "create", "eu-1", &kubeconfig];
         says_in_a_sentence(Which::Hub, &token, &words).await?;
         let join = format!("--join-string-file={}", text(&join));
         says_in_a_sentence(Which::Agent, &["run", &kubeconfig, &join, OPS], &words).await?;
     }
     // Neither a file nor a pod.
-    says_in_a_sentence(Which::Hub, &["run", "--listen=127.0.0.1:0", OPS], &["--kubeconfig"]).await?;
+    says_in_a_sentence(
+        Which::Hub,
+        &["run", "--listen=127.0.0.1:0", OPS],
+        &["--kubeconfig"],
+    )
+    .await?;
     says_in_a_sentence(Which::Agent, &["run", OPS], &["--kubeconfig"]).await
 }
 
@@ -93,12 +152,25 @@ async fn a_port_that_is_in_use_is_named() -> Result<()> {
     let taken = TcpListener::bind(local(0))?;
     let address = taken.local_addr()?.to_string();
     let kubeconfig = format!("--kubeconfig={}", text(&stage.hub_account));
-    let (listen, ops) = (format!("--listen={address}"), format!("--ops-listen={address}"));
-    says_in_a_sentence(Which::Hub, &["run", &kubeconfig, &listen, OPS], &["--listen", &address, "in use"]).await?;
+    let (listen, ops) = (
+        format!("--listen={address}"),
+        format!("--ops-listen={address}"),
+    );
+    says_in_a_sentence(
+        Which::Hub,
+        &["run", &kubeconfig, &listen, OPS],
+        &["--listen", &address, "in use"],
+    )
+    .await?;
     let hub = ["run", &kubeconfig, "--listen=127.0.0.1:0", &ops];
     says_in_a_sentence(Which::Hub, &hub, &["--ops-listen", &address, "in use"]).await?;
     let kubeconfig = format!("--kubeconfig={}", text(&stage.agent_account));
-    says_in_a_sentence(Which::Agent, &["run", &kubeconfig, &ops], &["--ops-listen", &address, "in use"]).await
+    says_in_a_sentence(
+        Which::Agent,
+        &["run", &kubeconfig, &ops],
+        &["--ops-listen", &address, "in use"],
+    )
+    .await
 }
 
 fn any_join_string() -> Result<String> {
@@ -135,13 +207,21 @@ async fn a_join_string_that_is_none_is_explained() -> Result<()> {
     }
     for (arguments, words) in [
         (vec!["run", &kubeconfig, OPS], "runnel-hub token create"),
-        (vec!["run", &kubeconfig, "--join-string-file=/no/such/file", OPS], "/no/such/file"),
+        (
+            vec!["run", &kubeconfig, "--join-string-file=/no/such/file", OPS],
+            "/no/such/file",
+        ),
     ] {
         says(Which::Agent, &arguments, &["--join-string-file", words]).await?;
     }
     let empty = stage.file("empty-join-string", "\n")?;
     let join = format!("--join-string-file={}", text(&empty));
-    says(Which::Agent, &["run", &kubeconfig, &join, OPS], &["empty", text(&empty)]).await
+    says(
+        Which::Agent,
+        &["run", &kubeconfig, &join, OPS],
+        &["empty", text(&empty)],
+    )
+    .await
 }
 
 #[tokio::test]
@@ -157,17 +237,32 @@ async fn a_token_that_cannot_be_made_is_explained() -> Result<()> {
     let cases: [(Vec<String>, &[&str]); 5] = [
         (create(&["Eu_1", advertise]), &["Eu_1"]),
         (create(&["eu-1", "--ttl=soon", advertise]), &["--ttl", "1h"]),
-        (create(&["eu-1", "--label=nothing", advertise]), &["--label", "key=value"]),
-        (create(&["eu-1", "--advertise=nowhere"]), &["--advertise", "host:port"]),
-        (create(&["eu-1", "--namespace=kube-node-lease"]), &["--advertise"]),
+        (
+            create(&["eu-1", "--label=nothing", advertise]),
+            &["--label", "key=value"],
+        ),
+        (
+            create(&["eu-1", "--advertise=nowhere"]),
+            &["--advertise", "host:port"],
+        ),
+        (
+            create(&["eu-1", "--namespace=kube-node-lease"]),
+            &["--advertise"],
+        ),
     ];
     for (arguments, words) in cases {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let output = stage.fails(Which::Hub, &arguments).await?.to_lowercase();
         for word in words {
-            ensure!(output.contains(&word.to_lowercase()), "{arguments:?}: {word:?} is not in: {output}");
+            ensure!(
+                output.contains(&word.to_lowercase()),
+                "{arguments:?}: {word:?} is not in: {output}"
+            );
         }
-        ensure!(output.lines().count() == 1 && output.starts_with("runnel-hub: "), "{arguments:?}: {output}");
+        ensure!(
+            output.lines().count() == 1 && output.starts_with("runnel-hub: "),
+            "{arguments:?}: {output}"
+        );
     }
     Ok(())
 }

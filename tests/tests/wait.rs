@@ -7,18 +7,33 @@ use runnel_tests::wait::{eventually, steadily};
 
 #[tokio::test]
 async fn a_wait_in_vain_says_what_for_and_what_was_seen() -> Result<()> {
-    let waited = eventually("the impossible", Duration::from_millis(120), async || -> Result<Option<()>> {
-        bail!("it is still impossible")
-    });
-    let message = format!("{:#}", waited.await.err().context("the impossible came true")?);
-    ensure!(message.contains("for the impossible") && message.ends_with("it is still impossible"), "{message}");
+    let waited = eventually(
+        "the impossible",
+        Duration::from_millis(120),
+        async || -> Result<Option<()>> { bail!("it is still impossible") },
+    );
+    let message = format!(
+        "{:#}",
+        waited.await.err().context("the impossible came true")?
+    );
+    ensure!(
+        message.contains("for the impossible") && message.ends_with("it is still impossible"),
+        "{message}"
+    );
     let mut looks = 0;
-    let copies_there = steadily("fewer than three looks", Duration::from_secs(20), async || {
-        looks += 1;
-        ensure!(looks < 3, "look number {looks}");
-        Ok(())
-    });
+    let copies_there = steadily(
+        "fewer than three looks",
+        Duration::from_secs(20),
+        async || {
+            looks += 1;
+            ensure!(looks < 3, "look number {looks}");
+            Ok(())
+        },
+    );
     let message = format!("{:#}", copies_there.await.err().context("it held")?);
-    ensure!(message.starts_with("fewer than three looks") && message.ends_with("look number 3"), "{message}");
+    ensure!(
+        message.starts_with("fewer than three looks") && message.ends_with("look number 3"),
+        "{message}"
+    );
     Ok(())
 }

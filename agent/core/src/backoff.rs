@@ -11,26 +11,44 @@ pub struct Backoff {
 }
 
 /// For one copy that could not be written.
-pub const COPY: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(300) };
+pub const COPY: Backoff = Backoff {
+    base: Duration::from_secs(1),
+    limit: Duration::from_secs(300),
+};
 /// For a copy that somebody else keeps changing.
-pub const CONTENTION: Backoff = Backoff { base: Duration::from_secs(10), limit: Duration::from_secs(240) };
+pub const CONTENTION: Backoff = Backoff {
+    base: Duration::from_secs(10),
+    limit: Duration::from_secs(240),
+};
 /// For what is looked at again soon, because it may pass without a sign: conflicts and missing rights.
-pub const RECHECK: Backoff = Backoff { base: Duration::from_secs(5), limit: Duration::from_secs(30) };
+pub const RECHECK: Backoff = Backoff {
+    base: Duration::from_secs(5),
+    limit: Duration::from_secs(30),
+};
 /// For an API server that is away or overloaded: it says nothing about the copy.
-pub const UNAVAILABLE: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(30) };
+pub const UNAVAILABLE: Backoff = Backoff {
+    base: Duration::from_secs(1),
+    limit: Duration::from_secs(30),
+};
 /// For connections to the hub.
-pub const CONNECT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(10) };
+pub const CONNECT: Backoff = Backoff {
+    base: Duration::from_millis(500),
+    limit: Duration::from_secs(10),
+};
 
 impl Backoff {
     /// The longest delay after this many failures in a row (1 is the first).
     pub fn ceiling(&self, failures: u32) -> Duration {
-        let doubled = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+        let doubled = 1u32
+            .checked_shl(failures.saturating_sub(1))
+            .unwrap_or(u32::MAX);
         self.base.saturating_mul(doubled).min(self.limit)
     }
 
     /// Between half the ceiling and the ceiling: `random` is evenly spread over 0..1.
     pub fn jittered(&self, failures: u32, random: f64) -> Duration {
-        self.ceiling(failures).mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
+        self.ceiling(failures)
+            .mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
     }
 
     /// Between nothing and the ceiling, so that a fleet does not come back in step.
@@ -73,7 +91,9 @@ mod tests {
 
     #[test]
     fn it_doubles_up_to_its_limit() {
-        let seconds: Vec<u64> = (1..=10).map(|failures| COPY.ceiling(failures).as_secs()).collect();
+        let seconds: Vec<u64> = (1..=10)
+            .map(|failures| COPY.ceiling(failures).as_secs())
+            .collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
         assert_eq!(COPY.ceiling(u32::MAX), COPY.limit);
     }

@@ -5,9 +5,9 @@ use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation};
 use kube::core::DynamicObject;
 use runnel_proto::model::{
-    Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, NEWEST_LABEL,
-    RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision, RuleName, SEAL_ANNOTATION,
-    SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION,
+    Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
+    NEWEST_LABEL, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision,
+    RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION,
 };
 use serde_json::{Map, Value, json};
 
@@ -49,12 +49,32 @@ pub struct Over<'a> {
 
 /// The body of the apply that makes the copy (over nothing: of the creation, which fails where any object exists).
 pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) -> Value {
-    let Written { kind, copy, intent, rule, revision, content, ignored, version, adopted } = written;
+    let Written {
+        kind,
+        copy,
+        intent,
+        rule,
+        revision,
+        content,
+        ignored,
+        version,
+        adopted,
+    } = written;
     let content = canonical(content);
     let (of, source) = (intent.rule.clone(), intent.source.clone());
-    let sealed = Sealed { rule: of, source, revision: **revision, ignored: (*ignored).clone() };
+    let sealed = Sealed {
+        rule: of,
+        source,
+        revision: **revision,
+        ignored: (*ignored).clone(),
+    };
     let adopted = over.filter(|_| *adopted).map(|over| &*over.target.uid);
-    let seal = sealer.seal(copy, &sealed, &ignore::mask(content.clone(), ignored), adopted);
+    let seal = sealer.seal(
+        copy,
+        &sealed,
+        &ignore::mask(content.clone(), ignored),
+        adopted,
+    );
     let content = match over.and_then(|over| over.object) {
         Some(object) => canonical(&ignore::keep(content, ignored, object)),
         None => content,
@@ -63,7 +83,10 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
     labels.insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned());
     labels.insert(HUB_LABEL.to_owned(), sealer.hub().to_owned());
     annotations.insert(RULE_ANNOTATION.to_owned(), rule.to_string());
-    annotations.insert(SOURCE_ANNOTATION.to_owned(), intent.source.plain().to_string());
+    annotations.insert(
+        SOURCE_ANNOTATION.to_owned(),
+        intent.source.plain().to_string(),
+    );
     annotations.insert(SEAL_ANNOTATION.to_owned(), seal.to_string());
     if !ignored.is_empty() {
         annotations.insert(IGNORED_ANNOTATION.to_owned(), ignore::text(ignored));
@@ -94,19 +117,33 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
 
 /// The JSON patch that removes from an applied object what an apply leaves: surplus keys and fields of others, and
 /// the note that it was once retained. `None` if there is nothing of that.
-pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> Option<Patch> {
+pub fn surplus(
+    kind: &Kind,
+    object: &DynamicObject,
+    content: &Content,
+    ignored: &BTreeSet<FieldPath>,
+) -> Option<Patch> {
     let wanted = canonical(content).fields;
-    let is_left =
-        |field: &str, key: &str| ignored.iter().any(|path| path.map.field() == Some(field) && path.key == key);
+    let is_left = |field: &str, key: &str| {
+        ignored
+            .iter()
+            .any(|path| path.map.field() == Some(field) && path.key == key)
+    };
     let leaves = |field: &str| ignored.iter().any(|path| path.map.field() == Some(field));
     let mut removals = vec![];
     for field in kind.fields {
-        let Some(present) = object.data.get(field) else { continue };
+        let Some(present) = object.data.get(field) else {
+            continue;
+        };
         match (present.as_object(), wanted.get(*field)) {
             (_, None) if present.is_null() || present.as_object().is_some_and(Map::is_empty) => {}
-            (Some(present), wanted) if kind.exact_maps.contains(field) && (wanted.is_some() || leaves(field)) => {
+            (Some(present), wanted)
+                if kind.exact_maps.contains(field) && (wanted.is_some() || leaves(field)) =>
+            {
                 let is_wanted = |key: &str| wanted.is_some_and(|wanted| wanted.get(key).is_some());
-                let keys = present.keys().filter(|key| !is_wanted(key) && !is_left(field, key));
+                let keys = present
+                    .keys()
+                    .filter(|key| !is_wanted(key) && !is_left(field, key));
                 removals.extend(keys.map(|key| remove(&[field, key])));
             }
             (_, None) => removals.push(remove(&[field])),
@@ -114,8 +151,11 @@ pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: 
         }
     }
     let annotations = object.metadata.annotations.as_ref();
-    let stale =
-        [(RETAINED_ANNOTATION, true), (RETAINED_PROOF_ANNOTATION, true), (IGNORED_ANNOTATION, ignored.is_empty())];
+    let stale = [
+        (RETAINED_ANNOTATION, true),
+        (RETAINED_PROOF_ANNOTATION, true),
+        (IGNORED_ANNOTATION, ignored.is_empty()),
+    ];
     for (annotation, _) in stale.into_iter().filter(|(_, is_stale)| *is_stale) {
         if annotations.is_some_and(|annotations| annotations.contains_key(annotation)) {
             removals.push(remove(&["metadata", "annotations", annotation]));
@@ -130,14 +170,30 @@ const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// The JSON patch that makes way for an apply that was refused because of what it would leave: the exact maps become what
 /// is applied, and so many annotations of others go, the largest first, that ours have room. It takes nothing of which
 /// the apply itself could not take hold. `None` if nothing is in its way.
-pub fn make_way(kind: &Kind, object: &DynamicObject, body: &Value, ignored: &BTreeSet<FieldPath>) -> Option<Patch> {
-    let is_left =
-        |field: &str, key: &str| ignored.iter().any(|path| path.map.field() == Some(field) && path.key == key);
+pub fn make_way(
+    kind: &Kind,
+    object: &DynamicObject,
+    body: &Value,
+    ignored: &BTreeSet<FieldPath>,
+) -> Option<Patch> {
+    let is_left = |field: &str, key: &str| {
+        ignored
+            .iter()
+            .any(|path| path.map.field() == Some(field) && path.key == key)
+    };
     let mut changes = vec![];
     for field in kind.exact_maps {
         let present = object.data.get(field).and_then(Value::as_object);
-        let mut wanted = body.get(field).and_then(Value::as_object).cloned().unwrap_or_default();
-        for (key, value) in present.into_iter().flatten().filter(|(key, _)| is_left(field, key)) {
+        let mut wanted = body
+            .get(field)
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default();
+        for (key, value) in present
+            .into_iter()
+            .flatten()
+            .filter(|(key, _)| is_left(field, key))
+        {
             wanted.entry(key.clone()).or_insert_with(|| value.clone());
         }
         match present {
@@ -148,11 +204,20 @@ pub fn make_way(kind: &Kind, object: &DynamicObject, body: &Value, ignored: &BTr
         }
     }
     let empty = Map::new();
-    let ours = body["metadata"]["annotations"].as_object().unwrap_or(&empty);
+    let ours = body["metadata"]["annotations"]
+        .as_object()
+        .unwrap_or(&empty);
     let size = |(key, value): (&String, &Value)| key.len() + value.as_str().map_or(0, str::len);
     let mut room = ANNOTATIONS_LIMIT.saturating_sub(ours.iter().map(size).sum());
-    let theirs = object.metadata.annotations.iter().flatten().filter(|(key, _)| !ours.contains_key(*key));
-    let mut theirs: Vec<(usize, &String)> = theirs.map(|(key, value)| (key.len() + value.len(), key)).collect();
+    let theirs = object
+        .metadata
+        .annotations
+        .iter()
+        .flatten()
+        .filter(|(key, _)| !ours.contains_key(*key));
+    let mut theirs: Vec<(usize, &String)> = theirs
+        .map(|(key, value)| (key.len() + value.len(), key))
+        .collect();
     theirs.sort();
     for (size, key) in theirs {
         match room.checked_sub(size) {
@@ -165,7 +230,11 @@ pub fn make_way(kind: &Kind, object: &DynamicObject, body: &Value, ignored: &BTr
 
 /// The JSON patch that takes the label of the newest version off a copy; `None` if it has none.
 pub fn demote(object: &DynamicObject) -> Option<Patch> {
-    let labelled = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(NEWEST_LABEL));
+    let labelled = object
+        .metadata
+        .labels
+        .as_ref()
+        .is_some_and(|labels| labels.contains_key(NEWEST_LABEL));
     labelled.then(|| guarded(object, vec![remove(&["metadata", "labels", NEWEST_LABEL])]))
 }
 
@@ -175,26 +244,52 @@ pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> P
     let metadata = &object.metadata;
     let mut changes = vec![];
     for label in [MANAGED_BY_LABEL, HUB_LABEL, NEWEST_LABEL] {
-        if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label)) {
+        if metadata
+            .labels
+            .as_ref()
+            .is_some_and(|labels| labels.contains_key(label))
+        {
             changes.push(remove(&["metadata", "labels", label]));
         }
     }
-    for annotation in [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION, IGNORED_ANNOTATION, VERSION_ANNOTATION] {
-        if metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(annotation)) {
+    for annotation in [
+        RULE_ANNOTATION,
+        SOURCE_ANNOTATION,
+        SEAL_ANNOTATION,
+        IGNORED_ANNOTATION,
+        VERSION_ANNOTATION,
+    ] {
+        if metadata
+            .annotations
+            .as_ref()
+            .is_some_and(|annotations| annotations.contains_key(annotation))
+        {
             changes.push(remove(&["metadata", "annotations", annotation]));
         }
     }
     if metadata.annotations.is_none() && proof.is_some() {
         changes.push(add(&["metadata", "annotations"], json!({})));
     }
-    let notes =
-        proof.map(|proof| [(RETAINED_ANNOTATION, rule.to_string()), (RETAINED_PROOF_ANNOTATION, proof.to_owned())]);
+    let notes = proof.map(|proof| {
+        [
+            (RETAINED_ANNOTATION, rule.to_string()),
+            (RETAINED_PROOF_ANNOTATION, proof.to_owned()),
+        ]
+    });
     for (note, value) in notes.into_iter().flatten() {
         changes.push(add(&["metadata", "annotations", note], json!(value)));
     }
-    let ours = metadata.managed_fields.iter().flatten().position(managed_fields::is_our_apply);
+    let ours = metadata
+        .managed_fields
+        .iter()
+        .flatten()
+        .position(managed_fields::is_our_apply);
     if let Some(position) = ours {
-        changes.push(remove(&["metadata", "managedFields", &position.to_string()]));
+        changes.push(remove(&[
+            "metadata",
+            "managedFields",
+            &position.to_string(),
+        ]));
     }
     guarded(object, changes)
 }
@@ -204,22 +299,33 @@ fn guarded(object: &DynamicObject, changes: Vec<PatchOperation>) -> Patch {
     let metadata = &object.metadata;
     let mut all = vec![
         test(&["metadata", "uid"], json!(metadata.uid)),
-        test(&["metadata", "resourceVersion"], json!(metadata.resource_version)),
+        test(
+            &["metadata", "resourceVersion"],
+            json!(metadata.resource_version),
+        ),
     ];
     all.extend(changes);
     Patch(all)
 }
 
 fn add(path: &[&str], value: Value) -> PatchOperation {
-    PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
+    PatchOperation::Add(AddOperation {
+        path: PointerBuf::from_tokens(path.iter().copied()),
+        value,
+    })
 }
 
 fn remove(path: &[&str]) -> PatchOperation {
-    PatchOperation::Remove(RemoveOperation { path: PointerBuf::from_tokens(path.iter().copied()) })
+    PatchOperation::Remove(RemoveOperation {
+        path: PointerBuf::from_tokens(path.iter().copied()),
+    })
 }
 
 fn test(path: &[&str], value: Value) -> PatchOperation {
-    PatchOperation::Test(TestOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
+    PatchOperation::Test(TestOperation {
+        path: PointerBuf::from_tokens(path.iter().copied()),
+        value,
+    })
 }
 
 #[cfg(test)]

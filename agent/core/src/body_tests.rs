@@ -15,7 +15,10 @@ fn content() -> Content {
 }
 
 fn intent() -> IntentKey {
-    IntentKey { rule: "uid-1".into(), source: SourceRef::new("configmaps", "team", "settings") }
+    IntentKey {
+        rule: "uid-1".into(),
+        source: SourceRef::new("configmaps", "team", "settings"),
+    }
 }
 
 /// What an API server makes of an apply: the object, with uid, version and managed fields.
@@ -23,8 +26,18 @@ fn served(copy: &SourceRef, sealer: &Sealer) -> DynamicObject {
     served_ignoring(copy, sealer, None)
 }
 
-fn served_ignoring(copy: &SourceRef, sealer: &Sealer, ignored: Option<&BTreeSet<FieldPath>>) -> DynamicObject {
-    let (intent, rule) = (intent(), RuleName { name: "r".into(), ..RuleName::default() });
+fn served_ignoring(
+    copy: &SourceRef,
+    sealer: &Sealer,
+    ignored: Option<&BTreeSet<FieldPath>>,
+) -> DynamicObject {
+    let (intent, rule) = (
+        intent(),
+        RuleName {
+            name: "r".into(),
+            ..RuleName::default()
+        },
+    );
     let (revision, content, none) = (Revision([7; 16]), content(), BTreeSet::new());
     let written = Written {
         version: None,
@@ -44,8 +57,7 @@ fn served_ignoring(copy: &SourceRef, sealer: &Sealer, ignored: Option<&BTreeSet<
     };
     let keys = body["data"].as_object().unwrap().keys();
     let data: Value = Value::Object(keys.map(|key| (format!("f:{key}"), json!({}))).collect());
-    let fields =
-        json!({"f:data": data, "f:metadata": {"f:labels": owned("labels"), "f:annotations": owned("annotations")}});
+    let fields = json!({"f:data": data, "f:metadata": {"f:labels": owned("labels"), "f:annotations": owned("annotations")}});
     body["metadata"]["uid"] = json!("u");
     body["metadata"]["resourceVersion"] = json!("5");
     body["metadata"]["managedFields"] = json!([
@@ -77,8 +89,12 @@ fn applied_copy_is_intact_and_returns_its_content() {
     assert_eq!((live.ownership, live.intact), (Ownership::Ours, true));
     assert!(live.holds(&intent().rule, &intent().source, &Revision([7; 16])));
     assert!(live.applied_at > 0);
-    let sealed =
-        Sealed { rule: intent().rule, source: intent().source, revision: Revision([7; 16]), ignored: BTreeSet::new() };
+    let sealed = Sealed {
+        rule: intent().rule,
+        source: intent().source,
+        revision: Revision([7; 16]),
+        ignored: BTreeSet::new(),
+    };
     assert!(proven_content(kind(), &object, &sealer, &sealed) == Some(content()));
 }
 
@@ -105,7 +121,11 @@ fn any_change_of_what_we_wrote_is_seen() {
         let mut value = serde_json::to_value(served(&copy(), &sealer)).unwrap();
         change(&mut value);
         let live = seen(&serde_json::from_value(value).unwrap(), &sealer);
-        assert_eq!((live.ownership, live.intact), (Ownership::Ours, false), "change {at}");
+        assert_eq!(
+            (live.ownership, live.intact),
+            (Ownership::Ours, false),
+            "change {at}"
+        );
     }
 }
 
@@ -113,8 +133,16 @@ fn any_change_of_what_we_wrote_is_seen() {
 fn added_annotations_of_others_do_not_matter() {
     let sealer = Sealer::new(b"key", "hub");
     let mut object = served(&copy(), &sealer);
-    object.metadata.labels.get_or_insert_default().insert("theirs".into(), "x".into());
-    object.metadata.annotations.get_or_insert_default().insert("theirs".into(), "x".into());
+    object
+        .metadata
+        .labels
+        .get_or_insert_default()
+        .insert("theirs".into(), "x".into());
+    object
+        .metadata
+        .annotations
+        .get_or_insert_default()
+        .insert("theirs".into(), "x".into());
     object.metadata.finalizers = Some(vec!["theirs/x".into()]);
     assert!(seen(&object, &sealer).intact);
 }
@@ -130,14 +158,24 @@ fn ownership_of_objects_is_classified() {
     assert_eq!(owner(&cloned), Ownership::Clone);
 
     let mut unsealed = object.clone();
-    unsealed.metadata.annotations.as_mut().unwrap().remove(SEAL_ANNOTATION);
+    unsealed
+        .metadata
+        .annotations
+        .as_mut()
+        .unwrap()
+        .remove(SEAL_ANNOTATION);
     assert_eq!(owner(&unsealed), Ownership::Ours);
     let mut stripped = unsealed.clone();
     stripped.metadata.labels = None;
     assert_eq!(owner(&stripped), Ownership::Ours);
 
     let mut of_another_hub = unsealed.clone();
-    of_another_hub.metadata.labels.as_mut().unwrap().insert(HUB_LABEL.into(), "other".into());
+    of_another_hub
+        .metadata
+        .labels
+        .as_mut()
+        .unwrap()
+        .insert(HUB_LABEL.into(), "other".into());
     assert_eq!(owner(&of_another_hub), Ownership::OtherHub);
 
     let mut foreign = unsealed;
@@ -145,7 +183,10 @@ fn ownership_of_objects_is_classified() {
     assert_eq!(owner(&foreign), Ownership::Foreign);
 
     // The agent's Secret was lost: its seals are of another key, its managed fields still tell.
-    assert_eq!(seen(&object, &Sealer::new(b"new key", "hub")).ownership, Ownership::Ours);
+    assert_eq!(
+        seen(&object, &Sealer::new(b"new key", "hub")).ownership,
+        Ownership::Ours
+    );
     assert!(!seen(&object, &Sealer::new(b"new key", "hub")).intact);
 }
 
@@ -153,21 +194,37 @@ fn ownership_of_objects_is_classified() {
 fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
     let sealer = Sealer::new(b"key", "hub");
     let object = served(&copy(), &sealer);
-    let rule = RuleName { kind: "DistributionRule".into(), namespace: "team".into(), name: "r".into() };
+    let rule = RuleName {
+        kind: "DistributionRule".into(),
+        namespace: "team".into(),
+        name: "r".into(),
+    };
     let proof = sealer.retained_proof(&copy(), "u");
     let left = patched(&object, retain(&object, &rule, Some(&proof)));
     let live = seen(&left, &sealer);
-    assert_eq!((live.ownership, live.sealed, live.intact), (Ownership::Retained, None, false));
+    assert_eq!(
+        (live.ownership, live.sealed, live.intact),
+        (Ownership::Retained, None, false)
+    );
     assert!(crate::live::is_adoptable(kind(), &left, &content()));
     let value = serde_json::to_value(&left).unwrap();
-    assert_eq!(value["metadata"]["annotations"][RETAINED_ANNOTATION], "team/r");
+    assert_eq!(
+        value["metadata"]["annotations"][RETAINED_ANNOTATION],
+        "team/r"
+    );
     assert_eq!(value["metadata"]["labels"], json!({"team": "a"}));
-    assert_eq!(value["metadata"]["managedFields"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        value["metadata"]["managedFields"].as_array().unwrap().len(),
+        1
+    );
     // The note without its proof, or on another object, is anybody's.
     let mut forged = left.clone();
     forged.metadata.uid = Some("u2".into());
     assert_eq!(seen(&forged, &sealer).ownership, Ownership::Foreign);
-    assert_eq!(seen(&patched(&object, retain(&object, &rule, None)), &sealer).ownership, Ownership::Foreign);
+    assert_eq!(
+        seen(&patched(&object, retain(&object, &rule, None)), &sealer).ownership,
+        Ownership::Foreign
+    );
 }
 
 #[test]
@@ -180,13 +237,24 @@ fn adoption_needs_equal_fields_and_no_other_value_of_a_label() {
         crate::live::is_adoptable(kind(), &serde_json::from_value(value).unwrap(), &content())
     };
     assert!(adoptable(|_| {}));
-    assert!(adoptable(|o| o["metadata"]["labels"] = json!({"theirs": "x"})));
-    assert!(adoptable(|o| drop(o["metadata"]["annotations"].as_object_mut().unwrap().remove("note"))));
+    assert!(adoptable(
+        |o| o["metadata"]["labels"] = json!({"theirs": "x"})
+    ));
+    assert!(adoptable(|o| drop(
+        o["metadata"]["annotations"]
+            .as_object_mut()
+            .unwrap()
+            .remove("note")
+    )));
     assert!(!adoptable(|o| o["data"]["k"] = json!("w")));
     assert!(!adoptable(|o| o["data"]["more"] = json!("w")));
     assert!(!adoptable(|o| o["metadata"]["labels"]["team"] = json!("b")));
-    assert!(!adoptable(|o| o["metadata"]["annotations"]["note"] = json!("y")));
-    assert!(!adoptable(|o| o["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("Helm")));
+    assert!(!adoptable(
+        |o| o["metadata"]["annotations"]["note"] = json!("y")
+    ));
+    assert!(!adoptable(
+        |o| o["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("Helm")
+    ));
 }
 
 #[test]
@@ -199,8 +267,14 @@ fn surplus_keys_and_fields_are_removed_and_nothing_else() {
     value["binaryData"] = json!({"x": "AA=="});
     value["metadata"]["annotations"][RETAINED_ANNOTATION] = json!("team/r");
     let dirty: DynamicObject = serde_json::from_value(value).unwrap();
-    let clean = patched(&dirty, surplus(kind(), &dirty, &content(), &BTreeSet::new()).unwrap());
-    assert_eq!(serde_json::to_value(&clean).unwrap(), serde_json::to_value(&object).unwrap());
+    let clean = patched(
+        &dirty,
+        surplus(kind(), &dirty, &content(), &BTreeSet::new()).unwrap(),
+    );
+    assert_eq!(
+        serde_json::to_value(&clean).unwrap(),
+        serde_json::to_value(&object).unwrap()
+    );
 }
 
 #[test]
@@ -220,26 +294,55 @@ fn a_change_names_the_object_and_a_creation_none() {
         content: &content,
         ignored: &none,
     };
-    let target = ExpectedObject { uid: "u".into(), version: "9".into() };
-    let change = apply(&written, Some(&Over { target: &target, object: None }), &sealer);
-    assert_eq!((&change["metadata"]["uid"], &change["metadata"]["resourceVersion"]), (&json!("u"), &json!("9")));
+    let target = ExpectedObject {
+        uid: "u".into(),
+        version: "9".into(),
+    };
+    let change = apply(
+        &written,
+        Some(&Over {
+            target: &target,
+            object: None,
+        }),
+        &sealer,
+    );
+    assert_eq!(
+        (
+            &change["metadata"]["uid"],
+            &change["metadata"]["resourceVersion"]
+        ),
+        (&json!("u"), &json!("9"))
+    );
     let creation = apply(&written, None, &sealer);
-    assert_eq!((&creation["metadata"]["uid"], &creation["metadata"]["resourceVersion"]), (&Value::Null, &json!("1")));
+    assert_eq!(
+        (
+            &creation["metadata"]["uid"],
+            &creation["metadata"]["resourceVersion"]
+        ),
+        (&Value::Null, &json!("1"))
+    );
 }
 
 /// The fields that these tests leave alone.
 fn ignored() -> BTreeSet<FieldPath> {
-    ["/data/k", "/metadata/labels/team"].into_iter().map(|text| FieldPath::parse(text).unwrap()).collect()
+    ["/data/k", "/metadata/labels/team"]
+        .into_iter()
+        .map(|text| FieldPath::parse(text).unwrap())
+        .collect()
 }
 
 /// The copy with the fields that are left alone, which somebody has changed and therefore has now.
 fn changed_by_others(sealer: &Sealer) -> DynamicObject {
-    let mut value = serde_json::to_value(served_ignoring(&copy(), sealer, Some(&ignored()))).unwrap();
+    let mut value =
+        serde_json::to_value(served_ignoring(&copy(), sealer, Some(&ignored()))).unwrap();
     value["data"]["k"] = json!("theirs");
     value["metadata"]["labels"]["team"] = json!("b");
     let ours = &mut value["metadata"]["managedFields"][1]["fieldsV1"];
     ours["f:data"].as_object_mut().unwrap().remove("f:k");
-    ours["f:metadata"]["f:labels"].as_object_mut().unwrap().remove("f:team");
+    ours["f:metadata"]["f:labels"]
+        .as_object_mut()
+        .unwrap()
+        .remove("f:team");
     serde_json::from_value(value).unwrap()
 }
 
@@ -248,12 +351,18 @@ fn ignored_field_is_written_at_creation_and_is_no_drift() {
     let sealer = Sealer::new(b"key", "hub");
     let created = served_ignoring(&copy(), &sealer, Some(&ignored()));
     assert_eq!(
-        (&created.data["data"]["k"], created.metadata.labels.as_ref().unwrap().get("team")),
+        (
+            &created.data["data"]["k"],
+            created.metadata.labels.as_ref().unwrap().get("team")
+        ),
         (&json!("v"), Some(&"a".to_owned()))
     );
     for object in [created, changed_by_others(&sealer)] {
         let live = seen(&object, &sealer);
-        assert!(live.holds(&intent().rule, &intent().source, &Revision([7; 16])), "{live:?}");
+        assert!(
+            live.holds(&intent().rule, &intent().source, &Revision([7; 16])),
+            "{live:?}"
+        );
         assert_eq!(live.sealed.as_ref().unwrap().ignored, ignored());
         // What others may have changed is no content for other copies.
         assert!(!live.is_whole());
@@ -266,7 +375,14 @@ fn ignored_field_is_written_at_creation_and_is_no_drift() {
         (|o: &mut Value| o["data"]["other"] = json!("x")) as fn(&mut Value),
         |o| o["metadata"]["annotations"]["note"] = json!("y"),
         |o| o["metadata"]["annotations"][IGNORED_ANNOTATION] = json!("/data/k"),
-        |o| drop(o["metadata"]["annotations"].as_object_mut().unwrap().remove(IGNORED_ANNOTATION)),
+        |o| {
+            drop(
+                o["metadata"]["annotations"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove(IGNORED_ANNOTATION),
+            )
+        },
     ] {
         let mut value = serde_json::to_value(changed_by_others(&sealer)).unwrap();
         change(&mut value);
@@ -277,7 +393,8 @@ fn ignored_field_is_written_at_creation_and_is_no_drift() {
 #[test]
 fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
     let sealer = Sealer::new(b"key", "hub");
-    let (intent, rule, copy, content, ignored) = (intent(), RuleName::default(), copy(), content(), ignored());
+    let (intent, rule, copy, content, ignored) =
+        (intent(), RuleName::default(), copy(), content(), ignored());
     let revision = Revision([8; 16]);
     let written = Written {
         adopted: false,
@@ -290,15 +407,36 @@ fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
         content: &content,
         ignored: &ignored,
     };
-    let target = ExpectedObject { uid: "u".into(), version: "5".into() };
-    let over = |object: &DynamicObject| apply(&written, Some(&Over { target: &target, object: Some(object) }), &sealer);
+    let target = ExpectedObject {
+        uid: "u".into(),
+        version: "5".into(),
+    };
+    let over = |object: &DynamicObject| {
+        apply(
+            &written,
+            Some(&Over {
+                target: &target,
+                object: Some(object),
+            }),
+            &sealer,
+        )
+    };
     // Left out of an apply, what is ours would be deleted: it is applied as it is.
     let ours = over(&served_ignoring(&copy, &sealer, Some(&ignored)));
-    assert_eq!((&ours["data"]["k"], &ours["metadata"]["labels"]["team"]), (&json!("v"), &json!("a")));
+    assert_eq!(
+        (&ours["data"]["k"], &ours["metadata"]["labels"]["team"]),
+        (&json!("v"), &json!("a"))
+    );
     // Applied, what is theirs would be ours too: it is left out.
     let theirs = over(&changed_by_others(&sealer));
-    assert_eq!((&theirs["data"], &theirs["metadata"]["labels"]["team"]), (&Value::Null, &Value::Null));
-    assert_eq!(theirs["metadata"]["annotations"][SEAL_ANNOTATION], ours["metadata"]["annotations"][SEAL_ANNOTATION]);
+    assert_eq!(
+        (&theirs["data"], &theirs["metadata"]["labels"]["team"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert_eq!(
+        theirs["metadata"]["annotations"][SEAL_ANNOTATION],
+        ours["metadata"]["annotations"][SEAL_ANNOTATION]
+    );
 }
 
 #[test]
@@ -310,12 +448,19 @@ fn other_managers_are_named_unless_the_copy_is_intact() {
     let entry = |manager: &str, hour: u8, fields: Value| json!({"manager": manager, "operation": "Update", "fieldsV1": fields, "time": format!("2026-01-02T{hour:02}:00:00Z")});
     let all = value["metadata"]["managedFields"].as_array_mut().unwrap();
     all.push(entry("helm", 4, json!({"f:data": {"f:k": {}}})));
-    all.push(entry("argocd-controller", 5, json!({"f:metadata": {"f:annotations": {"f:x": {}}}})));
+    all.push(entry(
+        "argocd-controller",
+        5,
+        json!({"f:metadata": {"f:annotations": {"f:x": {}}}}),
+    ));
     all.push(entry("kubelet", 6, json!({"f:status": {}})));
     all.push(entry("evil\u{1b}[31m\nmanager", 3, json!({"f:data": {}})));
     all.push(entry("a-fourth", 2, json!({"f:data": {}})));
     let live = seen(&serde_json::from_value(value).unwrap(), &sealer);
-    assert_eq!(live.others.as_deref(), Some("argocd-controller, helm, evil31mmanager and 1 more"));
+    assert_eq!(
+        live.others.as_deref(),
+        Some("argocd-controller, helm, evil31mmanager and 1 more")
+    );
 }
 
 #[test]
@@ -334,7 +479,10 @@ fn way_is_made_for_what_is_applied_and_for_nothing_more() {
     let made = |change: fn(&mut Value), ignored: &BTreeSet<FieldPath>| {
         let object = object(change);
         let patch = make_way(kind(), &object, &body, ignored).unwrap();
-        let tests = patch.iter().filter(|change| matches!(change, PatchOperation::Test(_))).count();
+        let tests = patch
+            .iter()
+            .filter(|change| matches!(change, PatchOperation::Test(_)))
+            .count();
         assert_eq!(tests, 2, "{patch}");
         let mut value = serde_json::to_value(&object).unwrap();
         json_patch::patch(&mut value, &patch).unwrap();
@@ -345,9 +493,15 @@ fn way_is_made_for_what_is_applied_and_for_nothing_more() {
         value["binaryData"] = json!({"k": "AAAA"});
     };
     let exact = made(moved, &BTreeSet::new());
-    assert_eq!((&exact["data"], &exact["binaryData"]), (&body["data"], &Value::Null));
+    assert_eq!(
+        (&exact["data"], &exact["binaryData"]),
+        (&body["data"], &Value::Null)
+    );
     // A field that is left alone keeps what others put there.
-    let left = made(|value| value["data"] = json!({"k": "theirs", "junk": "x"}), &ignored());
+    let left = made(
+        |value| value["data"] = json!({"k": "theirs", "junk": "x"}),
+        &ignored(),
+    );
     assert_eq!(left["data"]["junk"], Value::Null);
     let full: fn(&mut Value) = |value| {
         value["metadata"]["annotations"]["theirs"] = json!("x");
@@ -355,7 +509,10 @@ fn way_is_made_for_what_is_applied_and_for_nothing_more() {
     };
     let room = made(full, &BTreeSet::new());
     assert_eq!(
-        (&room["metadata"]["annotations"]["theirs"], &room["metadata"]["annotations"]["large"]),
+        (
+            &room["metadata"]["annotations"]["theirs"],
+            &room["metadata"]["annotations"]["large"]
+        ),
         (&json!("x"), &Value::Null)
     );
 }

@@ -26,7 +26,13 @@ pub struct PayloadCache {
 impl PayloadCache {
     /// A cache that holds at most this many bytes of payload, and always the newest one.
     pub fn new(limit: usize) -> Self {
-        Self { limit, bytes: 0, clock: 0, entries: BTreeMap::new(), by_use: BTreeMap::new() }
+        Self {
+            limit,
+            bytes: 0,
+            clock: 0,
+            entries: BTreeMap::new(),
+            by_use: BTreeMap::new(),
+        }
     }
 
     /// Keeps a payload, in place of an earlier one of the same intent.
@@ -35,9 +41,18 @@ impl PayloadCache {
         self.clock += 1;
         self.bytes += payload.bytes().len();
         self.by_use.insert(self.clock, key.clone());
-        self.entries.insert(key, Entry { revision, payload: payload.detached(), used: self.clock });
+        self.entries.insert(
+            key,
+            Entry {
+                revision,
+                payload: payload.detached(),
+                used: self.clock,
+            },
+        );
         while self.bytes > self.limit && self.entries.len() > 1 {
-            let Some((_, oldest)) = self.by_use.first_key_value() else { break };
+            let Some((_, oldest)) = self.by_use.first_key_value() else {
+                break;
+            };
             let oldest = oldest.clone();
             self.remove(&oldest);
         }
@@ -52,7 +67,10 @@ impl PayloadCache {
 
     /// The payload of an intent, if it is here in this revision.
     pub fn get(&mut self, key: &IntentKey, revision: &Revision) -> Option<Payload> {
-        let entry = self.entries.get_mut(key).filter(|entry| entry.revision == *revision)?;
+        let entry = self
+            .entries
+            .get_mut(key)
+            .filter(|entry| entry.revision == *revision)?;
         self.clock += 1;
         if let Some(key) = self.by_use.remove(&entry.used) {
             self.by_use.insert(self.clock, key);
@@ -63,12 +81,16 @@ impl PayloadCache {
 
     /// Whether the payload of an intent is here in this revision.
     pub fn has(&self, key: &IntentKey, revision: &Revision) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.revision == *revision)
+        self.entries
+            .get(key)
+            .is_some_and(|entry| entry.revision == *revision)
     }
 
     /// Bytes of the payload of an intent, in whatever revision it is here.
     pub fn size(&self, key: &IntentKey) -> usize {
-        self.entries.get(key).map_or(0, |entry| entry.payload.bytes().len())
+        self.entries
+            .get(key)
+            .map_or(0, |entry| entry.payload.bytes().len())
     }
 
     /// Drops the payload of an intent.
@@ -92,7 +114,10 @@ mod tests {
     use runnel_proto::model::SourceRef;
 
     fn key(name: u8) -> IntentKey {
-        IntentKey { rule: "rule".into(), source: SourceRef::new("configmaps", "team", &name.to_string()) }
+        IntentKey {
+            rule: "rule".into(),
+            source: SourceRef::new("configmaps", "team", &name.to_string()),
+        }
     }
 
     fn payload(size: usize) -> Payload {

@@ -45,7 +45,9 @@ impl CallError {
 
     /// Whether a precondition (uid, resourceVersion) was not met: somebody was faster.
     pub fn is_race(&self) -> bool {
-        let Self::Refused(status) = self else { return false };
+        let Self::Refused(status) = self else {
+            return false;
+        };
         let on_uid = || causes(status).any(|(_, field, _)| field == "metadata.uid");
         status.code == 409 || (status.code == 422 && on_uid())
     }
@@ -53,9 +55,13 @@ impl CallError {
     /// Whether the API server says that this object is not there. Another 404 may come from whatever stands before it, such
     /// as a proxy without a backend; and a missing namespace is another matter.
     pub fn is_absent(&self, name: &str) -> bool {
-        let Self::Refused(status) = self else { return false };
+        let Self::Refused(status) = self else {
+            return false;
+        };
         let names = |details: &StatusDetails| details.name == name && details.kind != "namespaces";
-        status.code == 404 && status.reason == "NotFound" && status.details.as_ref().is_some_and(names)
+        status.code == 404
+            && status.reason == "NotFound"
+            && status.details.as_ref().is_some_and(names)
     }
 }
 
@@ -63,43 +69,61 @@ impl CallError {
 pub fn copy_error(error: &CallError) -> CopyError {
     match error {
         CallError::Refused(status) => refused(status),
-        CallError::Throttled(_) => {
-            CopyError::new(Reason::Unavailable, "this cluster's API server takes no more requests just now (429)")
-        }
+        CallError::Throttled(_) => CopyError::new(
+            Reason::Unavailable,
+            "this cluster's API server takes no more requests just now (429)",
+        ),
         CallError::NotActive => CopyError::new(
             Reason::Unavailable,
             "this agent does not hold its Lease: another one may be the active one, or the Lease cannot be renewed",
         ),
-        CallError::Unanswered => CopyError::new(Reason::Unavailable, "this cluster's API server did not answer"),
+        CallError::Unanswered => CopyError::new(
+            Reason::Unavailable,
+            "this cluster's API server did not answer",
+        ),
     }
 }
 
 fn refused(status: &Status) -> CopyError {
     match status.code {
-        401 => {
-            CopyError::new(Reason::Forbidden, "this cluster's API server does not accept the agent's credentials (401)")
-        }
+        401 => CopyError::new(
+            Reason::Forbidden,
+            "this cluster's API server does not accept the agent's credentials (401)",
+        ),
         403 => forbidden(status),
-        404 if is_namespace(status) => {
-            CopyError::new(Reason::Unavailable, "the target namespace does not exist any more (404)")
-        }
+        404 if is_namespace(status) => CopyError::new(
+            Reason::Unavailable,
+            "the target namespace does not exist any more (404)",
+        ),
         404 => {
             let message = "an answer 404 names no object: something before this cluster's API server may have given it";
             CopyError::new(Reason::Unavailable, message)
         }
-        413 => CopyError::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (413)"),
+        413 => CopyError::new(
+            Reason::TooLarge,
+            "the object is larger than this cluster's API server takes (413)",
+        ),
         400 | 422 => invalid(status),
-        code => CopyError::new(Reason::Unavailable, format!("this cluster's API server answered with status {code}")),
+        code => CopyError::new(
+            Reason::Unavailable,
+            format!("this cluster's API server answered with status {code}"),
+        ),
     }
 }
 
 fn forbidden(status: &Status) -> CopyError {
     let text = status.message.as_str();
     if causes(status).any(|(reason, ..)| reason == "NamespaceTerminating") {
-        return CopyError::new(Reason::NamespaceTerminating, "the target namespace is being deleted");
+        return CopyError::new(
+            Reason::NamespaceTerminating,
+            "the target namespace is being deleted",
+        );
     }
     if text.contains("exceeded quota") {
-        return CopyError::new(Reason::Denied, "a resource quota of the namespace is used up (403)");
+        return CopyError::new(
+            Reason::Denied,
+            "a resource quota of the namespace is used up (403)",
+        );
     }
     if let Some(denied) = denied(text) {
         return denied;
@@ -111,7 +135,10 @@ fn forbidden(status: &Status) -> CopyError {
         let message = "the agent lacks a right here (403): grant it the rights of its chart";
         return CopyError::new(Reason::Forbidden, message);
     }
-    CopyError::new(Reason::Denied, "an admission rule of this cluster refused it (403)")
+    CopyError::new(
+        Reason::Denied,
+        "an admission rule of this cluster refused it (403)",
+    )
 }
 
 /// What it means for copies that their watch is refused.
@@ -131,7 +158,10 @@ pub fn lost_watch(resource: &str, status: u16) -> CopyError {
             );
             CopyError::new(Reason::Forbidden, message)
         }
-        0 => CopyError::new(Reason::Unavailable, format!("this cluster's API server does not answer a list of {name}")),
+        0 => CopyError::new(
+            Reason::Unavailable,
+            format!("this cluster's API server does not answer a list of {name}"),
+        ),
         code => {
             let message = format!(
                 "this cluster's API server answers a list of {name} with status {code}: see its log; \
@@ -153,15 +183,23 @@ fn invalid(status: &Status) -> CopyError {
         return CopyError::new(Reason::Immutable, message);
     }
     if causes(status).any(|(_, _, text)| text.starts_with("Too long")) {
-        return CopyError::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (422)");
+        return CopyError::new(
+            Reason::TooLarge,
+            "the object is larger than this cluster's API server takes (422)",
+        );
     }
-    let fields: Vec<_> =
-        causes(status).take(3).map(|(reason, field, _)| format!("{}: {}", path(field), word(reason))).collect();
+    let fields: Vec<_> = causes(status)
+        .take(3)
+        .map(|(reason, field, _)| format!("{}: {}", path(field), word(reason)))
+        .collect();
     let code = status.code;
     let message = if fields.is_empty() {
         format!("this cluster's API server refused the object ({code})")
     } else {
-        format!("this cluster's API server refused the object ({code}): {}", fields.join(", "))
+        format!(
+            "this cluster's API server refused the object ({code}): {}",
+            fields.join(", ")
+        )
     };
     CopyError::new(Reason::Invalid, message)
 }
@@ -176,28 +214,47 @@ fn denied(text: &str) -> Option<CopyError> {
     let (what, name) = if text.contains("denied the request") {
         ("admission webhook", named("admission webhook \"", '"'))
     } else if text.contains("denied request") {
-        ("admission policy", named("ValidatingAdmissionPolicy '", '\''))
+        (
+            "admission policy",
+            named("ValidatingAdmissionPolicy '", '\''),
+        )
     } else {
         return None;
     };
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();
-    Some(CopyError::new(Reason::Denied, format!("the {what}{name} of this cluster refused it")))
+    Some(CopyError::new(
+        Reason::Denied,
+        format!("the {what}{name} of this cluster refused it"),
+    ))
 }
 
 fn is_namespace(status: &Status) -> bool {
-    status.details.as_ref().is_some_and(|details| details.kind == "namespaces")
+    status
+        .details
+        .as_ref()
+        .is_some_and(|details| details.kind == "namespaces")
 }
 
 /// Reason, field and text of each cause.
 fn causes(status: &Status) -> impl Iterator<Item = (&str, &str, &str)> {
     let causes = status.details.iter().flat_map(|details| &details.causes);
-    causes.map(|cause| (cause.reason.as_str(), cause.field.as_str(), cause.message.as_str()))
+    causes.map(|cause| {
+        (
+            cause.reason.as_str(),
+            cause.field.as_str(),
+            cause.message.as_str(),
+        )
+    })
 }
 
 /// A field's path without the keys of maps, which are the user's words.
 fn path(field: &str) -> String {
     let known = field.split(['[', '(']).next().unwrap_or_default();
-    let safe: String = known.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '.').take(60).collect();
+    let safe: String = known
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '.')
+        .take(60)
+        .collect();
     // Of `data.KEY` only `data` is the schema's word.
     match safe.split_once('.') {
         Some((map @ ("data" | "binaryData" | "stringData"), _)) => map.to_owned(),
@@ -207,8 +264,16 @@ fn path(field: &str) -> String {
 
 /// One of the server's CamelCase reasons.
 fn word(reason: &str) -> String {
-    let safe: String = reason.chars().filter(char::is_ascii_alphanumeric).take(40).collect();
-    if safe.is_empty() { "refused".to_owned() } else { safe }
+    let safe: String = reason
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .take(40)
+        .collect();
+    if safe.is_empty() {
+        "refused".to_owned()
+    } else {
+        safe
+    }
 }
 
 #[cfg(test)]
@@ -225,13 +290,38 @@ mod tests {
     #[test]
     fn each_answer_has_its_reason() {
         let none = json!([]);
-        let terminating = json!([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]);
+        let terminating =
+            json!([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]);
         let immutable = json!([{"reason": "FieldValueForbidden", "field": "data", "message": "Forbidden: field is immutable when `immutable` is set"}]);
         let cases = [
-            (status(403, "unable to create new content", terminating), Reason::NamespaceTerminating),
-            (status(403, "secrets is forbidden: User \"x\" cannot patch resource", none.clone()), Reason::Forbidden),
-            (status(403, "exceeded quota: q, requested: count/secrets=1", none.clone()), Reason::Denied),
-            (status(400, "admission webhook \"a.b.c\" denied the request: secret", none.clone()), Reason::Denied),
+            (
+                status(403, "unable to create new content", terminating),
+                Reason::NamespaceTerminating,
+            ),
+            (
+                status(
+                    403,
+                    "secrets is forbidden: User \"x\" cannot patch resource",
+                    none.clone(),
+                ),
+                Reason::Forbidden,
+            ),
+            (
+                status(
+                    403,
+                    "exceeded quota: q, requested: count/secrets=1",
+                    none.clone(),
+                ),
+                Reason::Denied,
+            ),
+            (
+                status(
+                    400,
+                    "admission webhook \"a.b.c\" denied the request: secret",
+                    none.clone(),
+                ),
+                Reason::Denied,
+            ),
             (
                 status(
                     422,
@@ -247,7 +337,10 @@ mod tests {
             (status(500, "x", none), Reason::Unavailable),
             (CallError::Unanswered, Reason::Unavailable),
             (CallError::NotActive, Reason::Unavailable),
-            (CallError::Throttled(Duration::from_secs(2)), Reason::Unavailable),
+            (
+                CallError::Throttled(Duration::from_secs(2)),
+                Reason::Unavailable,
+            ),
         ];
         for (at, (error, reason)) in cases.iter().enumerate() {
             assert_eq!(copy_error(error).reason, *reason, "case {at}");
@@ -266,7 +359,11 @@ mod tests {
                 let causes = json!([{"reason": "FieldValueInvalid", "field": format!("data[{canary}]"), "message": canary},
                     {"reason": "FieldValueInvalid", "field": format!("data.{canary}"), "message": canary}]);
                 let copy_error = copy_error(&status(code, &text, causes));
-                assert!(!copy_error.message.contains(canary), "{code} {}", copy_error.message);
+                assert!(
+                    !copy_error.message.contains(canary),
+                    "{code} {}",
+                    copy_error.message
+                );
             }
         }
     }
@@ -286,17 +383,40 @@ mod tests {
             CallError::Refused(serde_json::from_value(status).unwrap()).is_absent("one")
         };
         assert!(says("NotFound", json!({"name": "one", "kind": "secrets"})));
-        assert!(!says("NotFound", json!({"name": "other", "kind": "secrets"})));
-        assert!(!says("NotFound", json!({"name": "one", "kind": "namespaces"})));
+        assert!(!says(
+            "NotFound",
+            json!({"name": "other", "kind": "secrets"})
+        ));
+        assert!(!says(
+            "NotFound",
+            json!({"name": "one", "kind": "namespaces"})
+        ));
         assert!(!says("NotFound", json!({})));
-        assert!(!says("Failed to parse error data", json!({"name": "one", "kind": "secrets"})));
+        assert!(!says(
+            "Failed to parse error data",
+            json!({"name": "one", "kind": "secrets"})
+        ));
         assert!(!CallError::Unanswered.is_absent("one"));
     }
 
     #[test]
     fn a_lost_race_is_known() {
         assert!(status(409, "modified", json!([])).is_race());
-        assert!(status(422, "x", json!([{"field": "metadata.uid", "reason": "FieldValueInvalid"}])).is_race());
-        assert!(!status(422, "x", json!([{"field": "data", "reason": "FieldValueInvalid"}])).is_race());
+        assert!(
+            status(
+                422,
+                "x",
+                json!([{"field": "metadata.uid", "reason": "FieldValueInvalid"}])
+            )
+            .is_race()
+        );
+        assert!(
+            !status(
+                422,
+                "x",
+                json!([{"field": "data", "reason": "FieldValueInvalid"}])
+            )
+            .is_race()
+        );
     }
 }

@@ -34,7 +34,8 @@ impl Story {
     }
 
     fn is_over(&self, now: Instant) -> bool {
-        self.last().is_none_or(|last| now.saturating_duration_since(last) >= WINDOW)
+        self.last()
+            .is_none_or(|last| now.saturating_duration_since(last) >= WINDOW)
     }
 }
 
@@ -52,8 +53,14 @@ impl Contentions {
     /// Notes that a copy was put back; `who` changed it, if that is known.
     pub fn corrected(&mut self, copy: &SourceRef, who: Option<Arc<str>>, now: Instant) {
         let known = self.take(copy).filter(|story| !story.is_over(now));
-        let mut story = known.unwrap_or_else(|| Story { times: VecDeque::new(), rounds: 0, who: None });
-        story.times.retain(|time| now.saturating_duration_since(*time) < WINDOW);
+        let mut story = known.unwrap_or_else(|| Story {
+            times: VecDeque::new(),
+            rounds: 0,
+            who: None,
+        });
+        story
+            .times
+            .retain(|time| now.saturating_duration_since(*time) < WINDOW);
         story.times.push_back(now);
         story.who = story.who.take().or(who);
         if story.rounds > 0 || story.times.len() > LIMIT {
@@ -62,7 +69,11 @@ impl Contentions {
         while story.times.len() > LIMIT + 1 {
             story.times.pop_front();
         }
-        let index = if story.rounds > 0 { &mut self.fought } else { &mut self.calm };
+        let index = if story.rounds > 0 {
+            &mut self.fought
+        } else {
+            &mut self.calm
+        };
         index.insert((now, copy.clone()));
         self.stories.insert(copy.clone(), story);
         // The oldest is forgotten: of so many corrections at once, none is a fight.
@@ -76,7 +87,11 @@ impl Contentions {
     fn take(&mut self, copy: &SourceRef) -> Option<Story> {
         let story = self.stories.remove(copy)?;
         if let Some(last) = story.last() {
-            let index = if story.rounds > 0 { &mut self.fought } else { &mut self.calm };
+            let index = if story.rounds > 0 {
+                &mut self.fought
+            } else {
+                &mut self.calm
+            };
             index.remove(&(last, copy.clone()));
         }
         Some(story)
@@ -168,9 +183,16 @@ mod tests {
         assert_eq!(before, CONTENTION.limit);
         assert!(CONTENTION.limit >= Duration::from_secs(120) && CONTENTION.limit * 2 < WINDOW);
         assert_eq!(contentions.next_calm(), Some(now + WINDOW));
-        assert!(contentions.take_calm(now + WINDOW - Duration::from_secs(1)).is_empty());
+        assert!(
+            contentions
+                .take_calm(now + WINDOW - Duration::from_secs(1))
+                .is_empty()
+        );
         assert_eq!(contentions.take_calm(now + WINDOW), [copy()]);
-        assert_eq!((contentions.copy_error(&copy()), contentions.count()), (None, 0));
+        assert_eq!(
+            (contentions.copy_error(&copy()), contentions.count()),
+            (None, 0)
+        );
     }
 
     #[test]
@@ -194,14 +216,25 @@ mod tests {
             contentions.corrected(&name(n), None, start + Duration::from_millis(n as u64));
         }
         assert_eq!(
-            (contentions.stories.len(), contentions.calm.len(), contentions.count()),
+            (
+                contentions.stories.len(),
+                contentions.calm.len(),
+                contentions.count()
+            ),
             (REMEMBERED + 1, REMEMBERED, 1)
         );
-        assert!(contentions.copy_error(&name(0)).is_some(), "a fight is not forgotten");
+        assert!(
+            contentions.copy_error(&name(0)).is_some(),
+            "a fight is not forgotten"
+        );
         contentions.forget(&name(0));
         contentions.forget(&name(5 * REMEMBERED - 1));
         assert_eq!(
-            (contentions.stories.len(), contentions.calm.len(), contentions.count()),
+            (
+                contentions.stories.len(),
+                contentions.calm.len(),
+                contentions.count()
+            ),
             (REMEMBERED - 1, REMEMBERED - 1, 0)
         );
     }

@@ -66,12 +66,18 @@ pub struct CopyError {
 impl CopyError {
     /// A failure.
     pub fn new(reason: Reason, message: impl Into<Arc<str>>) -> Self {
-        Self { reason, message: message.into() }
+        Self {
+            reason,
+            message: message.into(),
+        }
     }
 }
 
 /// The text, cut to a number of bytes at a character's border.
 pub fn clip(text: &str, limit: usize) -> String {
-    let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    let end = (0..=limit.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or_default();
     text[..end].to_owned()
 }

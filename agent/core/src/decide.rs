@@ -182,22 +182,33 @@ pub fn decide(want: &Want, observed: &Observed) -> Decision {
 fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     let planned = |change, message: &str| Decision::Noop(planned(change, message));
     match decide_wanted(wanted, observed) {
-        Decision::Act(Action::CreateNamespace) => {
-            planned(PlannedChange::Create, "would be created, with its namespace")
+        Decision::Act(Action::CreateNamespace) => planned(
+            PlannedChange::Create,
+            "would be created, with its namespace",
+        ),
+        Decision::Act(Action::Create) if *observed == Observed::Unknown => {
+            Decision::Act(Action::Read)
         }
-        Decision::Act(Action::Create) if *observed == Observed::Unknown => Decision::Act(Action::Read),
         Decision::Act(Action::Create) => planned(PlannedChange::Create, "would be created"),
         Decision::Act(Action::Change(target)) => match &wanted.compared {
-            Some((version, copy_error)) if *version == target.version => {
-                planned(PlannedChange::Update, &format!("would be updated: {}", copy_error.message))
-            }
+            Some((version, copy_error)) if *version == target.version => planned(
+                PlannedChange::Update,
+                &format!("would be updated: {}", copy_error.message),
+            ),
             _ if is_of_this_intent(wanted, observed) => Decision::Act(Action::Compare(target)),
             // What another rule or source wrote may be unreadable for the author of this rule.
-            _ => planned(PlannedChange::Update, "would be updated: another rule or source wrote it"),
+            _ => planned(
+                PlannedChange::Update,
+                "would be updated: another rule or source wrote it",
+            ),
         },
         // Whether a foreign object is equal is reported to nobody.
-        Decision::Act(Action::Adopt(_)) => planned(PlannedChange::Update, "would be adopted if it is equal"),
-        Decision::Act(Action::Overwrite(_)) => planned(PlannedChange::Update, "would be overwritten"),
+        Decision::Act(Action::Adopt(_)) => {
+            planned(PlannedChange::Update, "would be adopted if it is equal")
+        }
+        Decision::Act(Action::Overwrite(_)) => {
+            planned(PlannedChange::Update, "would be overwritten")
+        }
         Decision::Act(Action::Demote(_) | Action::Delete(_) | Action::Retain(_)) => {
             Decision::Noop(CopyStatus::UnderWay)
         }
@@ -208,19 +219,30 @@ fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
 
 /// Whether the object is sealed for this very intent, whatever its revision.
 pub fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
-    let Observed::Live(live) = observed else { return false };
+    let Observed::Live(live) = observed else {
+        return false;
+    };
     let WantedCopy { intent, .. } = wanted;
-    live.sealed.as_ref().is_some_and(|seal| seal.rule == intent.rule && seal.source.plain() == intent.source.plain())
+    live.sealed.as_ref().is_some_and(|seal| {
+        seal.rule == intent.rule && seal.source.plain() == intent.source.plain()
+    })
 }
 
 /// What would be done about a copy that is to go.
 fn plan_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {
-    let order = Order { deferred: false, asks: false, ..order };
+    let order = Order {
+        deferred: false,
+        asks: false,
+        ..order
+    };
     match decide_removal(intent, order, observed) {
-        Decision::Act(Action::Retain(_)) => {
-            Decision::Noop(planned(PlannedChange::Delete, "would be left without marks"))
+        Decision::Act(Action::Retain(_)) => Decision::Noop(planned(
+            PlannedChange::Delete,
+            "would be left without marks",
+        )),
+        Decision::Act(Action::Delete(_)) => {
+            Decision::Noop(planned(PlannedChange::Delete, "would be deleted"))
         }
-        Decision::Act(Action::Delete(_)) => Decision::Noop(planned(PlannedChange::Delete, "would be deleted")),
         Decision::Act(Action::Read) => Decision::Act(Action::Read),
         Decision::Act(_) => Decision::Noop(CopyStatus::Removing(None)),
         idle @ (Decision::Noop(_) | Decision::Forget) => idle,
@@ -243,8 +265,13 @@ fn decide_enforced(want: &Want, observed: &Observed) -> Decision {
 
 fn decide_kept(demoted: bool, observed: &Observed) -> Decision {
     match observed {
-        Observed::Live(live) if demoted && live.newest && live.ownership == Ownership::Ours && !live.terminating => {
-            Decision::Act(Action::Demote(ExpectedObject { uid: live.uid.clone(), version: live.version.clone() }))
+        Observed::Live(live)
+            if demoted && live.newest && live.ownership == Ownership::Ours && !live.terminating =>
+        {
+            Decision::Act(Action::Demote(ExpectedObject {
+                uid: live.uid.clone(),
+                version: live.version.clone(),
+            }))
         }
         _ => Decision::Forget,
     }
@@ -254,39 +281,69 @@ fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     if let Some(denied) = &wanted.denied {
         return Decision::Noop(CopyStatus::Failed(denied.clone()));
     }
-    let copy_error = |fallback: CopyStatus| wanted.copy_error.clone().map_or(fallback, CopyStatus::Failed);
-    let Some(revision) = &wanted.revision else { return Decision::Noop(copy_error(CopyStatus::UnderWay)) };
+    let copy_error = |fallback: CopyStatus| {
+        wanted
+            .copy_error
+            .clone()
+            .map_or(fallback, CopyStatus::Failed)
+    };
+    let Some(revision) = &wanted.revision else {
+        return Decision::Noop(copy_error(CopyStatus::UnderWay));
+    };
     if wanted.is_ambiguous {
         return Decision::Noop(copy_error(CopyStatus::UnderWay));
     }
     match &wanted.place {
         TargetNamespace::Terminating => {
             let message = "the target namespace is being deleted";
-            return Decision::Noop(CopyStatus::Failed(CopyError::new(Reason::NamespaceTerminating, message)));
+            return Decision::Noop(CopyStatus::Failed(CopyError::new(
+                Reason::NamespaceTerminating,
+                message,
+            )));
         }
         TargetNamespace::Missing => return Decision::Noop(CopyStatus::Waiting),
-        TargetNamespace::ToCreate(_) if wanted.suspend => return Decision::Noop(CopyStatus::Waiting),
-        TargetNamespace::ToCreate(Some(failed)) => return Decision::Noop(CopyStatus::Failed(failed.clone())),
+        TargetNamespace::ToCreate(_) if wanted.suspend => {
+            return Decision::Noop(CopyStatus::Waiting);
+        }
+        TargetNamespace::ToCreate(Some(failed)) => {
+            return Decision::Noop(CopyStatus::Failed(failed.clone()));
+        }
         TargetNamespace::ToCreate(None) => return Decision::Act(Action::CreateNamespace),
         TargetNamespace::Ready => {}
     }
     match observed {
         Observed::Live(live) if is_right(wanted, live, revision) => {
             // Who is fought for is not well, whoever has the word just now.
-            Decision::Noop(copy_error(wanted.contention.clone().map_or(CopyStatus::Applied, CopyStatus::Failed)))
+            Decision::Noop(copy_error(
+                wanted
+                    .contention
+                    .clone()
+                    .map_or(CopyStatus::Applied, CopyStatus::Failed),
+            ))
         }
         _ if wanted.suspend => Decision::Noop(copy_error(CopyStatus::UnderWay)),
         Observed::Unknown if is_lost(wanted) => Decision::Act(Action::Read),
-        Observed::Absent if is_lost(wanted) => Decision::Noop(CopyStatus::Drifted(differ::deleted())),
+        Observed::Absent if is_lost(wanted) => {
+            Decision::Noop(CopyStatus::Drifted(differ::deleted()))
+        }
         Observed::Unknown | Observed::Absent => Decision::Act(Action::Create),
         Observed::Live(live) => decide_present(wanted, live, revision),
     }
 }
 
 fn is_right(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
-    let ignores = live.sealed.as_ref().is_some_and(|sealed| sealed.ignored == wanted.policies.ignored);
-    let newest = wanted.policies.version.is_none_or(|least| live.newest && live.number >= least);
-    live.holds(&wanted.intent.rule, &wanted.intent.source, revision) && ignores && newest && !live.terminating
+    let ignores = live
+        .sealed
+        .as_ref()
+        .is_some_and(|sealed| sealed.ignored == wanted.policies.ignored);
+    let newest = wanted
+        .policies
+        .version
+        .is_none_or(|least| live.newest && live.number >= least);
+    live.holds(&wanted.intent.rule, &wanted.intent.source, revision)
+        && ignores
+        && newest
+        && !live.terminating
 }
 
 /// Whether the copy was deleted, or its marks were, and that is left so.
@@ -298,7 +355,11 @@ fn is_lost(wanted: &WantedCopy) -> bool {
 fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
     let WantedCopy { intent, lost, .. } = wanted;
     let deferred = match &live.sealed {
-        Some(sealed) => sealed.rule == intent.rule && sealed.source == intent.source && sealed.revision == *revision,
+        Some(sealed) => {
+            sealed.rule == intent.rule
+                && sealed.source == intent.source
+                && sealed.revision == *revision
+        }
         None => *lost,
     };
     wanted.rewritten || (deferred && !live.intact)
@@ -306,12 +367,17 @@ fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
 
 /// An object stands where the copy should, and it is not the copy that it should be.
 fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Decision {
-    let target = ExpectedObject { uid: live.uid.clone(), version: live.version.clone() };
+    let target = ExpectedObject {
+        uid: live.uid.clone(),
+        version: live.version.clone(),
+    };
     // What was adopted is to be changed only as what is not ours.
     if live.is_own() {
         return match &wanted.compared {
             _ if live.terminating => Decision::Noop(CopyStatus::UnderWay),
-            _ if wanted.policies.drift == DriftPolicy::Correct || !is_drifted(wanted, live, revision) => {
+            _ if wanted.policies.drift == DriftPolicy::Correct
+                || !is_drifted(wanted, live, revision) =>
+            {
                 Decision::Act(Action::Change(target))
             }
             Some((version, copy_error)) if *version == live.version => {
@@ -331,7 +397,9 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
         Takeover::IfEqual if !hands_off && live.ownership != Ownership::OtherHub => {
             Decision::Act(Action::Adopt(target))
         }
-        _ if !hands_off && live.ownership == Ownership::Retained => Decision::Act(Action::Adopt(target)),
+        _ if !hands_off && live.ownership == Ownership::Retained => {
+            Decision::Act(Action::Adopt(target))
+        }
         _ => Decision::Noop(CopyStatus::Failed(conflict(live))),
     }
 }
@@ -353,14 +421,24 @@ pub fn conflict(live: &Live) -> CopyError {
 
 fn what_stands(live: &Live) -> String {
     let what = match live.ownership {
-        Ownership::Retained => "an object that was retained from an earlier copy stands here with other content",
+        Ownership::Retained => {
+            "an object that was retained from an earlier copy stands here with other content"
+        }
         Ownership::Clone => "an object that was cloned from another copy stands here",
         Ownership::OtherHub => "a copy of another hub stands here",
-        Ownership::Untouchable => "an object that this cluster made for itself stands here, and is never taken over",
-        Ownership::Ours => "an object that Runnel did not create stands here and differs from the source",
+        Ownership::Untouchable => {
+            "an object that this cluster made for itself stands here, and is never taken over"
+        }
+        Ownership::Ours => {
+            "an object that Runnel did not create stands here and differs from the source"
+        }
         Ownership::Foreign => "an object that is not Runnel's stands here",
     };
-    let who = live.others.as_ref().map(|who| format!(" (written by {who})")).unwrap_or_default();
+    let who = live
+        .others
+        .as_ref()
+        .map(|who| format!(" (written by {who})"))
+        .unwrap_or_default();
     format!("{what}{who}")
 }
 
@@ -370,7 +448,10 @@ pub fn differs(live: &Live) -> CopyError {
     if matches!(live.ownership, Ownership::Retained | Ownership::Ours) {
         return CopyError { reason, message };
     }
-    CopyError::new(reason, format!("{message}; its content differs from the source's, so it is not adopted"))
+    CopyError::new(
+        reason,
+        format!("{message}; its content differs from the source's, so it is not adopted"),
+    )
 }
 
 fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {
@@ -389,7 +470,10 @@ fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Deci
     if order.asks {
         return Decision::Noop(CopyStatus::PruneRequested);
     }
-    let target = ExpectedObject { uid: live.uid.clone(), version: live.version.clone() };
+    let target = ExpectedObject {
+        uid: live.uid.clone(),
+        version: live.version.clone(),
+    };
     Decision::Act(match order.policy {
         DeletionPolicy::Delete if live.is_own() || order.overwrites => Action::Delete(target),
         DeletionPolicy::Delete | DeletionPolicy::Retain => Action::Retain(target),

@@ -26,10 +26,17 @@ fn lives() -> impl Strategy<Value = Live> {
     let sealed = proptest::option::of((0u8..2, 0u8..2, 0u8..2, ignored()));
     let flags = (any::<bool>(), any::<bool>(), proptest::bool::weighted(0.3));
     (ownerships(), sealed, flags).prop_map(|(ownership, sealed, (intact, terminating, adopted))| {
-        let sealed = sealed.filter(|_| ownership == Ownership::Ours).map(|(rule, source, revision, ignored)| {
-            let key = intent(rule, source);
-            Sealed { rule: key.rule, source: key.source, revision: Revision([revision; 16]), ignored }
-        });
+        let sealed = sealed.filter(|_| ownership == Ownership::Ours).map(
+            |(rule, source, revision, ignored)| {
+                let key = intent(rule, source);
+                Sealed {
+                    rule: key.rule,
+                    source: key.source,
+                    revision: Revision([revision; 16]),
+                    ignored,
+                }
+            },
+        );
         Live {
             uid: "uid".into(),
             version: "1".into(),
@@ -74,7 +81,10 @@ fn conflict_names_object_manager_and_hint() {
         text(Ownership::Clone, Some("kubectl-create")),
         "an object that was cloned from another copy stands here (written by kubectl-create); delete it or rename it"
     );
-    assert_eq!(text(Ownership::OtherHub, None), "a copy of another hub stands here; delete it or rename it");
+    assert_eq!(
+        text(Ownership::OtherHub, None),
+        "a copy of another hub stands here; delete it or rename it"
+    );
     assert_eq!(
         text(Ownership::Untouchable, None),
         "an object that this cluster made for itself stands here, and is never taken over; leave the source out of the rule \
@@ -98,7 +108,11 @@ fn conflict_names_object_manager_and_hint() {
 }
 
 fn observed_copies() -> impl Strategy<Value = Observed> {
-    prop_oneof![Just(Observed::Unknown), Just(Observed::Absent), lives().prop_map(Observed::Live)]
+    prop_oneof![
+        Just(Observed::Unknown),
+        Just(Observed::Absent),
+        lives().prop_map(Observed::Live)
+    ]
 }
 
 fn places() -> impl Strategy<Value = TargetNamespace> {
@@ -112,7 +126,11 @@ fn places() -> impl Strategy<Value = TargetNamespace> {
 }
 
 fn ignored() -> impl Strategy<Value = BTreeSet<FieldPath>> {
-    any::<bool>().prop_map(|some| some.then(|| FieldPath::parse("/data/k").unwrap()).into_iter().collect())
+    any::<bool>().prop_map(|some| {
+        some.then(|| FieldPath::parse("/data/k").unwrap())
+            .into_iter()
+            .collect()
+    })
 }
 
 fn policies() -> impl Strategy<Value = Policies> {
@@ -123,19 +141,28 @@ fn policies() -> impl Strategy<Value = Policies> {
         Just(Takeover::Denied(CopyError::new(Reason::Denied, "no"))),
     ];
     let drift = prop_oneof![Just(DriftPolicy::Correct), Just(DriftPolicy::Report)];
-    (takeover, drift, any::<bool>(), ignored()).prop_map(|(takeover, drift, recreate, ignored)| Policies {
-        version: None,
-        takeover,
-        drift,
-        recreate,
-        ignored,
+    (takeover, drift, any::<bool>(), ignored()).prop_map(|(takeover, drift, recreate, ignored)| {
+        Policies {
+            version: None,
+            takeover,
+            drift,
+            recreate,
+            ignored,
+        }
     })
 }
 
 fn wants() -> impl Strategy<Value = Want> {
     let rare = || proptest::bool::weighted(0.2);
     let flags = [rare(), rare(), rare(), rare(), rare(), rare()];
-    let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), flags, policies());
+    let copy = (
+        0u8..2,
+        0u8..2,
+        proptest::option::weighted(0.9, 0u8..2),
+        places(),
+        flags,
+        policies(),
+    );
     let copy = copy.prop_map(|(rule, source, revision, place, flags, policies)| {
         let [suspend, copy_error, is_ambiguous, denied, contention, lost] = flags;
         Want::Copy(Box::new(WantedCopy {
@@ -155,14 +182,26 @@ fn wants() -> impl Strategy<Value = Want> {
             compared: None,
         }))
     });
-    let gone = (0u8..2, 0u8..2, any::<[bool; 3]>()).prop_map(|(rule, source, [retain, deferred, overwrites])| {
-        let policy = if retain { DeletionPolicy::Retain } else { DeletionPolicy::Delete };
-        Want::Gone(
-            intent(rule, source),
-            RuleName::default(),
-            Order { policy, deferred, asks: false, overwrites, dry_run: false },
-        )
-    });
+    let gone = (0u8..2, 0u8..2, any::<[bool; 3]>()).prop_map(
+        |(rule, source, [retain, deferred, overwrites])| {
+            let policy = if retain {
+                DeletionPolicy::Retain
+            } else {
+                DeletionPolicy::Delete
+            };
+            Want::Gone(
+                intent(rule, source),
+                RuleName::default(),
+                Order {
+                    policy,
+                    deferred,
+                    asks: false,
+                    overwrites,
+                    dry_run: false,
+                },
+            )
+        },
+    );
     prop_oneof![1 => Just(Want::Nothing), 6 => copy, 3 => gone]
 }
 
@@ -189,7 +228,9 @@ fn carry_out(action: &Action, want: &mut Want, there: &Observed) -> Observed {
     let adopted = matches!(action, Action::Adopt(_))
         && !matches!(there, Observed::Live(live) if live.ownership == Ownership::Retained);
     let written = |want: &Want| {
-        let Want::Copy(wanted) = want else { unreachable!("only a wanted copy is written") };
+        let Want::Copy(wanted) = want else {
+            unreachable!("only a wanted copy is written")
+        };
         let sealed = Sealed {
             rule: wanted.intent.rule.clone(),
             source: wanted.intent.source.clone(),
@@ -228,20 +269,36 @@ fn carry_out(action: &Action, want: &mut Want, there: &Observed) -> Observed {
         },
         Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_) => written(want),
         Action::Demote(_) => match there {
-            Observed::Live(live) => Observed::Live(Live { newest: false, ..live.clone() }),
+            Observed::Live(live) => Observed::Live(Live {
+                newest: false,
+                ..live.clone()
+            }),
             Observed::Unknown | Observed::Absent => there.clone(),
         },
         Action::Compare(target) => {
             if let Want::Copy(wanted) = want {
-                wanted.compared = Some((target.version.clone(), CopyError::new(Reason::Drifted, "so")));
+                wanted.compared = Some((
+                    target.version.clone(),
+                    CopyError::new(Reason::Drifted, "so"),
+                ));
             }
             there.clone()
         }
         Action::Delete(_) => Observed::Absent,
         Action::Retain(_) => match there {
             Observed::Live(live) => {
-                let ownership = if live.adopted { Ownership::Foreign } else { Ownership::Retained };
-                Observed::Live(Live { ownership, adopted: false, sealed: None, intact: false, ..live.clone() })
+                let ownership = if live.adopted {
+                    Ownership::Foreign
+                } else {
+                    Ownership::Retained
+                };
+                Observed::Live(Live {
+                    ownership,
+                    adopted: false,
+                    sealed: None,
+                    intact: false,
+                    ..live.clone()
+                })
             }
             Observed::Unknown | Observed::Absent => there.clone(),
         },

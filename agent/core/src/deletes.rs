@@ -28,7 +28,11 @@ impl Deletes {
 
     /// When the next copy may be deleted, while so many deletions are under way; `None` is at once.
     pub fn not_before(&mut self, limit: usize, under_way: usize, now: Instant) -> Option<Instant> {
-        while self.times.front().is_some_and(|time| now.saturating_duration_since(*time) >= WINDOW) {
+        while self
+            .times
+            .front()
+            .is_some_and(|time| now.saturating_duration_since(*time) >= WINDOW)
+        {
             self.times.pop_front();
         }
         if self.times.len() + under_way < limit {
@@ -36,7 +40,11 @@ impl Deletes {
         }
         // As soon as so many are forgotten that there is room for one more.
         let last = (self.times.len() + under_way - limit).min(self.times.len().saturating_sub(1));
-        Some(self.times.get(last).map_or(now + SOON, |time| *time + WINDOW))
+        Some(
+            self.times
+                .get(last)
+                .map_or(now + SOON, |time| *time + WINDOW),
+        )
     }
 }
 

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
 use runnel_proto::model::{
-    Content, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind, Reason, short_value,
+    Content, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind,
+    Reason, short_value,
 };
 use serde_json::{Map, Value};
 
@@ -26,16 +27,29 @@ pub fn changed(
     who: Option<&str>,
 ) -> CopyError {
     let list = list(kind, object, content, ignored, !kind.sensitive);
-    CopyError::new(Reason::Drifted, format!("changed here{} and left so: {list}", by(who)))
+    CopyError::new(
+        Reason::Drifted,
+        format!("changed here{} and left so: {list}", by(who)),
+    )
 }
 
 /// The fields that a dry run would change: paths without values, whatever the kind.
-pub fn planned(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> CopyError {
+pub fn planned(
+    kind: &Kind,
+    object: &DynamicObject,
+    content: &Content,
+    ignored: &BTreeSet<FieldPath>,
+) -> CopyError {
     CopyError::new(Reason::DryRun, list(kind, object, content, ignored, false))
 }
 
 /// What a copy is reported with that is not what was just written: nobody else has written it since.
-pub fn rewritten(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> CopyError {
+pub fn rewritten(
+    kind: &Kind,
+    object: &DynamicObject,
+    content: &Content,
+    ignored: &BTreeSet<FieldPath>,
+) -> CopyError {
     let list = list(kind, object, content, ignored, !kind.sensitive);
     let message = format!(
         "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass Runnel's \
@@ -52,7 +66,13 @@ fn list(
     ignored: &BTreeSet<FieldPath>,
     shows_values: bool,
 ) -> String {
-    let all = differences(kind, object, &ignore::mask(canonical(content), ignored), ignored, shows_values);
+    let all = differences(
+        kind,
+        object,
+        &ignore::mask(canonical(content), ignored),
+        ignored,
+        shows_values,
+    );
     let mut list = String::new();
     let mut named = 0;
     for difference in &all {
@@ -90,7 +110,11 @@ pub fn diff(
             continue;
         }
         // What others label and annotate stays.
-        let stays = || named.as_ref().is_some_and(|path| path.map.field().is_none());
+        let stays = || {
+            named
+                .as_ref()
+                .is_some_and(|path| path.map.field().is_none())
+        };
         let edit = match (digests.get(path), wanted.get(path)) {
             (Some(present), Some(wanted)) if present == wanted => continue,
             (Some(_), None) if stays() => continue,
@@ -99,8 +123,14 @@ pub fn diff(
             (Some(_), Some(_)) => FieldEdit::Change,
         };
         let shown = named.as_ref().filter(|_| shows_values);
-        let old = shown.and_then(|path| text_at(&present, path)).map(short_value);
-        diff.push(FieldChange { path: path.clone(), edit, old });
+        let old = shown
+            .and_then(|path| text_at(&present, path))
+            .map(short_value);
+        diff.push(FieldChange {
+            path: path.clone(),
+            edit,
+            old,
+        });
     }
     diff
 }
@@ -125,12 +155,18 @@ fn text_at<'a>(content: &'a Content, path: &FieldPath) -> Option<&'a str> {
 
 /// What a copy is reported with of whose change nothing but the change is known.
 pub fn unread(who: Option<&str>) -> CopyError {
-    CopyError::new(Reason::Drifted, format!("changed here{} and left so", by(who)))
+    CopyError::new(
+        Reason::Drifted,
+        format!("changed here{} and left so", by(who)),
+    )
 }
 
 /// What a copy that was deleted and is not made again is reported with.
 pub fn deleted() -> CopyError {
-    CopyError::new(Reason::Drifted, "deleted here, and not made again before its source changes")
+    CopyError::new(
+        Reason::Drifted,
+        "deleted here, and not made again before its source changes",
+    )
 }
 
 fn by(who: Option<&str>) -> String {
@@ -147,10 +183,17 @@ fn differences(
     let mut all = vec![];
     let none = Map::new();
     for field in kind.fields {
-        let present = object.data.get(field).filter(|value| !crate::seal::is_empty(value));
+        let present = object
+            .data
+            .get(field)
+            .filter(|value| !crate::seal::is_empty(value));
         let should = wanted.fields.get(*field);
         if kind.exact_maps.contains(field) {
-            let map = if *field == "data" { FieldMap::Data } else { FieldMap::BinaryData };
+            let map = if *field == "data" {
+                FieldMap::Data
+            } else {
+                FieldMap::BinaryData
+            };
             let present = present.and_then(Value::as_object).unwrap_or(&none);
             let should = should.and_then(Value::as_object).unwrap_or(&none);
             let shows = shows_values && map == FieldMap::Data;
@@ -158,7 +201,10 @@ fn differences(
             for key in keys {
                 let path = FieldPath::new(map, key.as_str());
                 if !ignored.contains(&path) {
-                    let texts = (present.get(key).and_then(Value::as_str), should.get(key).and_then(Value::as_str));
+                    let texts = (
+                        present.get(key).and_then(Value::as_str),
+                        should.get(key).and_then(Value::as_str),
+                    );
                     all.extend(difference(&path.to_string(), texts.0, texts.1, shows));
                 }
             }
@@ -175,25 +221,44 @@ fn differences(
     let annotations = object.metadata.annotations.as_ref().unwrap_or(&none);
     let maps = [
         (FieldMap::Labels, labels, &wanted.labels, shows_values),
-        (FieldMap::Annotations, annotations, &wanted.annotations, false),
+        (
+            FieldMap::Annotations,
+            annotations,
+            &wanted.annotations,
+            false,
+        ),
     ];
     for (map, present, should, shows) in maps {
         for (key, value) in should {
             let path = FieldPath::new(map, key.as_str()).to_string();
-            all.extend(difference(&path, present.get(key).map(String::as_str), Some(value), shows));
+            all.extend(difference(
+                &path,
+                present.get(key).map(String::as_str),
+                Some(value),
+                shows,
+            ));
         }
     }
     all
 }
 
-fn difference(path: &str, present: Option<&str>, should: Option<&str>, shows: bool) -> Option<String> {
+fn difference(
+    path: &str,
+    present: Option<&str>,
+    should: Option<&str>,
+    shows: bool,
+) -> Option<String> {
     Some(match (present, should) {
         (present, should) if present == should => return None,
         (None, _) => format!("{path} is missing"),
         (Some(present), None) if shows => format!("{path} was added as {}", short_value(present)),
         (Some(_), None) => format!("{path} was added"),
         (Some(present), Some(should)) if shows => {
-            format!("{path} is {} instead of {}", short_value(present), short_value(should))
+            format!(
+                "{path} is {} instead of {}",
+                short_value(present),
+                short_value(should)
+            )
         }
         (Some(_), Some(_)) => format!("{path} is another"),
     })
@@ -206,7 +271,8 @@ mod tests {
 
     fn object(kind: &Kind, data: Value) -> DynamicObject {
         let meta = json!({"name": "x", "namespace": "a", "labels": {"team": "b"}});
-        let mut whole = json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta});
+        let mut whole =
+            json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta});
         for (field, value) in data.as_object().unwrap() {
             whole[field] = value.clone();
         }
@@ -214,8 +280,17 @@ mod tests {
     }
 
     fn content(data: Value) -> Content {
-        let fields = data.as_object().unwrap().iter().map(|(field, value)| (field.clone(), value.clone())).collect();
-        Content { fields, labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]), ..Content::default() }
+        let fields = data
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(field, value)| (field.clone(), value.clone()))
+            .collect();
+        Content {
+            fields,
+            labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
+            ..Content::default()
+        }
     }
 
     #[test]
@@ -223,7 +298,13 @@ mod tests {
         let kind = Kind::by_resource("configmaps").unwrap();
         let live = json!({"data": {"color": "blue\n", "new": "x", "same": "s"}, "binaryData": {"b": "AAAA"}, "immutable": true});
         let wanted = content(json!({"data": {"color": "red", "lost": "l", "same": "s"}}));
-        let copy_error = changed(kind, &object(kind, live), &wanted, &BTreeSet::new(), Some("kubectl-edit"));
+        let copy_error = changed(
+            kind,
+            &object(kind, live),
+            &wanted,
+            &BTreeSet::new(),
+            Some("kubectl-edit"),
+        );
         assert_eq!(copy_error.reason, Reason::Drifted);
         assert_eq!(
             &*copy_error.message,
@@ -237,22 +318,45 @@ mod tests {
     fn dry_run_names_paths_without_values() {
         let kind = Kind::by_resource("configmaps").unwrap();
         let live = json!({"data": {"color": "c4n4ry", "new": "c4n4ry"}});
-        let planned =
-            planned(kind, &object(kind, live), &content(json!({"data": {"color": "c4n4ry2"}})), &BTreeSet::new());
+        let planned = planned(
+            kind,
+            &object(kind, live),
+            &content(json!({"data": {"color": "c4n4ry2"}})),
+            &BTreeSet::new(),
+        );
         assert_eq!(planned.reason, Reason::DryRun);
-        assert_eq!(&*planned.message, "/data/color is another; /data/new was added; /metadata/labels/team is another");
+        assert_eq!(
+            &*planned.message,
+            "/data/color is another; /data/new was added; /metadata/labels/team is another"
+        );
     }
 
     #[test]
     fn diff_by_digests_names_paths_and_values_where_they_are_shown() {
-        let (key, ignored) = (FieldsKey([3; 32]), BTreeSet::from([FieldPath::new(FieldMap::Data, "own")]));
+        let (key, ignored) = (
+            FieldsKey([3; 32]),
+            BTreeSet::from([FieldPath::new(FieldMap::Data, "own")]),
+        );
         let live = json!({"data": {"color": "blue\n", "same": "s", "old": "o", "own": "x"}});
         let wanted = content(json!({"data": {"color": "red", "same": "s", "new": "n"}}));
         let lines = |resource: &str, shows: bool| -> Vec<String> {
             let kind = Kind::by_resource(resource).unwrap();
             let digests = key.digests(kind, &wanted);
-            let diff = diff(kind, &object(kind, live.clone()), (&digests, &key), &ignored, shows);
-            let line = |one: &FieldChange| format!("{:?} {} {}", one.edit, one.path, one.old.as_deref().unwrap_or("-"));
+            let diff = diff(
+                kind,
+                &object(kind, live.clone()),
+                (&digests, &key),
+                &ignored,
+                shows,
+            );
+            let line = |one: &FieldChange| {
+                format!(
+                    "{:?} {} {}",
+                    one.edit,
+                    one.path,
+                    one.old.as_deref().unwrap_or("-")
+                )
+            };
             diff.changes.iter().map(line).collect()
         };
         let shown = [
@@ -262,14 +366,20 @@ mod tests {
             r#"Change /metadata/labels/team "b""#,
         ];
         assert_eq!(lines("configmaps", true), shown);
-        let plain = ["Change /data/color -", "Add /data/new -", "Remove /data/old -", "Change /metadata/labels/team -"];
+        let plain = [
+            "Change /data/color -",
+            "Add /data/new -",
+            "Remove /data/old -",
+            "Change /metadata/labels/team -",
+        ];
         assert_eq!(lines("secrets", false), plain);
     }
 
     #[test]
     fn secret_values_and_ignored_fields_are_never_named() {
         let kind = Kind::by_resource("secrets").unwrap();
-        let live = json!({"data": {"a": "YzRuNHJ5", "b": "c4n4ry", "own": "c4n4ry"}, "type": "c4n4ry"});
+        let live =
+            json!({"data": {"a": "YzRuNHJ5", "b": "c4n4ry", "own": "c4n4ry"}, "type": "c4n4ry"});
         let wanted = content(json!({"data": {"a": "c4n4ry", "c": "c4n4ry"}, "type": "Opaque"}));
         let ignored = BTreeSet::from([FieldPath::new(FieldMap::Data, "own")]);
         let copy_error = changed(kind, &object(kind, live), &wanted, &ignored, None);
@@ -278,20 +388,48 @@ mod tests {
             "{}",
             copy_error.message
         );
-        for path in ["/data/a is another", "/data/b was added", "/data/c is missing", "/type is another"] {
-            assert!(copy_error.message.contains(path), "{path}: {}", copy_error.message);
+        for path in [
+            "/data/a is another",
+            "/data/b was added",
+            "/data/c is missing",
+            "/type is another",
+        ] {
+            assert!(
+                copy_error.message.contains(path),
+                "{path}: {}",
+                copy_error.message
+            );
         }
-        assert!(!copy_error.message.contains("own"), "{}", copy_error.message);
+        assert!(
+            !copy_error.message.contains("own"),
+            "{}",
+            copy_error.message
+        );
     }
 
     #[test]
     fn a_long_list_is_counted_and_a_long_value_cut() {
         let kind = Kind::by_resource("configmaps").unwrap();
-        let data: Map<String, Value> = (0..500).map(|n| (format!("key-{n:03}"), json!("v".repeat(9000)))).collect();
-        let copy_error =
-            changed(kind, &object(kind, json!({"data": data})), &content(json!({})), &BTreeSet::new(), None);
-        assert!(copy_error.message.len() < 500, "{}", copy_error.message.len());
-        assert!(copy_error.message.contains("more"), "{}", copy_error.message);
+        let data: Map<String, Value> = (0..500)
+            .map(|n| (format!("key-{n:03}"), json!("v".repeat(9000))))
+            .collect();
+        let copy_error = changed(
+            kind,
+            &object(kind, json!({"data": data})),
+            &content(json!({})),
+            &BTreeSet::new(),
+            None,
+        );
+        assert!(
+            copy_error.message.len() < 500,
+            "{}",
+            copy_error.message.len()
+        );
+        assert!(
+            copy_error.message.contains("more"),
+            "{}",
+            copy_error.message
+        );
     }
 
     #[test]

@@ -59,17 +59,24 @@ impl Fence {
             return if own_epoch == epoch && *own_term == term {
                 Ok(())
             } else {
-                Err(FenceError::Changed { from: *own_term, to: term })
+                Err(FenceError::Changed {
+                    from: *own_term,
+                    to: term,
+                })
             };
         }
         if epoch.len() > EPOCH_LIMIT {
             return Err(FenceError::Epoch);
         }
-        self.highest.retain(|_, (_, received)| now.saturating_duration_since(*received) < MEMORY);
+        self.highest
+            .retain(|_, (_, received)| now.saturating_duration_since(*received) < MEMORY);
         if let Some((highest, _)) = self.highest.get(epoch)
             && term < *highest
         {
-            return Err(FenceError::Deposed { term, highest: *highest });
+            return Err(FenceError::Deposed {
+                term,
+                highest: *highest,
+            });
         }
         self.before = self.highest.insert(epoch.to_owned(), (term, now));
         self.disowned = false;
@@ -80,7 +87,9 @@ impl Fence {
     /// The hub of the present stream knows less than another that was heard: what that one says is still obeyed.
     pub fn disown(&mut self) {
         self.disowned = true;
-        let Some((epoch, _)) = &self.stream else { return };
+        let Some((epoch, _)) = &self.stream else {
+            return;
+        };
         match self.before.take() {
             Some(before) => drop(self.highest.insert(epoch.clone(), before)),
             None => drop(self.highest.remove(epoch)),
@@ -109,7 +118,13 @@ mod tests {
         let (mut fence, start) = (Fence::default(), Instant::now());
         assert_eq!(fence.admit("e1", 5, start), Ok(()));
         fence.closed(start + second(3600));
-        assert!(fence.admit("e1", 4, start + second(3630)).unwrap_err().to_string().contains("term 4, known is 5"));
+        assert!(
+            fence
+                .admit("e1", 4, start + second(3630))
+                .unwrap_err()
+                .to_string()
+                .contains("term 4, known is 5")
+        );
         assert_eq!(fence.admit("e1", 6, start + second(3630)), Ok(()));
         fence.closed(start + second(3640));
         // Terms compare only inside an epoch, and a stray epoch makes none forgotten.

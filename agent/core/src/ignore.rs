@@ -12,7 +12,11 @@ use crate::managed_fields::owns;
 
 /// The fields as the copy's annotation names them.
 pub fn text(ignored: &BTreeSet<FieldPath>) -> String {
-    ignored.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    ignored
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Reads what [`text`] wrote. What is no path is passed over: the seal does not fit then, and the copy is put back.
@@ -30,20 +34,34 @@ pub fn mask(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Content {
 
 /// The content with these fields as they are in the live object: as far as they are ours there. One that somebody else
 /// has is left out, which leaves it to him; one that is ours and left out would be deleted.
-pub fn keep(mut content: Content, ignored: &BTreeSet<FieldPath>, object: &DynamicObject) -> Content {
+pub fn keep(
+    mut content: Content,
+    ignored: &BTreeSet<FieldPath>,
+    object: &DynamicObject,
+) -> Content {
     for path in ignored {
         content.take_out(path);
-        let Some(value) = value(object, path).filter(|_| owns(object, path)) else { continue };
+        let Some(value) = value(object, path).filter(|_| owns(object, path)) else {
+            continue;
+        };
         match (path.map.field(), path.map) {
             (Some(field), _) => {
-                let map =
-                    content.fields.entry(field.to_owned()).or_insert_with(|| Value::Object(serde_json::Map::new()));
+                let map = content
+                    .fields
+                    .entry(field.to_owned())
+                    .or_insert_with(|| Value::Object(serde_json::Map::new()));
                 if let Some(map) = map.as_object_mut() {
                     map.insert(path.key.clone(), Value::String(value.to_owned()));
                 }
             }
-            (None, FieldMap::Labels) => drop(content.labels.insert(path.key.clone(), value.to_owned())),
-            (None, _) => drop(content.annotations.insert(path.key.clone(), value.to_owned())),
+            (None, FieldMap::Labels) => {
+                drop(content.labels.insert(path.key.clone(), value.to_owned()))
+            }
+            (None, _) => drop(
+                content
+                    .annotations
+                    .insert(path.key.clone(), value.to_owned()),
+            ),
         }
     }
     content
@@ -52,7 +70,17 @@ pub fn keep(mut content: Content, ignored: &BTreeSet<FieldPath>, object: &Dynami
 fn value<'a>(object: &'a DynamicObject, path: &FieldPath) -> Option<&'a str> {
     match (path.map.field(), path.map) {
         (Some(field), _) => object.data.get(field)?.get(&path.key)?.as_str(),
-        (None, FieldMap::Labels) => object.metadata.labels.as_ref()?.get(&path.key).map(String::as_str),
-        (None, _) => object.metadata.annotations.as_ref()?.get(&path.key).map(String::as_str),
+        (None, FieldMap::Labels) => object
+            .metadata
+            .labels
+            .as_ref()?
+            .get(&path.key)
+            .map(String::as_str),
+        (None, _) => object
+            .metadata
+            .annotations
+            .as_ref()?
+            .get(&path.key)
+            .map(String::as_str),
     }
 }

@@ -30,7 +30,9 @@ impl InflightBudget {
 
     /// Notes that a copy waits no more.
     pub fn leave(&mut self, copy: &SourceRef) {
-        let Some(intent) = self.copies.remove(copy) else { return };
+        let Some(intent) = self.copies.remove(copy) else {
+            return;
+        };
         if let Some((size, copies)) = self.intents.get_mut(&intent) {
             *copies -= 1;
             if *copies == 0 {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use runnel_proto::model::{
-    FieldDigests, FieldPath, FieldsKey, Payload, PreviewOutcome, PreviewResult, Revision, RuleName, SourceRef,
+    FieldDigests, FieldPath, FieldsKey, Payload, PreviewOutcome, PreviewResult, Revision, RuleName,
+    SourceRef,
 };
 
 use crate::copy::CopyError;
@@ -119,7 +120,11 @@ impl Work {
             | Self::Overwrite(_, desired)
             | Self::Compare(_, desired) => Some(&desired.rule),
             Self::Retain(_, rule) => Some(rule),
-            Self::CreateNamespace | Self::Read | Self::Delete(_) | Self::Demote(_) | Self::Preview(_) => None,
+            Self::CreateNamespace
+            | Self::Read
+            | Self::Delete(_)
+            | Self::Demote(_)
+            | Self::Preview(_) => None,
         }
     }
 }

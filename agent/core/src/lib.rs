@@ -1,7 +1,14 @@
 //! What the agent decides: no I/O, no clock, no randomness. Time is an argument.
 //!
 //! [`reconciler`] puts the rest together: it takes events and gives orders.
-#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types, clippy::disallowed_macros))]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::disallowed_methods,
+        clippy::disallowed_types,
+        clippy::disallowed_macros
+    )
+)]
 
 pub mod backoff;
 pub mod body;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, NEWEST_LABEL, Payload,
-    RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION,
-    SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION, is_label, is_mark, is_subdomain,
+    Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
+    NEWEST_LABEL, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION,
+    Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION, is_label,
+    is_mark, is_subdomain,
 };
 use serde_json::Value;
 
@@ -80,16 +81,29 @@ impl Live {
 
     /// Whether the copy holds exactly this revision of this rule's source.
     pub fn holds(&self, rule: &RuleUid, source: &SourceRef, revision: &Revision) -> bool {
-        let equal = |sealed: &Sealed| sealed.rule == *rule && sealed.source == *source && sealed.revision == *revision;
-        self.ownership == Ownership::Ours && self.intact && self.sealed.as_deref().is_some_and(equal)
+        let equal = |sealed: &Sealed| {
+            sealed.rule == *rule && sealed.source == *source && sealed.revision == *revision
+        };
+        self.ownership == Ownership::Ours
+            && self.intact
+            && self.sealed.as_deref().is_some_and(equal)
     }
 
     /// The intent that the copy says it holds, if it is ours and says so.
     pub fn intent(&self) -> Option<IntentKey> {
-        let sealed = || self.sealed.as_deref().map(|sealed| (&sealed.rule, &sealed.source));
+        let sealed = || {
+            self.sealed
+                .as_deref()
+                .map(|sealed| (&sealed.rule, &sealed.source))
+        };
         let unproved = || self.unproved.as_deref().map(|key| (&key.rule, &key.source));
-        let (rule, source) = sealed().or_else(unproved).filter(|_| self.ownership == Ownership::Ours)?;
-        Some(IntentKey { rule: rule.clone(), source: source.clone() })
+        let (rule, source) = sealed()
+            .or_else(unproved)
+            .filter(|_| self.ownership == Ownership::Ours)?;
+        Some(IntentKey {
+            rule: rule.clone(),
+            source: source.clone(),
+        })
     }
 
     /// Whether an order to remove an intent's copy is about this object. A copy of ours that names no intent has lost its
@@ -100,13 +114,21 @@ impl Live {
 
     /// Whether all of its content is what was written, so that another copy can be made of it.
     pub fn is_whole(&self) -> bool {
-        self.intact && self.sealed.as_ref().is_some_and(|sealed| sealed.ignored.is_empty())
+        self.intact
+            && self
+                .sealed
+                .as_ref()
+                .is_some_and(|sealed| sealed.ignored.is_empty())
     }
 }
 
 /// The name of a live object of a kind; `None` for one without a name or a namespace.
 pub fn copy_of(kind: &Kind, metadata: &ObjectMeta) -> Option<SourceRef> {
-    Some(SourceRef::new(kind.resource, metadata.namespace.as_deref()?, metadata.name.as_deref()?))
+    Some(SourceRef::new(
+        kind.resource,
+        metadata.namespace.as_deref()?,
+        metadata.name.as_deref()?,
+    ))
 }
 
 /// Reduces a live object. `None` for one without name, namespace, uid or resourceVersion, which no API server sends.
@@ -116,7 +138,9 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     let entry = apply_entry(metadata);
     let seal = annotation(metadata, SEAL_ANNOTATION).and_then(Seal::parse);
     let uid = metadata.uid.as_deref()?;
-    let identity = seal.as_ref().map(|seal| sealer.check_identity(seal, &copy, uid));
+    let identity = seal
+        .as_ref()
+        .map(|seal| sealer.check_identity(seal, &copy, uid));
     let proof = annotation(metadata, RETAINED_PROOF_ANNOTATION);
     let retained = proof.is_some_and(|proof| sealer.check_retained(proof, &copy, uid));
     let ownership = match ownership(metadata, identity, retained, entry.is_some(), sealer.hub()) {
@@ -135,15 +159,29 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         }
         _ => None,
     };
-    if let (Some(Identity::Ours | Identity::Adopted), Some(seal), Some(source)) = (identity, seal, source) {
+    if let (Some(Identity::Ours | Identity::Adopted), Some(seal), Some(source)) =
+        (identity, seal, source)
+    {
         let owned = Owned::of(entry);
         let content = content(kind, object, &owned);
-        let ignored = annotation(metadata, IGNORED_ANNOTATION).map(ignore::parse).unwrap_or_default();
-        let written = Sealed { rule: seal.rule.clone(), source, revision: seal.revision, ignored };
+        let ignored = annotation(metadata, IGNORED_ANNOTATION)
+            .map(ignore::parse)
+            .unwrap_or_default();
+        let written = Sealed {
+            rule: seal.rule.clone(),
+            source,
+            revision: seal.revision,
+            ignored,
+        };
         facts = Facts::of(kind, &content).digested(&content, &written.ignored);
         intact = owned.has_all_marks()
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
-            && sealer.check_content(&seal, &copy, &written, &ignore::mask(content, &written.ignored));
+            && sealer.check_content(
+                &seal,
+                &copy,
+                &written,
+                &ignore::mask(content, &written.ignored),
+            );
         sealed = Some(Box::new(written));
     }
     let live = Live {
@@ -158,47 +196,87 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         others: if intact { None } else { others(kind, metadata) },
         terminating: metadata.deletion_timestamp.is_some(),
         number: number(metadata, entry),
-        newest: metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(NEWEST_LABEL)),
-        applied_at: entry.and_then(|entry| entry.time.as_ref()).map_or(0, |time| time.0.as_second()),
+        newest: metadata
+            .labels
+            .as_ref()
+            .is_some_and(|labels| labels.contains_key(NEWEST_LABEL)),
+        applied_at: entry
+            .and_then(|entry| entry.time.as_ref())
+            .map_or(0, |time| time.0.as_second()),
     };
     Some((copy, live))
 }
 
 /// The number of a version, as far as it is ours: the API server takes it from us when somebody else changes it.
 fn number(metadata: &ObjectMeta, entry: Option<&ManagedFieldsEntry>) -> u64 {
-    let number =
-        annotation(metadata, VERSION_ANNOTATION).filter(|_| Owned::of(entry).has_annotation(VERSION_ANNOTATION));
-    number.and_then(|number| number.parse().ok()).unwrap_or_default()
+    let number = annotation(metadata, VERSION_ANNOTATION)
+        .filter(|_| Owned::of(entry).has_annotation(VERSION_ANNOTATION));
+    number
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_default()
 }
 
 /// What a copy names under a seal key that is not there any more: its parts are such that they may go into a report.
-fn unproved(metadata: &ObjectMeta, rule: &RuleUid, source: &SourceRef, hub: &str) -> Option<Box<IntentKey>> {
-    let labeled = metadata.labels.as_ref()?.get(HUB_LABEL).is_some_and(|label| label == hub);
+fn unproved(
+    metadata: &ObjectMeta,
+    rule: &RuleUid,
+    source: &SourceRef,
+    hub: &str,
+) -> Option<Box<IntentKey>> {
+    let labeled = metadata
+        .labels
+        .as_ref()?
+        .get(HUB_LABEL)
+        .is_some_and(|label| label == hub);
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     let uid = rule.as_str();
     let is_uid = (1..=UID_LIMIT).contains(&uid.len()) && uid.bytes().all(plain);
     let named = is_subdomain(&source.name) && is_subdomain(source.copy_name());
     let fits = labeled && is_uid && named && is_label(&source.namespace);
-    fits.then(|| Box::new(IntentKey { rule: rule.clone(), source: source.clone() }))
+    fits.then(|| {
+        Box::new(IntentKey {
+            rule: rule.clone(),
+            source: source.clone(),
+        })
+    })
 }
 
 /// The content of a live object as far as it is ours: the kind's fields, and the labels and annotations that our
 /// Apply owns. `None` unless the seal proves that it is what was written for this rule, source and revision.
-pub fn proven_content(kind: &Kind, object: &DynamicObject, sealer: &Sealer, expected: &Sealed) -> Option<Content> {
+pub fn proven_content(
+    kind: &Kind,
+    object: &DynamicObject,
+    sealer: &Sealer,
+    expected: &Sealed,
+) -> Option<Content> {
     let (_, live) = reduce(kind, object, sealer)?;
     if !live.holds(&expected.rule, &expected.source, &expected.revision) || !live.is_whole() {
         return None;
     }
-    Some(content(kind, object, &Owned::of(apply_entry(&object.metadata))))
+    Some(content(
+        kind,
+        object,
+        &Owned::of(apply_entry(&object.metadata)),
+    ))
 }
 
 /// The content of an intact copy, for as long as nobody else has it: should the copy be damaged while the hub is away,
 /// it can be put back.
 pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayload> {
-    let sealed = live.sealed.as_ref().filter(|_| live.is_whole() && live.ownership == Ownership::Ours)?;
-    let content = seal::canonical(&content(kind, object, &Owned::of(apply_entry(&object.metadata))));
+    let sealed = live
+        .sealed
+        .as_ref()
+        .filter(|_| live.is_whole() && live.ownership == Ownership::Ours)?;
+    let content = seal::canonical(&content(
+        kind,
+        object,
+        &Owned::of(apply_entry(&object.metadata)),
+    ));
     Some(NewPayload {
-        key: IntentKey { rule: sealed.rule.clone(), source: sealed.source.clone() },
+        key: IntentKey {
+            rule: sealed.rule.clone(),
+            source: sealed.source.clone(),
+        },
         revision: sealed.revision,
         payload: Payload::encode(content.to_bytes()),
     })
@@ -210,12 +288,24 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
 pub fn is_adoptable(kind: &Kind, object: &DynamicObject, content: &Content) -> bool {
     let content = seal::canonical(content);
     let agrees = |present: Option<&BTreeMap<String, String>>, wanted: &BTreeMap<String, String>| {
-        wanted.iter().all(|(key, value)| present.and_then(|present| present.get(key)).is_none_or(|is| is == value))
+        wanted.iter().all(|(key, value)| {
+            present
+                .and_then(|present| present.get(key))
+                .is_none_or(|is| is == value)
+        })
     };
-    let (labels, annotations) = (object.metadata.labels.as_ref(), object.metadata.annotations.as_ref());
+    let (labels, annotations) = (
+        object.metadata.labels.as_ref(),
+        object.metadata.annotations.as_ref(),
+    );
     // Another tool that says so by this label would lose it by our mark.
-    let manager = labels.and_then(|labels| labels.get(MANAGED_BY_LABEL)).is_none_or(|manager| manager == MANAGED_BY);
-    let live = Content { fields: fields(kind, object), ..Content::default() };
+    let manager = labels
+        .and_then(|labels| labels.get(MANAGED_BY_LABEL))
+        .is_none_or(|manager| manager == MANAGED_BY);
+    let live = Content {
+        fields: fields(kind, object),
+        ..Content::default()
+    };
     manager
         && seal::canonical(&live).fields == content.fields
         && agrees(labels, &content.labels)
@@ -224,7 +314,13 @@ pub fn is_adoptable(kind: &Kind, object: &DynamicObject, content: &Content) -> b
 
 /// Names the fields that [`is_adoptable`] compares, by the key of a question.
 pub fn named_fields(kind: &Kind, object: &DynamicObject, key: &FieldsKey) -> [u8; 32] {
-    key.name(Content { fields: fields(kind, object), ..Content::default() }, &BTreeSet::new())
+    key.name(
+        Content {
+            fields: fields(kind, object),
+            ..Content::default()
+        },
+        &BTreeSet::new(),
+    )
 }
 
 /// Whether it is of a name or type that no rule ever writes.
@@ -237,18 +333,27 @@ fn is_untouchable(kind: &Kind, object: &DynamicObject) -> bool {
 fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
     let writes = |entry: &&ManagedFieldsEntry| {
         let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-        let has = |field: &str| fields.is_some_and(|fields| fields.get(format!("f:{field}")).is_some());
+        let has =
+            |field: &str| fields.is_some_and(|fields| fields.get(format!("f:{field}")).is_some());
         let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
         of_whole_object && (has("metadata") || kind.fields.iter().any(|field| has(field)))
     };
     let all = metadata.managed_fields.iter().flatten();
-    let mut entries: Vec<_> =
-        all.filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER)).filter(writes).collect();
+    let mut entries: Vec<_> = all
+        .filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER))
+        .filter(writes)
+        .collect();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.time.as_ref().map(|time| time.0)));
     let mut names: Vec<String> = vec![];
     for entry in entries {
         let plain = |c: &char| c.is_ascii_alphanumeric() || "-_.:/".contains(*c);
-        let name: String = entry.manager.iter().flat_map(|name| name.chars()).filter(plain).take(60).collect();
+        let name: String = entry
+            .manager
+            .iter()
+            .flat_map(|name| name.chars())
+            .filter(plain)
+            .take(60)
+            .collect();
         if !name.is_empty() && !names.contains(&name) {
             names.push(name);
         }
@@ -267,13 +372,22 @@ fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-fn ownership(metadata: &ObjectMeta, identity: Option<Identity>, retained: bool, applied: bool, hub: &str) -> Ownership {
+fn ownership(
+    metadata: &ObjectMeta,
+    identity: Option<Identity>,
+    retained: bool,
+    applied: bool,
+    hub: &str,
+) -> Ownership {
     match identity {
         Some(Identity::Ours | Identity::Adopted) => return Ownership::Ours,
         Some(Identity::Clone) => return Ownership::Clone,
         Some(Identity::OtherKey) | None => {}
     }
-    let label = metadata.labels.as_ref().and_then(|labels| labels.get(HUB_LABEL));
+    let label = metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(HUB_LABEL));
     if retained && annotation(metadata, RETAINED_ANNOTATION).is_some() {
         Ownership::Retained
     } else if label.is_some_and(|label| label != hub) {
@@ -295,12 +409,24 @@ struct Owned<'a> {
 
 impl<'a> Owned<'a> {
     fn of(entry: Option<&'a ManagedFieldsEntry>) -> Self {
-        let Some(fields) = entry.and_then(|entry| entry.fields_v1.as_ref()) else { return Self::default() };
-        let keys = |part: &str| {
-            let map = fields.0.get("f:metadata").and_then(|metadata| metadata.get(part)).and_then(Value::as_object);
-            map.into_iter().flatten().filter_map(|(key, _)| key.strip_prefix("f:")).collect()
+        let Some(fields) = entry.and_then(|entry| entry.fields_v1.as_ref()) else {
+            return Self::default();
         };
-        Self { labels: keys("f:labels"), annotations: keys("f:annotations") }
+        let keys = |part: &str| {
+            let map = fields
+                .0
+                .get("f:metadata")
+                .and_then(|metadata| metadata.get(part))
+                .and_then(Value::as_object);
+            map.into_iter()
+                .flatten()
+                .filter_map(|(key, _)| key.strip_prefix("f:"))
+                .collect()
+        };
+        Self {
+            labels: keys("f:labels"),
+            annotations: keys("f:annotations"),
+        }
     }
 
     fn has_annotation(&self, key: &str) -> bool {
@@ -308,8 +434,12 @@ impl<'a> Owned<'a> {
     }
 
     fn has_all_marks(&self) -> bool {
-        [MANAGED_BY_LABEL, HUB_LABEL].iter().all(|mark| self.labels.contains(mark))
-            && [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION].iter().all(|mark| self.annotations.contains(mark))
+        [MANAGED_BY_LABEL, HUB_LABEL]
+            .iter()
+            .all(|mark| self.labels.contains(mark))
+            && [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION]
+                .iter()
+                .all(|mark| self.annotations.contains(mark))
     }
 }
 
@@ -329,7 +459,10 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
 }
 
 pub(crate) fn fields(kind: &Kind, object: &DynamicObject) -> BTreeMap<String, Value> {
-    let present = kind.fields.iter().filter_map(|field| Some((*field, object.data.get(field)?)));
+    let present = kind
+        .fields
+        .iter()
+        .filter_map(|field| Some((*field, object.data.get(field)?)));
     present
         .filter(|(_, value)| !seal::is_empty(value))
         .map(|(field, value)| (field.to_owned(), value.clone()))

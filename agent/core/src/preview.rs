@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
 use runnel_proto::model::{
-    FieldDiff, FieldDigests, FieldsKey, Kind, PreviewOutcome, PreviewResult, PreviewedCopy, SourceRef,
+    FieldDiff, FieldDigests, FieldsKey, Kind, PreviewOutcome, PreviewResult, PreviewedCopy,
+    SourceRef,
 };
 
 use crate::copy::CopyStatus;
@@ -38,10 +39,14 @@ pub struct Found {
 /// Whether it is not told if what stands there equals what would be written: it is a Secret, and not the agent's own copy of
 /// this source by this rule. What another rule made, or this one of another source, may be what the person may not read.
 pub fn is_untold(want: &Want, observed: &Observed) -> bool {
-    let Want::Copy(wanted) = want else { return false };
-    let is_plain = Kind::by_resource(&wanted.intent.source.resource).is_some_and(|kind| !kind.sensitive);
+    let Want::Copy(wanted) = want else {
+        return false;
+    };
+    let is_plain =
+        Kind::by_resource(&wanted.intent.source.resource).is_some_and(|kind| !kind.sensitive);
     let key = &wanted.intent;
-    let is_of_it = |sealed: &Sealed| sealed.rule == key.rule && sealed.source.plain() == key.source.plain();
+    let is_of_it =
+        |sealed: &Sealed| sealed.rule == key.rule && sealed.source.plain() == key.source.plain();
     let is_own = |live: &Live| live.is_own() && live.sealed.as_deref().is_some_and(is_of_it);
     !is_plain && matches!(observed, Observed::Live(live) if !is_own(live))
 }
@@ -55,12 +60,20 @@ pub fn diff(
     digests: &FieldDigests,
     key: &FieldsKey,
 ) -> FieldDiff {
-    let Want::Copy(wanted) = want else { return FieldDiff::default() };
+    let Want::Copy(wanted) = want else {
+        return FieldDiff::default();
+    };
     match Kind::by_resource(&wanted.intent.source.resource) {
         Some(kind) if !is_untold(want, observed) => {
             let is_own = matches!(observed, Observed::Live(live) if live.is_own());
             let shows_values = !kind.sensitive && is_own && is_of_this_intent(wanted, observed);
-            differ::diff(kind, object, (digests, key), &wanted.policies.ignored, shows_values)
+            differ::diff(
+                kind,
+                object,
+                (digests, key),
+                &wanted.policies.ignored,
+                shows_values,
+            )
         }
         _ => FieldDiff::default(),
     }
@@ -89,7 +102,9 @@ pub fn preview(want: &Want, observed: &Observed, is_equal: bool) -> Option<Decid
             Action::Adopt(_) if is_untold(want, observed) => plain(PreviewOutcome::AdoptIfEqual),
             Action::Adopt(_) if is_equal => plain(PreviewOutcome::Adopt),
             Action::Adopt(_) => refused(observed),
-            Action::Overwrite(_) if is_equal && !is_untold(want, observed) => plain(PreviewOutcome::Adopt),
+            Action::Overwrite(_) if is_equal && !is_untold(want, observed) => {
+                plain(PreviewOutcome::Adopt)
+            }
             Action::Overwrite(_) => plain(PreviewOutcome::Overwrite),
             Action::Compare(_) | Action::Demote(_) => plain(PreviewOutcome::Unchanged),
             Action::Delete(_) => plain(PreviewOutcome::Remove),
@@ -108,24 +123,57 @@ fn refused(observed: &Observed) -> Option<Decided> {
 /// Whether it is a write.
 pub fn writes(previewed: PreviewOutcome) -> bool {
     use PreviewOutcome::{Adopt, AdoptIfEqual, Change, Create, Overwrite};
-    matches!(previewed, Create | Change | Adopt | AdoptIfEqual | Overwrite)
+    matches!(
+        previewed,
+        Create | Change | Adopt | AdoptIfEqual | Overwrite
+    )
 }
 
 /// The answer: what was found, in order. What must wait for another copy that will not stand stays.
 pub fn answer(question: u64, found: Vec<Found>, more: u32) -> PreviewResult {
     let stand = |outcome: &Decided| writes(outcome.0) || outcome.0 == PreviewOutcome::Unchanged;
-    let standing: BTreeSet<_> =
-        found.iter().filter(|one| one.outcome.as_ref().is_some_and(stand)).map(|one| one.copy.clone()).collect();
+    let standing: BTreeSet<_> = found
+        .iter()
+        .filter(|one| one.outcome.as_ref().is_some_and(stand))
+        .map(|one| one.copy.clone())
+        .collect();
     let outcome = found.into_iter().filter_map(|one| {
         let waits = one.after.iter().any(|before| !standing.contains(before));
         let (previewed, copy_error) = one.outcome?;
-        let previewed = if waits { PreviewOutcome::Rest } else { previewed };
-        let copy_error = copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
-        let (source, diff) = (one.source, if writes(previewed) { one.diff } else { FieldDiff::default() });
-        Some((one.copy.clone(), PreviewedCopy { copy: one.copy, source, previewed, copy_error, diff }))
+        let previewed = if waits {
+            PreviewOutcome::Rest
+        } else {
+            previewed
+        };
+        let copy_error =
+            copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
+        let (source, diff) = (
+            one.source,
+            if writes(previewed) {
+                one.diff
+            } else {
+                FieldDiff::default()
+            },
+        );
+        Some((
+            one.copy.clone(),
+            PreviewedCopy {
+                copy: one.copy,
+                source,
+                previewed,
+                copy_error,
+                diff,
+            },
+        ))
     });
     let copies = outcome.collect::<BTreeMap<_, _>>().into_values().collect();
-    PreviewResult { question, copies, more, last: true, unanswered: String::new() }
+    PreviewResult {
+        question,
+        copies,
+        more,
+        last: true,
+        unanswered: String::new(),
+    }
 }
 
 #[cfg(test)]
@@ -141,7 +189,10 @@ mod tests {
 
     fn wanted(resource: &str) -> Want {
         Want::Copy(Box::new(WantedCopy {
-            intent: IntentKey { rule: "r".into(), source: SourceRef::new(resource, "team", "s") },
+            intent: IntentKey {
+                rule: "r".into(),
+                source: SourceRef::new(resource, "team", "s"),
+            },
             rule: runnel_proto::model::RuleName::default(),
             revision: Some(Revision([2; 16])),
             place: TargetNamespace::Ready,
@@ -171,7 +222,11 @@ mod tests {
         Observed::Live(Live {
             uid: "uid".into(),
             version: "1".into(),
-            ownership: if rule.is_some() { Ownership::Ours } else { Ownership::Foreign },
+            ownership: if rule.is_some() {
+                Ownership::Ours
+            } else {
+                Ownership::Foreign
+            },
             adopted: false,
             unproved: None,
             intact: true,
@@ -193,13 +248,24 @@ mod tests {
         });
         let digests = FieldDigests::from([("/data/color".to_owned(), [0; 16])]);
         let object = serde_json::from_value(object).unwrap();
-        diff(&wanted(resource), &observed(resource, rule), &object, &digests, &FieldsKey([1; 32])).changes
+        diff(
+            &wanted(resource),
+            &observed(resource, rule),
+            &object,
+            &digests,
+            &FieldsKey([1; 32]),
+        )
+        .changes
     }
 
     #[test]
     fn diff_shows_values_of_own_config_maps_alone() {
         let change = |old: Option<&str>| {
-            vec![FieldChange { path: "/data/color".into(), edit: FieldEdit::Change, old: old.map(Into::into) }]
+            vec![FieldChange {
+                path: "/data/color".into(),
+                edit: FieldEdit::Change,
+                old: old.map(Into::into),
+            }]
         };
         assert_eq!(changes("configmaps", Some("r")), change(Some("\"c4n4ry\"")));
         assert_eq!(changes("configmaps", Some("other")), change(None));

@@ -27,12 +27,18 @@ pub struct PruneApprovals {
 impl PruneApprovals {
     /// Whether a rule may do it to the object with this uid.
     pub fn allows(&self, rule: &RuleUid, copy: &SourceRef, uid: &str) -> bool {
-        self.allowed.get(copy).is_some_and(|(for_rule, object)| for_rule == rule && **object == *uid)
+        self.allowed
+            .get(copy)
+            .is_some_and(|(for_rule, object)| for_rule == rule && **object == *uid)
     }
 
     /// Records the digest that is reported to the hub; an approval of another set is void.
     pub fn report(&mut self, rule: &RuleUid, digest: Option<AskedDigest>) {
-        if self.offers.get(rule).is_some_and(|offer| Some(*offer) != digest) {
+        if self
+            .offers
+            .get(rule)
+            .is_some_and(|offer| Some(*offer) != digest)
+        {
             self.offers.remove(rule);
         }
         match digest {
@@ -67,7 +73,9 @@ impl PruneApprovals {
         let fits = !waiting.is_empty() && self.offers.get(rule) == Some(&digest_of(rule, waiting));
         if fits {
             self.offers.remove(rule);
-            let named = waiting.iter().map(|(copy, uid)| (copy.clone(), (rule.clone(), uid.clone())));
+            let named = waiting
+                .iter()
+                .map(|(copy, uid)| (copy.clone(), (rule.clone(), uid.clone())));
             self.allowed.extend(named);
         }
         fits
@@ -102,7 +110,10 @@ mod tests {
     use super::*;
 
     fn waiting(objects: &[(&str, &str)]) -> BTreeMap<SourceRef, Arc<str>> {
-        objects.iter().map(|(name, uid)| (SourceRef::new("configmaps", "a", name), Arc::from(*uid))).collect()
+        objects
+            .iter()
+            .map(|(name, uid)| (SourceRef::new("configmaps", "a", name), Arc::from(*uid)))
+            .collect()
     }
 
     #[test]
@@ -111,22 +122,34 @@ mod tests {
         let both = waiting(&[("one", "1"), ("two", "2")]);
         let mut prunes = PruneApprovals::default();
         assert!(!prunes.take(&rule, &both), "nobody has said anything");
-        assert!(!prunes.offer(&rule, digest_of(&rule, &both)), "it was not reported");
+        assert!(
+            !prunes.offer(&rule, digest_of(&rule, &both)),
+            "it was not reported"
+        );
         prunes.report(&rule, Some(digest_of(&rule, &both)));
         assert!(prunes.offer(&rule, digest_of(&rule, &both)));
-        for another in [&[("one", "1")][..], &[("one", "1"), ("two", "3")], &[("one", "2"), ("two", "1")], &[]] {
+        for another in [
+            &[("one", "1")][..],
+            &[("one", "1"), ("two", "3")],
+            &[("one", "2"), ("two", "1")],
+            &[],
+        ] {
             assert!(!prunes.take(&rule, &waiting(another)), "{another:?}");
         }
         assert!(!prunes.take(&other, &both));
         assert!(prunes.take(&rule, &both), "what is named may come late");
         let copy = |name| SourceRef::new("configmaps", "a", name);
         assert!(prunes.allows(&rule, &copy("one"), "1") && prunes.allows(&rule, &copy("two"), "2"));
-        assert!(!prunes.allows(&other, &copy("one"), "1") && !prunes.allows(&rule, &copy("one"), "2"));
+        assert!(
+            !prunes.allows(&other, &copy("one"), "1") && !prunes.allows(&rule, &copy("one"), "2")
+        );
         prunes.forget(&copy("one"));
         assert!(!prunes.allows(&rule, &copy("one"), "1"));
         assert!(!prunes.take(&rule, &both), "it is used up");
         prunes.offer(&rule, digest_of(&rule, &both));
-        assert!(prunes.end_stream().contains(&copy("two")) && !prunes.allows(&rule, &copy("two"), "2"));
+        assert!(
+            prunes.end_stream().contains(&copy("two")) && !prunes.allows(&rule, &copy("two"), "2")
+        );
         assert!(!prunes.take(&rule, &both) && !prunes.has_offer(&rule));
     }
 
@@ -139,7 +162,8 @@ mod tests {
             waiting(&[("one", "1"), ("two", "2")]),
             waiting(&[]),
         ];
-        let digests: std::collections::BTreeSet<_> = sets.iter().map(|set| digest_of(&"r".into(), set)).collect();
+        let digests: std::collections::BTreeSet<_> =
+            sets.iter().map(|set| digest_of(&"r".into(), set)).collect();
         assert_eq!(digests.len(), sets.len());
         assert!(!digests.contains(&digest_of(&"q".into(), &sets[0])));
     }

@@ -78,7 +78,11 @@ struct Entry {
 
 impl Entry {
     fn new(state: State) -> Self {
-        Self { state, failures: 0, fresh: false }
+        Self {
+            state,
+            failures: 0,
+            fresh: false,
+        }
     }
 }
 
@@ -117,7 +121,9 @@ impl Queue {
 
     /// Asks for a run at once and forgets earlier failures: what is wanted has changed.
     pub fn add_fresh(&mut self, key: &Key) {
-        let Some(entry) = self.entries.get_mut(key) else { return self.add(key) };
+        let Some(entry) = self.entries.get_mut(key) else {
+            return self.add(key);
+        };
         entry.failures = 0;
         match entry.state {
             State::Ready | State::Parked(_) => {}
@@ -153,7 +159,8 @@ impl Queue {
     pub fn add_at(&mut self, key: &Key, at: Instant) {
         match self.entries.get_mut(key) {
             None => {
-                self.entries.insert(key.clone(), Entry::new(State::Delayed(at)));
+                self.entries
+                    .insert(key.clone(), Entry::new(State::Delayed(at)));
                 self.delayed.insert((at, key.clone()));
             }
             Some(entry) => {
@@ -188,12 +195,23 @@ impl Queue {
 
     /// Whether a run of this key is under way.
     pub fn is_running(&self, key: &Key) -> bool {
-        matches!(self.entries.get(key), Some(Entry { state: State::Running(_), .. }))
+        matches!(
+            self.entries.get(key),
+            Some(Entry {
+                state: State::Running(_),
+                ..
+            })
+        )
     }
 
     /// The next key whose time has come, if fewer than `limit` runs are under way that are not slow. `rule_of` names the
     /// rule of a key. The caller runs it and says [`Queue::done`] or [`Queue::failed`].
-    pub fn pop(&mut self, now: Instant, limit: usize, rule_of: impl Fn(&Key) -> Option<RuleUid>) -> Option<Key> {
+    pub fn pop(
+        &mut self,
+        now: Instant,
+        limit: usize,
+        rule_of: impl Fn(&Key) -> Option<RuleUid>,
+    ) -> Option<Key> {
         self.note_slow(now);
         if self.quick.len() >= limit || self.runs.len() >= limit * WITH_SLOW {
             return None;
@@ -209,14 +227,26 @@ impl Queue {
             self.ready.push_back(key);
         }
         while let Some(key) = self.ready.pop_front() {
-            let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.state == State::Ready) else { continue };
+            let Some(entry) = self
+                .entries
+                .get_mut(&key)
+                .filter(|entry| entry.state == State::Ready)
+            else {
+                continue;
+            };
             let groups = groups(&key, rule_of(&key));
-            let full = groups.iter().find(|group| self.lanes.get(*group).is_some_and(Lane::is_full));
+            let full = groups
+                .iter()
+                .find(|group| self.lanes.get(*group).is_some_and(Lane::is_full));
             if let Some(group) = full {
                 let number = self.next;
                 self.next += 1;
                 entry.state = State::Parked(number);
-                self.lanes.entry(group.clone()).or_default().parked.insert(number);
+                self.lanes
+                    .entry(group.clone())
+                    .or_default()
+                    .parked
+                    .insert(number);
                 self.parked.insert(number, (group.clone(), key.clone()));
                 self.newly_parked.push(key);
                 continue;
@@ -251,21 +281,31 @@ impl Queue {
 
     /// Notes that a run has ended, and lets those begin that waited for it.
     fn ended(&mut self, key: &Key, now: Instant) {
-        let Some(run) = self.runs.remove(key) else { return };
+        let Some(run) = self.runs.remove(key) else {
+            return;
+        };
         self.quick.remove(&(run.since, key.clone()));
         let took = now.saturating_duration_since(run.since);
         for group in run.groups {
-            let Some(lane) = self.lanes.get_mut(&group) else { continue };
+            let Some(lane) = self.lanes.get_mut(&group) else {
+                continue;
+            };
             lane.running = lane.running.saturating_sub(1);
             // A key for which there was nothing to do says nothing.
             if !took.is_zero() {
                 lane.slow = took >= SLOW;
             }
-            let free = if lane.slow { SHARE.saturating_sub(lane.running) } else { lane.parked.len() };
+            let free = if lane.slow {
+                SHARE.saturating_sub(lane.running)
+            } else {
+                lane.parked.len()
+            };
             let next: Vec<u64> = lane.parked.iter().take(free).copied().collect();
             let is_idle = lane.running == 0 && lane.parked.is_empty();
             for number in next.into_iter().rev() {
-                let Some(key) = self.unpark(number) else { continue };
+                let Some(key) = self.unpark(number) else {
+                    continue;
+                };
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.state = State::Ready;
                 }
@@ -288,8 +328,12 @@ impl Queue {
 
     /// A run ended well.
     pub fn done(&mut self, key: &Key, now: Instant) {
-        let Some(entry) = self.entries.get_mut(key) else { return };
-        let State::Running(again) = entry.state else { return };
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
+        let State::Running(again) = entry.state else {
+            return;
+        };
         if again {
             *entry = Entry::new(State::Ready);
             self.ready.push_back(key.clone());
@@ -301,12 +345,16 @@ impl Queue {
 
     /// Failures in a row of a key, the run that is just ending with a failure included.
     pub fn failures(&self, key: &Key) -> u32 {
-        self.entries.get(key).map_or(1, |entry| entry.failures.saturating_add(1))
+        self.entries
+            .get(key)
+            .map_or(1, |entry| entry.failures.saturating_add(1))
     }
 
     /// A run failed; the next one is at this time, or at once where what is wanted changed meanwhile.
     pub fn failed(&mut self, key: &Key, next: Instant, now: Instant) {
-        let Some(entry) = self.entries.get_mut(key) else { return };
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
         if !matches!(entry.state, State::Running(_)) {
             return;
         }
@@ -314,7 +362,11 @@ impl Queue {
             *entry = Entry::new(State::Ready);
             self.ready.push_back(key.clone());
         } else {
-            *entry = Entry { state: State::Delayed(next), failures: entry.failures.saturating_add(1), fresh: false };
+            *entry = Entry {
+                state: State::Delayed(next),
+                failures: entry.failures.saturating_add(1),
+                fresh: false,
+            };
             self.delayed.insert((next, key.clone()));
         }
         self.ended(key, now);
@@ -323,7 +375,11 @@ impl Queue {
     /// When the next delayed key's time comes, or a run gives its place to a key that is ready.
     pub fn next_due(&self) -> Option<Instant> {
         let delayed = self.delayed.first().map(|(at, _)| *at);
-        let slow = self.quick.first().filter(|_| !self.ready.is_empty()).map(|(since, _)| *since + SLOW);
+        let slow = self
+            .quick
+            .first()
+            .filter(|_| !self.ready.is_empty())
+            .map(|(since, _)| *since + SLOW);
         delayed.into_iter().chain(slow).min()
     }
 
@@ -344,7 +400,11 @@ fn groups(key: &Key, rule: Option<RuleUid>) -> Vec<Group> {
         Key::Namespace(name) => Some(name.clone()),
         Key::Question(_) => None,
     };
-    namespace.map(Group::Namespace).into_iter().chain(rule.map(Group::Rule)).collect()
+    namespace
+        .map(Group::Namespace)
+        .into_iter()
+        .chain(rule.map(Group::Rule))
+        .collect()
 }
 
 #[cfg(test)]

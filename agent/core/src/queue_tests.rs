@@ -64,12 +64,19 @@ fn an_earlier_time_wins() {
     queue.add_at(&key("a"), now + Duration::from_secs(5));
     queue.add_at(&key("a"), now + Duration::from_secs(50));
     assert_eq!(queue.next_due(), Some(now + Duration::from_secs(5)));
-    assert_eq!(queue.pop(now + Duration::from_secs(5), 8, none), Some(key("a")));
+    assert_eq!(
+        queue.pop(now + Duration::from_secs(5), 8, none),
+        Some(key("a"))
+    );
 }
 
 /// A copy of this rule in this namespace.
 fn copy(namespace: usize, rule: usize, number: usize) -> Key {
-    Key::Copy(SourceRef::new("configmaps", &format!("n{namespace}"), &format!("r{rule}-{number}")))
+    Key::Copy(SourceRef::new(
+        "configmaps",
+        &format!("n{namespace}"),
+        &format!("r{rule}-{number}"),
+    ))
 }
 
 fn rule_of(key: &Key) -> Option<RuleUid> {
@@ -82,7 +89,11 @@ fn rule_of(key: &Key) -> Option<RuleUid> {
 const LIMIT: usize = 8;
 
 /// Runs the queue until it is empty. `time` says for how long a run of a key takes. Returns when each key began.
-fn play(queue: &mut Queue, start: Instant, time: impl Fn(&Key) -> Duration) -> BTreeMap<Key, Duration> {
+fn play(
+    queue: &mut Queue,
+    start: Instant,
+    time: impl Fn(&Key) -> Duration,
+) -> BTreeMap<Key, Duration> {
     let (mut now, mut begun, mut ends) = (start, BTreeMap::new(), BTreeSet::new());
     for _ in 0..100_000 {
         while let Some(key) = queue.pop(now, LIMIT, rule_of) {
@@ -90,7 +101,12 @@ fn play(queue: &mut Queue, start: Instant, time: impl Fn(&Key) -> Duration) -> B
             ends.insert((now + time(&key), key));
             assert!(ends.len() <= LIMIT * WITH_SLOW);
         }
-        let next = queue.next_due().filter(|due| *due > now).into_iter().chain(ends.first().map(|(at, _)| *at)).min();
+        let next = queue
+            .next_due()
+            .filter(|due| *due > now)
+            .into_iter()
+            .chain(ends.first().map(|(at, _)| *at))
+            .min();
         let Some(next) = next else { break };
         now = next;
         while let Some((at, key)) = ends.first().cloned().filter(|(at, _)| *at <= now) {
@@ -98,7 +114,12 @@ fn play(queue: &mut Queue, start: Instant, time: impl Fn(&Key) -> Duration) -> B
             queue.done(&key, now);
         }
     }
-    assert!(queue.is_empty() && queue.runs.is_empty() && queue.parked.is_empty() && queue.quick.is_empty());
+    assert!(
+        queue.is_empty()
+            && queue.runs.is_empty()
+            && queue.parked.is_empty()
+            && queue.quick.is_empty()
+    );
     begun
 }
 
@@ -110,7 +131,13 @@ fn hanging_namespace_delays_others_by_the_slow_limit_once() {
     }
     let quick = copy(1, 100, 0);
     queue.add(&quick);
-    let time = |key: &Key| if *key == quick { Duration::from_millis(5) } else { Duration::from_secs(30) };
+    let time = |key: &Key| {
+        if *key == quick {
+            Duration::from_millis(5)
+        } else {
+            Duration::from_secs(30)
+        }
+    };
     let begun = play(&mut queue, start, time);
     assert_eq!(begun[&quick], SLOW);
     // Known to be slow, it takes its share alone.
@@ -137,7 +164,13 @@ fn parked_key_that_is_cancelled_does_not_run() {
     queue.cancel(&copy(0, 0, 2));
     queue.done(&copy(0, 0, 0), later);
     assert_eq!(queue.pop(later, LIMIT, rule_of), Some(copy(0, 0, 3)));
-    assert_eq!((queue.parked.len(), queue.lanes[&Group::Rule("r0".into())].parked.len()), (0, 0));
+    assert_eq!(
+        (
+            queue.parked.len(),
+            queue.lanes[&Group::Rule("r0".into())].parked.len()
+        ),
+        (0, 0)
+    );
 }
 
 proptest! {

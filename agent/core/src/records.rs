@@ -54,17 +54,26 @@ pub struct Usage {
 
 impl Usage {
     fn add(&mut self, bytes: u64) {
-        *self = Self { copies: self.copies.saturating_add(1), bytes: self.bytes.saturating_add(bytes) };
+        *self = Self {
+            copies: self.copies.saturating_add(1),
+            bytes: self.bytes.saturating_add(bytes),
+        };
     }
 
     fn take(&mut self, bytes: u64) {
-        *self = Self { copies: self.copies.saturating_sub(1), bytes: self.bytes.saturating_sub(bytes) };
+        *self = Self {
+            copies: self.copies.saturating_sub(1),
+            bytes: self.bytes.saturating_sub(bytes),
+        };
     }
 
     /// Both together.
     pub fn plus(self, other: Self) -> Self {
         let copies = self.copies.saturating_add(other.copies);
-        Self { copies, bytes: self.bytes.saturating_add(other.bytes) }
+        Self {
+            copies,
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
     }
 }
 
@@ -92,7 +101,10 @@ impl Records {
 
     /// What is known of a copy.
     pub fn observed(&self, copy: &SourceRef) -> &Observed {
-        self.records.get(copy).and_then(|record| record.observed.as_ref()).unwrap_or(&Observed::Unknown)
+        self.records
+            .get(copy)
+            .and_then(|record| record.observed.as_ref())
+            .unwrap_or(&Observed::Unknown)
     }
 
     /// The live object, if one is known.
@@ -105,9 +117,9 @@ impl Records {
 
     /// Whether the live object is known from a watch alone: it may be an echo of one that is gone.
     pub fn is_only_watched(&self, copy: &SourceRef) -> bool {
-        self.records
-            .get(copy)
-            .is_some_and(|record| record.watched && matches!(record.observed, Some(Observed::Live(_))))
+        self.records.get(copy).is_some_and(|record| {
+            record.watched && matches!(record.observed, Some(Observed::Live(_)))
+        })
     }
 
     /// A list of these copies begins: versions that were seen before say nothing about what it will show. After a restore
@@ -123,7 +135,9 @@ impl Records {
 
     /// Whether a read or a write of our own has shown a copy since the list of its area began.
     pub fn shown_in_list(&self, copy: &SourceRef) -> bool {
-        self.records.get(copy).is_some_and(|record| record.shown_in_list)
+        self.records
+            .get(copy)
+            .is_some_and(|record| record.shown_in_list)
     }
 
     /// Takes in an object of a list. The list is right whatever the version of the object is, except about a copy that
@@ -159,7 +173,9 @@ impl Records {
     /// Takes in that a watch no longer shows the object with this uid. Returns whether that is news. The object may
     /// still exist, without our label.
     pub fn unwatched(&mut self, copy: &SourceRef, uid: &str) -> bool {
-        let Some(live) = self.live(copy).filter(|live| *live.uid == *uid) else { return false };
+        let Some(live) = self.live(copy).filter(|live| *live.uid == *uid) else {
+            return false;
+        };
         let origin = (live.ownership == Ownership::Ours).then(|| (live.uid.clone(), live.adopted));
         self.forget(copy);
         if let Some(origin) = origin {
@@ -169,7 +185,12 @@ impl Records {
     }
 
     /// Takes in what a read or a write of our own has shown, and the older versions that it passed through.
-    pub fn shown(&mut self, copy: &SourceRef, observed: Observed, passed: impl IntoIterator<Item = Arc<str>>) {
+    pub fn shown(
+        &mut self,
+        copy: &SourceRef,
+        observed: Observed,
+        passed: impl IntoIterator<Item = Arc<str>>,
+    ) {
         self.set(copy, observed, false);
         if let Some(record) = self.records.get_mut(copy) {
             record.pass(passed);
@@ -180,7 +201,11 @@ impl Records {
     /// Forgets what is known of a copy.
     pub fn forget(&mut self, copy: &SourceRef) {
         self.origins.remove(copy);
-        if let Some(Record { observed: Some(Observed::Live(live)), .. }) = self.records.remove(copy) {
+        if let Some(Record {
+            observed: Some(Observed::Live(live)),
+            ..
+        }) = self.records.remove(copy)
+        {
             self.unindex(copy, &live);
         }
     }
@@ -188,7 +213,11 @@ impl Records {
     fn set(&mut self, copy: &SourceRef, mut observed: Observed, watched: bool) {
         self.add_origin(copy, &mut observed);
         let record = self.records.entry(copy.clone()).or_default();
-        let now = if let Observed::Live(live) = &observed { Some(live.version.clone()) } else { None };
+        let now = if let Observed::Live(live) = &observed {
+            Some(live.version.clone())
+        } else {
+            None
+        };
         let before = record.observed.replace(observed);
         let was_watched = std::mem::replace(&mut record.watched, watched);
         if let Some(Observed::Live(live)) = before {
@@ -203,7 +232,9 @@ impl Records {
 
     /// Where an object has no seal that tells who created it, what was known of the same object still holds.
     fn add_origin(&mut self, copy: &SourceRef, observed: &mut Observed) {
-        let known = self.live(copy).filter(|known| known.ownership == Ownership::Ours);
+        let known = self
+            .live(copy)
+            .filter(|known| known.ownership == Ownership::Ours);
         let known = known.map(|known| (known.uid.clone(), known.adopted));
         let origin = self.origins.remove(copy);
         if let Observed::Live(live) = observed
@@ -217,9 +248,13 @@ impl Records {
 
     fn index(&mut self, copy: &SourceRef) {
         if let Some(live) = self.live(copy) {
-            self.unproved = self.unproved.saturating_add(usize::from(live.unproved.is_some()));
+            self.unproved = self
+                .unproved
+                .saturating_add(usize::from(live.unproved.is_some()));
         }
-        let indexed = self.live(copy).and_then(|live| Some((live.intent()?, live.facts.bytes)));
+        let indexed = self
+            .live(copy)
+            .and_then(|live| Some((live.intent()?, live.facts.bytes)));
         if let Some((key, bytes)) = indexed {
             self.total.add(bytes);
             self.usage.entry(key.rule.clone()).or_default().add(bytes);
@@ -228,7 +263,9 @@ impl Records {
     }
 
     fn unindex(&mut self, copy: &SourceRef, live: &Live) {
-        self.unproved = self.unproved.saturating_sub(usize::from(live.unproved.is_some()));
+        self.unproved = self
+            .unproved
+            .saturating_sub(usize::from(live.unproved.is_some()));
         let key = live.intent();
         if let Some(key) = &key {
             let bytes = live.facts.bytes;
@@ -273,10 +310,14 @@ impl Records {
         intent: &IntentKey,
         namespace: &'a str,
     ) -> impl Iterator<Item = (&'a IntentKey, &'a SourceRef, &'a Live)> {
-        let first = IntentKey { rule: intent.rule.clone(), source: intent.source.plain() };
+        let first = IntentKey {
+            rule: intent.rule.clone(),
+            source: intent.source.plain(),
+        };
         let same = first.clone();
         let keys = self.by_intent.range(first..);
-        let keys = keys.take_while(move |(key, _)| key.rule == same.rule && key.source.plain() == same.source);
+        let keys = keys
+            .take_while(move |(key, _)| key.rule == same.rule && key.source.plain() == same.source);
         let copies = keys.flat_map(|(key, copies)| copies.iter().map(move |copy| (key, copy)));
         copies
             .filter(move |(_, copy)| *copy.namespace == *namespace)
@@ -284,10 +325,18 @@ impl Records {
     }
 
     /// The intents of one rule of which live copies exist, with those copies.
-    pub fn intents_of(&self, rule: &RuleUid) -> impl Iterator<Item = (&IntentKey, &SmallSet<SourceRef>)> {
-        let first = IntentKey { rule: rule.clone(), source: SourceRef::new("", "", "") };
+    pub fn intents_of(
+        &self,
+        rule: &RuleUid,
+    ) -> impl Iterator<Item = (&IntentKey, &SmallSet<SourceRef>)> {
+        let first = IntentKey {
+            rule: rule.clone(),
+            source: SourceRef::new("", "", ""),
+        };
         let rule = rule.clone();
-        self.by_intent.range(first..).take_while(move |(key, _)| key.rule == rule)
+        self.by_intent
+            .range(first..)
+            .take_while(move |(key, _)| key.rule == rule)
     }
 
     /// Every intent of which live copies exist, with those copies.
@@ -301,12 +350,22 @@ impl Records {
     }
 
     /// The known copies of a kind, in a namespace if one is named.
-    pub fn names(&self, resource: &str, namespace: Option<&str>) -> impl Iterator<Item = &SourceRef> {
+    pub fn names(
+        &self,
+        resource: &str,
+        namespace: Option<&str>,
+    ) -> impl Iterator<Item = &SourceRef> {
         let first = SourceRef::new(resource, namespace.unwrap_or_default(), "");
         let (resource, namespace) = (first.resource.clone(), namespace.map(str::to_owned));
-        self.records.range(first..).map(|(copy, _)| copy).take_while(move |copy| {
-            copy.resource == resource && namespace.as_deref().is_none_or(|namespace| *copy.namespace == *namespace)
-        })
+        self.records
+            .range(first..)
+            .map(|(copy, _)| copy)
+            .take_while(move |copy| {
+                copy.resource == resource
+                    && namespace
+                        .as_deref()
+                        .is_none_or(|namespace| *copy.namespace == *namespace)
+            })
     }
 }
 
@@ -368,9 +427,18 @@ mod tests {
         assert!(records.listed(&copy(), live("7")), "a restored etcd");
         assert_eq!(records.live(&copy()).map(|live| &*live.version), Some("7"));
         assert!(!records.listed(&copy(), live("7")));
-        let other = Live { intact: false, ..live("7") };
-        assert!(records.listed(&copy(), other), "the same number for another state");
-        assert!(records.watched(&copy(), live("9")), "numbers are given again");
+        let other = Live {
+            intact: false,
+            ..live("7")
+        };
+        assert!(
+            records.listed(&copy(), other),
+            "the same number for another state"
+        );
+        assert!(
+            records.watched(&copy(), live("9")),
+            "numbers are given again"
+        );
     }
 
     #[test]
@@ -399,16 +467,33 @@ mod tests {
     fn unsealed_object_keeps_its_origin() {
         for adopted in [false, true] {
             let mut records = Records::default();
-            records.watched(&copy(), Live { adopted, ..live("7") });
+            records.watched(
+                &copy(),
+                Live {
+                    adopted,
+                    ..live("7")
+                },
+            );
             // Its label and its seal go; it is read later on.
             assert!(records.unwatched(&copy(), "uid"));
-            let unsealed = |version| Live { sealed: None, intact: false, adopted: true, ..live(version) };
+            let unsealed = |version| Live {
+                sealed: None,
+                intact: false,
+                adopted: true,
+                ..live(version)
+            };
             records.shown(&copy(), Observed::Live(unsealed("8")), []);
             assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
             records.watched(&copy(), unsealed("9"));
             assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
             // Of another object of the same name nothing is known.
-            records.watched(&copy(), Live { uid: "other".into(), ..unsealed("10") });
+            records.watched(
+                &copy(),
+                Live {
+                    uid: "other".into(),
+                    ..unsealed("10")
+                },
+            );
             assert!(records.live(&copy()).unwrap().adopted);
         }
     }
@@ -416,20 +501,50 @@ mod tests {
     #[test]
     fn the_index_follows_the_records() {
         let mut records = Records::default();
-        let key = IntentKey { rule: "rule".into(), source: SourceRef::new("configmaps", "team", "settings") };
+        let key = IntentKey {
+            rule: "rule".into(),
+            source: SourceRef::new("configmaps", "team", "settings"),
+        };
         records.watched(&copy(), live("7"));
         assert_eq!(records.holders(&key).count(), 1);
-        let heavy = Live { facts: Facts { bytes: 5, ..Facts::default() }, ..live("7b") };
-        assert_eq!(records.usage(&"rule".into()), Usage { copies: 1, bytes: 0 });
+        let heavy = Live {
+            facts: Facts {
+                bytes: 5,
+                ..Facts::default()
+            },
+            ..live("7b")
+        };
+        assert_eq!(
+            records.usage(&"rule".into()),
+            Usage {
+                copies: 1,
+                bytes: 0
+            }
+        );
         records.watched(&copy(), heavy);
-        assert_eq!(records.total(), Usage { copies: 1, bytes: 5 });
+        assert_eq!(
+            records.total(),
+            Usage {
+                copies: 1,
+                bytes: 5
+            }
+        );
         assert_eq!(records.intents_of(&"rule".into()).count(), 1);
         assert_eq!(records.intents_of(&"rul".into()).count(), 0);
         assert_eq!(records.names("configmaps", Some("a")).count(), 1);
         assert_eq!(records.names("secrets", None).count(), 0);
-        records.watched(&copy(), Live { sealed: None, ..live("8") });
+        records.watched(
+            &copy(),
+            Live {
+                sealed: None,
+                ..live("8")
+            },
+        );
         assert_eq!(records.holders(&key).count(), 0);
-        assert_eq!((records.total(), records.usage(&"rule".into())), (Usage::default(), Usage::default()));
+        assert_eq!(
+            (records.total(), records.usage(&"rule".into())),
+            (Usage::default(), Usage::default())
+        );
         records.forget(&copy());
         assert_eq!(records.names("configmaps", None).count(), 0);
     }

@@ -2,7 +2,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleUid, SourceRef};
+use runnel_proto::model::{
+    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleUid, SourceRef,
+};
 
 use crate::copy::clip;
 use crate::copy::{CopyError, CopyStatus, PlannedChange};
@@ -54,7 +56,11 @@ impl Report {
 
     /// What is said of one copy for one rule.
     pub fn outcome(&self, copy: &SourceRef, rule: &RuleUid) -> Option<&CopyStatus> {
-        self.copies.get(copy)?.iter().find(|(of, _)| of == rule).map(|(_, outcome)| outcome)
+        self.copies
+            .get(copy)?
+            .iter()
+            .find(|(of, _)| of == rule)
+            .map(|(_, outcome)| outcome)
     }
 
     /// What is said of one copy, rule by rule.
@@ -105,7 +111,13 @@ impl Report {
 
     /// Says that something else about the rules changed of which something is said about this copy.
     pub fn touch_copy(&mut self, copy: &SourceRef) {
-        let rules: Vec<_> = self.copies.get(copy).into_iter().flatten().map(|(rule, _)| rule.clone()).collect();
+        let rules: Vec<_> = self
+            .copies
+            .get(copy)
+            .into_iter()
+            .flatten()
+            .map(|(rule, _)| rule.clone())
+            .collect();
         for rule in rules {
             self.touch(&rule);
         }
@@ -119,24 +131,41 @@ impl Report {
 
     /// The counts of a rule.
     pub fn counts(&self, rule: &RuleUid) -> Counts {
-        self.rules.get(rule).map(|entry| entry.counts).unwrap_or_default()
+        self.rules
+            .get(rule)
+            .map(|entry| entry.counts)
+            .unwrap_or_default()
     }
 
     /// The copies of a rule that failed for one reason.
     pub fn failed_by(&self, rule: &RuleUid, reason: Reason) -> impl Iterator<Item = &SourceRef> {
         let first = (reason.rank(), SourceRef::new("", "", ""));
-        let failures = self.rules.get(rule).into_iter().flat_map(move |entry| entry.failures.range(first.clone()..));
-        failures.map(|(key, _)| key).take_while(move |(rank, _)| *rank == reason.rank()).map(|(_, copy)| copy)
+        let failures = self
+            .rules
+            .get(rule)
+            .into_iter()
+            .flat_map(move |entry| entry.failures.range(first.clone()..));
+        failures
+            .map(|(key, _)| key)
+            .take_while(move |(rank, _)| *rank == reason.rank())
+            .map(|(_, copy)| copy)
     }
 
     /// The copies of a rule in namespaces given up that wait for the hub's word.
     pub fn namespace_prunes(&self, rule: &RuleUid) -> impl Iterator<Item = &SourceRef> {
-        self.rules.get(rule).into_iter().flat_map(|entry| &entry.namespace_prunes)
+        self.rules
+            .get(rule)
+            .into_iter()
+            .flat_map(|entry| &entry.namespace_prunes)
     }
 
     /// The worst failures of a rule.
     pub fn failures(&self, rule: &RuleUid) -> Vec<Failure> {
-        let failures = self.rules.get(rule).into_iter().flat_map(|entry| &entry.failures);
+        let failures = self
+            .rules
+            .get(rule)
+            .into_iter()
+            .flat_map(|entry| &entry.failures);
         failures
             .take(FAILURES_LIMIT)
             .map(|((_, copy), copy_error)| Failure {
@@ -150,7 +179,12 @@ impl Report {
     /// The changed rules whose report is due: settled ones at once, others when [`INTERVAL`] has passed since their
     /// last. They count as reported.
     pub fn take_due(&mut self, now: Instant) -> Vec<RuleUid> {
-        let due: Vec<_> = self.dirty.iter().filter(|rule| self.due_at(rule, now) <= now).cloned().collect();
+        let due: Vec<_> = self
+            .dirty
+            .iter()
+            .filter(|rule| self.due_at(rule, now) <= now)
+            .cloned()
+            .collect();
         for rule in &due {
             self.reported(rule, now);
         }
@@ -173,7 +207,9 @@ impl Report {
 
     fn due_at(&self, rule: &RuleUid, now: Instant) -> Instant {
         match self.rules.get(rule) {
-            Some(entry) if !entry.counts.is_settled() => entry.reported.map_or(now, |reported| reported + INTERVAL),
+            Some(entry) if !entry.counts.is_settled() => {
+                entry.reported.map_or(now, |reported| reported + INTERVAL)
+            }
             _ => now,
         }
     }
@@ -185,7 +221,13 @@ impl Report {
 }
 
 fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
-    let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
+    let step = |count: &mut u32| {
+        *count = if add {
+            count.saturating_add(1)
+        } else {
+            count.saturating_sub(1)
+        }
+    };
     match outcome {
         CopyStatus::Removing(_) => step(&mut counts.removing),
         CopyStatus::PruneRequested | CopyStatus::Planned(PlannedChange::Delete, _) => {}
@@ -227,7 +269,10 @@ mod tests {
         let soon = start + Duration::from_millis(10);
         assert!(report.take_due(soon).is_empty());
         assert_eq!(report.next_due(soon), Some(start + INTERVAL));
-        assert_eq!(report.take_due(start + INTERVAL), std::slice::from_ref(&rule));
+        assert_eq!(
+            report.take_due(start + INTERVAL),
+            std::slice::from_ref(&rule)
+        );
         report.set(&copy(1), vec![(rule.clone(), CopyStatus::Applied)]);
         report.set(&copy(2), vec![(rule.clone(), CopyStatus::Applied)]);
         assert_eq!(report.take_due(start + INTERVAL), [rule]);
@@ -238,7 +283,11 @@ mod tests {
     fn the_worst_failures_come_first() {
         let mut report = Report::default();
         let rule: RuleUid = "r".into();
-        for (name, reason) in [(1, Reason::Unavailable), (2, Reason::Forbidden), (3, Reason::Conflict)] {
+        for (name, reason) in [
+            (1, Reason::Unavailable),
+            (2, Reason::Forbidden),
+            (3, Reason::Conflict),
+        ] {
             report.set(&copy(name), vec![(rule.clone(), failed(reason))]);
         }
         for name in 4..9 {
@@ -246,7 +295,11 @@ mod tests {
         }
         let failures = report.failures(&rule);
         assert_eq!(failures.len(), FAILURES_LIMIT);
-        assert!(failures.iter().all(|failure| failure.reason == Reason::Conflict));
+        assert!(
+            failures
+                .iter()
+                .all(|failure| failure.reason == Reason::Conflict)
+        );
         assert_eq!(failures[0].copy, copy(3));
     }
 
@@ -260,8 +313,15 @@ mod tests {
     }
 
     fn planned(change: usize) -> CopyStatus {
-        let changes = [PlannedChange::Create, PlannedChange::Update, PlannedChange::Delete];
-        CopyStatus::Planned(changes[change], CopyError::new(Reason::DryRun, "would change"))
+        let changes = [
+            PlannedChange::Create,
+            PlannedChange::Update,
+            PlannedChange::Delete,
+        ];
+        CopyStatus::Planned(
+            changes[change],
+            CopyError::new(Reason::DryRun, "would change"),
+        )
     }
 
     fn outcomes() -> impl Strategy<Value = CopyStatus> {

@@ -28,9 +28,13 @@ impl Missing {
         };
         let plain = |text: &str, limit| {
             (1..=limit).contains(&text.len())
-                && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:@".contains(&byte))
+                && text
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"-._:@".contains(&byte))
         };
-        let whole = plain(verb, 20) && plain(resource, 100) && namespace.as_deref().is_none_or(|name| plain(name, 63));
+        let whole = plain(verb, 20)
+            && plain(resource, 100)
+            && namespace.as_deref().is_none_or(|name| plain(name, 63));
         whole.then(|| Self {
             verb: verb.to_owned(),
             resource: resource.to_owned(),
@@ -42,25 +46,50 @@ impl Missing {
     /// The right to watch an area.
     pub fn of_watch(area: &Area) -> Self {
         let namespace = area.namespace.as_ref().map(ToString::to_string);
-        Self { verb: "watch".to_owned(), resource: area.resource.to_owned(), namespace, user: None }
+        Self {
+            verb: "watch".to_owned(),
+            resource: area.resource.to_owned(),
+            namespace,
+            user: None,
+        }
     }
 
     /// The sentence for a person: what is missing, and the commands that grant it. The names are not those of the
     /// chart's own Roles, so that a chart that makes them later finds nothing in its way. What is there already is no reason
     /// not to do the rest.
     pub fn sentence(&self) -> String {
-        let Self { verb, resource, namespace, user } = self;
+        let Self {
+            verb,
+            resource,
+            namespace,
+            user,
+        } = self;
         let plural = resource.split('.').next().unwrap_or_default();
         let name = format!("runnel-agent-{plural}");
-        let verbs = if resource == "namespaces" { verb } else { VERBS };
-        let subject = match user.as_deref().map(|user| (user, user.strip_prefix("system:serviceaccount:"))) {
+        let verbs = if resource == "namespaces" {
+            verb
+        } else {
+            VERBS
+        };
+        let subject = match user
+            .as_deref()
+            .map(|user| (user, user.strip_prefix("system:serviceaccount:")))
+        {
             Some((_, Some(account))) => format!("--serviceaccount={account}"),
             Some((user, None)) => format!("--user={user}"),
             None => "--serviceaccount=NAMESPACE:runnel-agent".to_owned(),
         };
         let (place, role, at) = match namespace {
-            Some(namespace) => (format!("in namespace {namespace}"), "role", format!(" -n {namespace}")),
-            None => ("in the whole cluster".to_owned(), "clusterrole", String::new()),
+            Some(namespace) => (
+                format!("in namespace {namespace}"),
+                "role",
+                format!(" -n {namespace}"),
+            ),
+            None => (
+                "in the whole cluster".to_owned(),
+                "clusterrole",
+                String::new(),
+            ),
         };
         format!(
             "the agent may not {verb} {resource} {place}; to grant it: \
@@ -87,9 +116,18 @@ mod tests {
         let message = "namespaces is forbidden: User \"anna@example.org\" cannot create resource \"namespaces\" in API group \
                     \"\" at the cluster scope";
         let sentence = Missing::read(message).unwrap().sentence();
-        assert!(sentence.contains("may not create namespaces in the whole cluster"), "{sentence}");
-        assert!(sentence.contains("create clusterrole runnel-agent-namespaces --verb=create "), "{sentence}");
-        assert!(sentence.ends_with("--clusterrole=runnel-agent-namespaces --user=anna@example.org"), "{sentence}");
+        assert!(
+            sentence.contains("may not create namespaces in the whole cluster"),
+            "{sentence}"
+        );
+        assert!(
+            sentence.contains("create clusterrole runnel-agent-namespaces --verb=create "),
+            "{sentence}"
+        );
+        assert!(
+            sentence.ends_with("--clusterrole=runnel-agent-namespaces --user=anna@example.org"),
+            "{sentence}"
+        );
     }
 
     #[test]
@@ -100,7 +138,11 @@ mod tests {
              group \"\" in the namespace \"{namespace}\""
         );
         let sentence = Missing::read(&message).unwrap().sentence();
-        assert!(sentence.len() <= runnel_proto::model::MESSAGE_LIMIT, "{}", sentence.len());
+        assert!(
+            sentence.len() <= runnel_proto::model::MESSAGE_LIMIT,
+            "{}",
+            sentence.len()
+        );
     }
 
     proptest! {

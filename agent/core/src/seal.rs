@@ -95,9 +95,16 @@ impl Seal {
 
 impl fmt::Display for Seal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (identity, content) = (HEXLOWER.encode(&self.identity), HEXLOWER.encode(&self.content));
+        let (identity, content) = (
+            HEXLOWER.encode(&self.identity),
+            HEXLOWER.encode(&self.content),
+        );
         let version = if self.adopted { ADOPTED } else { VERSION };
-        write!(out, "{version}.{}.{}.{}.{identity}.{content}", self.key_id, self.rule, self.revision)
+        write!(
+            out,
+            "{version}.{}.{}.{}.{identity}.{content}",
+            self.key_id, self.rule, self.revision
+        )
     }
 }
 
@@ -110,7 +117,11 @@ impl Sealer {
     pub fn new(secret: &[u8], hub: &str) -> Self {
         let whole = digest::digest(&digest::SHA256, secret);
         let key_id = HEXLOWER.encode(&whole.as_ref()[..4]);
-        Self { key: hmac::Key::new(hmac::HMAC_SHA256, secret), key_id, hub: hub.to_owned() }
+        Self {
+            key: hmac::Key::new(hmac::HMAC_SHA256, secret),
+            key_id,
+            hub: hub.to_owned(),
+        }
     }
 
     /// The hub whose copies these are.
@@ -120,7 +131,13 @@ impl Sealer {
 
     /// The seal of a copy with this content; what is left alone is not in it. `adopted` is the uid of an object that
     /// Runnel did not create.
-    pub fn seal(&self, copy: &SourceRef, sealed: &Sealed, content: &Content, adopted: Option<&str>) -> Seal {
+    pub fn seal(
+        &self,
+        copy: &SourceRef,
+        sealed: &Sealed,
+        content: &Content,
+        adopted: Option<&str>,
+    ) -> Seal {
         Seal {
             key_id: self.key_id.clone(),
             adopted: adopted.is_some(),
@@ -157,7 +174,13 @@ impl Sealer {
     }
 
     /// Whether this is exactly the content that was sealed.
-    pub fn check_content(&self, seal: &Seal, copy: &SourceRef, sealed: &Sealed, content: &Content) -> bool {
+    pub fn check_content(
+        &self,
+        seal: &Seal,
+        copy: &SourceRef,
+        sealed: &Sealed,
+        content: &Content,
+    ) -> bool {
         seal.key_id == self.key_id && equal(&seal.content, &self.content(copy, sealed, content))
     }
 
@@ -165,13 +188,21 @@ impl Sealer {
         let copy = copy.to_string();
         match adopted {
             None => self.mac(&[b"identity", self.hub.as_bytes(), copy.as_bytes()]),
-            Some(uid) => self.mac(&[b"adopted", self.hub.as_bytes(), copy.as_bytes(), uid.as_bytes()]),
+            Some(uid) => self.mac(&[
+                b"adopted",
+                self.hub.as_bytes(),
+                copy.as_bytes(),
+                uid.as_bytes(),
+            ]),
         }
     }
 
     fn content(&self, copy: &SourceRef, sealed: &Sealed, content: &Content) -> Mac {
         let (copy, source) = (copy.to_string(), sealed.source.to_string());
-        let (content, ignored) = (canonical(content).to_bytes(), crate::ignore::text(&sealed.ignored));
+        let (content, ignored) = (
+            canonical(content).to_bytes(),
+            crate::ignore::text(&sealed.ignored),
+        );
         let mut parts = vec![
             b"content",
             self.hub.as_bytes(),
@@ -203,13 +234,19 @@ impl Sealer {
 }
 
 fn equal(left: &Mac, right: &Mac) -> bool {
-    left.iter().zip(right).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+    left.iter()
+        .zip(right)
+        .fold(0, |difference, (a, b)| difference | (a ^ b))
+        == 0
 }
 
 /// Content in the form that is sealed and written: no marks, and no empty maps, which the API server drops.
 pub fn canonical(content: &Content) -> Content {
     let pairs = |map: &std::collections::BTreeMap<String, String>| {
-        map.iter().filter(|(key, _)| !is_mark(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
+        map.iter()
+            .filter(|(key, _)| !is_mark(key))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
     };
     Content {
         labels: pairs(&content.labels),
@@ -236,8 +273,14 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn content(pairs: &[(String, String)]) -> Content {
-        let data = pairs.iter().map(|(k, v)| (k.clone(), Value::String(v.clone()))).collect();
-        Content { fields: BTreeMap::from([("data".to_owned(), Value::Object(data))]), ..Content::default() }
+        let data = pairs
+            .iter()
+            .map(|(k, v)| (k.clone(), Value::String(v.clone())))
+            .collect();
+        Content {
+            fields: BTreeMap::from([("data".to_owned(), Value::Object(data))]),
+            ..Content::default()
+        }
     }
 
     fn copy(namespace: &str) -> SourceRef {
@@ -245,28 +288,64 @@ mod tests {
     }
 
     fn sealed(rule: &str, source: SourceRef, revision: u8) -> Sealed {
-        Sealed { rule: rule.into(), source, revision: Revision([revision; 16]), ignored: BTreeSet::new() }
+        Sealed {
+            rule: rule.into(),
+            source,
+            revision: Revision([revision; 16]),
+            ignored: BTreeSet::new(),
+        }
     }
 
     #[test]
     fn clone_is_no_copy() {
         let sealer = Sealer::new(b"secret", "hub-1");
-        let seal = sealer.seal(&copy("a"), &sealed("uid", copy("team"), 1), &Content::default(), None);
-        assert_eq!(sealer.check_identity(&seal, &copy("a"), "u"), Identity::Ours);
-        assert_eq!(sealer.check_identity(&seal, &copy("b"), "u"), Identity::Clone);
-        assert_eq!(Sealer::new(b"other", "hub-1").check_identity(&seal, &copy("a"), "u"), Identity::OtherKey);
-        assert_eq!(Sealer::new(b"secret", "hub-2").check_identity(&seal, &copy("a"), "u"), Identity::Clone);
+        let seal = sealer.seal(
+            &copy("a"),
+            &sealed("uid", copy("team"), 1),
+            &Content::default(),
+            None,
+        );
+        assert_eq!(
+            sealer.check_identity(&seal, &copy("a"), "u"),
+            Identity::Ours
+        );
+        assert_eq!(
+            sealer.check_identity(&seal, &copy("b"), "u"),
+            Identity::Clone
+        );
+        assert_eq!(
+            Sealer::new(b"other", "hub-1").check_identity(&seal, &copy("a"), "u"),
+            Identity::OtherKey
+        );
+        assert_eq!(
+            Sealer::new(b"secret", "hub-2").check_identity(&seal, &copy("a"), "u"),
+            Identity::Clone
+        );
     }
 
     #[test]
     fn adopted_seal_fits_only_the_adopted_object() {
         let sealer = Sealer::new(b"secret", "hub-1");
-        let seal = sealer.seal(&copy("a"), &sealed("uid", copy("team"), 1), &Content::default(), Some("u1"));
-        assert_eq!(sealer.check_identity(&seal, &copy("a"), "u1"), Identity::Adopted);
-        assert_eq!(sealer.check_identity(&seal, &copy("a"), "u2"), Identity::Clone);
+        let seal = sealer.seal(
+            &copy("a"),
+            &sealed("uid", copy("team"), 1),
+            &Content::default(),
+            Some("u1"),
+        );
+        assert_eq!(
+            sealer.check_identity(&seal, &copy("a"), "u1"),
+            Identity::Adopted
+        );
+        assert_eq!(
+            sealer.check_identity(&seal, &copy("a"), "u2"),
+            Identity::Clone
+        );
         // The text alone makes no adopted object one of Runnel's own.
         let forged = Seal::parse(&seal.to_string().replacen("v1a.", "v1.", 1)).unwrap();
-        assert_eq!(sealer.check_identity(&forged, &copy("a"), "u1"), Identity::Clone);
+        assert_eq!(
+            sealer.check_identity(&forged, &copy("a"), "u1"),
+            Identity::Clone
+        );
     }
 
     #[test]
@@ -274,7 +353,10 @@ mod tests {
         let sealer = Sealer::new(b"secret", "hub-1");
         let proof = sealer.retained_proof(&copy("a"), "u1");
         assert!(sealer.check_retained(&proof, &copy("a"), "u1"));
-        assert!(!sealer.check_retained(&proof, &copy("a"), "u2") && !sealer.check_retained(&proof, &copy("b"), "u1"));
+        assert!(
+            !sealer.check_retained(&proof, &copy("a"), "u2")
+                && !sealer.check_retained(&proof, &copy("b"), "u1")
+        );
         assert!(!sealer.check_retained("", &copy("a"), "u1"));
         assert!(!Sealer::new(b"other", "hub-1").check_retained(&proof, &copy("a"), "u1"));
     }
@@ -286,7 +368,12 @@ mod tests {
         let right = sealed("uid", copy("team"), 1);
         let seal = sealer.seal(&copy("a"), &right, &written, None);
         assert!(sealer.check_content(&seal, &copy("a"), &right, &written));
-        assert!(!sealer.check_content(&seal, &copy("a"), &right, &content(&[("k".into(), "w".into())])));
+        assert!(!sealer.check_content(
+            &seal,
+            &copy("a"),
+            &right,
+            &content(&[("k".into(), "w".into())])
+        ));
         assert!(!sealer.check_content(&seal, &copy("b"), &right, &written));
         let ignored = BTreeSet::from([FieldPath::parse("/data/other").unwrap()]);
         for other in [
@@ -295,7 +382,10 @@ mod tests {
             sealed("uid", copy("team"), 2),
             Sealed { ignored, ..right },
         ] {
-            assert!(!sealer.check_content(&seal, &copy("a"), &other, &written), "{other:?}");
+            assert!(
+                !sealer.check_content(&seal, &copy("a"), &other, &written),
+                "{other:?}"
+            );
         }
     }
 
@@ -305,8 +395,12 @@ mod tests {
         let plain = content(&[("k".into(), "v".into())]);
         let mut marked = plain.clone();
         marked.labels.insert(MANAGED_BY_LABEL.into(), "x".into());
-        marked.annotations.insert("runnel.dev/anything".into(), "x".into());
-        marked.fields.insert("binaryData".into(), Value::Object(serde_json::Map::new()));
+        marked
+            .annotations
+            .insert("runnel.dev/anything".into(), "x".into());
+        marked
+            .fields
+            .insert("binaryData".into(), Value::Object(serde_json::Map::new()));
         let right = sealed("uid", copy("s"), 0);
         let seal = sealer.seal(&copy("a"), &right, &plain, None);
         assert!(sealer.check_content(&seal, &copy("a"), &right, &marked));

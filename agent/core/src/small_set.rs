@@ -22,8 +22,12 @@ impl<T: Ord> SmallSet<T> {
     /// Adds a member, if it is not there.
     pub fn insert(&mut self, member: T) {
         match self {
-            SmallSet::One(one) if one.as_ref().is_none_or(|one| *one == member) => *one = Some(member),
-            SmallSet::One(one) => *self = SmallSet::Many(one.take().into_iter().chain([member]).collect()),
+            SmallSet::One(one) if one.as_ref().is_none_or(|one| *one == member) => {
+                *one = Some(member)
+            }
+            SmallSet::One(one) => {
+                *self = SmallSet::Many(one.take().into_iter().chain([member]).collect())
+            }
             SmallSet::Many(many) => _ = many.insert(member),
         }
     }

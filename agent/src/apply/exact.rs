@@ -25,10 +25,17 @@ impl ApplyRun<'_> {
         error: &CallError,
     ) -> Result<Option<DynamicObject>, CopyError> {
         // Adopting changes nothing of what stands there.
-        let helps = self.makes_way && matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge);
-        let Some(target) = target.filter(|_| helps) else { return Err(self.fail(error)) };
-        let Some(object) = self.same(target).await? else { return Ok(None) };
-        let Some(patch) = body::make_way(self.kind, &object, request, ignored) else { return Err(self.fail(error)) };
+        let helps = self.makes_way
+            && matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge);
+        let Some(target) = target.filter(|_| helps) else {
+            return Err(self.fail(error));
+        };
+        let Some(object) = self.same(target).await? else {
+            return Ok(None);
+        };
+        let Some(patch) = body::make_way(self.kind, &object, request, ignored) else {
+            return Err(self.fail(error));
+        };
         let object = match self.member.json_patch(self.kind, self.copy, patch).await {
             Ok(object) => object,
             // Where nothing has moved, that is not legal either: the first refusal says why.
@@ -39,7 +46,9 @@ impl ApplyRun<'_> {
         };
         self.passed(target.version.clone());
         self.show(&object);
-        let Some(seen) = self.seen() else { return Ok(None) };
+        let Some(seen) = self.seen() else {
+            return Ok(None);
+        };
         let mut request = request.clone();
         request["metadata"]["resourceVersion"] = seen.version.to_string().into();
         match self.member.apply(self.kind, self.copy, &request).await {

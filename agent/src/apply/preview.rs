@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use runnel_proto::model::{FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Reason, SourceRef};
+use runnel_proto::model::{
+    FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Reason, SourceRef,
+};
 
 use super::{Call, CallError, Member, at};
 use runnel_agent_core::body::{self, Over, Written};
@@ -35,29 +37,60 @@ impl Member {
 
     /// Finds out what would become of copies. Nothing is written.
     async fn preview(&self, preview_job: PreviewJob) -> PreviewResult {
-        let PreviewJob { question, key, items, more } = preview_job;
+        let PreviewJob {
+            question,
+            key,
+            items,
+            more,
+        } = preview_job;
         let all = items.len();
-        let looks = stream::iter(items).map(|item| self.preview_one(&key, item)).buffer_unordered(LOOKS);
+        let looks = stream::iter(items)
+            .map(|item| self.preview_one(&key, item))
+            .buffer_unordered(LOOKS);
         let found: Vec<Found> = looks.take_until(tokio::time::sleep(LIMIT)).collect().await;
         let late = u32::try_from(all.saturating_sub(found.len())).unwrap_or(u32::MAX);
         answer(question, found, more.saturating_add(late))
     }
 
     async fn preview_one(&self, key: &FieldsKey, item: Item) -> Found {
-        let Item { copy, source, known, after } = item;
+        let Item {
+            copy,
+            source,
+            known,
+            after,
+        } = item;
         let mut diff = FieldDiff::default();
         let outcome = match known {
             CopyKnowledge::Decided(outcome) => Some(outcome),
             CopyKnowledge::Open(open) => self.look(key, &copy, *open, &mut diff).await,
         };
-        Found { copy, source, outcome, diff, after }
+        Found {
+            copy,
+            source,
+            outcome,
+            diff,
+            after,
+        }
     }
 
     /// Returns what becomes of a copy, and fills in the fields in which it differs.
-    async fn look(&self, key: &FieldsKey, copy: &SourceRef, open: Open, found: &mut FieldDiff) -> Option<Decided> {
+    async fn look(
+        &self,
+        key: &FieldsKey,
+        copy: &SourceRef,
+        open: Open,
+        found: &mut FieldDiff,
+    ) -> Option<Decided> {
         let kind = Kind::by_resource(&copy.resource)?;
         let needs_look = open.needs_look();
-        let Open { want, mut observed, fields, dry_run, body, digests } = open;
+        let Open {
+            want,
+            mut observed,
+            fields,
+            dry_run,
+            body,
+            digests,
+        } = open;
         let mut object = None;
         if needs_look {
             match self.get(kind, copy).await {
@@ -83,21 +116,33 @@ impl Member {
         }
         if writes(previewed) && is_untold(&want, &observed) {
             let words = "this was not tried, as it would tell whether the Secret that stands there is equal";
-            return Some((previewed, Some(CopyError::new(Reason::WaitingForHub, words))));
+            return Some((
+                previewed,
+                Some(CopyError::new(Reason::WaitingForHub, words)),
+            ));
         }
         let target = match &observed {
-            Observed::Live(live) => Some(ExpectedObject { uid: live.uid.clone(), version: live.version.clone() }),
+            Observed::Live(live) => Some(ExpectedObject {
+                uid: live.uid.clone(),
+                version: live.version.clone(),
+            }),
             Observed::Absent | Observed::Unknown => None,
         };
         let tried = match (&body, &target) {
             (Some(body), _) if writes(previewed) => {
-                self.try_write(kind, copy, body, target.as_ref().zip(object.as_ref())).await
+                self.try_write(kind, copy, body, target.as_ref().zip(object.as_ref()))
+                    .await
             }
             (None, _) if writes(previewed) => {
                 let words = "this was not tried, as its content did not fit into one question";
-                return Some((previewed, Some(CopyError::new(Reason::WaitingForHub, words))));
+                return Some((
+                    previewed,
+                    Some(CopyError::new(Reason::WaitingForHub, words)),
+                ));
             }
-            (_, Some(target)) if matches!(previewed, PreviewOutcome::Remove | PreviewOutcome::GiveUp) => {
+            (_, Some(target))
+                if matches!(previewed, PreviewOutcome::Remove | PreviewOutcome::GiveUp) =>
+            {
                 self.try_delete(kind, copy, target).await
             }
             _ => return Some((previewed, outcome)),
@@ -105,7 +150,8 @@ impl Member {
         Some(match tried {
             Ok(()) => (previewed, outcome),
             Err(copy_error)
-                if copy_error.reason == Reason::Immutable && body.is_some_and(|body| body.recreate != Recreate::No) =>
+                if copy_error.reason == Reason::Immutable
+                    && body.is_some_and(|body| body.recreate != Recreate::No) =>
             {
                 let words = "it does not take the change, so it is deleted and created anew";
                 (previewed, Some(CopyError::new(Reason::Immutable, words)))
@@ -122,9 +168,20 @@ impl Member {
         body: &DesiredObject,
         over: Option<(&ExpectedObject, &DynamicObject)>,
     ) -> Result<(), CopyError> {
-        let DesiredObject { intent, rule, revision, ignored, version, .. } = body;
-        let ContentSource::Payload(payload) = &body.content else { return Ok(()) };
-        let content = payload.decode().map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()))?;
+        let DesiredObject {
+            intent,
+            rule,
+            revision,
+            ignored,
+            version,
+            ..
+        } = body;
+        let ContentSource::Payload(payload) = &body.content else {
+            return Ok(());
+        };
+        let content = payload
+            .decode()
+            .map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()))?;
         let Limits { policy, home } = &body.limits;
         if let Some(denied) = policy.denies(kind, copy, &content, home) {
             return Err(denied);
@@ -132,24 +189,55 @@ impl Member {
         let version = *version;
         // Whether the seal is that of an adopted object is the same to an API server.
         let adopted = false;
-        let written = Written { kind, copy, intent, rule, revision, content: &content, ignored, version, adopted };
-        let over = over.map(|(target, object)| Over { target, object: (!ignored.is_empty()).then_some(object) });
+        let written = Written {
+            kind,
+            copy,
+            intent,
+            rule,
+            revision,
+            content: &content,
+            ignored,
+            version,
+            adopted,
+        };
+        let over = over.map(|(target, object)| Over {
+            target,
+            object: (!ignored.is_empty()).then_some(object),
+        });
         let request = body::apply(&written, over.as_ref(), &self.sealer);
-        let params = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force() };
-        let answer: Call<DynamicObject> =
-            self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(&request))).await;
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::apply(FIELD_MANAGER).force()
+        };
+        let answer: Call<DynamicObject> = self
+            .object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(&request)))
+            .await;
         let object = answer.map_err(|error| refused(&error))?;
         // What an apply leaves is removed by a second request, which a dry run has nothing to work on.
         let is_whole = body::surplus(kind, &object, &content, ignored).is_none();
         let holds = live::reduce(kind, &object, &self.sealer)
             .is_some_and(|(_, live)| live.holds(&intent.rule, &intent.source, revision));
-        if is_whole && !holds { Err(differ::rewritten(kind, &object, &content, ignored)) } else { Ok(()) }
+        if is_whole && !holds {
+            Err(differ::rewritten(kind, &object, &content, ignored))
+        } else {
+            Ok(())
+        }
     }
 
-    async fn try_delete(&self, kind: &Kind, copy: &SourceRef, target: &ExpectedObject) -> Result<(), CopyError> {
-        let conditions =
-            Preconditions { uid: Some(target.uid.to_string()), resource_version: Some(target.version.to_string()) };
-        let params = DeleteParams { dry_run: true, ..DeleteParams::default().preconditions(conditions) };
+    async fn try_delete(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+        target: &ExpectedObject,
+    ) -> Result<(), CopyError> {
+        let conditions = Preconditions {
+            uid: Some(target.uid.to_string()),
+            resource_version: Some(target.version.to_string()),
+        };
+        let params = DeleteParams {
+            dry_run: true,
+            ..DeleteParams::default().preconditions(conditions)
+        };
         let answer = self.text(at(kind, copy).delete(&copy.name, &params)).await;
         answer.map(drop).map_err(|error| refused(&error))
     }
@@ -157,7 +245,10 @@ impl Member {
 
 fn refused(error: &CallError) -> CopyError {
     if error.is_race() {
-        CopyError::new(Reason::Conflict, "somebody changed what stands here meanwhile: ask again")
+        CopyError::new(
+            Reason::Conflict,
+            "somebody changed what stands here meanwhile: ask again",
+        )
     } else {
         copy_error(error)
     }

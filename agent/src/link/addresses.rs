@@ -9,15 +9,24 @@ use crate::store::Identity;
 /// addresses come after the stored ones, as they may be those of an older place.
 fn candidates(identity: &Identity, string: Option<&JoinString>) -> Vec<String> {
     let mut all = identity.addresses.clone();
-    let named =
-        string.filter(|string| is_of_this_hub(identity, string)).into_iter().flat_map(|string| &string.addresses);
-    all.extend(named.filter(|address| !identity.addresses.contains(address)).cloned());
+    let named = string
+        .filter(|string| is_of_this_hub(identity, string))
+        .into_iter()
+        .flat_map(|string| &string.addresses);
+    all.extend(
+        named
+            .filter(|address| !identity.addresses.contains(address))
+            .cloned(),
+    );
     all
 }
 
 /// Whether a join string is of the hub that this agent has joined: its id, and the key of an authority that is trusted.
 fn is_of_this_hub(identity: &Identity, string: &JoinString) -> bool {
-    let authorities = identity.certificate.iter().flat_map(|certificate| &certificate.authorities);
+    let authorities = identity
+        .certificate
+        .iter()
+        .flat_map(|certificate| &certificate.authorities);
     let mut keys = authorities.filter_map(|authority| Fingerprint::of_certificate(authority).ok());
     string.hub == identity.hub && keys.any(|key| key == string.pin)
 }
@@ -25,7 +34,12 @@ fn is_of_this_hub(identity: &Identity, string: &JoinString) -> bool {
 impl Link {
     /// The addresses to try, in turn.
     pub(super) fn candidates(&self) -> Vec<String> {
-        candidates(&self.identity, join::read_join_string(self.join_file.as_deref()).ok().as_ref())
+        candidates(
+            &self.identity,
+            join::read_join_string(self.join_file.as_deref())
+                .ok()
+                .as_ref(),
+        )
     }
 
     /// The hub was reached at an address. One that the agent had not stored is in the join string: the hub has moved
@@ -34,8 +48,12 @@ impl Link {
         if self.identity.addresses.iter().any(|known| known == address) {
             return;
         }
-        let Ok(string) = join::read_join_string(self.join_file.as_deref()) else { return };
-        if !is_of_this_hub(&self.identity, &string) || !string.addresses.iter().any(|named| named == address) {
+        let Ok(string) = join::read_join_string(self.join_file.as_deref()) else {
+            return;
+        };
+        if !is_of_this_hub(&self.identity, &string)
+            || !string.addresses.iter().any(|named| named == address)
+        {
             return;
         }
         self.identity.addresses = string.addresses;
@@ -44,7 +62,9 @@ impl Link {
             "the hub has moved: its addresses are those of the join string"
         );
         if self.store.save_identity(&self.identity).await.is_err() {
-            tracing::warn!("the hub's new addresses cannot be stored yet: the next renewal stores them");
+            tracing::warn!(
+                "the hub's new addresses cannot be stored yet: the next renewal stores them"
+            );
         }
     }
 }
@@ -61,7 +81,10 @@ mod tests {
     #[test]
     fn addresses_of_a_join_string_count_only_for_the_same_hub() {
         let hub = new_hub_id().unwrap();
-        let (own, other) = (Authority::generate(&hub, SystemTime::now()), Authority::generate(&hub, SystemTime::now()));
+        let (own, other) = (
+            Authority::generate(&hub, SystemTime::now()),
+            Authority::generate(&hub, SystemTime::now()),
+        );
         let (own, other) = (own.unwrap(), other.unwrap());
         let certificate = Certificate {
             own: own.certificate().clone(),
@@ -85,7 +108,10 @@ mod tests {
             token: Token::generate().unwrap(),
             pin: authority.pin(),
         };
-        assert_eq!(candidates(&identity, Some(&string(&hub, &own))), ["old:1", "both:1", "new:1"]);
+        assert_eq!(
+            candidates(&identity, Some(&string(&hub, &own))),
+            ["old:1", "both:1", "new:1"]
+        );
         for foreign in [string(&hub, &other), string(&new_hub_id().unwrap(), &own)] {
             assert_eq!(candidates(&identity, Some(&foreign)), identity.addresses);
         }

@@ -30,7 +30,9 @@ pub(super) enum Ended {
 /// A failure before the first frame: with TLS 1.3 a refused certificate shows only here.
 pub(super) fn early(status: &Status) -> Ended {
     match status.code() {
-        Code::Unknown | Code::Cancelled | Code::Unavailable | Code::Internal if status.message().contains("error") => {
+        Code::Unknown | Code::Cancelled | Code::Unavailable | Code::Internal
+            if status.message().contains("error") =>
+        {
             let text = "the hub ended the connection before it said anything: it may not accept this agent's certificate; \
                         see the hub's log, and whether the MemberCluster is there and accepted";
             Ended::Failed(format!("{text} ({})", error_chain(status)))
@@ -40,18 +42,27 @@ pub(super) fn early(status: &Status) -> Ended {
 }
 
 pub(super) fn refused(status: &Status) -> Ended {
-    let reason = status.metadata().get(REASON_METADATA).and_then(|reason| reason.to_str().ok());
+    let reason = status
+        .metadata()
+        .get(REASON_METADATA)
+        .and_then(|reason| reason.to_str().ok());
     match status.code() {
         // Only a hub whose certificate was verified is heard at all.
-        _ if matches!(reason, Some("not-accepted" | "revoked" | "gone")) => Ended::Revoked(status.message().to_owned()),
+        _ if matches!(reason, Some("not-accepted" | "revoked" | "gone")) => {
+            Ended::Revoked(status.message().to_owned())
+        }
         _ if reason == Some("expired") => Ended::Expired,
         _ if reason == Some("replaced") => Ended::Replaced,
-        _ if matches!(reason, Some("key-unknown" | "expired-too-long")) => Ended::Refused(status.message().to_owned()),
+        _ if matches!(reason, Some("key-unknown" | "expired-too-long")) => {
+            Ended::Refused(status.message().to_owned())
+        }
         Code::Unauthenticated | Code::PermissionDenied => Ended::Refused(format!(
             "{}: see that the MemberCluster is there and has spec.accepted: true, or join again with a new join string",
             status.message()
         )),
-        _ if status.message().is_empty() => Ended::Failed(format!("the stream ended ({:?})", status.code())),
+        _ if status.message().is_empty() => {
+            Ended::Failed(format!("the stream ended ({:?})", status.code()))
+        }
         _ => Ended::Failed(status.message().to_owned()),
     }
 }
@@ -63,7 +74,9 @@ mod tests {
 
     fn status(code: Code, reason: &'static str) -> Status {
         let mut status = Status::new(code, "why");
-        status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static(reason));
+        status
+            .metadata_mut()
+            .insert(REASON_METADATA, MetadataValue::from_static(reason));
         status
     }
 
@@ -71,20 +84,44 @@ mod tests {
     fn only_the_words_of_a_revocation_revoke() {
         for reason in ["not-accepted", "revoked", "gone"] {
             for code in [Code::FailedPrecondition, Code::Unauthenticated] {
-                assert!(matches!(early(&status(code, reason)), Ended::Revoked(_)), "{reason}");
-                assert!(matches!(refused(&status(code, reason)), Ended::Revoked(_)), "{reason}");
+                assert!(
+                    matches!(early(&status(code, reason)), Ended::Revoked(_)),
+                    "{reason}"
+                );
+                assert!(
+                    matches!(refused(&status(code, reason)), Ended::Revoked(_)),
+                    "{reason}"
+                );
             }
         }
         for reason in ["key-unknown", "expired-too-long"] {
-            assert!(matches!(refused(&status(Code::Unauthenticated, reason)), Ended::Refused(_)), "{reason}");
+            assert!(
+                matches!(
+                    refused(&status(Code::Unauthenticated, reason)),
+                    Ended::Refused(_)
+                ),
+                "{reason}"
+            );
         }
-        assert!(matches!(refused(&status(Code::Unauthenticated, "expired")), Ended::Expired));
-        assert!(matches!(refused(&status(Code::Aborted, "replaced")), Ended::Replaced));
+        assert!(matches!(
+            refused(&status(Code::Unauthenticated, "expired")),
+            Ended::Expired
+        ));
+        assert!(matches!(
+            refused(&status(Code::Aborted, "replaced")),
+            Ended::Replaced
+        ));
         for reason in ["", "Gone", "new-word"] {
             let ended = refused(&status(Code::Unauthenticated, reason));
             assert!(matches!(ended, Ended::Refused(_)), "{reason}");
         }
-        assert!(matches!(refused(&Status::unavailable("the hub is starting")), Ended::Failed(_)));
-        assert!(matches!(refused(&Status::unauthenticated("no certificate")), Ended::Refused(_)));
+        assert!(matches!(
+            refused(&Status::unavailable("the hub is starting")),
+            Ended::Failed(_)
+        ));
+        assert!(matches!(
+            refused(&Status::unauthenticated("no certificate")),
+            Ended::Refused(_)
+        ));
     }
 }

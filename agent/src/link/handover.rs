@@ -132,10 +132,15 @@ impl Link {
             (Swap::Connect(_), _) => self.connect(address),
             (_, HandoverEvent::Connected(Ok(channel))) => {
                 let frames = frames.clone();
-                Swap::Saying(channel, Box::pin(async move { frames.reserve_owned().await.ok() }))
+                Swap::Saying(
+                    channel,
+                    Box::pin(async move { frames.reserve_owned().await.ok() }),
+                )
             }
             (_, HandoverEvent::Connected(Err(error))) => {
-                tracing::warn!("no second connection to the hub yet, the first one goes on: {error}");
+                tracing::warn!(
+                    "no second connection to the hub yet, the first one goes on: {error}"
+                );
                 Swap::Connect(self.again())
             }
             (Swap::Saying(channel, _), HandoverEvent::Room(Some(permit))) => {
@@ -143,7 +148,9 @@ impl Link {
                 Swap::Awaiting(channel, Instant::now() + HANDOVER_LIMIT)
             }
             (Swap::Awaiting(..), _) => {
-                tracing::warn!("the hub does not hand the stream over: it goes on until its certificate ends");
+                tracing::warn!(
+                    "the hub does not hand the stream over: it goes on until its certificate ends"
+                );
                 self.swap()
             }
             // Nobody reads what is sent on this stream: it is ending.
@@ -155,15 +162,19 @@ impl Link {
     fn connect(&self, address: &str) -> Swap {
         let (identity, address) = (self.identity.clone(), address.to_owned());
         Swap::Connecting(Box::pin(async move {
-            channel(&identity, &address).await.map_err(|ended| match ended {
-                Ended::Refused(text) | Ended::Failed(text) => text,
-                _ => "the hub is not reached".to_owned(),
-            })
+            channel(&identity, &address)
+                .await
+                .map_err(|ended| match ended {
+                    Ended::Refused(text) | Ended::Failed(text) => text,
+                    _ => "the hub is not reached".to_owned(),
+                })
         }))
     }
 
     fn again(&mut self) -> Instant {
-        let again = RENEW_AGAIN.min(self.life_left() / 4).max(Duration::from_millis(100));
+        let again = RENEW_AGAIN
+            .min(self.life_left() / 4)
+            .max(Duration::from_millis(100));
         from_now(again.mul_f64(0.5 + self.jitter.draw()))
     }
 }

@@ -23,7 +23,10 @@ const STORE_PERIOD: Duration = Duration::from_secs(60);
 /// After a failed store.
 const STORE_AGAIN: Duration = Duration::from_secs(15);
 /// How long to stay with a hub that knows less than was heard before looking for the one that knows more.
-const STAY: Backoff = Backoff { base: Duration::from_secs(30), limit: Duration::from_secs(600) };
+const STAY: Backoff = Backoff {
+    base: Duration::from_secs(30),
+    limit: Duration::from_secs(600),
+};
 
 type Saving = futures::future::BoxFuture<'static, Result<(), CallError>>;
 
@@ -44,7 +47,9 @@ pub struct HistoryTokenStore {
 pub(super) fn showing<T>(newest: Option<&Bytes>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(newest) = newest {
-        request.metadata_mut().insert_bin(HISTORY_TOKEN_METADATA, MetadataValue::from_bytes(newest));
+        request
+            .metadata_mut()
+            .insert_bin(HISTORY_TOKEN_METADATA, MetadataValue::from_bytes(newest));
     }
     request
 }
@@ -70,7 +75,9 @@ impl HistoryTokenStore {
 
     /// Takes in the words of a leader of the hub, by its epoch and term.
     pub(super) fn receive(&mut self, words: &Bytes, leader: (String, u64)) {
-        let is_news = !words.is_empty() && words.len() <= HISTORY_TOKEN_LIMIT && self.newest.as_ref() != Some(words);
+        let is_news = !words.is_empty()
+            && words.len() <= HISTORY_TOKEN_LIMIT
+            && self.newest.as_ref() != Some(words);
         if !is_news {
             return;
         }
@@ -98,7 +105,8 @@ impl HistoryTokenStore {
                         status = error.code(),
                         "what is remembered of the hub cannot be stored; trying again"
                     );
-                    self.store_at.get_or_insert_with(|| Instant::now() + STORE_AGAIN);
+                    self.store_at
+                        .get_or_insert_with(|| Instant::now() + STORE_AGAIN);
                 }
             }
             match (self.store_at, self.newest.clone()) {
@@ -106,7 +114,9 @@ impl HistoryTokenStore {
                     sleep_until(at).await;
                     let store = self.store.clone();
                     (self.store_at, self.stored_at) = (None, Some(Instant::now()));
-                    self.saving = Some(Box::pin(async move { store.save_history_token(&newest).await }));
+                    self.saving = Some(Box::pin(
+                        async move { store.save_history_token(&newest).await },
+                    ));
                 }
                 _ => std::future::pending().await,
             }
@@ -125,7 +135,11 @@ impl HistoryTokenStore {
 
     /// A hub says whether it knows less than was heard before. Returns for how long to stay with it then.
     pub(super) fn stay(&mut self, behind: bool, jitter: &mut Jitter) -> Option<Duration> {
-        self.behind = if behind { self.behind.saturating_add(1) } else { 0 };
+        self.behind = if behind {
+            self.behind.saturating_add(1)
+        } else {
+            0
+        };
         behind.then(|| STAY.jittered(self.behind, jitter.draw()))
     }
 }
@@ -154,7 +168,15 @@ mod tests {
             let next = store_time(at, stored_at);
             due = Some(due.map_or(next, |known| known.min(next)));
         }
-        assert!((10..=11).contains(&stores.len()), "{} writes in ten minutes of edits", stores.len());
-        assert_eq!(store_time(start, Some(start - 100 * second)), start + second, "after a rest");
+        assert!(
+            (10..=11).contains(&stores.len()),
+            "{} writes in ten minutes of edits",
+            stores.len()
+        );
+        assert_eq!(
+            store_time(start, Some(start - 100 * second)),
+            start + second,
+            "after a rest"
+        );
     }
 }

@@ -41,7 +41,11 @@ impl Link {
             Ok(connected) => connected.channel,
             Err(ended) => return Some(ended),
         };
-        match Renewal::of(self).ask(client(channel)).await.map(|renewed| self.identity = renewed) {
+        match Renewal::of(self)
+            .ask(client(channel))
+            .await
+            .map(|renewed| self.identity = renewed)
+        {
             Ok(()) => None,
             Err(NotRenewed::Refused(status)) => {
                 let ended = early(&status);
@@ -50,7 +54,9 @@ impl Link {
                 }
                 Some(ended)
             }
-            Err(NotRenewed::Failed(text)) => Some(Ended::Failed(format!("the certificate has expired: {text}"))),
+            Err(NotRenewed::Failed(text)) => Some(Ended::Failed(format!(
+                "the certificate has expired: {text}"
+            ))),
         }
     }
 
@@ -59,7 +65,9 @@ impl Link {
     pub(super) async fn joined_again(&mut self, ended: Ended) -> Option<Ended> {
         let string = join::read_join_string(self.join_file.as_deref()).ok();
         let is_new = |string: &JoinString| string.token.id() != self.identity.token_id;
-        let Some(string) = string.filter(is_new) else { return Some(ended) };
+        let Some(string) = string.filter(is_new) else {
+            return Some(ended);
+        };
         if string.hub != self.identity.hub {
             tracing::warn!(
                 "the join string is that of another hub, and is not used: to leave this one for good, remove tls.crt from \
@@ -71,7 +79,14 @@ impl Link {
         tracing::info!(cluster = %string.cluster, "joining anew, with the new join string");
         // Once: meanwhile the hub may want this agent again, or somebody corrects the join string.
         let mut stored = Some(self.identity.clone());
-        let joined = join::join_once(&self.store, &string, &mut stored, self.jitter.draw(), JOIN_LIMIT).await;
+        let joined = join::join_once(
+            &self.store,
+            &string,
+            &mut stored,
+            self.jitter.draw(),
+            JOIN_LIMIT,
+        )
+        .await;
         match (joined, stored) {
             (Ok(identity), _) => {
                 self.identity = identity;
@@ -104,25 +119,50 @@ pub(super) struct Renewal {
 
 impl Renewal {
     pub(super) fn of(link: &mut Link) -> Self {
-        let (identity, store, history_token) = (link.identity.clone(), link.store.clone(), link.history_token.newest());
-        Self { identity, store, history_token, draw: link.jitter.draw() }
+        let (identity, store, history_token) = (
+            link.identity.clone(),
+            link.store.clone(),
+            link.history_token.newest(),
+        );
+        Self {
+            identity,
+            store,
+            history_token,
+            draw: link.jitter.draw(),
+        }
     }
 
     /// Gets a certificate for a new key, and stores both before they are used.
-    pub(super) async fn ask(self, mut client: RunnelClient<Channel>) -> Result<Identity, NotRenewed> {
+    pub(super) async fn ask(
+        self,
+        mut client: RunnelClient<Channel>,
+    ) -> Result<Identity, NotRenewed> {
         let failed = |error: &dyn std::fmt::Display| NotRenewed::Failed(error.to_string());
         let key = MemberKey::generate().map_err(|error| failed(&error))?;
         let request = key.certificate_request().map_err(|error| failed(&error))?;
-        let request = RenewRequest { certificate_request: request.into() };
-        let call = tokio::time::timeout(FIRST_FRAME, client.renew(showing(self.history_token.as_ref(), request))).await;
+        let request = RenewRequest {
+            certificate_request: request.into(),
+        };
+        let call = tokio::time::timeout(
+            FIRST_FRAME,
+            client.renew(showing(self.history_token.as_ref(), request)),
+        )
+        .await;
         let call = call.map_err(|_| failed(&"the hub did not answer"))?;
         let response = call.map_err(NotRenewed::Refused)?.into_inner();
-        let certificate =
-            join::certificate(response, &key, SystemTime::now(), self.draw).map_err(|text| failed(&text))?;
-        let renewed = Identity { key: key.to_pem(), certificate: Some(certificate), ..self.identity };
+        let certificate = join::certificate(response, &key, SystemTime::now(), self.draw)
+            .map_err(|text| failed(&text))?;
+        let renewed = Identity {
+            key: key.to_pem(),
+            certificate: Some(certificate),
+            ..self.identity
+        };
         // Unusable or unstored, it must not take the place of one that works.
         connector(&renewed).map_err(|error| failed(&error))?;
-        self.store.save_identity(&renewed).await.map_err(|_| failed(&"the new one cannot be stored"))?;
+        self.store
+            .save_identity(&renewed)
+            .await
+            .map_err(|_| failed(&"the new one cannot be stored"))?;
         Ok(renewed)
     }
 }

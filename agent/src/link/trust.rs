@@ -19,7 +19,9 @@ impl Link {
         if matches!(swap, Swap::Renewing(_)) {
             return swap;
         }
-        let Some(authorities) = reported.take() else { return swap };
+        let Some(authorities) = reported.take() else {
+            return swap;
+        };
         let due = self.renews_at();
         self.trust_in(authorities).await;
         match swap {
@@ -30,27 +32,47 @@ impl Link {
 
     /// Trusts these from now on, and renews soon if the first of them did not sign the certificate that is there.
     async fn trust_in(&mut self, authorities: Vec<Bytes>) {
-        let Some(present) = self.identity.certificate.clone() else { return };
-        let authorities: Vec<_> = authorities.iter().map(|der| CertificateDer::from(der.to_vec())).collect();
-        let Some(first) = authorities.first() else { return };
-        let mut next = Certificate { authorities: authorities.clone(), ..present.clone() };
+        let Some(present) = self.identity.certificate.clone() else {
+            return;
+        };
+        let authorities: Vec<_> = authorities
+            .iter()
+            .map(|der| CertificateDer::from(der.to_vec()))
+            .collect();
+        let Some(first) = authorities.first() else {
+            return;
+        };
+        let mut next = Certificate {
+            authorities: authorities.clone(),
+            ..present.clone()
+        };
         if !is_signed_by(&present.own, first) {
-            let within = SPREAD.min(self.life_left() / 10).mul_f64(self.jitter.draw());
+            let within = SPREAD
+                .min(self.life_left() / 10)
+                .mul_f64(self.jitter.draw());
             next.renew_at = next.renew_at.min(SystemTime::now() + within);
         }
         if next.authorities == present.authorities && next.renew_at == present.renew_at {
             return;
         }
-        let next = Identity { certificate: Some(next), ..self.identity.clone() };
+        let next = Identity {
+            certificate: Some(next),
+            ..self.identity.clone()
+        };
         // What cannot be used must not take the place of what works.
         if let Err(error) = connector(&next) {
             tracing::warn!(%error, "the hub names authorities that cannot be used: going on with the former ones");
             return;
         }
         if self.store.save_identity(&next).await.is_err() {
-            tracing::warn!("the hub's new authorities cannot be stored yet: the next renewal stores them");
+            tracing::warn!(
+                "the hub's new authorities cannot be stored yet: the next renewal stores them"
+            );
         }
-        tracing::info!("the hub's authorities have changed: there are {}", authorities.len());
+        tracing::info!(
+            "the hub's authorities have changed: there are {}",
+            authorities.len()
+        );
         self.identity = next;
     }
 
@@ -62,11 +84,20 @@ impl Link {
             Ended::Refused(_) | Ended::Revoked(_) => true,
             _ => false,
         };
-        if helps { self.joined_again(ended).await.unwrap_or(Ended::Planned(Duration::ZERO)) } else { ended }
+        if helps {
+            self.joined_again(ended)
+                .await
+                .unwrap_or(Ended::Planned(Duration::ZERO))
+        } else {
+            ended
+        }
     }
 
     /// When the next certificate is asked for.
     pub(super) fn renews_at(&self) -> Option<SystemTime> {
-        self.identity.certificate.as_ref().map(|certificate| certificate.renew_at)
+        self.identity
+            .certificate
+            .as_ref()
+            .map(|certificate| certificate.renew_at)
     }
 }

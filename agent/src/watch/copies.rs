@@ -18,11 +18,26 @@ use runnel_agent_core::reconciler::{Event, WatchScope};
 use runnel_agent_core::seal::Sealer;
 
 /// Watches the copies of an area until the receiver is gone. `pages` bounds how many pages of the kind are read at once.
-pub async fn copies(client: Client, area: Area, sealer: Sealer, events: mpsc::Sender<Event>, pages: Arc<Semaphore>) {
-    let Some(kind) = Kind::by_resource(area.resource) else { return };
+pub async fn copies(
+    client: Client,
+    area: Area,
+    sealer: Sealer,
+    events: mpsc::Sender<Event>,
+    pages: Arc<Semaphore>,
+) {
+    let Some(kind) = Kind::by_resource(area.resource) else {
+        return;
+    };
     let path = DynamicObject::url_path(&resource(kind), area.namespace.as_deref());
     let labels = format!("{HUB_LABEL}={}", sealer.hub());
-    let mut follow = Follow::new(client, path, Copies { kind, area, sealer }, events, pages, WATCH_SECONDS);
+    let mut follow = Follow::new(
+        client,
+        path,
+        Copies { kind, area, sealer },
+        events,
+        pages,
+        WATCH_SECONDS,
+    );
     follow.labels = Some(labels);
     follow.run().await;
 }
@@ -47,14 +62,25 @@ impl Source for Copies {
     }
 
     fn seen(&self, object: DynamicObject, listed: bool) -> Vec<Event> {
-        let Some((copy, live)) = live::reduce(self.kind, &object, &self.sealer) else { return vec![] };
+        let Some((copy, live)) = live::reduce(self.kind, &object, &self.sealer) else {
+            return vec![];
+        };
         // After a restart this may be the only place where the content is, as long as the hub is away.
-        let content = if listed { live::learn(self.kind, &object, &live) } else { None };
-        content.map(Event::Content).into_iter().chain([Event::Copy(copy, live)]).collect()
+        let content = if listed {
+            live::learn(self.kind, &object, &live)
+        } else {
+            None
+        };
+        content
+            .map(Event::Content)
+            .into_iter()
+            .chain([Event::Copy(copy, live)])
+            .collect()
     }
 
     fn gone(&self, object: DynamicObject) -> Option<Event> {
-        live::reduce(self.kind, &object, &self.sealer).map(|(copy, live)| Event::CopyGone(copy, live.uid))
+        live::reduce(self.kind, &object, &self.sealer)
+            .map(|(copy, live)| Event::CopyGone(copy, live.uid))
     }
 
     fn complete(&self) -> Event {
@@ -62,7 +88,10 @@ impl Source for Copies {
     }
 
     fn forbidden(&self, status: &Status) -> Event {
-        Event::CopiesForbidden(self.area.clone(), classify::refused_watch(status, &self.area))
+        Event::CopiesForbidden(
+            self.area.clone(),
+            classify::refused_watch(status, &self.area),
+        )
     }
 
     fn lost(&self, status: u16) -> Event {

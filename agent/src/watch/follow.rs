@@ -176,7 +176,12 @@ impl<S: Source> Follow<S> {
     async fn list(&mut self) -> Result<Result<String, WatchError>, Closed> {
         let mut next = None;
         loop {
-            let _permit = self.pages.clone().acquire_owned().await.map_err(|_| Closed)?;
+            let _permit = self
+                .pages
+                .clone()
+                .acquire_owned()
+                .await
+                .map_err(|_| Closed)?;
             let size = self.page_size;
             let bytes = match self.page(size.limit(), next.as_deref(), size.bytes()).await {
                 Ok(Some(bytes)) => bytes,
@@ -201,7 +206,9 @@ impl<S: Source> Follow<S> {
             };
             drop(bytes);
             if unreadable > 0 {
-                tracing::warn!("a list has {unreadable} objects that cannot be read: they are left out");
+                tracing::warn!(
+                    "a list has {unreadable} objects that cannot be read: they are left out"
+                );
             }
             for event in events {
                 self.send(event).await?;
@@ -214,13 +221,31 @@ impl<S: Source> Follow<S> {
         }
     }
 
-    async fn page(&self, limit: u32, next: Option<&str>, bytes: usize) -> Result<Option<Vec<u8>>, WatchError> {
-        let mut params = ListParams { label_selector: self.labels.clone(), ..ListParams::default() }.limit(limit);
+    async fn page(
+        &self,
+        limit: u32,
+        next: Option<&str>,
+        bytes: usize,
+    ) -> Result<Option<Vec<u8>>, WatchError> {
+        let mut params = ListParams {
+            label_selector: self.labels.clone(),
+            ..ListParams::default()
+        }
+        .limit(limit);
         if let Some(token) = next {
             params = params.continue_token(token);
         }
-        let request = if self.metadata { self.path.list_metadata(&params) } else { self.path.list(&params) };
-        read(&self.client, request.map_err(|_| WatchError::Unanswered)?, bytes).await
+        let request = if self.metadata {
+            self.path.list_metadata(&params)
+        } else {
+            self.path.list(&params)
+        };
+        read(
+            &self.client,
+            request.map_err(|_| WatchError::Unanswered)?,
+            bytes,
+        )
+        .await
     }
 
     /// Watches until a list is needed.
@@ -264,24 +289,45 @@ impl<S: Source> Follow<S> {
 
     /// Whether the API server's present version is older than one that it has given before.
     async fn has_gone_back(&self, before: &str) -> Result<bool, WatchError> {
-        let params = ListParams { label_selector: self.labels.clone(), ..ListParams::default() }.limit(1);
-        let request = self.path.list_metadata(&params).map_err(|_| WatchError::Unanswered)?;
-        let bytes = read(&self.client, request, PageSize::default().bytes()).await?.ok_or(WatchError::Unanswered)?;
+        let params = ListParams {
+            label_selector: self.labels.clone(),
+            ..ListParams::default()
+        }
+        .limit(1);
+        let request = self
+            .path
+            .list_metadata(&params)
+            .map_err(|_| WatchError::Unanswered)?;
+        let bytes = read(&self.client, request, PageSize::default().bytes())
+            .await?
+            .ok_or(WatchError::Unanswered)?;
         let metadata = parse(&bytes, |_: serde::de::IgnoredAny| {})?;
         let number = |version: &str| version.parse::<u64>().ok();
         let now = metadata.resource_version.as_deref().and_then(number);
         // Versions that cannot be compared say nothing.
-        Ok(now.zip(number(before)).is_none_or(|(now, before)| now < before))
+        Ok(now
+            .zip(number(before))
+            .is_none_or(|(now, before)| now < before))
     }
 
     async fn watch_once(&mut self, version: &mut String) -> Result<Ended, Closed> {
-        let params = WatchParams { label_selector: self.labels.clone(), ..WatchParams::default() }.timeout(self.life);
-        let request =
-            if self.metadata { self.path.watch_metadata(&params, version) } else { self.path.watch(&params, version) };
-        let Ok(request) = request else { return Ok(Ended::Failed(WatchError::Unanswered)) };
+        let params = WatchParams {
+            label_selector: self.labels.clone(),
+            ..WatchParams::default()
+        }
+        .timeout(self.life);
+        let request = if self.metadata {
+            self.path.watch_metadata(&params, version)
+        } else {
+            self.path.watch(&params, version)
+        };
+        let Ok(request) = request else {
+            return Ok(Ended::Failed(WatchError::Unanswered));
+        };
         let begin = Instant::now();
         let life = Duration::from_secs(self.life.into());
-        let stream = match in_time(self.client.request_events::<Readable<S::Object>>(request)).await {
+        let stream = match in_time(self.client.request_events::<Readable<S::Object>>(request)).await
+        {
             Ok(stream) => stream,
             Err(WatchError::Refused(status)) if status.code == 410 => return Ok(Ended::Expired),
             Err(error) => return Ok(Ended::Failed(error)),
@@ -295,21 +341,26 @@ impl<S: Source> Follow<S> {
         // A server that fails as soon as it has begun to answer has not answered.
         let mut works = false;
         loop {
-            let next = match timeout_at(if works { end } else { end.min(settled) }, stream.next()).await {
-                Ok(next) => next,
-                Err(_) if works => return Ok(Ended::Failed(WatchError::Unanswered)),
-                Err(_) => {
-                    works = true;
-                    self.is_answered().await?;
-                    continue;
-                }
-            };
+            let next =
+                match timeout_at(if works { end } else { end.min(settled) }, stream.next()).await {
+                    Ok(next) => next,
+                    Err(_) if works => return Ok(Ended::Failed(WatchError::Unanswered)),
+                    Err(_) => {
+                        works = true;
+                        self.is_answered().await?;
+                        continue;
+                    }
+                };
             let event = match next {
                 None if begin.elapsed() + GRACE >= life => return Ok(Ended::InOrder),
                 None if works => return Ok(Ended::Early),
                 None => return Ok(self.broke(works, WatchError::Unanswered)),
-                Some(Ok(WatchEvent::Error(status))) if status.code == 410 => return Ok(Ended::Expired),
-                Some(Ok(WatchEvent::Error(status))) => return Ok(self.broke(works, WatchError::Refused(status))),
+                Some(Ok(WatchEvent::Error(status))) if status.code == 410 => {
+                    return Ok(Ended::Expired);
+                }
+                Some(Ok(WatchEvent::Error(status))) => {
+                    return Ok(self.broke(works, WatchError::Refused(status)));
+                }
                 Some(Ok(event)) => event,
                 Some(Err(error)) => return Ok(self.broke(works, error.into())),
             };
@@ -318,7 +369,8 @@ impl<S: Source> Follow<S> {
             }
             self.answered_at = Instant::now();
             match event {
-                WatchEvent::Added(Readable::Read(object)) | WatchEvent::Modified(Readable::Read(object)) => {
+                WatchEvent::Added(Readable::Read(object))
+                | WatchEvent::Modified(Readable::Read(object)) => {
                     self.passed(S::version(&object), version);
                     for event in self.source.seen(*object, false) {
                         self.send(event).await?;
@@ -333,7 +385,11 @@ impl<S: Source> Follow<S> {
                 WatchEvent::Added(Readable::Unreadable(object))
                 | WatchEvent::Modified(Readable::Unreadable(object))
                 | WatchEvent::Deleted(Readable::Unreadable(object)) => {
-                    tracing::debug!(name = object.name, namespace = object.namespace, "an object cannot be read");
+                    tracing::debug!(
+                        name = object.name,
+                        namespace = object.namespace,
+                        "an object cannot be read"
+                    );
                     self.passed(object.resource_version.as_deref(), version);
                 }
                 WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
@@ -372,7 +428,11 @@ impl<S: Source> Follow<S> {
             return Ok(());
         }
         let code = error.code();
-        tracing::warn!(status = code, "a watch failed; trying again: {}", hint(code));
+        tracing::warn!(
+            status = code,
+            "a watch failed; trying again: {}",
+            hint(code)
+        );
         let begin = Instant::now();
         let wait = self.next_wait();
         let lost_at = self.answered_at + self.lost_after;
@@ -386,7 +446,11 @@ impl<S: Source> Follow<S> {
     }
 
     fn next_wait(&mut self) -> Duration {
-        let wait = BACKOFF.get(self.failures).or(BACKOFF.last()).copied().unwrap_or_default();
+        let wait = BACKOFF
+            .get(self.failures)
+            .or(BACKOFF.last())
+            .copied()
+            .unwrap_or_default();
         self.failures = self.failures.saturating_add(1);
         Duration::from_millis(wait)
     }

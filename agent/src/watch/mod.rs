@@ -61,7 +61,10 @@ impl Watches {
     /// Watches until the receiver is gone.
     pub async fn run(mut self) {
         let (mut running, mut stops) = (Running::new(), BTreeMap::new());
-        let pages = KINDS.iter().map(|kind| (kind.resource, Arc::new(Semaphore::new(PAGES)))).collect();
+        let pages = KINDS
+            .iter()
+            .map(|kind| (kind.resource, Arc::new(Semaphore::new(PAGES))))
+            .collect();
         self.begin(&mut running, &mut stops, &pages);
         let mut tick = tokio::time::interval(POLL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -104,10 +107,18 @@ impl Watches {
             if stops.contains_key(&area) {
                 continue;
             }
-            let Some(pages) = pages.get(area.resource).cloned() else { continue };
+            let Some(pages) = pages.get(area.resource).cloned() else {
+                continue;
+            };
             let stop = CancellationToken::new();
             stops.insert(area.clone(), stop.clone());
-            let watch = copies::copies(self.client.clone(), area, self.sealer.clone(), self.events.clone(), pages);
+            let watch = copies::copies(
+                self.client.clone(),
+                area,
+                self.sealer.clone(),
+                self.events.clone(),
+                pages,
+            );
             running.push(Box::pin(async move {
                 tokio::select! {
                     biased;

@@ -38,7 +38,10 @@ impl Source for Namespaces {
     }
 
     fn gone(&self, object: Self::Object) -> Option<Event> {
-        object.metadata.name.map(|name| Event::NamespaceGone(name.into()))
+        object
+            .metadata
+            .name
+            .map(|name| Event::NamespaceGone(name.into()))
     }
 
     fn complete(&self) -> Event {
@@ -69,10 +72,21 @@ impl Source for Namespaces {
 fn seen(object: PartialObjectMeta<Namespace>) -> Option<Event> {
     let name: Arc<str> = object.metadata.name?.into();
     let terminating = object.metadata.deletion_timestamp.is_some();
-    let inbound = object.metadata.annotations.as_ref().and_then(|annotations| annotations.get(INBOUND_ANNOTATION));
+    let inbound = object
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(INBOUND_ANNOTATION));
     let refuses = inbound.is_some_and(|value| value != ALLOW);
     let labels = object.metadata.labels.unwrap_or_default();
-    Some(Event::Namespace(name, desired::Namespace { labels, terminating, refuses }))
+    Some(Event::Namespace(
+        name,
+        desired::Namespace {
+            labels,
+            terminating,
+            refuses,
+        },
+    ))
 }
 
 #[cfg(test)]

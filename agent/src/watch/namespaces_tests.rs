@@ -55,7 +55,12 @@ fn status(code: u16) -> Value {
 impl FakeApi {
     fn new(namespaces: Vec<Value>, watches: impl IntoIterator<Item = Watch>) -> Self {
         let watches = Mutex::new(watches.into_iter().collect());
-        Self { namespaces, first_page: None, watches, asked: Mutex::default() }
+        Self {
+            namespaces,
+            first_page: None,
+            watches,
+            asked: Mutex::default(),
+        }
     }
 
     fn client(self: &Arc<Self>) -> Client {
@@ -68,10 +73,21 @@ impl FakeApi {
     }
 
     fn answer(&self, query: &str) -> Response<Body> {
-        let answer = |code, body: Value| Response::builder().status(code).body(Body::from(body.to_string())).unwrap();
+        let answer = |code, body: Value| {
+            Response::builder()
+                .status(code)
+                .body(Body::from(body.to_string()))
+                .unwrap()
+        };
         let has = |pair: &str| query.split('&').any(|it| it.starts_with(pair));
         if !has("watch=") {
-            self.asked.lock().push(if has("limit=1") && !has("limit=100") { "version" } else { "list" });
+            self.asked
+                .lock()
+                .push(if has("limit=1") && !has("limit=100") {
+                    "version"
+                } else {
+                    "list"
+                });
             if has("continue=") {
                 return answer(StatusCode::INTERNAL_SERVER_ERROR, status(500));
             }
@@ -85,19 +101,29 @@ impl FakeApi {
         }
         self.asked.lock().push("watch");
         let mut watches = self.watches.lock();
-        let watch = if watches.len() > 1 { watches.pop_front() } else { watches.front().cloned() };
+        let watch = if watches.len() > 1 {
+            watches.pop_front()
+        } else {
+            watches.front().cloned()
+        };
         let lines = |events: Vec<String>| {
             stream::iter(events).map(|event| Ok::<_, Infallible>(Bytes::from(format!("{event}\n"))))
         };
         match watch.unwrap() {
-            Watch::Shows(events) => Response::new(Body::from_stream(lines(events).chain(stream::pending()))),
+            Watch::Shows(events) => {
+                Response::new(Body::from_stream(lines(events).chain(stream::pending())))
+            }
             Watch::Ends(events) => Response::new(Body::from_stream(lines(events))),
             Watch::Forbidden => answer(StatusCode::FORBIDDEN, status(403)),
         }
     }
 
     fn asked(&self, what: &str) -> usize {
-        self.asked.lock().iter().filter(|asked| **asked == what).count()
+        self.asked
+            .lock()
+            .iter()
+            .filter(|asked| **asked == what)
+            .count()
     }
 }
 
@@ -142,42 +168,79 @@ async fn receives(api: &Arc<FakeApi>, until: &[&str]) -> Vec<String> {
 async fn object_that_cannot_be_read_is_left_out_and_stops_nothing() {
     let late = "9999-12-31T23:59:59Z";
     let broken = || json!({"metadata": {"name": "broken", "resourceVersion": "9", "labels": [1]}});
-    let shown = vec![event("ADDED", broken()), event("ADDED", namespace("c", late))];
+    let shown = vec![
+        event("ADDED", broken()),
+        event("ADDED", namespace("c", late)),
+    ];
     let objects = vec![namespace("a", late), broken(), plain("b")];
     let api = Arc::new(FakeApi::new(objects, [Watch::Shows(shown)]));
-    assert_eq!(receives(&api, &["c"]).await, ["listed", "a", "b", "complete", "c"]);
+    assert_eq!(
+        receives(&api, &["c"]).await,
+        ["listed", "a", "b", "complete", "c"]
+    );
 }
 
 #[tokio::test]
 async fn watch_that_fails_when_open_is_lost_and_listed_again() {
-    for watch in [Watch::Ends(vec![event("ERROR", status(500))]), Watch::Ends(vec![])] {
-        let code = if matches!(&watch, Watch::Ends(events) if events.is_empty()) { "lost 0" } else { "lost 500" };
+    for watch in [
+        Watch::Ends(vec![event("ERROR", status(500))]),
+        Watch::Ends(vec![]),
+    ] {
+        let code = if matches!(&watch, Watch::Ends(events) if events.is_empty()) {
+            "lost 0"
+        } else {
+            "lost 500"
+        };
         let api = Arc::new(FakeApi::new(vec![plain("a")], [watch]));
         let received = receives(&api, &["complete", code, "listed", "complete"]).await;
-        assert_eq!(received, ["listed", "a", "complete", code, "listed", "a", "complete"]);
+        assert_eq!(
+            received,
+            ["listed", "a", "complete", code, "listed", "a", "complete"]
+        );
     }
 }
 
 #[tokio::test]
 async fn list_that_fails_after_its_first_page_is_lost() {
     let api = FakeApi::new(vec![plain("a"), plain("b")], [Watch::Shows(vec![])]);
-    let api = Arc::new(FakeApi { first_page: Some(1), ..api });
-    assert!(receives(&api, &["lost 500"]).await.ends_with(&["lost 500".to_owned()]));
+    let api = Arc::new(FakeApi {
+        first_page: Some(1),
+        ..api
+    });
+    assert!(
+        receives(&api, &["lost 500"])
+            .await
+            .ends_with(&["lost 500".to_owned()])
+    );
 }
 
 #[tokio::test]
 async fn forbidden_watch_is_tried_without_lists_until_it_is_allowed() {
-    let api = FakeApi::new(vec![plain("a")], [Watch::Forbidden, Watch::Forbidden, Watch::Shows(vec![])]);
+    let api = FakeApi::new(
+        vec![plain("a")],
+        [Watch::Forbidden, Watch::Forbidden, Watch::Shows(vec![])],
+    );
     let api = Arc::new(api);
     let received = receives(&api, &["complete", "lost 403", "lost 403", "complete"]).await;
-    assert_eq!(received, ["listed", "a", "complete", "lost 403", "lost 403", "listed", "a", "complete"]);
+    assert_eq!(
+        received,
+        [
+            "listed", "a", "complete", "lost 403", "lost 403", "listed", "a", "complete"
+        ]
+    );
     assert_eq!(api.asked("list"), 2);
 }
 
 #[tokio::test]
 async fn lists_of_an_api_server_that_forgets_at_once_are_apart() {
-    let api = Arc::new(FakeApi::new(vec![], [Watch::Ends(vec![event("ERROR", status(410))])]));
+    let api = Arc::new(FakeApi::new(
+        vec![],
+        [Watch::Ends(vec![event("ERROR", status(410))])],
+    ));
     let begin = std::time::Instant::now();
     receives(&api, &["complete", "complete", "complete"]).await;
-    assert!(begin.elapsed() >= Duration::from_millis(1500), "two waits, of 0.5 s and 1 s");
+    assert!(
+        begin.elapsed() >= Duration::from_millis(1500),
+        "two waits, of 0.5 s and 1 s"
+    );
 }

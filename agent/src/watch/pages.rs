@@ -42,7 +42,9 @@ impl From<kube::Error> for WatchError {
 }
 
 /// What came of a call that may take no longer than [`ANSWER`].
-pub(super) async fn in_time<T, E: Into<WatchError>>(call: impl Future<Output = Result<T, E>>) -> Result<T, WatchError> {
+pub(super) async fn in_time<T, E: Into<WatchError>>(
+    call: impl Future<Output = Result<T, E>>,
+) -> Result<T, WatchError> {
     match tokio::time::timeout(ANSWER, call).await {
         Ok(answer) => answer.map_err(Into::into),
         Err(_) => Err(WatchError::Late),
@@ -57,12 +59,17 @@ pub(super) async fn read(
 ) -> Result<Option<Vec<u8>>, WatchError> {
     in_time(async {
         let body = client.request_stream(request).await?;
-        read_page(body, limit).await.map_err(|_| WatchError::Unanswered)
+        read_page(body, limit)
+            .await
+            .map_err(|_| WatchError::Unanswered)
     })
     .await
 }
 
 /// Reads a list and gives its objects out one by one: only one of them is there as a whole at any time.
-pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], each: impl FnMut(T)) -> Result<ListMeta, WatchError> {
+pub(super) fn parse<T: DeserializeOwned>(
+    bytes: &[u8],
+    each: impl FnMut(T),
+) -> Result<ListMeta, WatchError> {
     parse_page(bytes, each).map_err(|_| WatchError::Unanswered)
 }

@@ -13,7 +13,11 @@ use super::definitions;
 static SPECS: LazyLock<BTreeMap<String, JSONSchemaProps>> = LazyLock::new(|| {
     let spec = |definition: CustomResourceDefinition| {
         let version = definition.spec.versions.into_iter().next()?;
-        let spec = version.schema?.open_api_v3_schema?.properties?.remove("spec")?;
+        let spec = version
+            .schema?
+            .open_api_v3_schema?
+            .properties?
+            .remove("spec")?;
         Some((definition.spec.names.kind, spec))
     };
     definitions().into_iter().filter_map(spec).collect()
@@ -34,15 +38,24 @@ pub struct SpecError {
 /// # Errors
 /// [`SpecError`] for the first field that does not.
 pub fn check_spec(kind: &str, spec: &Value) -> Result<(), SpecError> {
-    let unknown = || SpecError { field: "kind".to_owned(), problem: "it is none of runnel.dev".to_owned() };
+    let unknown = || SpecError {
+        field: "kind".to_owned(),
+        problem: "it is none of runnel.dev".to_owned(),
+    };
     let schema = SPECS.get(kind).ok_or_else(unknown)?;
     check("spec", schema, spec)
 }
 
 fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), SpecError> {
-    let wrong = |problem: String| Err(SpecError { field: path.to_owned(), problem });
-    let over =
-        |limit: Option<i64>, size: usize| limit.filter(|limit| usize::try_from(*limit).is_ok_and(|limit| size > limit));
+    let wrong = |problem: String| {
+        Err(SpecError {
+            field: path.to_owned(),
+            problem,
+        })
+    };
+    let over = |limit: Option<i64>, size: usize| {
+        limit.filter(|limit| usize::try_from(*limit).is_ok_and(|limit| size > limit))
+    };
     if let Some(words) = &schema.enum_
         && !words.iter().any(|word| word.0 == *value)
     {
@@ -59,12 +72,17 @@ fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), Spec
             if let Some(limit) = over(schema.max_length, size) {
                 return wrong(format!("it is longer than {limit} characters"));
             }
-            if schema.min_length.is_some_and(|least| usize::try_from(least).is_ok_and(|least| size < least)) {
+            if schema
+                .min_length
+                .is_some_and(|least| usize::try_from(least).is_ok_and(|least| size < least))
+            {
                 return wrong("it is too short".to_owned());
             }
         }
         (Some("integer"), Value::Number(number)) => {
-            let Some(number) = number.as_i64() else { return wrong("write a whole number".to_owned()) };
+            let Some(number) = number.as_i64() else {
+                return wrong("write a whole number".to_owned());
+            };
             let outside = schema.minimum.is_some_and(|least| (number as f64) < least)
                 || schema.maximum.is_some_and(|most| number as f64 > most);
             if outside {
@@ -86,7 +104,12 @@ fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), Spec
                 return wrong(format!("it has more than {limit} entries"));
             }
             let is_there = |name: &String| fields.get(name).is_some_and(|value| !value.is_null());
-            if let Some(missing) = schema.required.iter().flatten().find(|name| !is_there(name)) {
+            if let Some(missing) = schema
+                .required
+                .iter()
+                .flatten()
+                .find(|name| !is_there(name))
+            {
                 return wrong(format!("{missing} is missing"));
             }
             let others = match &schema.additional_properties {
@@ -95,7 +118,10 @@ fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), Spec
             };
             // An explicit null counts as absent, and what the definition does not know is not looked at.
             for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-                match (schema.properties.as_ref().and_then(|known| known.get(name)), others) {
+                match (
+                    schema.properties.as_ref().and_then(|known| known.get(name)),
+                    others,
+                ) {
                     (Some(known), _) => check(&format!("{path}.{name}"), known, value)?,
                     (None, Some(others)) => check(&format!("{path}{{}}"), others, value)?,
                     (None, None) => {}
@@ -133,14 +159,38 @@ mod tests {
         rule(|spec| spec["rollout"]["maxConcurrency"] = json!(3)).unwrap();
         type Change = fn(&mut Value);
         let wrong: [(Change, &str); 8] = [
-            (|spec| spec["namespaces"]["names"] = json!(vec!["b"; 1000]), "spec.namespaces.names: it has more than"),
-            (|spec| spec["namespaces"]["names"][0] = json!("x".repeat(254)), "spec.namespaces.names[0]: it is longer"),
-            (|spec| spec["sources"][0]["resources"][0] = json!("pods"), "spec.sources[0].resources[0]: it is none"),
-            (|spec| spec["conflictPolicy"] = json!("Sometimes"), "spec.conflictPolicy: it is none"),
-            (|spec| spec["ignoreFields"] = json!(["/data/".to_owned() + &"k".repeat(999)]), "spec.ignoreFields[0]"),
-            (|spec| spec["removalLimit"]["count"] = json!(-1), "spec.removalLimit.count: the number"),
-            (|spec| spec["suspend"] = json!("yes"), "spec.suspend: it is no boolean"),
-            (|spec| drop(spec.as_object_mut().unwrap().remove("clusters")), "spec: clusters is missing"),
+            (
+                |spec| spec["namespaces"]["names"] = json!(vec!["b"; 1000]),
+                "spec.namespaces.names: it has more than",
+            ),
+            (
+                |spec| spec["namespaces"]["names"][0] = json!("x".repeat(254)),
+                "spec.namespaces.names[0]: it is longer",
+            ),
+            (
+                |spec| spec["sources"][0]["resources"][0] = json!("pods"),
+                "spec.sources[0].resources[0]: it is none",
+            ),
+            (
+                |spec| spec["conflictPolicy"] = json!("Sometimes"),
+                "spec.conflictPolicy: it is none",
+            ),
+            (
+                |spec| spec["ignoreFields"] = json!(["/data/".to_owned() + &"k".repeat(999)]),
+                "spec.ignoreFields[0]",
+            ),
+            (
+                |spec| spec["removalLimit"]["count"] = json!(-1),
+                "spec.removalLimit.count: the number",
+            ),
+            (
+                |spec| spec["suspend"] = json!("yes"),
+                "spec.suspend: it is no boolean",
+            ),
+            (
+                |spec| drop(spec.as_object_mut().unwrap().remove("clusters")),
+                "spec: clusters is missing",
+            ),
         ];
         for (change, words) in wrong {
             let message = rule(change).unwrap_err();

@@ -87,7 +87,11 @@ impl ConditionStatus {
 
 impl From<bool> for ConditionStatus {
     fn from(holds: bool) -> Self {
-        if holds { ConditionStatus::True } else { ConditionStatus::False }
+        if holds {
+            ConditionStatus::True
+        } else {
+            ConditionStatus::False
+        }
     }
 }
 
@@ -196,7 +200,9 @@ closed_list! {
 
 /// The condition of this type, if it is there.
 pub fn condition(conditions: &[Condition], condition_type: ConditionType) -> Option<&Condition> {
-    conditions.iter().find(|condition| condition.type_ == condition_type.as_str())
+    conditions
+        .iter()
+        .find(|condition| condition.type_ == condition_type.as_str())
 }
 
 /// Says something anew. `lastTransitionTime` moves only when the status flips, so saying the same twice changes nothing.
@@ -210,7 +216,9 @@ pub fn set_condition(
     observed_generation: Option<i64>,
     now: Timestamp,
 ) {
-    let known = conditions.iter_mut().find(|condition| condition.type_ == condition_type.as_str());
+    let known = conditions
+        .iter_mut()
+        .find(|condition| condition.type_ == condition_type.as_str());
     let last_transition_time = match &known {
         Some(known) if known.status == status.as_str() => known.last_transition_time.clone(),
         _ => whole_seconds(now),
@@ -226,10 +234,18 @@ pub fn set_condition(
     match known {
         Some(known) => *known = condition,
         None => {
-            let rank = |name: &str| ConditionType::ALL.iter().position(|known| known.as_str() == name);
-            let after =
-                |other: &Condition| rank(&other.type_).is_none_or(|other| Some(other) > rank(condition_type.as_str()));
-            let place = conditions.iter().position(after).unwrap_or(conditions.len());
+            let rank = |name: &str| {
+                ConditionType::ALL
+                    .iter()
+                    .position(|known| known.as_str() == name)
+            };
+            let after = |other: &Condition| {
+                rank(&other.type_).is_none_or(|other| Some(other) > rank(condition_type.as_str()))
+            };
+            let place = conditions
+                .iter()
+                .position(after)
+                .unwrap_or(conditions.len());
             conditions.insert(place, condition);
         }
     }
@@ -268,7 +284,15 @@ mod tests {
 
     fn ready(conditions: &mut Vec<Condition>, status: ConditionStatus, message: &str, second: i64) {
         let reason = Reason::Progressing;
-        set_condition(conditions, ConditionType::Ready, status, reason, message, Some(second), at(second));
+        set_condition(
+            conditions,
+            ConditionType::Ready,
+            status,
+            reason,
+            message,
+            Some(second),
+            at(second),
+        );
     }
 
     #[test]
@@ -277,11 +301,20 @@ mod tests {
         ready(&mut conditions, ConditionStatus::False, "one", 1);
         ready(&mut conditions, ConditionStatus::False, "two", 2);
         let known = condition(&conditions, ConditionType::Ready).unwrap();
-        assert_eq!((known.last_transition_time.0, known.message.as_str()), (at(1), "two"));
+        assert_eq!(
+            (known.last_transition_time.0, known.message.as_str()),
+            (at(1), "two")
+        );
         assert_eq!(known.observed_generation, Some(2));
 
         ready(&mut conditions, ConditionStatus::True, "two", 3);
-        assert_eq!(condition(&conditions, ConditionType::Ready).unwrap().last_transition_time.0, at(3));
+        assert_eq!(
+            condition(&conditions, ConditionType::Ready)
+                .unwrap()
+                .last_transition_time
+                .0,
+            at(3)
+        );
         assert_eq!(conditions.len(), 1);
     }
 
@@ -292,7 +325,15 @@ mod tests {
         let before = conditions.clone();
         let reason = Reason::Progressing;
         let unknown = ConditionStatus::Unknown;
-        set_condition(&mut conditions, ConditionType::Ready, unknown, reason, "quiet", Some(1), at(9));
+        set_condition(
+            &mut conditions,
+            ConditionType::Ready,
+            unknown,
+            reason,
+            "quiet",
+            Some(1),
+            at(9),
+        );
         assert_eq!(conditions, before);
     }
 
@@ -301,9 +342,20 @@ mod tests {
         let mut conditions = Vec::new();
         for condition_type in ConditionType::ALL.into_iter().rev() {
             let status = ConditionStatus::True;
-            set_condition(&mut conditions, condition_type, status, model::Reason::Conflict, "", None, at(0));
+            set_condition(
+                &mut conditions,
+                condition_type,
+                status,
+                model::Reason::Conflict,
+                "",
+                None,
+                at(0),
+            );
         }
-        let names: Vec<_> = conditions.iter().map(|condition| condition.type_.as_str()).collect();
+        let names: Vec<_> = conditions
+            .iter()
+            .map(|condition| condition.type_.as_str())
+            .collect();
         assert_eq!(names, ConditionType::ALL.map(ConditionType::as_str));
         assert_eq!(conditions[0].reason, "Conflict");
 
@@ -316,8 +368,17 @@ mod tests {
     fn written_object_equals_the_read_one() {
         let mut conditions = Vec::new();
         let now = at(1) + jiff::SignedDuration::from_millis(250);
-        set_condition(&mut conditions, ConditionType::Ready, ConditionStatus::True, Reason::AllApplied, "", None, now);
-        let read: Vec<Condition> = serde_json::from_value(serde_json::to_value(&conditions).unwrap()).unwrap();
+        set_condition(
+            &mut conditions,
+            ConditionType::Ready,
+            ConditionStatus::True,
+            Reason::AllApplied,
+            "",
+            None,
+            now,
+        );
+        let read: Vec<Condition> =
+            serde_json::from_value(serde_json::to_value(&conditions).unwrap()).unwrap();
         assert_eq!(read, conditions);
     }
 
@@ -325,7 +386,11 @@ mod tests {
     fn a_long_message_is_cut_between_characters() {
         let long = "ä".repeat(limits::MESSAGE);
         let cut = shortened(&long);
-        assert!(cut.len() <= limits::MESSAGE && cut.ends_with("ä..."), "{}", cut.len());
+        assert!(
+            cut.len() <= limits::MESSAGE && cut.ends_with("ä..."),
+            "{}",
+            cut.len()
+        );
         assert_eq!(shortened("short"), "short");
     }
 }

@@ -53,7 +53,10 @@ pub struct FleetLimit {
 
 impl Default for FleetLimit {
     fn default() -> Self {
-        Self { count: 50, percent: 10 }
+        Self {
+            count: 50,
+            percent: 10,
+        }
     }
 }
 
@@ -71,7 +74,10 @@ pub struct MemberLimit {
 
 impl Default for MemberLimit {
     fn default() -> Self {
-        Self { count: 25, percent: 20 }
+        Self {
+            count: 25,
+            percent: 20,
+        }
     }
 }
 

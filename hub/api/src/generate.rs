@@ -1,11 +1,14 @@
 //! The custom resource definitions as manifests: what the derive gives, and what it cannot say.
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
-    JSONSchemaPropsOrBool, ValidationRule,
+    CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps,
+    JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
 };
 use kube::CustomResourceExt;
 
-use super::{ClusterDistributionRule, DistributionGrant, DistributionRule, FLEET, Fleet, MemberCluster, limits};
+use super::{
+    ClusterDistributionRule, DistributionGrant, DistributionRule, FLEET, Fleet, MemberCluster,
+    limits,
+};
 
 /// The definitions, ready to be applied.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
@@ -26,20 +29,28 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
                 "Fleet" => fleet_columns(),
                 _ => rule_columns(),
             });
-            let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) else {
+            let Some(root) = version
+                .schema
+                .as_mut()
+                .and_then(|schema| schema.open_api_v3_schema.as_mut())
+            else {
                 continue;
             };
             tidy(root);
             root.title = None;
             if is_member {
-                root.x_kubernetes_validations.get_or_insert_default().push(cluster_name_rule());
+                root.x_kubernetes_validations
+                    .get_or_insert_default()
+                    .push(cluster_name_rule());
             }
             if is_fleet {
-                root.x_kubernetes_validations.get_or_insert_default().push(ValidationRule {
-                    rule: format!("self.metadata.name == '{FLEET}'"),
-                    message: Some(format!("metadata.name: there is one Fleet, named {FLEET}")),
-                    ..ValidationRule::default()
-                });
+                root.x_kubernetes_validations
+                    .get_or_insert_default()
+                    .push(ValidationRule {
+                        rule: format!("self.metadata.name == '{FLEET}'"),
+                        message: Some(format!("metadata.name: there is one Fleet, named {FLEET}")),
+                        ..ValidationRule::default()
+                    });
             }
         }
     }
@@ -51,8 +62,17 @@ pub fn files() -> Vec<(String, String)> {
     definitions()
         .iter()
         .map(|definition| {
-            let name = format!("{}_{}.yaml", definition.spec.group, definition.spec.names.plural);
-            (name, format!("# Written by `runnel-hub crds`; do not edit.\n---\n{}", text(definition)))
+            let name = format!(
+                "{}_{}.yaml",
+                definition.spec.group, definition.spec.names.plural
+            );
+            (
+                name,
+                format!(
+                    "# Written by `runnel-hub crds`; do not edit.\n---\n{}",
+                    text(definition)
+                ),
+            )
         })
         .collect()
 }
@@ -60,10 +80,24 @@ pub fn files() -> Vec<(String, String)> {
 /// The same for the chart, whose upgrades upgrade them and whose removal, by Helm or Argo CD, keeps them: with them would
 /// go every rule, and with the rules the copies.
 pub fn chart_files() -> Vec<(String, String)> {
-    let annotations =
-        [("argocd.argoproj.io/sync-options", "Prune=false,Delete=false"), ("helm.sh/resource-policy", "keep")];
-    let labels = [("app.kubernetes.io/component", "definitions"), ("app.kubernetes.io/part-of", "runnel")];
-    let owned = |pairs: [(&str, &str); 2]| Some(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    let annotations = [
+        (
+            "argocd.argoproj.io/sync-options",
+            "Prune=false,Delete=false",
+        ),
+        ("helm.sh/resource-policy", "keep"),
+    ];
+    let labels = [
+        ("app.kubernetes.io/component", "definitions"),
+        ("app.kubernetes.io/part-of", "runnel"),
+    ];
+    let owned = |pairs: [(&str, &str); 2]| {
+        Some(
+            pairs
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+        )
+    };
     let keep = |mut definition: CustomResourceDefinition| {
         definition.metadata.annotations = owned(annotations);
         definition.metadata.labels = owned(labels);
@@ -72,19 +106,32 @@ pub fn chart_files() -> Vec<(String, String)> {
     definitions()
         .into_iter()
         .map(|definition| {
-            let name = format!("{}_{}.yaml", definition.spec.group, definition.spec.names.plural);
-            (name, format!("# Written with deploy/crds; do not edit.\n{}", text(&keep(definition))))
+            let name = format!(
+                "{}_{}.yaml",
+                definition.spec.group, definition.spec.names.plural
+            );
+            (
+                name,
+                format!(
+                    "# Written with deploy/crds; do not edit.\n{}",
+                    text(&keep(definition))
+                ),
+            )
         })
         .collect()
 }
 
 /// All definitions as one stream of YAML documents, for `kubectl apply -f -`.
 pub fn yaml() -> String {
-    definitions().iter().map(|definition| format!("---\n{}", text(definition))).collect()
+    definitions()
+        .iter()
+        .map(|definition| format!("---\n{}", text(definition)))
+        .collect()
 }
 
 fn text(definition: &CustomResourceDefinition) -> String {
-    let mut text = serde_saphyr::to_string(definition).expect("a definition can be written as YAML");
+    let mut text =
+        serde_saphyr::to_string(definition).expect("a definition can be written as YAML");
     if !text.ends_with('\n') {
         text.push('\n');
     }
@@ -100,22 +147,72 @@ fn rule_columns() -> Vec<CustomResourceColumnDefinition> {
             &of_condition("Ready", "status"),
             "Whether every copy is applied in every chosen cluster.",
         ),
-        column("Clusters", "string", ".status.display.clusters", "Clusters that are ready, of all that are chosen."),
-        column("Copies", "string", ".status.display.copies", "Copies that are applied, of all that should exist."),
-        column("Failed", "integer", ".status.summary.copiesFailed", "Copies whose last attempt failed."),
-        column("Reason", "string", &of_condition("Ready", "reason"), "Why the rule is ready or not."),
-        column("Age", "date", ".metadata.creationTimestamp", "How long the rule has existed."),
+        column(
+            "Clusters",
+            "string",
+            ".status.display.clusters",
+            "Clusters that are ready, of all that are chosen.",
+        ),
+        column(
+            "Copies",
+            "string",
+            ".status.display.copies",
+            "Copies that are applied, of all that should exist.",
+        ),
+        column(
+            "Failed",
+            "integer",
+            ".status.summary.copiesFailed",
+            "Copies whose last attempt failed.",
+        ),
+        column(
+            "Reason",
+            "string",
+            &of_condition("Ready", "reason"),
+            "Why the rule is ready or not.",
+        ),
+        column(
+            "Age",
+            "date",
+            ".metadata.creationTimestamp",
+            "How long the rule has existed.",
+        ),
     ]
 }
 
 /// What `kubectl get` shows of a grant: whether it is a wide one.
 fn grant_columns() -> Vec<CustomResourceColumnDefinition> {
     vec![
-        column("All-Rules", "boolean", ".spec.rules.namespaces.all", "Whether it is for the rules of every namespace."),
-        column("Resources", "string", ".spec.resources", "The kinds that may be sent."),
-        column("All-Clusters", "boolean", ".spec.clusters.all", "Whether they may be sent to every cluster."),
-        column("All-Namespaces", "boolean", ".spec.namespaces.all", "Whether they may be sent to every namespace."),
-        column("Age", "date", ".metadata.creationTimestamp", "How long the grant has existed."),
+        column(
+            "All-Rules",
+            "boolean",
+            ".spec.rules.namespaces.all",
+            "Whether it is for the rules of every namespace.",
+        ),
+        column(
+            "Resources",
+            "string",
+            ".spec.resources",
+            "The kinds that may be sent.",
+        ),
+        column(
+            "All-Clusters",
+            "boolean",
+            ".spec.clusters.all",
+            "Whether they may be sent to every cluster.",
+        ),
+        column(
+            "All-Namespaces",
+            "boolean",
+            ".spec.namespaces.all",
+            "Whether they may be sent to every namespace.",
+        ),
+        column(
+            "Age",
+            "date",
+            ".metadata.creationTimestamp",
+            "How long the grant has existed.",
+        ),
     ]
 }
 
@@ -123,10 +220,30 @@ fn grant_columns() -> Vec<CustomResourceColumnDefinition> {
 fn fleet_columns() -> Vec<CustomResourceColumnDefinition> {
     let pending = "How many causes of removals wait for approval.";
     vec![
-        column("Ready", "string", &of_condition("Ready", "status"), "Whether everything is as it should be."),
-        column("Clusters", "string", ".status.clusters", "Connected member clusters, of all that are accepted."),
-        column("Rules", "string", ".status.rules", "Rules that are ready, of all."),
-        column("Copies", "string", ".status.copies", "Copies that are applied, of all that should exist."),
+        column(
+            "Ready",
+            "string",
+            &of_condition("Ready", "status"),
+            "Whether everything is as it should be.",
+        ),
+        column(
+            "Clusters",
+            "string",
+            ".status.clusters",
+            "Connected member clusters, of all that are accepted.",
+        ),
+        column(
+            "Rules",
+            "string",
+            ".status.rules",
+            "Rules that are ready, of all.",
+        ),
+        column(
+            "Copies",
+            "string",
+            ".status.copies",
+            "Copies that are applied, of all that should exist.",
+        ),
         column("Pending", "integer", ".status.pending", pending),
     ]
 }
@@ -135,12 +252,42 @@ fn fleet_columns() -> Vec<CustomResourceColumnDefinition> {
 fn member_columns() -> Vec<CustomResourceColumnDefinition> {
     let expires = "When the agent's certificate expires; it is renewed long before.";
     vec![
-        column("Accepted", "string", &of_condition("Accepted", "status"), "Whether the hub talks to the cluster."),
-        column("Connected", "string", &of_condition("Connected", "status"), "Whether the agent is connected."),
-        column("Agent", "string", ".status.agentVersion", "The version of the agent."),
-        column("Kubernetes", "string", ".status.kubernetesVersion", "The version of the cluster."),
-        column("Certificate-Expires", "string", ".status.certificate.expiresAt", expires),
-        column("Age", "date", ".metadata.creationTimestamp", "How long the cluster has been known."),
+        column(
+            "Accepted",
+            "string",
+            &of_condition("Accepted", "status"),
+            "Whether the hub talks to the cluster.",
+        ),
+        column(
+            "Connected",
+            "string",
+            &of_condition("Connected", "status"),
+            "Whether the agent is connected.",
+        ),
+        column(
+            "Agent",
+            "string",
+            ".status.agentVersion",
+            "The version of the agent.",
+        ),
+        column(
+            "Kubernetes",
+            "string",
+            ".status.kubernetesVersion",
+            "The version of the cluster.",
+        ),
+        column(
+            "Certificate-Expires",
+            "string",
+            ".status.certificate.expiresAt",
+            expires,
+        ),
+        column(
+            "Age",
+            "date",
+            ".metadata.creationTimestamp",
+            "How long the cluster has been known.",
+        ),
     ]
 }
 
@@ -148,7 +295,12 @@ fn of_condition(condition_type: &str, field: &str) -> String {
     format!(r#".status.conditions[?(@.type=="{condition_type}")].{field}"#)
 }
 
-fn column(name: &str, type_: &str, path: &str, description: &str) -> CustomResourceColumnDefinition {
+fn column(
+    name: &str,
+    type_: &str,
+    path: &str,
+    description: &str,
+) -> CustomResourceColumnDefinition {
     CustomResourceColumnDefinition {
         name: name.to_owned(),
         type_: type_.to_owned(),
@@ -173,8 +325,15 @@ fn cluster_name_rule() -> ValidationRule {
 /// for the API server and for CEL's `has`. And a description is a paragraph, not the lines of a comment.
 fn tidy(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
-    schema.description = schema.description.take().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
-    schema.properties.iter_mut().flat_map(|properties| properties.values_mut()).for_each(tidy);
+    schema.description = schema
+        .description
+        .take()
+        .map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+    schema
+        .properties
+        .iter_mut()
+        .flat_map(|properties| properties.values_mut())
+        .for_each(tidy);
     match &mut schema.items {
         Some(JSONSchemaPropsOrArray::Schema(items)) => tidy(items),
         Some(JSONSchemaPropsOrArray::Schemas(items)) => items.iter_mut().for_each(tidy),
@@ -210,8 +369,15 @@ mod tests {
         for definition in definitions() {
             let definition = serde_json::to_value(definition).unwrap();
             let mut found = Vec::new();
-            let kind = definition["spec"]["names"]["kind"].as_str().unwrap().to_owned();
-            nodes(kind, &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"], &mut found);
+            let kind = definition["spec"]["names"]["kind"]
+                .as_str()
+                .unwrap()
+                .to_owned();
+            nodes(
+                kind,
+                &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"],
+                &mut found,
+            );
             found.iter().for_each(|(path, schema)| check(path, schema));
         }
     }
@@ -219,10 +385,13 @@ mod tests {
     #[test]
     fn the_deployed_files_are_what_the_types_say() {
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
-        let plain = files().into_iter().map(|(name, text)| (format!("crds/{name}"), text));
+        let plain = files()
+            .into_iter()
+            .map(|(name, text)| (format!("crds/{name}"), text));
         // As files that the chart quotes, not as templates: what is in braces there stays as it is.
-        let charted =
-            chart_files().into_iter().map(|(name, text)| (format!("charts/runnel-hub/files/crds/{name}"), text));
+        let charted = chart_files()
+            .into_iter()
+            .map(|(name, text)| (format!("charts/runnel-hub/files/crds/{name}"), text));
         for (name, text) in plain.chain(charted) {
             let path = deploy.join(&name);
             if std::env::var_os("RUNNEL_UPDATE").is_some() {
@@ -243,7 +412,12 @@ mod tests {
             let read: CustomResourceDefinition = serde_saphyr::from_str(&text).unwrap();
             assert!(read == definition, "{name}");
         }
-        assert_eq!(yaml().matches("---\napiVersion: apiextensions.k8s.io/v1\n").count(), 5);
+        assert_eq!(
+            yaml()
+                .matches("---\napiVersion: apiextensions.k8s.io/v1\n")
+                .count(),
+            5
+        );
     }
 
     #[test]
@@ -266,32 +440,57 @@ mod tests {
                 assert!(schema["maxProperties"].is_number(), "{path}");
             }
             Some("object") => assert!(schema["properties"].is_object(), "{path}"),
-            None if schema["x-kubernetes-int-or-string"] == true => assert!(schema["maxLength"].is_number(), "{path}"),
-            other => assert!(matches!(other, Some("boolean" | "integer")), "{path}: {other:?}"),
+            None if schema["x-kubernetes-int-or-string"] == true => {
+                assert!(schema["maxLength"].is_number(), "{path}")
+            }
+            other => assert!(
+                matches!(other, Some("boolean" | "integer")),
+                "{path}: {other:?}"
+            ),
         });
     }
 
     #[test]
     fn every_list_says_how_it_merges_and_no_number_is_unsigned() {
         each_node(|path, schema| {
-            assert!(schema["type"] != "array" || schema["x-kubernetes-list-type"].is_string(), "{path}");
+            assert!(
+                schema["type"] != "array" || schema["x-kubernetes-list-type"].is_string(),
+                "{path}"
+            );
             assert!(schema["nullable"].is_null(), "{path}");
-            assert!(schema["format"].as_str().is_none_or(|format| !format.starts_with('u')), "{path}");
+            assert!(
+                schema["format"]
+                    .as_str()
+                    .is_none_or(|format| !format.starts_with('u')),
+                "{path}"
+            );
         });
     }
 
     #[test]
     fn every_rule_says_what_to_do() {
         each_node(|path, schema| {
-            for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
-                assert!(rule["message"].as_str().is_some_and(|message| !message.contains('\n')), "{path}");
+            for rule in schema["x-kubernetes-validations"]
+                .as_array()
+                .into_iter()
+                .flatten()
+            {
+                assert!(
+                    rule["message"]
+                        .as_str()
+                        .is_some_and(|message| !message.contains('\n')),
+                    "{path}"
+                );
             }
         });
     }
 
     #[test]
     fn resources_are_the_kinds_of_the_one_table() {
-        let resources: Vec<_> = runnel_proto::model::KINDS.iter().map(|kind| kind.resource).collect();
+        let resources: Vec<_> = runnel_proto::model::KINDS
+            .iter()
+            .map(|kind| kind.resource)
+            .collect();
         each_node(|path, schema| {
             if path.ends_with(".resources[]") {
                 assert_eq!(schema["enum"], serde_json::json!(resources), "{path}");

@@ -95,6 +95,10 @@ impl GrantedNamespaces {
     pub fn choice(&self) -> Option<model::NamespaceChoice> {
         let names = self.names.iter().map(Pattern::new).collect();
         let selector = self.selector.as_ref().map(Into::into);
-        (!self.all).then(|| model::NamespaceChoice { names, selector, exclude: vec![] })
+        (!self.all).then(|| model::NamespaceChoice {
+            names,
+            selector,
+            exclude: vec![],
+        })
     }
 }

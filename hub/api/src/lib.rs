@@ -3,7 +3,14 @@
 //! The types here are the API. Their doc comments become the descriptions that `kubectl explain` shows, and what they
 //! refuse is refused by the API server itself, with a message that names the field and the cure. All of it is pure:
 //! no I/O and no clock.
-#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types, clippy::disallowed_macros))]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::disallowed_methods,
+        clippy::disallowed_types,
+        clippy::disallowed_macros
+    )
+)]
 
 mod check;
 pub mod conditions;
@@ -19,23 +26,29 @@ mod selector;
 mod shape;
 
 pub use check::{SpecError, check_spec};
-pub use fleet::{Deliberate, Fleet, FleetLimit, FleetRemovalLimit, FleetSpec, FleetStatus, MemberLimit, PendingCause};
+pub use fleet::{
+    Deliberate, Fleet, FleetLimit, FleetRemovalLimit, FleetSpec, FleetStatus, MemberLimit,
+    PendingCause,
+};
 pub use generate::{chart_files, definitions, files, yaml};
-pub use grant::{DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules};
+pub use grant::{
+    DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
+};
 pub use member::{
-    Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
-    RetiredKey, UsedToken,
+    Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus,
+    PendingRemoval, RetiredKey, UsedToken,
 };
 pub use rollout::{CountOrPercent, OnFailure, ReachedUpTo, Rollout, RolloutPhase, RolloutStatus};
 pub use rule::{
-    ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
-    DistributionRule, DistributionRuleSpec, DriftPolicy, Enforcement, ImmutablePolicy, Namespaces, OnRuleDelete,
-    RemovalLimit, RuleTerms, Source,
+    ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy,
+    DeletionPolicy, DistributionRule, DistributionRuleSpec, DriftPolicy, Enforcement,
+    ImmutablePolicy, Namespaces, OnRuleDelete, RemovalLimit, RuleTerms, Source,
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary};
 pub use selector::{LabelExpression, LabelSelector, Operator};
 pub use shape::{
-    Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom, VersionedName,
+    Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom,
+    VersionedName,
 };
 
 /// The API group.

@@ -46,7 +46,12 @@ pub struct MemberClusterSpec {
 impl Default for MemberClusterSpec {
     /// As the API server fills in an empty spec.
     fn default() -> Self {
-        Self { accepted: true, cordoned: false, leaving: false, join: None }
+        Self {
+            accepted: true,
+            cordoned: false,
+            leaving: false,
+            join: None,
+        }
     }
 }
 

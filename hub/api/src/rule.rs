@@ -4,7 +4,10 @@ use runnel_proto::model::{self, Pattern};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LabelSelector, Override, Rollout, RuleStatus, Substitute, Transform, limits, schema, schema::Item};
+use super::{
+    LabelSelector, Override, Rollout, RuleStatus, Substitute, Transform, limits, schema,
+    schema::Item,
+};
 
 /// What is copied, to which clusters, and into which namespaces there.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -278,7 +281,11 @@ pub struct RemovalLimit {
 
 impl Default for RemovalLimit {
     fn default() -> Self {
-        Self { count: 10, percent: 20, on_rule_delete: OnRuleDelete::default() }
+        Self {
+            count: 10,
+            percent: 20,
+            on_rule_delete: OnRuleDelete::default(),
+        }
     }
 }
 
@@ -293,7 +300,9 @@ pub enum OnRuleDelete {
 }
 
 /// What to do with a copy that is no longer wanted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum DeletionPolicy {
     /// Delete it.
     #[default]

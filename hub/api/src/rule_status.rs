@@ -173,7 +173,20 @@ pub struct ClusterStatus {
 }
 
 /// The state of a rule in one cluster; the worst is the smallest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
 pub enum ClusterState {
     /// A copy failed.
     Failed,
@@ -198,7 +211,10 @@ mod tests {
 
     #[test]
     fn zero_counts_are_written() {
-        let status = RuleStatus { summary: Some(Summary::default()), ..RuleStatus::default() };
+        let status = RuleStatus {
+            summary: Some(Summary::default()),
+            ..RuleStatus::default()
+        };
         let written = serde_json::to_value(&status).unwrap();
         let zero = serde_json::json!(0);
         for count in [
@@ -220,11 +236,21 @@ mod tests {
 
     #[test]
     fn the_worst_state_comes_first() {
-        let mut states = [ClusterState::Ready, ClusterState::Waiting, ClusterState::Failed, ClusterState::Unreachable];
+        let mut states = [
+            ClusterState::Ready,
+            ClusterState::Waiting,
+            ClusterState::Failed,
+            ClusterState::Unreachable,
+        ];
         states.sort();
         assert_eq!(
             states,
-            [ClusterState::Failed, ClusterState::Unreachable, ClusterState::Waiting, ClusterState::Ready]
+            [
+                ClusterState::Failed,
+                ClusterState::Unreachable,
+                ClusterState::Waiting,
+                ClusterState::Ready
+            ]
         );
     }
 }

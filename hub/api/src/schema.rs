@@ -6,19 +6,18 @@ use serde_json::{Map, Value, json};
 use super::limits;
 
 /// A DNS-1123 subdomain in which `*` counts as a letter. A glob that this refuses could not match any valid name.
-const SUBDOMAIN_GLOB: &str = r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?(\\.[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?)*$";
+const SUBDOMAIN_GLOB: &str =
+    r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?(\\.[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?)*$";
 const SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
 const LABEL_GLOB: &str = r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$";
 const QUALIFIED_NAME: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]$";
 const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 
-const FIELD_POINTER: &str =
-    r"^/((data|binaryData)/[-._a-zA-Z0-9]+|metadata/(labels|annotations)/([-._a-zA-Z0-9]+~1)?[-._a-zA-Z0-9]+)$";
+const FIELD_POINTER: &str = r"^/((data|binaryData)/[-._a-zA-Z0-9]+|metadata/(labels|annotations)/([-._a-zA-Z0-9]+~1)?[-._a-zA-Z0-9]+)$";
 
 const LABEL_KEY_HINT: &str = "a label key is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both \
      ends, optionally after a DNS name and '/', such as app or example.com/app";
-const LABEL_VALUE_HINT: &str =
-    "a label value is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty";
+const LABEL_VALUE_HINT: &str = "a label value is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty";
 
 /// What the strings of a list are.
 #[derive(Clone, Copy)]
@@ -92,7 +91,11 @@ impl Item {
                 253,
                 "write a key of data (letters, digits, '-', '_' and '.') or a glob of such characters and '*'",
             ),
-            Item::Key => ("^[-._a-zA-Z0-9]+$", 253, "write a key of data (letters, digits, '-', '_' and '.')"),
+            Item::Key => (
+                "^[-._a-zA-Z0-9]+$",
+                253,
+                "write a key of data (letters, digits, '-', '_' and '.')",
+            ),
             Item::MarkPattern => (
                 "^[-._/a-zA-Z0-9*]+$",
                 317,
@@ -108,13 +111,22 @@ pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mu
     move |schema| {
         schema.insert("x-kubernetes-list-type".into(), json!("set"));
         schema.insert("maxItems".into(), json!(max));
-        let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else { return };
+        let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else {
+            return;
+        };
         if let Some((regex, longest, hint)) = item.pattern() {
             items.insert("maxLength".into(), json!(longest));
-            add(items, &format!("self.matches('{regex}')"), &format!("{field}: {hint}"));
+            add(
+                items,
+                &format!("self.matches('{regex}')"),
+                &format!("{field}: {hint}"),
+            );
         } else {
             items.insert("maxLength".into(), json!(253));
-            items.insert("enum".into(), KINDS.iter().map(|kind| kind.resource).collect());
+            items.insert(
+                "enum".into(),
+                KINDS.iter().map(|kind| kind.resource).collect(),
+            );
         }
     }
 }
@@ -122,7 +134,9 @@ pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mu
 /// Fields of copies that are left alone; never Runnel's own marks.
 pub(super) fn field_pointers(schema: &mut Schema) {
     set("ignoreFields", limits::IGNORED, Item::FieldPointer)(schema);
-    let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else { return };
+    let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else {
+        return;
+    };
     add(
         items,
         "!self.startsWith('/metadata/labels/runnel.dev~1') && !self.startsWith('/metadata/annotations/runnel.dev~1') && \
@@ -132,7 +146,12 @@ pub(super) fn field_pointers(schema: &mut Schema) {
 }
 
 /// Like [`set`], and not empty.
-pub(super) fn filled_set(field: &'static str, max: usize, item: Item, hint: &'static str) -> impl FnMut(&mut Schema) {
+pub(super) fn filled_set(
+    field: &'static str,
+    max: usize,
+    item: Item,
+    hint: &'static str,
+) -> impl FnMut(&mut Schema) {
     move |schema| {
         set(field, max, item)(schema);
         rule("size(self) > 0", format!("{field} is empty: {hint}"))(schema);
@@ -177,11 +196,21 @@ pub(super) fn between(least: i64, most: i64) -> impl FnMut(&mut Schema) {
 /// The conditions of a status.
 pub(super) fn conditions(schema: &mut Schema) {
     keyed_list("type", limits::CONDITIONS)(schema);
-    let properties = schema.get_mut("items").and_then(|items| items.get_mut("properties"));
-    let Some(properties) = properties.and_then(Value::as_object_mut) else { return };
-    let longest = [("type", 316), ("reason", 1024), ("message", limits::MESSAGE)];
+    let properties = schema
+        .get_mut("items")
+        .and_then(|items| items.get_mut("properties"));
+    let Some(properties) = properties.and_then(Value::as_object_mut) else {
+        return;
+    };
+    let longest = [
+        ("type", 316),
+        ("reason", 1024),
+        ("message", limits::MESSAGE),
+    ];
     for (name, value) in properties {
-        let Some(field) = value.as_object_mut() else { continue };
+        let Some(field) = value.as_object_mut() else {
+            continue;
+        };
         if let Some((_, longest)) = longest.iter().find(|(bounded, _)| bounded == name) {
             field.insert("maxLength".into(), json!(longest));
         }
@@ -234,9 +263,16 @@ pub(super) fn filled_selector(field: &'static str, hint: &'static str) -> impl F
 /// The labels of a selector.
 pub(super) fn match_labels(schema: &mut Schema) {
     schema.insert("maxProperties".into(), json!(limits::EXPRESSIONS));
-    if let Some(values) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
+    if let Some(values) = schema
+        .get_mut("additionalProperties")
+        .and_then(Value::as_object_mut)
+    {
         values.insert("maxLength".into(), json!(63));
-        add(values, &format!("self.matches('{LABEL_VALUE}')"), &format!("matchLabels: {LABEL_VALUE_HINT}"));
+        add(
+            values,
+            &format!("self.matches('{LABEL_VALUE}')"),
+            &format!("matchLabels: {LABEL_VALUE_HINT}"),
+        );
     }
     rule(
         format!("self.all(key, key.matches('{QUALIFIED_NAME}') && key.indexOf('/') <= 253)"),
@@ -280,7 +316,10 @@ pub(super) fn secret_type(schema: &mut Schema) {
 pub(super) fn texts(max: usize, longest: usize) -> impl FnMut(&mut Schema) {
     move |schema| {
         schema.insert("maxProperties".into(), json!(max));
-        if let Some(values) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
+        if let Some(values) = schema
+            .get_mut("additionalProperties")
+            .and_then(Value::as_object_mut)
+        {
             values.insert("maxLength".into(), json!(longest));
         }
     }
@@ -289,7 +328,10 @@ pub(super) fn texts(max: usize, longest: usize) -> impl FnMut(&mut Schema) {
 /// What a step of a JSON patch does.
 pub(super) fn patch_operation(schema: &mut Schema) {
     schema.insert("maxLength".into(), json!(7));
-    schema.insert("enum".into(), json!(["add", "remove", "replace", "copy", "move", "test"]));
+    schema.insert(
+        "enum".into(),
+        json!(["add", "remove", "replace", "copy", "move", "test"]),
+    );
 }
 
 /// One key of data.
@@ -304,9 +346,15 @@ pub(super) fn object_name(field: &'static str) -> impl FnMut(&mut Schema) {
 
 fn one(field: &'static str, item: Item) -> impl FnMut(&mut Schema) {
     move |schema| {
-        let Some((regex, longest, hint)) = item.pattern() else { return };
+        let Some((regex, longest, hint)) = item.pattern() else {
+            return;
+        };
         schema.insert("maxLength".into(), json!(longest));
-        add(schema.ensure_object(), &format!("self.matches('{regex}')"), &format!("{field}: {hint}"));
+        add(
+            schema.ensure_object(),
+            &format!("self.matches('{regex}')"),
+            &format!("{field}: {hint}"),
+        );
     }
 }
 
@@ -314,9 +362,10 @@ fn one(field: &'static str, item: Item) -> impl FnMut(&mut Schema) {
 pub(super) fn data_path(field: &'static str) -> impl FnMut(&mut Schema) {
     move |schema| {
         schema.insert("maxLength".into(), json!(300));
-        rule("self.matches('^/data/[^/]+$')", format!("{field}: write /data/ and a key, such as /data/app.yaml"))(
-            schema,
-        );
+        rule(
+            "self.matches('^/data/[^/]+$')",
+            format!("{field}: write /data/ and a key, such as /data/app.yaml"),
+        )(schema);
     }
 }
 
@@ -326,7 +375,10 @@ pub(super) fn portion(schema: &mut Schema) {
         schema.remove(field);
     }
     schema.insert("x-kubernetes-int-or-string".into(), json!(true));
-    schema.insert("anyOf".into(), json!([{"type": "integer"}, {"type": "string"}]));
+    schema.insert(
+        "anyOf".into(),
+        json!([{"type": "integer"}, {"type": "string"}]),
+    );
     schema.insert("maxLength".into(), json!(4));
     rule(
         "type(self) == string ? self.matches('^([1-9][0-9]?|100)%$') : self >= 1",
@@ -383,7 +435,9 @@ fn no_literal_secrets(schema: &mut Schema) {
 }
 
 fn add(schema: &mut Map<String, Value>, rule: &str, message: &str) {
-    let rules = schema.entry("x-kubernetes-validations").or_insert_with(|| json!([]));
+    let rules = schema
+        .entry("x-kubernetes-validations")
+        .or_insert_with(|| json!([]));
     if let Some(rules) = rules.as_array_mut() {
         rules.push(json!({"rule": rule, "message": message}));
     }

@@ -73,19 +73,30 @@ impl From<Operator> for model::Operator {
 
 impl From<&LabelExpression> for model::Requirement {
     fn from(expression: &LabelExpression) -> Self {
-        Self { key: expression.key.clone(), operator: expression.operator.into(), values: expression.values.clone() }
+        Self {
+            key: expression.key.clone(),
+            operator: expression.operator.into(),
+            values: expression.values.clone(),
+        }
     }
 }
 
 impl From<&LabelSelector> for model::Selector {
     /// `matchLabels` become requirements too, in the order of their keys.
     fn from(selector: &LabelSelector) -> Self {
-        let labels = selector.match_labels.iter().map(|(key, value)| model::Requirement {
-            key: key.clone(),
-            operator: model::Operator::In,
-            values: vec![value.clone()],
-        });
-        Self { requirements: labels.chain(selector.match_expressions.iter().map(Into::into)).collect() }
+        let labels = selector
+            .match_labels
+            .iter()
+            .map(|(key, value)| model::Requirement {
+                key: key.clone(),
+                operator: model::Operator::In,
+                values: vec![value.clone()],
+            });
+        Self {
+            requirements: labels
+                .chain(selector.match_expressions.iter().map(Into::into))
+                .collect(),
+        }
     }
 }
 
@@ -102,7 +113,10 @@ mod tests {
         let selector: LabelSelector = serde_json::from_value(written).unwrap();
         let selector = model::Selector::from(&selector);
         let labels = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
-            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
         };
         assert!(selector.matches(&labels(&[("env", "prod")])));
         assert!(!selector.matches(&labels(&[("env", "prod"), ("tier", "lab")])));

@@ -28,8 +28,18 @@ pub struct Candidate {
 impl Candidate {
     /// A process that has seen nothing yet.
     pub fn new(me: Holder, timing: Timing) -> Self {
-        let (random, name) = (me.random.clone(), LeaseName { name: LEASE, component: "hub" });
-        Self { election: lease::Candidate::new(name, me, timing), random, line: LeaderHistory::default() }
+        let (random, name) = (
+            me.random.clone(),
+            LeaseName {
+                name: LEASE,
+                component: "hub",
+            },
+        );
+        Self {
+            election: lease::Candidate::new(name, me, timing),
+            random,
+            line: LeaderHistory::default(),
+        }
     }
 
     /// The right to lead, while it holds.
@@ -81,8 +91,14 @@ impl Candidate {
     /// process led. The write itself makes a higher one, which may be that of a renewal that a restore took away.
     pub fn release(&mut self) -> Option<Lease> {
         let released = self.election.release()?;
-        let line = LeaderHistory::of(&released).unwrap_or_else(|| self.line.clone()).ended(Some(&released));
-        Some(if line.newest().is_none() { released } else { with_line(released, &line) })
+        let line = LeaderHistory::of(&released)
+            .unwrap_or_else(|| self.line.clone())
+            .ended(Some(&released));
+        Some(if line.newest().is_none() {
+            released
+        } else {
+            with_line(released, &line)
+        })
     }
 
     /// What to do next. `eligible`: the process knows enough to lead. `wall` is what people read.
@@ -100,18 +116,29 @@ impl Candidate {
     fn renewed(&self, lease: Lease) -> Lease {
         // Who made the Lease did not know its uid then. Where somebody took the line away, it comes back.
         let line = LeaderHistory::of(&lease).unwrap_or_else(|| self.line.clone());
-        if line.newest().is_none() { lease } else { with_line(lease, &line) }
+        if line.newest().is_none() {
+            lease
+        } else {
+            with_line(lease, &line)
+        }
     }
 
     fn taken(&self, lease: Lease) -> Lease {
         let epoch = lease.metadata.uid.clone().unwrap_or_default();
-        let line = self.line.clone().taken(self.election.lease(), (&epoch, term(&lease)), &self.random);
+        let line =
+            self.line
+                .clone()
+                .taken(self.election.lease(), (&epoch, term(&lease)), &self.random);
         with_line(lease, &line)
     }
 }
 
 fn with_line(mut lease: Lease, line: &LeaderHistory) -> Lease {
-    lease.metadata.annotations.get_or_insert_default().insert(LINE.to_owned(), line.to_string());
+    lease
+        .metadata
+        .annotations
+        .get_or_insert_default()
+        .insert(LINE.to_owned(), line.to_string());
     lease
 }
 
@@ -135,11 +162,19 @@ mod tests {
 
     use super::*;
 
-    const TIMING: Timing =
-        Timing { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+    const TIMING: Timing = Timing {
+        lease: Duration::from_secs(15),
+        renew: Duration::from_secs(10),
+        retry: Duration::from_secs(2),
+    };
 
     fn candidate(name: &str) -> Candidate {
-        let me = Holder { name: name.into(), is_unique: true, random: "0".into(), address: None };
+        let me = Holder {
+            name: name.into(),
+            is_unique: true,
+            random: "0".into(),
+            address: None,
+        };
         Candidate::new(me, TIMING)
     }
 
@@ -160,7 +195,14 @@ mod tests {
             lease_duration_seconds: Some(15),
             ..LeaseSpec::default()
         };
-        stored(Lease { spec: Some(spec), ..Lease::default() }, uid, version)
+        stored(
+            Lease {
+                spec: Some(spec),
+                ..Lease::default()
+            },
+            uid,
+            version,
+        )
     }
 
     fn next(candidate: &mut Candidate, now: Instant) -> Step {
@@ -182,10 +224,16 @@ mod tests {
         a.wrote(taken.clone(), start, start);
         let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 9);
         a.wrote(renewed, start + at(2), start + at(2));
-        assert_eq!(a.standing(start + at(3)).map(|standing| standing.version), Some(9));
+        assert_eq!(
+            a.standing(start + at(3)).map(|standing| standing.version),
+            Some(9)
+        );
         // What it wrote itself, by its own term, but earlier than what it has seen.
         a.observe(Some(taken), start + at(3));
-        assert_eq!((a.lead(start + at(3)), a.standing(start + at(3))), (None, None));
+        assert_eq!(
+            (a.lead(start + at(3)), a.standing(start + at(3))),
+            (None, None)
+        );
         let again = replaced(next(&mut a, start + at(4)));
         assert_eq!(term(&again), 9);
         assert_eq!(again.metadata.annotations.unwrap()[LINE], "e1/8/0/6 =/9/0/");
@@ -199,7 +247,10 @@ mod tests {
         a.wrote(taken.clone(), start, start);
         let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 7);
         a.wrote(renewed, start + at(2), start + at(2));
-        assert_eq!(a.release().unwrap().metadata.annotations.unwrap()[LINE], "e1/8/0/7");
+        assert_eq!(
+            a.release().unwrap().metadata.annotations.unwrap()[LINE],
+            "e1/8/0/7"
+        );
         // The API server refused it: it was restored, and does not know what members were told with version 7.
         a.failed(true, start + at(3));
         a.observe(Some(taken), start + at(3));
@@ -220,7 +271,10 @@ mod tests {
         let made = stored(replaced(next(&mut a, start + at(3))), "e2", 4);
         a.wrote(made, start + at(3), start + at(3));
         let renewed = replaced(next(&mut a, start + at(5)));
-        assert_eq!(renewed.metadata.annotations.unwrap()[LINE], format!("e1/1/0/{} e2/1/0/", u64::MAX));
+        assert_eq!(
+            renewed.metadata.annotations.unwrap()[LINE],
+            format!("e1/1/0/{} e2/1/0/", u64::MAX)
+        );
     }
 
     #[test]
@@ -232,6 +286,9 @@ mod tests {
         let line = taken.metadata.annotations.take();
         a.observe(Some(stored(taken, "e1", 7)), start + at(1));
         let renewed = replaced(next(&mut a, start + at(2)));
-        assert_eq!(renewed.metadata.annotations.unwrap()[LINE], line.unwrap()[LINE]);
+        assert_eq!(
+            renewed.metadata.annotations.unwrap()[LINE],
+            line.unwrap()[LINE]
+        );
     }
 }

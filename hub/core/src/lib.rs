@@ -9,7 +9,14 @@
 //! - [`epoch`]: the history of leaders, and what it says about a hub that was restored.
 //! - [`lease`]: what a candidate does to lead, and what the Lease records of leaders.
 //! - [`whatif`]: what a rule would do.
-#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types, clippy::disallowed_macros))]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::disallowed_methods,
+        clippy::disallowed_types,
+        clippy::disallowed_macros
+    )
+)]
 
 pub mod epoch;
 pub mod guard;

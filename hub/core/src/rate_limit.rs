@@ -22,7 +22,10 @@ pub struct RateLimit {
 impl RateLimit {
     /// A limit of which nothing is used.
     pub fn new(rate: Rate) -> Self {
-        Self { rate, paid_at: None }
+        Self {
+            rate,
+            paid_at: None,
+        }
     }
 
     /// Counts items, whether there is room for them or not.
@@ -33,7 +36,10 @@ impl RateLimit {
 
     /// When there is room for one more; `None`: now.
     pub fn room_at(&self, now: Instant) -> Option<Instant> {
-        let spare = self.rate.every.saturating_mul(self.rate.burst.saturating_sub(1));
+        let spare = self
+            .rate
+            .every
+            .saturating_mul(self.rate.burst.saturating_sub(1));
         self.paid_at?.checked_sub(spare).filter(|at| *at > now)
     }
 
@@ -60,23 +66,32 @@ const LIMIT: usize = 16_384;
 impl<K: Ord + Clone> RateLimits<K> {
     /// Limits of which nothing is used.
     pub fn new(rate: Rate) -> Self {
-        Self { rate, known: BTreeMap::new() }
+        Self {
+            rate,
+            known: BTreeMap::new(),
+        }
     }
 
     /// Counts one item of a peer, if there is room for it.
     pub fn take(&mut self, peer: &K, now: Instant) -> bool {
         if !self.known.contains_key(peer) && self.known.len() >= LIMIT {
-            self.known.retain(|_, limit| limit.paid_at.is_some_and(|paid| paid > now));
+            self.known
+                .retain(|_, limit| limit.paid_at.is_some_and(|paid| paid > now));
             if self.known.len() >= LIMIT {
                 self.known.clear();
             }
         }
-        self.known.entry(peer.clone()).or_insert_with(|| RateLimit::new(self.rate)).take(now)
+        self.known
+            .entry(peer.clone())
+            .or_insert_with(|| RateLimit::new(self.rate))
+            .take(now)
     }
 
     /// Whether there is room for one more item of a peer.
     pub fn has_room(&self, peer: &K, now: Instant) -> bool {
-        self.known.get(peer).is_none_or(|limit| limit.room_at(now).is_none())
+        self.known
+            .get(peer)
+            .is_none_or(|limit| limit.room_at(now).is_none())
     }
 }
 
@@ -90,7 +105,10 @@ pub struct LogLimits<K> {
 impl<K: Ord + Clone> LogLimits<K> {
     /// Limits of which nothing is used.
     pub fn new(rate: Rate) -> Self {
-        Self { limits: RateLimits::new(rate), skipped: BTreeMap::new() }
+        Self {
+            limits: RateLimits::new(rate),
+            skipped: BTreeMap::new(),
+        }
     }
 
     /// Whether a line about a peer may be written: then how many were not written since the last one.
@@ -110,17 +128,29 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const RATE: Rate = Rate { burst: 3, every: Duration::from_secs(1) };
+    const RATE: Rate = Rate {
+        burst: 3,
+        every: Duration::from_secs(1),
+    };
 
     #[test]
     fn burst_is_taken_at_once_and_the_rest_at_the_rate() {
         let (mut limit, start) = (RateLimit::new(RATE), Instant::now());
         let taken = |limit: &mut RateLimit, at: u64| limit.take(start + Duration::from_millis(at));
-        assert_eq!([0, 0, 0, 0].map(|at| taken(&mut limit, at)), [true, true, true, false]);
+        assert_eq!(
+            [0, 0, 0, 0].map(|at| taken(&mut limit, at)),
+            [true, true, true, false]
+        );
         assert_eq!(limit.room_at(start), Some(start + Duration::from_secs(1)));
-        assert_eq!([999, 1000, 1001, 2000].map(|at| taken(&mut limit, at)), [false, true, false, true]);
+        assert_eq!(
+            [999, 1000, 1001, 2000].map(|at| taken(&mut limit, at)),
+            [false, true, false, true]
+        );
         // Idle for long, it has its burst again and no more.
-        assert_eq!([60_000; 4].map(|at| taken(&mut limit, at)), [true, true, true, false]);
+        assert_eq!(
+            [60_000; 4].map(|at| taken(&mut limit, at)),
+            [true, true, true, false]
+        );
     }
 
     #[test]

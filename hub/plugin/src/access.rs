@@ -5,7 +5,9 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use http::{HeaderValue, Method, Request, Response, header};
 use jiff::Timestamp;
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
 use kube::api::PostParams;
 use kube::client::{Body, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -49,22 +51,39 @@ impl Cluster {
     ///
     /// # Errors
     /// A sentence, when the kubeconfig cannot be used or has no such context.
-    pub async fn open(role: &'static str, kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
+    pub async fn open(
+        role: &'static str,
+        kubeconfig: Option<&Path>,
+        context: Option<&str>,
+    ) -> anyhow::Result<Self> {
         let read = match kubeconfig {
             Some(path) => Kubeconfig::read_from(path),
             None => Kubeconfig::read(),
         };
-        let shown = kubeconfig.map_or("the kubeconfig".to_owned(), |path| format!("the kubeconfig {}", path.display()));
+        let shown = kubeconfig.map_or("the kubeconfig".to_owned(), |path| {
+            format!("the kubeconfig {}", path.display())
+        });
         let read = read.map_err(|error| unusable(&shown, &error))?;
-        let Some(context) = context.map(str::to_owned).or_else(|| read.current_context.clone()) else {
-            bail!("{shown} has no current context: name that of {role}, or `kubectl config use-context NAME`");
+        let Some(context) = context
+            .map(str::to_owned)
+            .or_else(|| read.current_context.clone())
+        else {
+            bail!(
+                "{shown} has no current context: name that of {role}, or `kubectl config use-context NAME`"
+            );
         };
         let named: Vec<&str> = read.contexts.iter().map(|one| one.name.as_str()).collect();
         let Some(found) = read.contexts.iter().find(|one| one.name == context) else {
-            bail!("{shown} has no context {context} for {role}: it has {}", named.join(", "));
+            bail!(
+                "{shown} has no context {context} for {role}: it has {}",
+                named.join(", ")
+            );
         };
         let inner = found.context.clone().unwrap_or_default();
-        let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
+        let options = KubeConfigOptions {
+            context: Some(context.clone()),
+            ..KubeConfigOptions::default()
+        };
         let config = Config::from_custom_kubeconfig(read, &options).await;
         let mut config = config.map_err(|error| unusable(&shown, &error))?;
         config.default_retry = false;
@@ -72,8 +91,16 @@ impl Cluster {
         config.read_timeout = Some(CALL_LIMIT);
         let agent = HeaderValue::from_static(concat!("kubectl-runnel/", env!("CARGO_PKG_VERSION")));
         config.headers.push((header::USER_AGENT, agent));
-        let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-        let place = Endpoint { role, context: context.clone(), server };
+        let server = config
+            .cluster_url
+            .to_string()
+            .trim_end_matches('/')
+            .to_owned();
+        let place = Endpoint {
+            role,
+            context: context.clone(),
+            server,
+        };
         let client = Client::try_from(config.clone()).map_err(|error| unusable(&shown, &error))?;
         Ok(Self {
             client,
@@ -97,7 +124,11 @@ impl Cluster {
     pub async fn get(&self, action: &str, path: &str) -> anyhow::Result<Option<Value>> {
         match self.ask(Method::GET, path, "", Value::Null).await {
             Ok(value) => Ok(Some(value)),
-            Err(Some(kube::Error::Api(status))) if status.code == 404 && is_about_object(&status) => Ok(None),
+            Err(Some(kube::Error::Api(status)))
+                if status.code == 404 && is_about_object(&status) =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(self.explained(action, error)),
         }
     }
@@ -107,9 +138,15 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::get`]; a kind that is not known is an error.
     pub async fn list(&self, action: &str, path: &str) -> anyhow::Result<Vec<Value>> {
-        let answer =
-            self.ask(Method::GET, path, "", Value::Null).await.map_err(|error| self.explained(action, error))?;
-        Ok(answer.get("items").and_then(Value::as_array).cloned().unwrap_or_default())
+        let answer = self
+            .ask(Method::GET, path, "", Value::Null)
+            .await
+            .map_err(|error| self.explained(action, error))?;
+        Ok(answer
+            .get("items")
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default())
     }
 
     /// Reads the metadata of everything at a path, page by page.
@@ -120,18 +157,35 @@ impl Cluster {
         let (mut all, mut go_on) = (Vec::new(), String::new());
         loop {
             let page = format!("{path}?limit={PAGE}&continue={go_on}");
-            let request = Request::get(page).header(header::ACCEPT, METADATA).body(Vec::new())?;
-            let answer = match tokio::time::timeout(CALL_LIMIT, self.client.request::<Value>(request)).await {
-                Ok(answer) => answer.map_err(|error| self.explained(action, Some(error)))?,
-                Err(_) => return Err(self.explained(action, None)),
-            };
-            all.extend(answer.get("items").and_then(Value::as_array).into_iter().flatten().cloned());
-            let next = answer.pointer("/metadata/continue").and_then(Value::as_str).unwrap_or_default();
+            let request = Request::get(page)
+                .header(header::ACCEPT, METADATA)
+                .body(Vec::new())?;
+            let answer =
+                match tokio::time::timeout(CALL_LIMIT, self.client.request::<Value>(request)).await
+                {
+                    Ok(answer) => answer.map_err(|error| self.explained(action, Some(error)))?,
+                    Err(_) => return Err(self.explained(action, None)),
+                };
+            all.extend(
+                answer
+                    .get("items")
+                    .and_then(Value::as_array)
+                    .into_iter()
+                    .flatten()
+                    .cloned(),
+            );
+            let next = answer
+                .pointer("/metadata/continue")
+                .and_then(Value::as_str)
+                .unwrap_or_default();
             if next.is_empty() {
                 return Ok(all);
             }
             // It is base64, of which these may not stand in a query.
-            go_on = next.replace('+', "%2B").replace('/', "%2F").replace('=', "%3D");
+            go_on = next
+                .replace('+', "%2B")
+                .replace('/', "%2F")
+                .replace('=', "%3D");
         }
     }
 
@@ -141,7 +195,9 @@ impl Cluster {
     /// As [`Cluster::get`].
     pub async fn patch(&self, action: &str, path: &str, patch: Value) -> anyhow::Result<Value> {
         let path = format!("{path}?fieldManager={FIELD_MANAGER}");
-        let answer = self.ask(Method::PATCH, &path, "application/merge-patch+json", patch).await;
+        let answer = self
+            .ask(Method::PATCH, &path, "application/merge-patch+json", patch)
+            .await;
         answer.map_err(|error| self.explained(action, error))
     }
 
@@ -151,7 +207,9 @@ impl Cluster {
     /// As [`Cluster::get`].
     pub async fn apply(&self, action: &str, path: &str, object: Value) -> anyhow::Result<Value> {
         let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
-        let answer = self.ask(Method::PATCH, &path, "application/apply-patch+yaml", object).await;
+        let answer = self
+            .ask(Method::PATCH, &path, "application/apply-patch+yaml", object)
+            .await;
         answer.map_err(|error| self.explained(action, error))
     }
 
@@ -169,10 +227,20 @@ impl Cluster {
 
     /// The end of a pod's log; empty where it has none.
     pub async fn log(&self, namespace: &str, pod: &str, previous: bool) -> Vec<String> {
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/log?tailLines=20&previous={previous}");
-        let Ok(request) = Request::get(path).body(Vec::new()) else { return Vec::new() };
+        let path = format!(
+            "/api/v1/namespaces/{namespace}/pods/{pod}/log?tailLines=20&previous={previous}"
+        );
+        let Ok(request) = Request::get(path).body(Vec::new()) else {
+            return Vec::new();
+        };
         let answer = tokio::time::timeout(CALL_LIMIT, self.client.request_text(request)).await;
-        answer.ok().and_then(Result::ok).unwrap_or_default().lines().map(str::to_owned).collect()
+        answer
+            .ok()
+            .and_then(Result::ok)
+            .unwrap_or_default()
+            .lines()
+            .map(str::to_owned)
+            .collect()
     }
 
     /// The token by which the API server knows the user; `None` where it knows him by something else, such as a client
@@ -181,18 +249,28 @@ impl Cluster {
     /// # Errors
     /// A sentence, when the kubeconfig's credentials cannot be had.
     pub async fn bearer(&self) -> anyhow::Result<Option<String>> {
-        let wrong = |why: &dyn std::fmt::Display| anyhow!("cannot get your credentials for {}: {why}", self.place);
-        let Some(layer) = self.config.auth_layer().map_err(|error| wrong(&error))? else { return Ok(None) };
+        let wrong = |why: &dyn std::fmt::Display| {
+            anyhow!("cannot get your credentials for {}: {why}", self.place)
+        };
+        let Some(layer) = self.config.auth_layer().map_err(|error| wrong(&error))? else {
+            return Ok(None);
+        };
         // What makes the header is private to the client, so it is made for a request that goes nowhere.
         let caught = tower::service_fn(|request: Request<Body>| async move {
             let mut answer = Response::new(());
             *answer.headers_mut() = request.headers().clone();
             Ok::<_, tower::BoxError>(answer)
         });
-        let caught = tower::ServiceExt::oneshot(layer.layer(caught), Request::new(Body::empty())).await;
+        let caught =
+            tower::ServiceExt::oneshot(layer.layer(caught), Request::new(Body::empty())).await;
         let caught = caught.map_err(|error| wrong(&error))?;
-        let header = caught.headers().get(header::AUTHORIZATION).and_then(|header| header.to_str().ok());
-        Ok(header.and_then(|header| header.strip_prefix("Bearer ")).map(str::to_owned))
+        let header = caught
+            .headers()
+            .get(header::AUTHORIZATION)
+            .and_then(|header| header.to_str().ok());
+        Ok(header
+            .and_then(|header| header.strip_prefix("Bearer "))
+            .map(str::to_owned))
     }
 
     /// Makes an object of a kind that is only answered, such as a token.
@@ -200,7 +278,9 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::get`].
     pub async fn post(&self, action: &str, path: &str, object: Value) -> anyhow::Result<Value> {
-        let answer = self.ask(Method::POST, path, "application/json", object).await;
+        let answer = self
+            .ask(Method::POST, path, "application/json", object)
+            .await;
         answer.map_err(|error| self.explained(action, error))
     }
 
@@ -208,10 +288,18 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`Cluster::get`].
-    pub async fn dry_run(&self, action: &str, path: &str, object: &Value, exists: bool) -> anyhow::Result<Value> {
+    pub async fn dry_run(
+        &self,
+        action: &str,
+        path: &str,
+        object: &Value,
+        exists: bool,
+    ) -> anyhow::Result<Value> {
         let path = format!("{path}?dryRun=All&fieldValidation=Strict&fieldManager={FIELD_MANAGER}");
         let method = if exists { Method::PUT } else { Method::POST };
-        let answer = self.ask(method, &path, "application/json", object.clone()).await;
+        let answer = self
+            .ask(method, &path, "application/json", object.clone())
+            .await;
         answer.map_err(|error| self.explained(action, error))
     }
 
@@ -226,8 +314,13 @@ impl Cluster {
             Ok(Err(error)) => return Err(self.explained("ask for the time", Some(error))),
             Err(_) => return Err(self.explained("ask for the time", None)),
         };
-        let date = answer.headers().get(header::DATE).and_then(|date| date.to_str().ok());
-        Ok(date.and_then(|date| jiff::fmt::rfc2822::parse(date).ok()).map(|date| date.timestamp()))
+        let date = answer
+            .headers()
+            .get(header::DATE)
+            .and_then(|date| date.to_str().ok());
+        Ok(date
+            .and_then(|date| jiff::fmt::rfc2822::parse(date).ok())
+            .map(|date| date.timestamp()))
     }
 
     /// Those of the rights that the user does not have.
@@ -245,8 +338,14 @@ impl Cluster {
                 namespace: Some(right.namespace.clone()),
                 ..ResourceAttributes::default()
             };
-            let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
-            let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+            let spec = SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(attributes),
+                ..Default::default()
+            };
+            let review = SelfSubjectAccessReview {
+                spec,
+                ..SelfSubjectAccessReview::default()
+            };
             let params = PostParams::default();
             let answer = tokio::time::timeout(CALL_LIMIT, api.create(&params, &review)).await;
             let answer = match answer {
@@ -272,13 +371,25 @@ impl Cluster {
         }
     }
 
-    async fn ask(&self, method: Method, path: &str, kind: &str, body: Value) -> Result<Value, Option<kube::Error>> {
-        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: Value,
+    ) -> Result<Value, Option<kube::Error>> {
+        let body = if body.is_null() {
+            Vec::new()
+        } else {
+            body.to_string().into_bytes()
+        };
         let mut request = Request::builder().method(method).uri(path);
         if !kind.is_empty() {
             request = request.header(header::CONTENT_TYPE, kind);
         }
-        let request = request.body(body).map_err(|error| Some(kube::Error::HttpError(error)))?;
+        let request = request
+            .body(body)
+            .map_err(|error| Some(kube::Error::HttpError(error)))?;
         match tokio::time::timeout(CALL_LIMIT, self.client.request::<Value>(request)).await {
             Ok(answer) => answer.map_err(Some),
             Err(_) => Err(None),
@@ -289,18 +400,28 @@ impl Cluster {
     fn explained(&self, action: &str, error: Option<kube::Error>) -> anyhow::Error {
         match error {
             Some(error) => anyhow!(hints::call(&self.place, action, &error)),
-            None => anyhow!("cannot {action}: {}", hints::unreachable(&self.place, "timed out")),
+            None => anyhow!(
+                "cannot {action}: {}",
+                hints::unreachable(&self.place, "timed out")
+            ),
         }
     }
 }
 
 /// Whether a 404 speaks of the object, and not of its kind.
 fn is_about_object(status: &kube::core::Status) -> bool {
-    status.details.as_ref().is_some_and(|details| !details.name.is_empty())
+    status
+        .details
+        .as_ref()
+        .is_some_and(|details| !details.name.is_empty())
 }
 
 /// Of the cause only the first line: the others quote the file, which holds credentials.
 fn unusable(shown: &str, cause: &dyn std::error::Error) -> anyhow::Error {
-    let cause = hints::error_chain(cause).lines().next().unwrap_or_default().to_owned();
+    let cause = hints::error_chain(cause)
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned();
     anyhow!("{shown} cannot be used ({cause}): check --kubeconfig, $KUBECONFIG or ~/.kube/config")
 }

@@ -34,7 +34,10 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
     let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
     let hub = session.hub().await?;
     let namespace = session.namespace.unwrap_or(&hub.default_namespace);
-    for (flag, name) in [("--namespace", namespace), ("--hub-namespace", options.hub_namespace.as_str())] {
+    for (flag, name) in [
+        ("--namespace", namespace),
+        ("--hub-namespace", options.hub_namespace.as_str()),
+    ] {
         if !is_subdomain(name) {
             return Err(usage(format!("{flag} `{name}` is no name")));
         }
@@ -43,17 +46,21 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
         Some(rule) => of_rule(&hub, rule, namespace, options).await?,
         None => of_fleet(&hub).await?,
     };
-    let copies = if pending.copies == 1 { "1 copy".to_owned() } else { format!("{} copies", pending.copies) };
+    let copies = if pending.copies == 1 {
+        "1 copy".to_owned()
+    } else {
+        format!("{} copies", pending.copies)
+    };
     if !options.yes && !is_confirmed(&format!("Remove these {copies} of {}?", pending.of))? {
         return Err(ended(FAILED, "nothing was approved"));
     }
     let patch = json!({"metadata": {"annotations": {APPROVE: pending.digests.join(",")}}});
-    hub.patch("approve what waits", &pending.path, patch).await?;
+    hub.patch("approve what waits", &pending.path, patch)
+        .await?;
     match outcome(&hub, &pending, timeout).await? {
         Outcome::All => say(&format!("Approved: {copies} are being removed.\n")),
         Outcome::Other => {
-            let message =
-                "what waits has changed meanwhile and needs approval again: `kubectl runnel approve` shows it";
+            let message = "what waits has changed meanwhile and needs approval again: `kubectl runnel approve` shows it";
             Err(ended(FAILED, message))
         }
         Outcome::No => Err(ended(
@@ -67,12 +74,26 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
     }
 }
 
-async fn of_rule(hub: &Cluster, rule: &str, namespace: &str, options: &Approve) -> anyhow::Result<Pending> {
+async fn of_rule(
+    hub: &Cluster,
+    rule: &str,
+    namespace: &str,
+    options: &Approve,
+) -> anyhow::Result<Pending> {
     let rule = status::one(hub, rule, namespace).await?;
     let name = full_name(&rule);
-    let [digest] = digests(&rule).try_into().map_err(|_| ended(FAILED, format!("nothing of rule {name} waits")))?;
-    say(&format!("{}\n", describe(&rule["status"]["pendingApproval"])))?;
-    let question = RuleQuery { namespace: &options.hub_namespace, address: options.hub_url.as_deref(), rule: &rule };
+    let [digest] = digests(&rule)
+        .try_into()
+        .map_err(|_| ended(FAILED, format!("nothing of rule {name} waits")))?;
+    say(&format!(
+        "{}\n",
+        describe(&rule["status"]["pendingApproval"])
+    ))?;
+    let question = RuleQuery {
+        namespace: &options.hub_namespace,
+        address: options.hub_url.as_deref(),
+        rule: &rule,
+    };
     match ask::blocked(hub, &question).await {
         // The digest is that of what is shown.
         Ok(Some(answer)) => {
@@ -84,11 +105,23 @@ async fn of_rule(hub: &Cluster, rule: &str, namespace: &str, options: &Approve) 
                 path: rule_path(&rule),
             });
         }
-        Ok(None) => return Err(ended(FAILED, format!("nothing of rule {name} waits any more"))),
-        Err(why) => note(&format!("warning: the hub could not be asked for all of it ({why})")),
+        Ok(None) => {
+            return Err(ended(
+                FAILED,
+                format!("nothing of rule {name} waits any more"),
+            ));
+        }
+        Err(why) => note(&format!(
+            "warning: the hub could not be asked for all of it ({why})"
+        )),
     }
     let copies = number(&rule, "/status/pendingApproval/copies");
-    Ok(Pending { digests: vec![digest], copies, of: format!("rule {name}"), path: rule_path(&rule) })
+    Ok(Pending {
+        digests: vec![digest],
+        copies,
+        of: format!("rule {name}"),
+        path: rule_path(&rule),
+    })
 }
 
 async fn of_fleet(hub: &Cluster) -> anyhow::Result<Pending> {
@@ -103,22 +136,37 @@ async fn of_fleet(hub: &Cluster) -> anyhow::Result<Pending> {
         say(&format!("{}\n", describe(cause)))?;
     }
     let copies = causes.iter().map(|cause| number(cause, "/copies")).sum();
-    Ok(Pending { digests, copies, of: "the fleet".to_owned(), path: FLEET_PATH.to_owned() })
+    Ok(Pending {
+        digests,
+        copies,
+        of: "the fleet".to_owned(),
+        path: FLEET_PATH.to_owned(),
+    })
 }
 
 fn causes(object: &Value) -> impl Iterator<Item = &Value> {
-    object["status"]["pendingApprovals"].as_array().into_iter().flatten()
+    object["status"]["pendingApprovals"]
+        .as_array()
+        .into_iter()
+        .flatten()
 }
 
 /// The digests of what waits, of a rule or of the fleet.
 fn digests(object: &Value) -> Vec<String> {
     let own = object.pointer("/status/pendingApproval");
     let all = own.into_iter().chain(causes(object));
-    all.filter_map(|pending| pending["digest"].as_str()).map(ToOwned::to_owned).collect()
+    all.filter_map(|pending| pending["digest"].as_str())
+        .map(ToOwned::to_owned)
+        .collect()
 }
 
 fn describe(pending: &Value) -> String {
-    let names: Vec<_> = pending["names"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let names: Vec<_> = pending["names"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
     let rules = match number(pending, "/rules") {
         0 => String::new(),
         1 => " of 1 rule".to_owned(),
@@ -146,7 +194,9 @@ enum Outcome {
 async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow::Result<Outcome> {
     let begin = Instant::now();
     loop {
-        let Some(object) = hub.get("read what waits", &pending.path).await? else { return Ok(Outcome::All) };
+        let Some(object) = hub.get("read what waits", &pending.path).await? else {
+            return Ok(Outcome::All);
+        };
         match seen(&object, &pending.digests) {
             Outcome::All => return Ok(Outcome::All),
             Outcome::Other if begin.elapsed() >= SETTLES_WITHIN => return Ok(Outcome::Other),
@@ -173,7 +223,11 @@ fn table(blocked: &BlockedItems) -> String {
     if blocked.items.len() > SHOWN {
         lines += &format!("  and {} more\n", blocked.items.len() - SHOWN);
     }
-    if lines.is_empty() { "The hub restarted, and not all agents have reported yet.\n".to_owned() } else { lines }
+    if lines.is_empty() {
+        "The hub restarted, and not all agents have reported yet.\n".to_owned()
+    } else {
+        lines
+    }
 }
 
 fn line([what, cluster, object]: &[String; 3]) -> String {
@@ -185,7 +239,9 @@ fn line([what, cluster, object]: &[String; 3]) -> String {
         "Name" => format!("  {object} everywhere: another name now\n"),
         "Prune" => {
             let (copies, namespaces) = object.split_once(' ').unwrap_or((object, ""));
-            format!("  {copies} copies in {cluster}: in namespaces that are no longer targets {namespaces}\n")
+            format!(
+                "  {copies} copies in {cluster}: in namespaces that are no longer targets {namespaces}\n"
+            )
         }
         "Source" => format!("  {object} everywhere: no longer selected\n"),
         other => format!("  {other} {object} {cluster}\n"),
@@ -195,7 +251,9 @@ fn line([what, cluster, object]: &[String; 3]) -> String {
 /// Asks a person. Without one there is no answer.
 fn is_confirmed(question: &str) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
-        return Err(usage("there is nobody to ask: --yes approves what is shown"));
+        return Err(usage(
+            "there is nobody to ask: --yes approves what is shown",
+        ));
     }
     eprint!("{} [y/N] ", printable(question));
     std::io::stderr().flush()?;
@@ -211,12 +269,16 @@ mod tests {
     #[test]
     fn approved_set_differs_from_one_that_changed() {
         let approved = ["d1".to_owned()];
-        let rule = |digest: &str| json!({"status": {"pendingApproval": {"digest": digest, "copies": 3}}});
+        let rule =
+            |digest: &str| json!({"status": {"pendingApproval": {"digest": digest, "copies": 3}}});
         assert_eq!(seen(&rule("d1"), &approved), Outcome::No);
         assert_eq!(seen(&rule("d2"), &approved), Outcome::Other);
         assert_eq!(seen(&json!({"status": {}}), &approved), Outcome::All);
         let fleet = |digests: &[&str]| {
-            let all: Vec<_> = digests.iter().map(|digest| json!({"digest": digest, "rules": 2, "copies": 4})).collect();
+            let all: Vec<_> = digests
+                .iter()
+                .map(|digest| json!({"digest": digest, "rules": 2, "copies": 4}))
+                .collect();
             json!({"status": {"pendingApprovals": all}})
         };
         assert_eq!(seen(&fleet(&["d0", "d1"]), &approved), Outcome::No);
@@ -226,13 +288,18 @@ mod tests {
 
     #[test]
     fn pending_causes_and_items_are_listed() {
-        let cause =
-            json!({"cause": "grants changed", "copies": 60, "rules": 30, "clusters": 2, "names": ["a/r", "a/q"]});
-        let expected = "grants changed: 60 copies of 30 rules in 2 clusters wait for approval (a/r, a/q)";
+        let cause = json!({"cause": "grants changed", "copies": 60, "rules": 30, "clusters": 2, "names": ["a/r", "a/q"]});
+        let expected =
+            "grants changed: 60 copies of 30 rules in 2 clusters wait for approval (a/r, a/q)";
         assert_eq!(describe(&cause), expected);
-        let item = |what: &str, object: &str| [what.to_owned(), "eu-1".to_owned(), object.to_owned()];
+        let item =
+            |what: &str, object: &str| [what.to_owned(), "eu-1".to_owned(), object.to_owned()];
         let items = vec![item("Cluster", ""), item("Prune", "12 (a, b)")];
-        let blocked = BlockedItems { digest: "d".to_owned(), copies: 24, items };
+        let blocked = BlockedItems {
+            digest: "d".to_owned(),
+            copies: 24,
+            items,
+        };
         assert_eq!(
             table(&blocked),
             "  all copies in eu-1: no longer chosen, or not granted\n  12 copies in eu-1: in namespaces that are no longer \

@@ -142,7 +142,11 @@ pub struct MemberAccess {
 #[derive(Debug, Args)]
 pub struct Join {
     /// The name that the cluster gets on the hub, such as eu-1.
-    #[arg(required_unless_present = "show_values", default_value = "", hide_default_value = true)]
+    #[arg(
+        required_unless_present = "show_values",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub cluster: String,
     /// Which cluster.
     #[command(flatten)]
@@ -342,7 +346,12 @@ pub struct Import {
     #[arg(long, value_name = "KEY=VALUE", requires = "to")]
     pub label: Option<String>,
     /// With --label: where that operator copies to, as names or globs.
-    #[arg(long, value_delimiter = ',', value_name = "NAMESPACES", requires = "label")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAMESPACES",
+        requires = "label"
+    )]
     pub to: Vec<String>,
     /// With --label: the kinds that it copies; without it those of which equal copies stand where it copies to.
     #[arg(long, value_parser = ["configmaps", "secrets"], value_delimiter = ',', value_name = "KINDS", requires = "label")]
@@ -410,7 +419,8 @@ mod tests {
         let error = Cli::try_parse_from(["kubectl-runnel", "uninstall"]).unwrap_err();
         assert!(error.to_string().contains("--copies <COPIES>"), "{error}");
         assert_eq!(error.exit_code(), 2);
-        let cli = Cli::try_parse_from(["kubectl-runnel", "join", "eu-1", "--context", "eu"]).unwrap();
+        let cli =
+            Cli::try_parse_from(["kubectl-runnel", "join", "eu-1", "--context", "eu"]).unwrap();
         assert_eq!(cli.context.as_deref(), Some("eu"));
         assert!(Cli::try_parse_from(["kubectl-runnel", "join"]).is_err());
         assert!(Cli::try_parse_from(["kubectl-runnel", "join", "--show-values"]).is_ok());

@@ -54,14 +54,23 @@ pub struct BlockedItems {
 /// # Errors
 /// A sentence with the cure.
 pub async fn clusters(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result<Vec<ClusterRow>> {
-    within(hub, question.place(), question.asked(), async |mut client, request| {
-        let mut pages = client.rule_clusters(request).await.map_err(refused)?.into_inner();
-        let mut rows = Vec::new();
-        while let Some(page) = pages.message().await.map_err(refused)? {
-            rows.extend(page.clusters.into_iter().map(row));
-        }
-        Ok(rows)
-    })
+    within(
+        hub,
+        question.place(),
+        question.asked(),
+        async |mut client, request| {
+            let mut pages = client
+                .rule_clusters(request)
+                .await
+                .map_err(refused)?
+                .into_inner();
+            let mut rows = Vec::new();
+            while let Some(page) = pages.message().await.map_err(refused)? {
+                rows.extend(page.clusters.into_iter().map(row));
+            }
+            Ok(rows)
+        },
+    )
     .await
 }
 
@@ -69,20 +78,36 @@ pub async fn clusters(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result
 ///
 /// # Errors
 /// A sentence with the cure.
-pub async fn blocked(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result<Option<BlockedItems>> {
-    within(hub, question.place(), question.asked(), async |mut client, request| {
-        let mut pages = client.rule_blocked(request).await.map_err(refused)?.into_inner();
-        let mut page_items = None;
-        while let Some(page) = pages.message().await.map_err(refused)? {
-            let page_items = page_items.get_or_insert_with(|| BlockedItems {
-                digest: page.digest,
-                copies: page.copies,
-                items: vec![],
-            });
-            page_items.items.extend(page.items.into_iter().map(|item| [item.what, item.cluster, item.object]));
-        }
-        Ok(page_items)
-    })
+pub async fn blocked(
+    hub: &Cluster,
+    question: &RuleQuery<'_>,
+) -> anyhow::Result<Option<BlockedItems>> {
+    within(
+        hub,
+        question.place(),
+        question.asked(),
+        async |mut client, request| {
+            let mut pages = client
+                .rule_blocked(request)
+                .await
+                .map_err(refused)?
+                .into_inner();
+            let mut page_items = None;
+            while let Some(page) = pages.message().await.map_err(refused)? {
+                let page_items = page_items.get_or_insert_with(|| BlockedItems {
+                    digest: page.digest,
+                    copies: page.copies,
+                    items: vec![],
+                });
+                page_items.items.extend(
+                    page.items
+                        .into_iter()
+                        .map(|item| [item.what, item.cluster, item.object]),
+                );
+            }
+            Ok(page_items)
+        },
+    )
     .await
 }
 
@@ -96,9 +121,18 @@ pub async fn copy(
     address: Option<&str>,
     question: wire::CopyQuestion,
 ) -> anyhow::Result<wire::CopyExplained> {
-    within(hub, (namespace, address), question, async |mut client, request| {
-        Ok(client.explain_copy(request).await.map_err(refused)?.into_inner())
-    })
+    within(
+        hub,
+        (namespace, address),
+        question,
+        async |mut client, request| {
+            Ok(client
+                .explain_copy(request)
+                .await
+                .map_err(refused)?
+                .into_inner())
+        },
+    )
     .await
 }
 
@@ -112,14 +146,20 @@ pub async fn plan(
     address: Option<&str>,
     question: wire::PlanQuestion,
 ) -> anyhow::Result<Vec<wire::PlanPage>> {
-    within_as(hub, (namespace, address), Part::Plan, question, async |mut client, request| {
-        let mut pages = client.plan(request).await.map_err(refused)?.into_inner();
-        let mut all = Vec::new();
-        while let Some(page) = pages.message().await.map_err(refused)? {
-            all.push(page);
-        }
-        Ok(all)
-    })
+    within_as(
+        hub,
+        (namespace, address),
+        Part::Plan,
+        question,
+        async |mut client, request| {
+            let mut pages = client.plan(request).await.map_err(refused)?.into_inner();
+            let mut all = Vec::new();
+            while let Some(page) = pages.message().await.map_err(refused)? {
+                all.push(page);
+            }
+            Ok(all)
+        },
+    )
     .await
 }
 
@@ -177,7 +217,12 @@ async fn within_as<M, T>(
         ask(QueryClient::new(channel), request).await
     };
     let answer = tokio::time::timeout(LIMIT, asked).await;
-    answer.map_err(|_| anyhow!("the hub at {address} did not answer within {} seconds", LIMIT.as_secs()))?
+    answer.map_err(|_| {
+        anyhow!(
+            "the hub at {address} did not answer within {} seconds",
+            LIMIT.as_secs()
+        )
+    })?
 }
 
 fn refused(status: tonic::Status) -> anyhow::Error {
@@ -187,7 +232,8 @@ fn refused(status: tonic::Status) -> anyhow::Error {
 /// The question, with the caller's token.
 fn request<M>(asked: M, token: &str) -> anyhow::Result<Request<M>> {
     let bearer = MetadataValue::try_from(format!("Bearer {token}"));
-    let mut bearer = bearer.map_err(|_| anyhow!("your token holds characters that no token has"))?;
+    let mut bearer =
+        bearer.map_err(|_| anyhow!("your token holds characters that no token has"))?;
     bearer.set_sensitive(true);
     let mut request = Request::new(asked);
     request.metadata_mut().insert("authorization", bearer);
@@ -195,7 +241,10 @@ fn request<M>(asked: M, token: &str) -> anyhow::Result<Request<M>> {
 }
 
 fn row(cluster: wire::RuleCluster) -> ClusterRow {
-    let failures = cluster.failures.into_iter().map(|failure| (failure.copy, failure.reason, failure.message));
+    let failures = cluster
+        .failures
+        .into_iter()
+        .map(|failure| (failure.copy, failure.reason, failure.message));
     ClusterRow {
         name: cluster.name,
         state: cluster.state,
@@ -215,7 +264,12 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
     let lease = lease.ok_or_else(|| {
         anyhow!("there is no Lease {LEASE} in namespace {namespace}: name the hub's with --hub-namespace")
     })?;
-    let line = |key: &str| lease.pointer("/metadata/annotations").and_then(|all| all.get(key)).and_then(Value::as_str);
+    let line = |key: &str| {
+        lease
+            .pointer("/metadata/annotations")
+            .and_then(|all| all.get(key))
+            .and_then(Value::as_str)
+    };
     let (Some(hub_id), Some(pin)) = (line(HUB_ID), line(AUTHORITY)) else {
         bail!("the hub does not say yet how it is known: upgrade it, or try again when it leads");
     };
@@ -226,8 +280,12 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
 /// What a part of the hub is called. Who may not look for it takes the usual name.
 async fn called(hub: &Cluster, namespace: &str, part: Part) -> anyhow::Result<String> {
     let action = format!("look for the hub's {}", part.resource());
-    let found = hub.list(&action, &part.path(namespace)).await.unwrap_or_default();
-    part.name(&found).map_err(|why| anyhow!("in namespace {namespace} {why}"))
+    let found = hub
+        .list(&action, &part.path(namespace))
+        .await
+        .unwrap_or_default();
+    part.name(&found)
+        .map_err(|why| anyhow!("in namespace {namespace} {why}"))
 }
 
 /// A token for whom the API server knows by a certificate: that of a ServiceAccount of the hub's chart, good for questions
@@ -240,7 +298,9 @@ async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Res
         "kind": "TokenRequest",
         "spec": {"audiences": [AUDIENCE], "expirationSeconds": TOKEN_SECONDS},
     });
-    let action = format!("get a token of the ServiceAccount {account}, as your kubeconfig holds none of your own");
+    let action = format!(
+        "get a token of the ServiceAccount {account}, as your kubeconfig holds none of your own"
+    );
     let made = hub.post(&action, &path, request).await?;
     let token = text(&made, "/status/token");
     if token.is_empty() {
@@ -264,19 +324,41 @@ impl Forward {
         if let Some(file) = &hub.kubeconfig {
             command.arg("--kubeconfig").arg(file);
         }
-        command.args(["--context", &hub.context, "-n", namespace, "port-forward", &service, ":grpc"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command
-            .spawn()
-            .map_err(|error| anyhow!("cannot run kubectl ({error}): put it into PATH, or give --hub-url HOST:PORT"))?;
+        command.args([
+            "--context",
+            &hub.context,
+            "-n",
+            namespace,
+            "port-forward",
+            &service,
+            ":grpc",
+        ]);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = command.spawn().map_err(|error| {
+            anyhow!("cannot run kubectl ({error}): put it into PATH, or give --hub-url HOST:PORT")
+        })?;
         let (out, err) = (child.stdout.take(), child.stderr.take());
-        let (Some(out), Some(mut err)) = (out, err) else { bail!("kubectl port-forward says nothing") };
+        let (Some(out), Some(mut err)) = (out, err) else {
+            bail!("kubectl port-forward says nothing")
+        };
         let mut lines = BufReader::new(out).lines();
         let line = tokio::time::timeout(LIMIT, lines.next_line()).await;
-        let line =
-            line.map_err(|_| anyhow!("kubectl port-forward did not begin within {} seconds", LIMIT.as_secs()))?;
+        let line = line.map_err(|_| {
+            anyhow!(
+                "kubectl port-forward did not begin within {} seconds",
+                LIMIT.as_secs()
+            )
+        })?;
         if let Some(port) = line?.as_deref().and_then(super::detail::forwarded_port) {
-            return Ok(Self { address: format!("127.0.0.1:{port}"), _child: child, _says: (lines, err) });
+            return Ok(Self {
+                address: format!("127.0.0.1:{port}"),
+                _child: child,
+                _says: (lines, err),
+            });
         }
         let mut why = String::new();
         // It has ended, or is about to.

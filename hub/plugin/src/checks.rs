@@ -43,17 +43,29 @@ pub struct Check {
 impl Check {
     /// It is fine.
     pub fn ok(what: impl Into<String>) -> Self {
-        Self { level: Level::Ok, what: what.into(), hint: String::new() }
+        Self {
+            level: Level::Ok,
+            what: what.into(),
+            hint: String::new(),
+        }
     }
 
     /// It is worth a look.
     pub fn warn(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { level: Level::Warn, what: what.into(), hint: hint.into() }
+        Self {
+            level: Level::Warn,
+            what: what.into(),
+            hint: hint.into(),
+        }
     }
 
     /// It is wrong.
     pub fn fail(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { level: Level::Fail, what: what.into(), hint: hint.into() }
+        Self {
+            level: Level::Fail,
+            what: what.into(),
+            hint: hint.into(),
+        }
     }
 }
 
@@ -78,7 +90,12 @@ pub fn lines(checks: &[Check], colours: bool) -> String {
         }
     }
     let count = |level| checks.iter().filter(|check| check.level == level).count();
-    page + &format!("\n{} ok, {} warn, {} fail\n", count(Level::Ok), count(Level::Warn), count(Level::Fail))
+    page + &format!(
+        "\n{} ok, {} warn, {} fail\n",
+        count(Level::Ok),
+        count(Level::Warn),
+        count(Level::Fail)
+    )
 }
 
 /// The same for a machine.
@@ -93,34 +110,55 @@ pub fn definitions(found: &[Value], own: &[Value]) -> Vec<Check> {
     let mut checks = Vec::new();
     for wanted in own {
         let name = text(wanted, "/metadata/name");
-        let Some(there) = found.iter().find(|there| text(there, "/metadata/name") == name) else {
-            checks.push(Check::fail(format!("the definition {name} is not installed"), hint));
+        let Some(there) = found
+            .iter()
+            .find(|there| text(there, "/metadata/name") == name)
+        else {
+            checks.push(Check::fail(
+                format!("the definition {name} is not installed"),
+                hint,
+            ));
             continue;
         };
         if !condition_named(there, "Established").holds() {
             let message = condition_named(there, "NamesAccepted").message;
-            checks.push(Check::fail(format!("the definition {name} is not served: {message}"), "see its conditions"));
+            checks.push(Check::fail(
+                format!("the definition {name} is not served: {message}"),
+                "see its conditions",
+            ));
         } else if let Some(field) = missing_field(schema(wanted), schema(there), "") {
-            let what = format!("the definition {name} is older than this plugin: it has no {field}");
+            let what =
+                format!("the definition {name} is older than this plugin: it has no {field}");
             checks.push(Check::warn(what, "upgrade the hub: kubectl runnel install"));
         }
     }
     if checks.is_empty() {
-        checks.push(Check::ok(format!("the definitions of {} kinds are installed and served", own.len())));
+        checks.push(Check::ok(format!(
+            "the definitions of {} kinds are installed and served",
+            own.len()
+        )));
     }
     checks
 }
 
 fn schema(definition: &Value) -> &Value {
-    definition.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap_or(&Value::Null)
+    definition
+        .pointer("/spec/versions/0/schema/openAPIV3Schema")
+        .unwrap_or(&Value::Null)
 }
 
 /// A field that `own` has and `there` has not.
 fn missing_field(own: &Value, there: &Value, path: &str) -> Option<String> {
     let properties = own.get("properties").and_then(Value::as_object);
     for (name, own) in properties.into_iter().flatten() {
-        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-        let Some(there) = there.pointer(&format!("/properties/{name}")) else { return Some(path) };
+        let path = if path.is_empty() {
+            name.clone()
+        } else {
+            format!("{path}.{name}")
+        };
+        let Some(there) = there.pointer(&format!("/properties/{name}")) else {
+            return Some(path);
+        };
         if let Some(missing) = missing_field(own, there, &path) {
             return Some(missing);
         }
@@ -137,14 +175,20 @@ pub fn hub(seen: &Workload, namespace: &str) -> Vec<Check> {
     let ready = number(&seen.deployment, "/status/readyReplicas");
     if !seen.deployment.is_null() && ready >= wanted && wanted > 0 {
         let image = text(&seen.deployment, "/spec/template/spec/containers/0/image");
-        return vec![Check::ok(format!("the hub runs: {ready} of {wanted} pods are ready ({image})"))];
+        return vec![Check::ok(format!(
+            "the hub runs: {ready} of {wanted} pods are ready ({image})"
+        ))];
     }
-    let mut checks: Vec<Check> = workload(seen, "runnel-hub", namespace).into_iter().map(Check::from).collect();
+    let mut checks: Vec<Check> = workload(seen, "runnel-hub", namespace)
+        .into_iter()
+        .map(Check::from)
+        .collect();
     if seen.deployment.is_null() {
         checks[0].hint = "kubectl runnel install --advertise HOST:PORT".to_owned();
     } else {
         let what = format!("{ready} of {wanted} pods of the hub are ready");
-        let hint = format!("kubectl -n {namespace} describe pods -l app.kubernetes.io/name=runnel-hub");
+        let hint =
+            format!("kubectl -n {namespace} describe pods -l app.kubernetes.io/name=runnel-hub");
         let level = if ready > 0 { Level::Warn } else { Level::Fail };
         checks.insert(0, Check { level, what, hint });
     }
@@ -157,20 +201,36 @@ pub fn lease(lease: &Value, now: Timestamp) -> Check {
     let seconds = number(lease, "/spec/leaseDurationSeconds").max(1);
     let hint = "look at the hub's pods and logs: nobody leads, so nothing is sent";
     if lease.is_null() {
-        return Check::fail("there is no Lease runnel-hub: no hub has ever led here", hint);
+        return Check::fail(
+            "there is no Lease runnel-hub: no hub has ever led here",
+            hint,
+        );
     }
     let renewed = time(lease, "/spec/renewTime");
-    let silent = renewed.map_or(i64::MAX, |at| now.as_second().saturating_sub(at.as_second()));
+    let silent = renewed.map_or(i64::MAX, |at| {
+        now.as_second().saturating_sub(at.as_second())
+    });
     if holder.is_empty() || silent > seconds * 2 {
-        return Check::fail(format!("no hub leads: the Lease was last renewed {} ago", age(renewed, now)), hint);
+        return Check::fail(
+            format!(
+                "no hub leads: the Lease was last renewed {} ago",
+                age(renewed, now)
+            ),
+            hint,
+        );
     }
-    Check::ok(format!("one hub leads: {}", holder.split(' ').next().unwrap_or(holder)))
+    Check::ok(format!(
+        "one hub leads: {}",
+        holder.split(' ').next().unwrap_or(holder)
+    ))
 }
 
 /// Rights of the person who asks.
 pub fn rights(missing: &[Right], all: usize) -> Check {
     if missing.is_empty() {
-        return Check::ok(format!("you have the rights that this plugin needs ({all} asked)"));
+        return Check::ok(format!(
+            "you have the rights that this plugin needs ({all} asked)"
+        ));
     }
     let list: Vec<String> = missing.iter().map(ToString::to_string).collect();
     Check::warn(
@@ -183,7 +243,10 @@ pub fn rights(missing: &[Right], all: usize) -> Check {
 pub fn addresses(seen: &[(String, Reachability)]) -> Vec<Check> {
     if seen.is_empty() {
         let hint = "kubectl runnel install --advertise HOST:PORT (its load balancer, or a node and the node port)";
-        return vec![Check::fail("the hub advertises no address: no cluster can join", hint)];
+        return vec![Check::fail(
+            "the hub advertises no address: no cluster can join",
+            hint,
+        )];
     }
     seen.iter()
         .map(|(at, reach)| match address(at, reach) {
@@ -201,16 +264,26 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
         let name = text(object, "/metadata/name");
         let connected = condition(object, ConditionType::Connected);
         let accepted = object.pointer("/spec/accepted").and_then(Value::as_bool) != Some(false);
-        let log = "look at the agent's log there: kubectl -n runnel-system logs deployment/runnel-agent";
+        let log =
+            "look at the agent's log there: kubectl -n runnel-system logs deployment/runnel-agent";
         if !accepted {
-            let hint = format!("set spec.accepted: true to let it in again, or kubectl runnel unjoin {name} --force");
-            checks.push(Check::warn(format!("{name} is shut out (spec.accepted is false)"), hint));
-        } else if connected.reason == Reason::NeverConnected.as_str() || connected.status.is_empty() {
+            let hint = format!(
+                "set spec.accepted: true to let it in again, or kubectl runnel unjoin {name} --force"
+            );
+            checks.push(Check::warn(
+                format!("{name} is shut out (spec.accepted is false)"),
+                hint,
+            ));
+        } else if connected.reason == Reason::NeverConnected.as_str() || connected.status.is_empty()
+        {
             let hint = format!("kubectl runnel join {name} --context CONTEXT-OF-THAT-CLUSTER");
             checks.push(Check::fail(format!("{name} has never connected"), hint));
         } else if !connected.holds() {
             let since = age(connected.since, now);
-            checks.push(Check::fail(format!("{name} is not connected ({}, {since})", connected.reason), log));
+            checks.push(Check::fail(
+                format!("{name} is not connected ({}, {since})", connected.reason),
+                log,
+            ));
         } else if let Some(check) = certificate(object, now) {
             checks.push(check);
         } else {
@@ -221,33 +294,58 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
                 let hint = format!(
                     "set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again"
                 );
-                checks.push(Check::fail(format!("{name}: {}", condition(object, theft).message), hint));
+                checks.push(Check::fail(
+                    format!("{name}: {}", condition(object, theft).message),
+                    hint,
+                ));
             }
         }
-        for warning in [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::PreviousMembership]
-        {
+        for warning in [
+            ConditionType::RestoredFromBackup,
+            ConditionType::Duplicate,
+            ConditionType::PreviousMembership,
+        ] {
             if condition(object, warning).holds() {
-                let hint = "see that all is as it should be, then run the command that the message names";
-                checks.push(Check::fail(format!("{name}: {}", condition(object, warning).message), hint));
+                let hint =
+                    "see that all is as it should be, then run the command that the message names";
+                checks.push(Check::fail(
+                    format!("{name}: {}", condition(object, warning).message),
+                    hint,
+                ));
             }
         }
         if condition(object, ConditionType::OrphanedCopies).holds() {
             let hint = "they stay; restore the rules, or delete the copies in the member";
             checks.push(Check::warn(
-                format!("{name}: {}", condition(object, ConditionType::OrphanedCopies).message),
+                format!(
+                    "{name}: {}",
+                    condition(object, ConditionType::OrphanedCopies).message
+                ),
                 hint,
             ));
         }
         let pending = list(object, "/status/pendingRemovals").len();
         if pending > 0 {
             let hint = "they are removed when it is back";
-            checks.push(Check::warn(format!("{name}: the copies of {pending} deleted rules wait for it"), hint));
+            checks.push(Check::warn(
+                format!("{name}: the copies of {pending} deleted rules wait for it"),
+                hint,
+            ));
         }
     }
     if objects.is_empty() {
-        checks.push(Check::warn("no cluster has joined", "kubectl runnel join NAME --context CONTEXT"));
+        checks.push(Check::warn(
+            "no cluster has joined",
+            "kubectl runnel join NAME --context CONTEXT",
+        ));
     } else if fine > 0 {
-        checks.insert(0, Check::ok(format!("{fine} of {} members are connected and well", objects.len())));
+        checks.insert(
+            0,
+            Check::ok(format!(
+                "{fine} of {} members are connected and well",
+                objects.len()
+            )),
+        );
     }
     checks
 }
@@ -259,9 +357,17 @@ fn certificate(object: &Value, now: Timestamp) -> Option<Check> {
     let left = end.as_second() - now.as_second();
     let hint = "the agent renews by itself: its log in the member says why it did not";
     if left <= 0 {
-        return Some(Check::fail(format!("the certificate of {name} has expired"), hint));
+        return Some(Check::fail(
+            format!("the certificate of {name} has expired"),
+            hint,
+        ));
     }
-    (left < 3600).then(|| Check::warn(format!("the certificate of {name} expires in {}", span(left)), hint))
+    (left < 3600).then(|| {
+        Check::warn(
+            format!("the certificate of {name} expires in {}", span(left)),
+            hint,
+        )
+    })
 }
 
 /// Rules that are not ready.
@@ -270,7 +376,10 @@ pub fn rules(objects: &[Value]) -> Vec<Check> {
     let mut checks = Vec::new();
     let fine = objects.iter().filter(ready).count();
     if fine > 0 {
-        checks.push(Check::ok(format!("{fine} of {} rules are ready", objects.len())));
+        checks.push(Check::ok(format!(
+            "{fine} of {} rules are ready",
+            objects.len()
+        )));
     }
     for object in objects.iter().filter(|object| !ready(object)) {
         let (name, seen) = (full_name(object), condition(object, ConditionType::Ready));
@@ -278,15 +387,30 @@ pub fn rules(objects: &[Value]) -> Vec<Check> {
         let blocked = condition(object, ConditionType::ApprovalRequired);
         if blocked.holds() {
             let hint = format!("undo what led to it, or approve it: kubectl runnel approve {name}");
-            checks.push(Check::warn(format!("rule {name}: ApprovalRequired: {}", blocked.message), hint));
+            checks.push(Check::warn(
+                format!("rule {name}: ApprovalRequired: {}", blocked.message),
+                hint,
+            ));
         } else if object.pointer("/metadata/deletionTimestamp").is_some() {
-            checks.push(Check::warn(format!("rule {name} is being deleted and waits for its copies"), hint));
+            checks.push(Check::warn(
+                format!("rule {name} is being deleted and waits for its copies"),
+                hint,
+            ));
         } else if seen.status.is_empty() {
-            checks.push(Check::fail(format!("rule {name} has not been looked at by a hub"), "does the hub run?"));
+            checks.push(Check::fail(
+                format!("rule {name} has not been looked at by a hub"),
+                "does the hub run?",
+            ));
         } else if seen.status == "False" && seen.reason != Reason::CopiesWaiting.as_str() {
-            checks.push(Check::fail(format!("rule {name}: {}: {}", seen.reason, seen.message), hint));
+            checks.push(Check::fail(
+                format!("rule {name}: {}: {}", seen.reason, seen.message),
+                hint,
+            ));
         } else {
-            checks.push(Check::warn(format!("rule {name}: {}: {}", seen.reason, seen.message), hint));
+            checks.push(Check::warn(
+                format!("rule {name}: {}: {}", seen.reason, seen.message),
+                hint,
+            ));
         }
     }
     checks
@@ -294,15 +418,23 @@ pub fn rules(objects: &[Value]) -> Vec<Check> {
 
 /// Clocks: that of the API server against this machine's.
 pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
-    let Some(server) = server else { return Check::warn("the API server tells no time", "check the clocks by hand") };
+    let Some(server) = server else {
+        return Check::warn("the API server tells no time", "check the clocks by hand");
+    };
     let apart = server.duration_since(here).abs();
     let words = span(apart.as_secs());
     let hint = "certificates depend on clocks: let all machines keep time by NTP";
     if apart > SignedDuration::from_secs(60) {
-        return Check::fail(format!("the clock of the API server is {words} off from this machine's"), hint);
+        return Check::fail(
+            format!("the clock of the API server is {words} off from this machine's"),
+            hint,
+        );
     }
     if apart > SignedDuration::from_secs(5) {
-        return Check::warn(format!("the clock of the API server is {words} off from this machine's"), hint);
+        return Check::warn(
+            format!("the clock of the API server is {words} off from this machine's"),
+            hint,
+        );
     }
     Check::ok("the clocks of the API server and this machine agree")
 }
@@ -315,9 +447,15 @@ pub fn authority(ends: Timestamp, now: Timestamp) -> Check {
         return Check::fail("the hub's certificate authority has expired", hint);
     }
     if left < 7 * 86_400 {
-        return Check::warn(format!("the hub's certificate authority expires in {}", span(left)), hint);
+        return Check::warn(
+            format!("the hub's certificate authority expires in {}", span(left)),
+            hint,
+        );
     }
-    Check::ok(format!("the hub's certificate authority is good for {}", span(left)))
+    Check::ok(format!(
+        "the hub's certificate authority is good for {}",
+        span(left)
+    ))
 }
 
 #[cfg(test)]
@@ -333,10 +471,18 @@ mod tests {
 
     #[test]
     fn lines_tell_level_and_hint() {
-        let checks = [Check::ok("a"), Check::warn("b", "do b"), Check::fail("c", "do c")];
-        let golden = "ok    a\nwarn  b\n      -> do b\nfail  c\n      -> do c\n\n1 ok, 1 warn, 1 fail\n";
+        let checks = [
+            Check::ok("a"),
+            Check::warn("b", "do b"),
+            Check::fail("c", "do c"),
+        ];
+        let golden =
+            "ok    a\nwarn  b\n      -> do b\nfail  c\n      -> do c\n\n1 ok, 1 warn, 1 fail\n";
         assert_eq!(lines(&checks, false), golden);
-        assert_eq!(as_json(&checks)["checks"][2], json!({"level": "fail", "what": "c", "hint": "do c"}));
+        assert_eq!(
+            as_json(&checks)["checks"][2],
+            json!({"level": "fail", "what": "c", "hint": "do c"})
+        );
     }
 
     #[test]
@@ -350,16 +496,34 @@ mod tests {
         };
         let own = [definition(json!({"leaving": {}, "accepted": {}}))];
         assert_eq!(definitions(&own, &own)[0].level, Level::Ok);
-        assert!(definitions(&[], &own)[0].what.contains("memberclusters.runnel.dev is not installed"));
+        assert!(
+            definitions(&[], &own)[0]
+                .what
+                .contains("memberclusters.runnel.dev is not installed")
+        );
         let old = definitions(&[definition(json!({"accepted": {}}))], &own);
-        assert_eq!((old[0].level, old[0].what.ends_with("it has no spec.leaving")), (Level::Warn, true), "{old:?}");
+        assert_eq!(
+            (
+                old[0].level,
+                old[0].what.ends_with("it has no spec.leaving")
+            ),
+            (Level::Warn, true),
+            "{old:?}"
+        );
     }
 
     #[test]
     fn lease_without_renewal_is_a_failure() {
         let page_items = |at: &str| json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": at}});
-        assert_eq!(lease(&page_items("2026-01-01T00:59:58Z"), now()), Check::ok("one hub leads: runnel-hub-1"));
-        assert!(lease(&page_items("2026-01-01T00:50:00Z"), now()).what.contains("10m ago"));
+        assert_eq!(
+            lease(&page_items("2026-01-01T00:59:58Z"), now()),
+            Check::ok("one hub leads: runnel-hub-1")
+        );
+        assert!(
+            lease(&page_items("2026-01-01T00:50:00Z"), now())
+                .what
+                .contains("10m ago")
+        );
         assert_eq!(lease(&Value::Null, now()).level, Level::Fail);
     }
 
@@ -390,8 +554,11 @@ mod tests {
         );
         assert_eq!(members(&[], now())[0].level, Level::Warn);
         let rule = |status: &str, reason: &str| json!({"metadata": {"name": "r", "namespace": "n"}, "status": {"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": "m"}]}});
-        let checks =
-            rules(&[rule("True", "AllApplied"), rule("False", "Conflict"), rule("Unknown", "ClustersUnreachable")]);
+        let checks = rules(&[
+            rule("True", "AllApplied"),
+            rule("False", "Conflict"),
+            rule("Unknown", "ClustersUnreachable"),
+        ]);
         let levels: Vec<Level> = checks.iter().map(|check| check.level).collect();
         assert_eq!(levels, [Level::Ok, Level::Fail, Level::Warn]);
         assert_eq!(checks[1].hint, "kubectl runnel status n/r");
@@ -400,19 +567,42 @@ mod tests {
     #[test]
     fn clocks_and_addresses() {
         assert_eq!(clocks(Some(now()), now()).level, Level::Ok);
-        assert_eq!(clocks("2026-01-01T01:02:00Z".parse().ok(), now()).level, Level::Fail);
+        assert_eq!(
+            clocks("2026-01-01T01:02:00Z".parse().ok(), now()).level,
+            Level::Fail
+        );
         assert_eq!(addresses(&[])[0].level, Level::Fail);
-        let seen = addresses(&[("a:1".into(), Reachability::Hub), ("b:1".into(), Reachability::Silent)]);
+        let seen = addresses(&[
+            ("a:1".into(), Reachability::Hub),
+            ("b:1".into(), Reachability::Silent),
+        ]);
         assert_eq!((seen[0].level, seen[1].level), (Level::Ok, Level::Warn));
-        assert_eq!(authority("2026-01-03T01:00:00Z".parse().unwrap(), now()).level, Level::Warn);
+        assert_eq!(
+            authority("2026-01-03T01:00:00Z".parse().unwrap(), now()).level,
+            Level::Warn
+        );
     }
 
     #[test]
     fn a_hub_without_ready_pods_is_a_failure() {
         let ready = json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}});
-        let seen = Workload { deployment: ready, ..Workload::default() };
-        assert_eq!(hub(&seen, "n"), [Check::ok("the hub runs: 2 of 2 pods are ready (runnel-hub:0.1.0)")]);
+        let seen = Workload {
+            deployment: ready,
+            ..Workload::default()
+        };
+        assert_eq!(
+            hub(&seen, "n"),
+            [Check::ok(
+                "the hub runs: 2 of 2 pods are ready (runnel-hub:0.1.0)"
+            )]
+        );
         let none = hub(&Workload::default(), "n");
-        assert_eq!((none[0].level, none[0].hint.contains("kubectl runnel install")), (Level::Fail, true));
+        assert_eq!(
+            (
+                none[0].level,
+                none[0].hint.contains("kubectl runnel install")
+            ),
+            (Level::Fail, true)
+        );
     }
 }

@@ -37,13 +37,33 @@ fn rule(name: &str, status: &str, reason: &str, message: &str) -> Value {
 fn a_hub_that_is_well() {
     let deployment = json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}});
     let lease_of = json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:59:58Z"}});
-    let well = member("eu-1", connected("True", "SessionOpen"), "2026-01-02T00:00:00Z", json!([]));
+    let well = member(
+        "eu-1",
+        connected("True", "SessionOpen"),
+        "2026-01-02T00:00:00Z",
+        json!([]),
+    );
     let mut all = vec![clocks(Some(now()), now()), rights(&[], 16)];
     let own = json!({"metadata": {"name": "distributionrules.runnel.dev"}, "status": {"conditions": [{"type": "Established", "status": "True"}]}});
-    all.extend(definitions(std::slice::from_ref(&own), std::slice::from_ref(&own)));
-    all.extend(hub(&Workload { deployment, ..Workload::default() }, "runnel-system"));
-    all.extend([lease(&lease_of, now()), authority(at("2030-01-01T00:00:00Z"), now())]);
-    all.extend(addresses(&[("hub.example.com:8443".to_owned(), Reachability::Hub)]));
+    all.extend(definitions(
+        std::slice::from_ref(&own),
+        std::slice::from_ref(&own),
+    ));
+    all.extend(hub(
+        &Workload {
+            deployment,
+            ..Workload::default()
+        },
+        "runnel-system",
+    ));
+    all.extend([
+        lease(&lease_of, now()),
+        authority(at("2030-01-01T00:00:00Z"), now()),
+    ]);
+    all.extend(addresses(&[(
+        "hub.example.com:8443".to_owned(),
+        Reachability::Hub,
+    )]));
     all.extend(members(&[well], now()));
     all.extend(rules(&[rule("all", "True", "AllApplied", "")]));
     insta::assert_snapshot!(lines(&all, false));
@@ -52,43 +72,91 @@ fn a_hub_that_is_well() {
 #[test]
 fn a_hub_with_everything_wrong() {
     let stolen = text("PossibleKeyTheft", "TwoHolders", "two agents use its key");
-    let orphaned = text("OrphanedCopies", "RuleUnknown", "12 copies of rules that the hub does not know");
+    let orphaned = text(
+        "OrphanedCopies",
+        "RuleUnknown",
+        "12 copies of rules that the hub does not know",
+    );
     let mut shut_out = member("eu-1", connected("True", "SessionOpen"), "", json!([]));
     shut_out["spec"]["accepted"] = json!(false);
-    let mut waited_for = member("eu-2", connected("Unknown", "SessionLost"), "", json!([orphaned, stolen]));
+    let mut waited_for = member(
+        "eu-2",
+        connected("Unknown", "SessionLost"),
+        "",
+        json!([orphaned, stolen]),
+    );
     waited_for["status"]["pendingRemovals"] = json!([{}, {}]);
     let all_members = [
         shut_out,
         waited_for,
         member("eu-3", connected("False", "NeverConnected"), "", json!([])),
-        member("eu-4", connected("True", "SessionOpen"), "2026-01-01T01:30:00Z", json!([])),
-        member("eu-5", connected("True", "SessionOpen"), "2026-01-01T00:30:00Z", json!([])),
+        member(
+            "eu-4",
+            connected("True", "SessionOpen"),
+            "2026-01-01T01:30:00Z",
+            json!([]),
+        ),
+        member(
+            "eu-5",
+            connected("True", "SessionOpen"),
+            "2026-01-01T00:30:00Z",
+            json!([]),
+        ),
     ];
     let mut going = rule("going", "True", "AllApplied", "");
     going["status"]["conditions"][0]["status"] = json!("False");
     going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    let mut lease_of = rule("held", "False", "RemovalLimit", "24 copies would be removed");
+    let mut lease_of = rule(
+        "held",
+        "False",
+        "RemovalLimit",
+        "24 copies would be removed",
+    );
     let why = "24 copies in 2 clusters would be removed: the rule is deleted";
-    lease_of["status"]["conditions"] =
-        json!([lease_of["status"]["conditions"][0], text("ApprovalRequired", "RemovalLimit", why)]);
+    lease_of["status"]["conditions"] = json!([
+        lease_of["status"]["conditions"][0],
+        text("ApprovalRequired", "RemovalLimit", why)
+    ]);
     lease_of["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     let all_rules = [
         lease_of,
         rule("fails", "False", "Conflict", "1 copy failed in eu-1"),
-        rule("away", "Unknown", "ClustersUnreachable", "1 cluster is silent"),
-        rule("waits", "False", "CopiesWaiting", "2 copies waiting in 1 cluster"),
+        rule(
+            "away",
+            "Unknown",
+            "ClustersUnreachable",
+            "1 cluster is silent",
+        ),
+        rule(
+            "waits",
+            "False",
+            "CopiesWaiting",
+            "2 copies waiting in 1 cluster",
+        ),
         json!({"metadata": {"name": "unseen", "namespace": "team"}}),
         going,
     ];
     let own = json!({"metadata": {"name": "distributionrules.runnel.dev"}});
     let lacks = needed::uninstall("runnel-system");
-    let mut all = vec![clocks(Some(at("2026-01-01T01:02:00Z")), now()), rights(&lacks[..2], lacks.len())];
+    let mut all = vec![
+        clocks(Some(at("2026-01-01T01:02:00Z")), now()),
+        rights(&lacks[..2], lacks.len()),
+    ];
     all.extend(definitions(&[], &[own]));
     all.extend(hub(&Workload::default(), "runnel-system"));
-    all.extend([lease(&Value::Null, now()), authority(at("2026-01-03T01:00:00Z"), now())]);
-    let reached = [("hub:1", Reachability::Refused), ("hub:2", Reachability::Unknown), ("hub:3", Reachability::Silent)];
+    all.extend([
+        lease(&Value::Null, now()),
+        authority(at("2026-01-03T01:00:00Z"), now()),
+    ]);
+    let reached = [
+        ("hub:1", Reachability::Refused),
+        ("hub:2", Reachability::Unknown),
+        ("hub:3", Reachability::Silent),
+    ];
     all.extend(addresses(&[]));
-    all.extend(addresses(&reached.map(|(at, reach)| (at.to_owned(), reach))));
+    all.extend(addresses(
+        &reached.map(|(at, reach)| (at.to_owned(), reach)),
+    ));
     all.extend(members(&all_members, now()));
     all.extend(members(&[], now()));
     all.extend(rules(&all_rules));

@@ -43,28 +43,43 @@ impl ClusterRow {
 /// The clusters that do not hold the newest revision of every source, or have not proved that they do. The sentences below
 /// the table are as wide as said.
 pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
-    let old: Vec<_> = rows.iter().filter_map(|row| Some((row, row.holds()?))).collect();
+    let old: Vec<_> = rows
+        .iter()
+        .filter_map(|row| Some((row, row.holds()?)))
+        .collect();
     let (all, mut output) = (rows.len(), String::new());
     if old.is_empty() {
-        let head = format!("Every cluster ({all}) holds the newest revision of every source, and has proved it.");
+        let head = format!(
+            "Every cluster ({all}) holds the newest revision of every source, and has proved it."
+        );
         wrapped(&mut output, INDENT, &head, width);
         return output;
     }
     let older = old.iter().filter(|(row, _)| !row.newest).count();
     let head = match older {
         0 => None,
-        1 => Some(format!("1 of {all} clusters does not hold the newest revision of every source.")),
-        more => Some(format!("{more} of {all} clusters do not hold the newest revision of every source.")),
+        1 => Some(format!(
+            "1 of {all} clusters does not hold the newest revision of every source."
+        )),
+        more => Some(format!(
+            "{more} of {all} clusters do not hold the newest revision of every source."
+        )),
     };
     let unproved = match old.len() - older {
         0 => None,
-        1 => Some(format!("1 of {all} says that it holds the newest revision of every source, and has not proved it.")),
+        1 => Some(format!(
+            "1 of {all} says that it holds the newest revision of every source, and has not proved it."
+        )),
         more => Some(format!(
             "{more} of {all} say that they hold the newest revision of every source, and have not proved it."
         )),
     };
-    head.into_iter().chain(unproved).for_each(|head| wrapped(&mut output, INDENT, &head, width));
-    let mut table = Table::new(&["CLUSTER", "HOLDS", "STATE", "APPLIED", "FAILED", "WAITING", "REASON"]);
+    head.into_iter()
+        .chain(unproved)
+        .for_each(|head| wrapped(&mut output, INDENT, &head, width));
+    let mut table = Table::new(&[
+        "CLUSTER", "HOLDS", "STATE", "APPLIED", "FAILED", "WAITING", "REASON",
+    ]);
     for (row, (word, meaning)) in &old {
         let [applied, failed, waiting] = row.counts.map(|count| count.to_string());
         table.row(vec![
@@ -81,14 +96,21 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
     let reported = old.iter().filter(|(row, _)| !row.message.is_empty());
     for (number, (row, _)) in reported.enumerate() {
         output.push_str(if number == 0 { "\n" } else { "" });
-        wrapped(&mut output, INDENT, &format!("{}: {}", row.name, row.message), width);
+        wrapped(
+            &mut output,
+            INDENT,
+            &format!("{}: {}", row.name, row.message),
+            width,
+        );
     }
     output
 }
 
 /// All clusters, and below them what failed there.
 pub fn clusters(rows: &[ClusterRow], colours: bool) -> String {
-    let mut table = Table::new(&["CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "MESSAGE"]);
+    let mut table = Table::new(&[
+        "CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "MESSAGE",
+    ]);
     for row in rows {
         let [applied, failed, waiting] = row.counts.map(|count| count.to_string());
         table.row(vec![
@@ -140,7 +162,11 @@ mod tests {
             counts: [3, 1, 0],
             reason: "Conflict".into(),
             message: "configmaps/default/a: not Runnel's".into(),
-            failures: vec![("configmaps/default/a".into(), "Conflict".into(), "not Runnel's".into())],
+            failures: vec![(
+                "configmaps/default/a".into(),
+                "Conflict".into(),
+                "not Runnel's".into(),
+            )],
             ..ClusterRow::default()
         };
         let ready = ClusterRow {
@@ -172,36 +198,82 @@ What failed (at most five copies per cluster):
             message: message.into(),
             ..ClusterRow::default()
         };
-        let proof = |newest, proof: &str, row: ClusterRow| ClusterRow { newest, proof: proof.into(), ..row };
-        let well = |name: &str| proof(true, "Yes", row(name, "Ready", [12, 0, 0], "AllApplied", ""));
+        let proof = |newest, proof: &str, row: ClusterRow| ClusterRow {
+            newest,
+            proof: proof.into(),
+            ..row
+        };
+        let well = |name: &str| {
+            proof(
+                true,
+                "Yes",
+                row(name, "Ready", [12, 0, 0], "AllApplied", ""),
+            )
+        };
         let lost = "the agent is not connected; the counts are what it last said";
-        let differs =
-            "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
+        let differs = "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
         let denied = "configmaps/shop/settings: an admission webhook or policy of this cluster changes the copy whenever it is \
                       written; let it pass Runnel's copies, or leave the fields to it (ignoreFields): /data/color is \"blue\" \
                       instead of \"red\"";
-        let older = proof(false, "Untold", row("eu-3", "Failed", [11, 1, 0], "Denied", denied));
-        let away = proof(false, "Untold", row("ship-17", "Unreachable", [12, 0, 0], "SessionLost", lost));
-        let wrong = proof(true, "No", row("us-1", "Failed", [12, 0, 0], "DigestMismatch", differs));
-        let fresh = proof(true, "Untold", row("us-2", "Ready", [12, 0, 0], "AllApplied", ""));
+        let older = proof(
+            false,
+            "Untold",
+            row("eu-3", "Failed", [11, 1, 0], "Denied", denied),
+        );
+        let away = proof(
+            false,
+            "Untold",
+            row("ship-17", "Unreachable", [12, 0, 0], "SessionLost", lost),
+        );
+        let wrong = proof(
+            true,
+            "No",
+            row("us-1", "Failed", [12, 0, 0], "DigestMismatch", differs),
+        );
+        let fresh = proof(
+            true,
+            "Untold",
+            row("us-2", "Ready", [12, 0, 0], "AllApplied", ""),
+        );
         let all = [
             ("all is well", vec![well("eu-1"), well("eu-2")]),
-            ("one is behind", vec![away.clone(), well("eu-1"), well("eu-2")]),
+            (
+                "one is behind",
+                vec![away.clone(), well("eu-1"), well("eu-2")],
+            ),
             ("one cannot prove it", vec![wrong.clone(), well("eu-1")]),
-            ("all of it", vec![older, wrong, away, fresh, well("eu-1"), well("eu-2")]),
+            (
+                "all of it",
+                vec![older, wrong, away, fresh, well("eu-1"), well("eu-2")],
+            ),
         ];
         for width in [80, 160] {
-            let output = all.iter().map(|(name, rows)| format!("== {name}\n{}", outdated(rows, width, false)));
+            let output = all
+                .iter()
+                .map(|(name, rows)| format!("== {name}\n{}", outdated(rows, width, false)));
             let output: Vec<String> = output.collect();
-            assert!(output.iter().flat_map(|text| text.lines()).all(|line| line.chars().count() <= width));
+            assert!(
+                output
+                    .iter()
+                    .flat_map(|text| text.lines())
+                    .all(|line| line.chars().count() <= width)
+            );
             insta::assert_snapshot!(format!("outdated_{width}"), output.join("\n"));
         }
     }
 
     #[test]
     fn the_forwarded_port_is_read() {
-        assert_eq!(forwarded_port("Forwarding from 127.0.0.1:41237 -> 8443"), Some(41237));
-        for other in ["", "Forwarding from [::1]:41237 -> 8443", "error: nothing", "Forwarding from 127.0.0.1:x -> 1"] {
+        assert_eq!(
+            forwarded_port("Forwarding from 127.0.0.1:41237 -> 8443"),
+            Some(41237)
+        );
+        for other in [
+            "",
+            "Forwarding from [::1]:41237 -> 8443",
+            "error: nothing",
+            "Forwarding from 127.0.0.1:x -> 1",
+        ] {
             assert_eq!(forwarded_port(other), None, "{other}");
         }
     }

@@ -16,7 +16,10 @@ pub struct Finding {
 
 impl Finding {
     fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { what: what.into(), hint: hint.into() }
+        Self {
+            what: what.into(),
+            hint: hint.into(),
+        }
     }
 }
 
@@ -56,9 +59,15 @@ pub fn reach_of(cause: &str, is_tls: bool) -> Reachability {
     }
     if lower.contains("refused") {
         Reachability::Refused
-    } else if ["lookup", "not known", "resolve", "no address"].iter().any(|word| lower.contains(word)) {
+    } else if ["lookup", "not known", "resolve", "no address"]
+        .iter()
+        .any(|word| lower.contains(word))
+    {
         Reachability::Unknown
-    } else if ["timed out", "did not answer", "unreachable", "no route"].iter().any(|word| lower.contains(word)) {
+    } else if ["timed out", "did not answer", "unreachable", "no route"]
+        .iter()
+        .any(|word| lower.contains(word))
+    {
         Reachability::Silent
     } else {
         Reachability::Other(cause.to_owned())
@@ -72,7 +81,9 @@ pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
         Reachability::Hub => return None,
         Reachability::Refused => Finding::new(
             format!("the hub's address {address} refuses connections"),
-            format!("does the hub run, and is this its Service's load balancer or node port? Else {change}"),
+            format!(
+                "does the hub run, and is this its Service's load balancer or node port? Else {change}"
+            ),
         ),
         Reachability::Silent => Finding::new(
             format!("the hub's address {address} does not answer: something drops the packets"),
@@ -84,7 +95,9 @@ pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
         ),
         Reachability::Other(why) => Finding::new(
             format!("what answers at {address} is not this hub ({why})"),
-            format!("a load balancer must pass TLS through untouched, and the address must be this hub's: {change}"),
+            format!(
+                "a load balancer must pass TLS through untouched, and the address must be this hub's: {change}"
+            ),
         ),
     })
 }
@@ -93,30 +106,49 @@ pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
 pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
     if seen.deployment.is_null() {
         let hint = "install it; `helm list -A` shows what is installed where";
-        return vec![Finding::new(format!("there is no Deployment {name} in {namespace}"), hint)];
+        return vec![Finding::new(
+            format!("there is no Deployment {name} in {namespace}"),
+            hint,
+        )];
     }
     let mut found = Vec::new();
     let failure = condition_named(&seen.deployment, "ReplicaFailure");
     if failure.holds() {
-        let hint = "what refuses the pod is named there: a quota, Pod Security, or an admission webhook";
-        found.push(Finding::new(format!("no pod of {name} can be made: {}", failure.message), hint));
+        let hint =
+            "what refuses the pod is named there: a quota, Pod Security, or an admission webhook";
+        found.push(Finding::new(
+            format!("no pod of {name} can be made: {}", failure.message),
+            hint,
+        ));
     }
     found.extend(seen.pods.iter().filter_map(|one| pod(one, namespace)));
-    found.extend(last_words(&seen.log).map(|words| Finding::new(format!("{name} says: {words}"), "do what it says")));
+    found.extend(
+        last_words(&seen.log)
+            .map(|words| Finding::new(format!("{name} says: {words}"), "do what it says")),
+    );
     if seen.pods.is_empty() && !failure.holds() && number(&seen.deployment, "/spec/replicas") > 0 {
-        let hint =
-            format!("look at `kubectl -n {namespace} describe deployment {name}`: do the cluster's controllers run?");
+        let hint = format!(
+            "look at `kubectl -n {namespace} describe deployment {name}`: do the cluster's controllers run?"
+        );
         found.push(Finding::new(format!("there is no pod of {name} yet"), hint));
     }
     if number(&seen.deployment, "/spec/replicas") == 0 {
         let hint = format!("kubectl -n {namespace} scale deployment {name} --replicas=1");
         found.push(Finding::new(format!("{name} is scaled to 0"), hint));
     }
-    let mut warnings: Vec<&Value> = seen.events.iter().filter(|event| text(event, "/type") == "Warning").collect();
-    warnings.sort_by_key(|event| time(event, "/lastTimestamp").or_else(|| time(event, "/eventTime")));
+    let mut warnings: Vec<&Value> = seen
+        .events
+        .iter()
+        .filter(|event| text(event, "/type") == "Warning")
+        .collect();
+    warnings
+        .sort_by_key(|event| time(event, "/lastTimestamp").or_else(|| time(event, "/eventTime")));
     if let Some(event) = warnings.last() {
         let (reason, message) = (text(event, "/reason"), text(event, "/message"));
-        found.push(Finding::new(format!("event {reason}: {message}"), "see the event"));
+        found.push(Finding::new(
+            format!("event {reason}: {message}"),
+            "see the event",
+        ));
     }
     found
 }
@@ -126,17 +158,25 @@ fn pod(pod: &Value, namespace: &str) -> Option<Finding> {
     let scheduled = condition_named(pod, "PodScheduled");
     if scheduled.status == "False" {
         let hint = "give it a node that fits: capacity, taints (values: tolerations, nodeSelector, resources)";
-        return Some(Finding::new(format!("pod {name} finds no node: {}", scheduled.message), hint));
+        return Some(Finding::new(
+            format!("pod {name} finds no node: {}", scheduled.message),
+            hint,
+        ));
     }
     let container = list(pod, "/status/containerStatuses").first()?;
-    let (reason, message) = (text(container, "/state/waiting/reason"), text(container, "/state/waiting/message"));
+    let (reason, message) = (
+        text(container, "/state/waiting/reason"),
+        text(container, "/state/waiting/message"),
+    );
     let image = text(container, "/image");
     let logs = format!("read `kubectl -n {namespace} logs {name} --previous`");
     match reason {
-        "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => Some(Finding::new(
-            format!("pod {name} cannot have its image {image}: {message}"),
-            "give --image-registry (and --image-pull-secret) of a registry that the nodes reach, or load the image into them",
-        )),
+        "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
+            Some(Finding::new(
+                format!("pod {name} cannot have its image {image}: {message}"),
+                "give --image-registry (and --image-pull-secret) of a registry that the nodes reach, or load the image into them",
+            ))
+        }
         "CrashLoopBackOff" => Some(Finding::new(
             format!(
                 "pod {name} ends again and again (exit code {})",
@@ -145,7 +185,10 @@ fn pod(pod: &Value, namespace: &str) -> Option<Finding> {
             logs,
         )),
         "" | "ContainerCreating" | "PodInitializing" => None,
-        other => Some(Finding::new(format!("pod {name}: {other}: {message}"), logs)),
+        other => Some(Finding::new(
+            format!("pod {name}: {other}: {message}"),
+            logs,
+        )),
     }
 }
 
@@ -155,8 +198,9 @@ fn last_words(log: &[String]) -> Option<String> {
         let Ok(entry) = serde_json::from_str::<Value>(line) else {
             return line.starts_with("runnel-").then(|| line.trim().to_owned());
         };
-        let words =
-            [text(&entry, "/message"), text(&entry, "/fields/message")].into_iter().find(|words| !words.is_empty())?;
+        let words = [text(&entry, "/message"), text(&entry, "/fields/message")]
+            .into_iter()
+            .find(|words| !words.is_empty())?;
         matches!(text(&entry, "/level"), "WARN" | "ERROR").then(|| words.to_owned())
     };
     log.iter().rev().find_map(complaint)
@@ -181,28 +225,59 @@ pub struct JoinFacts {
 pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> {
     let mut found = Vec::new();
     if facts.member.is_null() {
-        found.push(Finding::new("the MemberCluster is gone from the hub: somebody has deleted it", "join again"));
+        found.push(Finding::new(
+            "the MemberCluster is gone from the hub: somebody has deleted it",
+            "join again",
+        ));
         return found;
     }
     let name = text(&facts.member, "/metadata/name");
-    if facts.member.pointer("/spec/accepted").and_then(Value::as_bool) == Some(false) {
-        let hint = format!("kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"accepted\":true}}}}'");
-        found.push(Finding::new(format!("the hub does not accept {name} (spec.accepted is false)"), hint));
+    if facts
+        .member
+        .pointer("/spec/accepted")
+        .and_then(Value::as_bool)
+        == Some(false)
+    {
+        let hint = format!(
+            "kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"accepted\":true}}}}'"
+        );
+        found.push(Finding::new(
+            format!("the hub does not accept {name} (spec.accepted is false)"),
+            hint,
+        ));
     }
-    if facts.member.pointer("/spec/leaving").and_then(Value::as_bool) == Some(true) {
-        let hint = format!("kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"leaving\":false}}}}'");
-        found.push(Finding::new(format!("{name} is leaving (spec.leaving is true)"), hint));
+    if facts
+        .member
+        .pointer("/spec/leaving")
+        .and_then(Value::as_bool)
+        == Some(true)
+    {
+        let hint = format!(
+            "kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"leaving\":false}}}}'"
+        );
+        found.push(Finding::new(
+            format!("{name} is leaving (spec.leaving is true)"),
+            hint,
+        ));
     }
     let expired = time(&facts.member, "/spec/join/expiresAt").is_some_and(|end| end <= now);
     if expired && !facts.redeemed {
-        found.push(Finding::new("the join string has expired before it was used", "join again"));
+        found.push(Finding::new(
+            "the join string has expired before it was used",
+            "join again",
+        ));
     }
     if facts.burnt {
-        let what = "somebody tried five wrong secrets with this token, so it is burnt: find out who";
+        let what =
+            "somebody tried five wrong secrets with this token, so it is burnt: find out who";
         found.push(Finding::new(what, "join again"));
     }
     found.extend(workload(&facts.agent, "runnel-agent", namespace));
-    let wrong: Vec<Finding> = facts.addresses.iter().filter_map(|(at, reach)| address(at, reach)).collect();
+    let wrong: Vec<Finding> = facts
+        .addresses
+        .iter()
+        .filter_map(|(at, reach)| address(at, reach))
+        .collect();
     let all_wrong = wrong.len() == facts.addresses.len();
     found.extend(wrong);
     if all_wrong && !facts.addresses.is_empty() {
@@ -210,9 +285,13 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
         found.rotate_right(facts.addresses.len());
     }
     if facts.redeemed && !condition(&facts.member, ConditionType::Connected).holds() {
-        let hint =
-            format!("look at the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent");
-        found.push(Finding::new("the agent has joined, but its stream does not stand", hint));
+        let hint = format!(
+            "look at the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent"
+        );
+        found.push(Finding::new(
+            "the agent has joined, but its stream does not stand",
+            hint,
+        ));
     }
     if found.is_empty() {
         let hint = format!(
@@ -226,14 +305,21 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
 
 /// One line for a wait: the first thing that is wrong.
 pub fn in_short(found: &[Finding]) -> String {
-    let first = found.first().map(|finding| finding.what.as_str()).unwrap_or("waiting");
+    let first = found
+        .first()
+        .map(|finding| finding.what.as_str())
+        .unwrap_or("waiting");
     let line: String = first.chars().take(110).collect();
     line.lines().next().unwrap_or_default().to_owned()
 }
 
 /// All of it, as text.
 pub fn in_full(found: &[Finding]) -> String {
-    found.iter().map(|finding| format!("  - {}\n    -> {}", finding.what, finding.hint)).collect::<Vec<_>>().join("\n")
+    found
+        .iter()
+        .map(|finding| format!("  - {}\n    -> {}", finding.what, finding.hint))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[cfg(test)]
@@ -246,7 +332,11 @@ mod tests {
     }
 
     fn running() -> Workload {
-        Workload { deployment: json!({"spec": {"replicas": 1}}), pods: vec![json!({})], ..Workload::default() }
+        Workload {
+            deployment: json!({"spec": {"replicas": 1}}),
+            pods: vec![json!({})],
+            ..Workload::default()
+        }
     }
 
     fn whats(found: &[Finding]) -> Vec<&str> {
@@ -255,11 +345,23 @@ mod tests {
 
     #[test]
     fn causes_are_distinguished() {
-        assert_eq!(reach_of("Connection refused (os error 111)", false), Reachability::Refused);
-        assert_eq!(reach_of("failed to lookup address information", false), Reachability::Unknown);
-        assert_eq!(reach_of("the hub at x did not answer within 5 seconds", false), Reachability::Silent);
+        assert_eq!(
+            reach_of("Connection refused (os error 111)", false),
+            Reachability::Refused
+        );
+        assert_eq!(
+            reach_of("failed to lookup address information", false),
+            Reachability::Unknown
+        );
+        assert_eq!(
+            reach_of("the hub at x did not answer within 5 seconds", false),
+            Reachability::Silent
+        );
         assert_eq!(reach_of("No route to host", false), Reachability::Silent);
-        assert!(matches!(reach_of("TLS ... refused", true), Reachability::Other(_)));
+        assert!(matches!(
+            reach_of("TLS ... refused", true),
+            Reachability::Other(_)
+        ));
         for (reach, word) in [
             (Reachability::Refused, "Service"),
             (Reachability::Silent, "firewall"),
@@ -267,7 +369,11 @@ mod tests {
             (Reachability::Other("bad certificate".into()), "untouched"),
         ] {
             let found = address("hub:1", &reach).unwrap();
-            assert!(found.hint.contains(word) && found.hint.contains("--advertise") && found.what.contains("hub:1"));
+            assert!(
+                found.hint.contains(word)
+                    && found.hint.contains("--advertise")
+                    && found.what.contains("hub:1")
+            );
         }
         assert_eq!(address("hub:1", &Reachability::Hub), None);
     }
@@ -276,26 +382,65 @@ mod tests {
     fn pods_that_do_not_start_are_explained() {
         let waiting = |reason: &str| {
             let status = json!({"image": "r/i:1", "state": {"waiting": {"reason": reason, "message": "m"}}, "lastState": {"terminated": {"exitCode": 1}}});
-            let pods = vec![json!({"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}})];
-            workload(&Workload { pods, ..running() }, "runnel-agent", "runnel-system")
+            let pods =
+                vec![json!({"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}})];
+            workload(
+                &Workload { pods, ..running() },
+                "runnel-agent",
+                "runnel-system",
+            )
         };
-        assert_eq!(whats(&waiting("ImagePullBackOff")), ["pod p cannot have its image r/i:1: m"]);
-        assert!(waiting("ImagePullBackOff")[0].hint.contains("--image-registry"));
-        assert_eq!(whats(&waiting("CrashLoopBackOff")), ["pod p ends again and again (exit code 1)"]);
-        assert_eq!(whats(&waiting("CreateContainerConfigError")), ["pod p: CreateContainerConfigError: m"]);
+        assert_eq!(
+            whats(&waiting("ImagePullBackOff")),
+            ["pod p cannot have its image r/i:1: m"]
+        );
+        assert!(
+            waiting("ImagePullBackOff")[0]
+                .hint
+                .contains("--image-registry")
+        );
+        assert_eq!(
+            whats(&waiting("CrashLoopBackOff")),
+            ["pod p ends again and again (exit code 1)"]
+        );
+        assert_eq!(
+            whats(&waiting("CreateContainerConfigError")),
+            ["pod p: CreateContainerConfigError: m"]
+        );
         assert!(waiting("ContainerCreating").is_empty());
 
         let scheduled = json!({"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"});
         let pods = vec![json!({"metadata": {"name": "p"}, "status": {"conditions": [scheduled]}})];
-        let found = workload(&Workload { pods, ..running() }, "runnel-agent", "runnel-system");
-        assert_eq!(whats(&found), ["pod p finds no node: 0/3 nodes are available"]);
+        let found = workload(
+            &Workload { pods, ..running() },
+            "runnel-agent",
+            "runnel-system",
+        );
+        assert_eq!(
+            whats(&found),
+            ["pod p finds no node: 0/3 nodes are available"]
+        );
 
-        let failure = json!({"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"});
+        let failure =
+            json!({"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"});
         let deployment = json!({"spec": {"replicas": 1}, "status": {"conditions": [failure]}});
-        let found = workload(&Workload { deployment, ..Workload::default() }, "runnel-agent", "runnel-system");
-        assert_eq!(whats(&found), ["no pod of runnel-agent can be made: exceeded quota"]);
+        let found = workload(
+            &Workload {
+                deployment,
+                ..Workload::default()
+            },
+            "runnel-agent",
+            "runnel-system",
+        );
+        assert_eq!(
+            whats(&found),
+            ["no pod of runnel-agent can be made: exceeded quota"]
+        );
         let none = workload(&Workload::default(), "runnel-agent", "runnel-system");
-        assert_eq!(whats(&none), ["there is no Deployment runnel-agent in runnel-system"]);
+        assert_eq!(
+            whats(&none),
+            ["there is no Deployment runnel-agent in runnel-system"]
+        );
     }
 
     #[test]
@@ -307,18 +452,36 @@ mod tests {
         ];
         let log: Vec<String> = log.iter().map(|line| (*line).to_owned()).collect();
         let found = workload(&Workload { log, ..running() }, "runnel-agent", "n");
-        assert_eq!(whats(&found), ["runnel-agent says: the hub refused: the token has expired"]);
+        assert_eq!(
+            whats(&found),
+            ["runnel-agent says: the hub refused: the token has expired"]
+        );
     }
 
     #[test]
     fn a_join_names_its_obstacle_first() {
         let member = json!({"metadata": {"name": "eu-1"}, "spec": {"accepted": true, "join": {"expiresAt": "2026-01-01T01:00:00Z"}}});
-        let facts = JoinFacts { member: member.clone(), agent: running(), ..JoinFacts::default() };
+        let facts = JoinFacts {
+            member: member.clone(),
+            agent: running(),
+            ..JoinFacts::default()
+        };
         assert!(in_short(&join(&facts, "n", now())).starts_with("the agent has not come"));
 
         let addresses = vec![("hub:1".to_owned(), Reachability::Silent)];
-        let agent = Workload { deployment: json!({"spec": {"replicas": 1}}), ..Workload::default() };
-        let found = join(&JoinFacts { addresses, agent, ..facts.clone() }, "n", now());
+        let agent = Workload {
+            deployment: json!({"spec": {"replicas": 1}}),
+            ..Workload::default()
+        };
+        let found = join(
+            &JoinFacts {
+                addresses,
+                agent,
+                ..facts.clone()
+            },
+            "n",
+            now(),
+        );
         assert_eq!(
             whats(&found),
             [
@@ -326,11 +489,26 @@ mod tests {
                 "there is no pod of runnel-agent yet"
             ]
         );
-        assert!(in_full(&found).starts_with("  - the hub's address hub:1"), "{}", in_full(&found));
+        assert!(
+            in_full(&found).starts_with("  - the hub's address hub:1"),
+            "{}",
+            in_full(&found)
+        );
 
         let refused = json!({"metadata": {"name": "eu-1"}, "spec": {"accepted": false, "join": {"expiresAt": "2025-01-01T01:00:00Z"}}});
-        let found = join(&JoinFacts { member: refused, ..facts.clone() }, "n", now());
+        let found = join(
+            &JoinFacts {
+                member: refused,
+                ..facts.clone()
+            },
+            "n",
+            now(),
+        );
         assert!(found[0].what.contains("spec.accepted") && found[1].what.contains("expired"));
-        assert!(join(&JoinFacts::default(), "n", now())[0].what.contains("gone"));
+        assert!(
+            join(&JoinFacts::default(), "n", now())[0]
+                .what
+                .contains("gone")
+        );
     }
 }

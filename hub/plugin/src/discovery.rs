@@ -44,7 +44,10 @@ impl Part {
             Self::Query => "runnel.dev%2Faccount%3Dquery",
             Self::Plan => "runnel.dev%2Faccount%3Dplan",
         };
-        format!("/api/v1/namespaces/{namespace}/{}?labelSelector={HUB}%2C{own}", self.resource())
+        format!(
+            "/api/v1/namespaces/{namespace}/{}?labelSelector={HUB}%2C{own}",
+            self.resource()
+        )
     }
 
     /// What it is called, by what was found; the usual name where nothing was.
@@ -75,25 +78,49 @@ mod tests {
 
     #[test]
     fn a_part_is_called_as_its_release_has_it() {
-        let found =
-            |names: &[&str]| -> Vec<Value> { names.iter().map(|name| json!({"metadata": {"name": name}})).collect() };
-        assert_eq!(Part::Plan.name(&found(&["mine-plan"])), Ok("mine-plan".to_owned()));
-        assert_eq!(Part::Service.name(&found(&["other", "runnel-hub"])), Ok("runnel-hub".to_owned()));
+        let found = |names: &[&str]| -> Vec<Value> {
+            names
+                .iter()
+                .map(|name| json!({"metadata": {"name": name}}))
+                .collect()
+        };
+        assert_eq!(
+            Part::Plan.name(&found(&["mine-plan"])),
+            Ok("mine-plan".to_owned())
+        );
+        assert_eq!(
+            Part::Service.name(&found(&["other", "runnel-hub"])),
+            Ok("runnel-hub".to_owned())
+        );
         // Whoever may not look for it, or whose chart has no such labels.
         assert_eq!(Part::Query.name(&[]), Ok("runnel-hub-query".to_owned()));
-        assert_eq!(Part::Query.name(&found(&["--kubeconfig=x"])), Ok("runnel-hub-query".to_owned()));
-        assert!(Part::Service.name(&found(&["a", "b"])).unwrap_err().contains("a, b"));
+        assert_eq!(
+            Part::Query.name(&found(&["--kubeconfig=x"])),
+            Ok("runnel-hub-query".to_owned())
+        );
+        assert!(
+            Part::Service
+                .name(&found(&["a", "b"]))
+                .unwrap_err()
+                .contains("a, b")
+        );
     }
 
     #[test]
     fn it_is_looked_for_by_the_labels_of_the_chart_alone() {
         let chart = include_str!("../../../deploy/charts/runnel-hub/templates/query.yaml");
-        for (part, label) in [(Part::Query, "runnel.dev/account: query"), (Part::Plan, "runnel.dev/account: plan")] {
+        for (part, label) in [
+            (Part::Query, "runnel.dev/account: query"),
+            (Part::Plan, "runnel.dev/account: plan"),
+        ] {
             let asked = part.path("s").replace("%2F", "/").replace("%3D", ": ");
             assert!(asked.contains(label) && chart.contains(label), "{asked}");
         }
         let labels = include_str!("../../../deploy/charts/runnel-hub/templates/_helpers.tpl");
-        for label in ["app.kubernetes.io/component: hub", "app.kubernetes.io/part-of: runnel"] {
+        for label in [
+            "app.kubernetes.io/component: hub",
+            "app.kubernetes.io/part-of: runnel",
+        ] {
             assert!(labels.contains(label), "{label}");
         }
     }

@@ -19,34 +19,58 @@ use runnel_hub::ca::IDENTITY_SECRET;
 const HELM: (u32, u32) = (3, 14);
 
 /// Runs common health checks.
-pub(super) async fn run(session: &CommandContext<'_>, options: &args::Doctor) -> anyhow::Result<()> {
+pub(super) async fn run(
+    session: &CommandContext<'_>,
+    options: &args::Doctor,
+) -> anyhow::Result<()> {
     let namespace = session.system()?;
     let mut found = vec![helm().await];
     match session.hub().await {
         Ok(hub) => found.extend(of_hub(&hub, namespace).await),
-        Err(error) => found.push(Check::fail(format!("{error:#}"), "name the hub: --kubeconfig FILE, --context NAME")),
+        Err(error) => found.push(Check::fail(
+            format!("{error:#}"),
+            "name the hub: --kubeconfig FILE, --context NAME",
+        )),
     }
     match for_machines(options.output, &checks::as_json(&found))? {
         Some(text) => say(&text)?,
         None => say(&checks::lines(&found, colours()))?,
     }
-    if found.iter().any(|check| check.level == Level::Fail) { Err(ended(FAILED, "")) } else { Ok(()) }
+    if found.iter().any(|check| check.level == Level::Fail) {
+        Err(ended(FAILED, ""))
+    } else {
+        Ok(())
+    }
 }
 
 async fn helm() -> Check {
     let hint = "install helm 3.14 or newer: https://helm.sh/docs/intro/install";
     let binary = match Helm::binary() {
         Ok(binary) => binary,
-        Err(error) => return Check::warn(error.to_string(), "only install, join and uninstall need it"),
+        Err(error) => {
+            return Check::warn(
+                error.to_string(),
+                "only install, join and uninstall need it",
+            );
+        }
     };
     let version = match helm::version(&binary).await {
         Ok(version) => version,
         Err(error) => return Check::warn(format!("{error:#}"), hint),
     };
-    let mut parts = version.trim_start_matches('v').split('.').map(|part| part.parse::<u32>().unwrap_or_default());
-    let read = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let mut parts = version
+        .trim_start_matches('v')
+        .split('.')
+        .map(|part| part.parse::<u32>().unwrap_or_default());
+    let read = (
+        parts.next().unwrap_or_default(),
+        parts.next().unwrap_or_default(),
+    );
     if read < HELM {
-        return Check::warn(format!("helm {version} is too old ({})", binary.display()), hint);
+        return Check::warn(
+            format!("helm {version} is too old ({})", binary.display()),
+            hint,
+        );
     }
     Check::ok(format!("helm {version} ({})", binary.display()))
 }
@@ -55,34 +79,68 @@ async fn of_hub(hub: &Cluster, namespace: &str) -> Vec<Check> {
     let now = Timestamp::now();
     let clock = match hub.clock().await {
         Ok(clock) => clock,
-        Err(error) => return vec![Check::fail(format!("{error:#}"), "without it nothing else can be checked")],
+        Err(error) => {
+            return vec![Check::fail(
+                format!("{error:#}"),
+                "without it nothing else can be checked",
+            )];
+        }
     };
-    let mut found = vec![Check::ok(format!("{} answers", hub.place)), checks::clocks(clock, now)];
+    let mut found = vec![
+        Check::ok(format!("{} answers", hub.place)),
+        checks::clocks(clock, now),
+    ];
     found.extend(rights_of(hub, namespace).await);
     found.extend(definitions(hub).await);
     let served = !found.iter().any(|check| check.level == Level::Fail);
-    found.extend(reported(look::workload(hub, HUB, namespace).await.map(|seen| checks::hub(&seen, namespace))));
+    found.extend(reported(
+        look::workload(hub, HUB, namespace)
+            .await
+            .map(|seen| checks::hub(&seen, namespace)),
+    ));
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{HUB}");
     let lease = hub.get("read the Lease of the leader", &path).await;
     // By the API server's clock, as the hub that renews it may be elsewhere.
-    let read = |lease: Option<Value>| vec![checks::lease(&lease.unwrap_or_default(), clock.unwrap_or(now))];
+    let read = |lease: Option<Value>| {
+        vec![checks::lease(
+            &lease.unwrap_or_default(),
+            clock.unwrap_or(now),
+        )]
+    };
     found.extend(reported(lease.map(read)));
     found.extend(reported(identity(hub, namespace, now).await));
     if served {
-        found.extend(reported(look::members(hub).await.map(|members| checks::members(&members, now))));
-        found.extend(reported(look::rules(hub, None).await.map(|rules| checks::rules(&rules))));
+        found.extend(reported(
+            look::members(hub)
+                .await
+                .map(|members| checks::members(&members, now)),
+        ));
+        found.extend(reported(
+            look::rules(hub, None)
+                .await
+                .map(|rules| checks::rules(&rules)),
+        ));
     }
     found
 }
 
 fn reported(outcome: anyhow::Result<Vec<Check>>) -> Vec<Check> {
-    let unread = |error: anyhow::Error| vec![Check::warn(format!("{error:#}"), "this could not be checked")];
+    let unread = |error: anyhow::Error| {
+        vec![Check::warn(
+            format!("{error:#}"),
+            "this could not be checked",
+        )]
+    };
     outcome.unwrap_or_else(unread)
 }
 
 async fn rights_of(hub: &Cluster, namespace: &str) -> Vec<Check> {
     let mut all = rights::join_hub(namespace);
-    all.extend(rights::unjoin().into_iter().filter(|right| right.verb == "delete"));
+    all.extend(
+        rights::unjoin()
+            .into_iter()
+            .filter(|right| right.verb == "delete"),
+    );
     all.extend(rights::install(namespace));
     let asked = hub.missing(&all).await;
     reported(asked.map(|missing| vec![checks::rights(&missing, all.len())]))
@@ -108,21 +166,34 @@ async fn definitions(hub: &Cluster) -> Vec<Check> {
 /// What the hub's identity tells: how long its authority lives, and where agents reach it.
 async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Result<Vec<Check>> {
     let path = format!("/api/v1/namespaces/{namespace}/secrets/{IDENTITY_SECRET}");
-    let Some(secret) = hub.get(&format!("read the Secret {namespace}/{IDENTITY_SECRET}"), &path).await? else {
+    let Some(secret) = hub
+        .get(
+            &format!("read the Secret {namespace}/{IDENTITY_SECRET}"),
+            &path,
+        )
+        .await?
+    else {
         return Ok(vec![Check::fail(
-            format!("the Secret {namespace}/{IDENTITY_SECRET} is not there: no hub has run here yet"),
+            format!(
+                "the Secret {namespace}/{IDENTITY_SECRET} is not there: no hub has run here yet"
+            ),
             "it is made when the hub first starts; if it was lost, restore it from a backup or every member has to join again",
         )]);
     };
     let entry = |name: &str| -> Vec<u8> {
         let encoded = text(&secret, &format!("/data/{name}"));
-        data_encoding::BASE64.decode(encoded.as_bytes()).unwrap_or_default()
+        data_encoding::BASE64
+            .decode(encoded.as_bytes())
+            .unwrap_or_default()
     };
     let mut found = Vec::new();
     let certificate = CertificateDer::from_pem_slice(&entry("tls.crt")).ok();
     let Some(certificate) = certificate else {
         let hint = "restore it from a backup";
-        return Ok(vec![Check::fail(format!("the Secret {namespace}/{IDENTITY_SECRET} has no usable tls.crt"), hint)]);
+        return Ok(vec![Check::fail(
+            format!("the Secret {namespace}/{IDENTITY_SECRET} has no usable tls.crt"),
+            hint,
+        )]);
     };
     if let Ok((_, read)) = x509_parser::parse_x509_certificate(&certificate)
         && let Ok(ends) = Timestamp::from_second(read.validity().not_after.timestamp())
@@ -131,7 +202,9 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
     }
     let addresses = String::from_utf8(entry("addresses")).unwrap_or_default();
     let id = String::from_utf8(entry("hub-id")).unwrap_or_default();
-    let addresses = addresses.split_whitespace().filter(|address| is_address(address));
+    let addresses = addresses
+        .split_whitespace()
+        .filter(|address| is_address(address));
     let mut seen = Vec::new();
     for address in addresses {
         let reach = match Fingerprint::of_certificate(&certificate) {

@@ -14,9 +14,20 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Explain) -> anyh
         return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
     }
     let hub = session.hub().await?;
-    let answer = ask::copy(&hub, namespace, options.hub_url.as_deref(), question.clone()).await?;
+    let answer = ask::copy(
+        &hub,
+        namespace,
+        options.hub_url.as_deref(),
+        question.clone(),
+    )
+    .await?;
     match for_machines(options.output, &explained::value(&question, &answer))? {
         Some(text) => say(&text),
-        None => say(&explained::text(&question, &answer, Timestamp::now(), colours())),
+        None => say(&explained::text(
+            &question,
+            &answer,
+            Timestamp::now(),
+            colours(),
+        )),
     }
 }

@@ -19,17 +19,29 @@ const DIGITS: usize = 12;
 /// # Errors
 /// A sentence that says how to name a copy.
 pub fn question(given: &str) -> Result<CopyQuestion, String> {
-    let wrong =
-        || format!("`{given}` names no copy: write CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login");
+    let wrong = || {
+        format!(
+            "`{given}` names no copy: write CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login"
+        )
+    };
     let parts: Vec<&str> = given.split('/').collect();
-    let [cluster, namespace, kind, name] = parts.as_slice() else { return Err(wrong()) };
-    if ![cluster, namespace, name].iter().all(|part| is_subdomain(part)) {
+    let [cluster, namespace, kind, name] = parts.as_slice() else {
+        return Err(wrong());
+    };
+    if ![cluster, namespace, name]
+        .iter()
+        .all(|part| is_subdomain(part))
+    {
         return Err(wrong());
     }
     let resource = match kind.to_lowercase().as_str() {
         "configmap" | "configmaps" | "cm" => "configmaps",
         "secret" | "secrets" => "secrets",
-        _ => return Err(format!("`{kind}` is no kind that Runnel copies: write configmap or secret")),
+        _ => {
+            return Err(format!(
+                "`{kind}` is no kind that Runnel copies: write configmap or secret"
+            ));
+        }
     };
     Ok(CopyQuestion {
         cluster: (*cluster).to_owned(),
@@ -40,7 +52,10 @@ pub fn question(given: &str) -> Result<CopyQuestion, String> {
 }
 
 fn named(question: &CopyQuestion) -> String {
-    format!("{}/{}/{} in {}", question.resource, question.namespace, question.name, question.cluster)
+    format!(
+        "{}/{}/{} in {}",
+        question.resource, question.namespace, question.name, question.cluster
+    )
 }
 
 /// What is there, in one line, and how it is meant.
@@ -57,7 +72,10 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
     } else if has("UnderWay") {
         ("on its way", Tone::Odd)
     } else if has("Reverted") && answer.stands.as_ref().is_some_and(|stands| stands.ours) {
-        ("a copy as the last completed rollout sent it: the newest one failed", Tone::Odd)
+        (
+            "a copy as the last completed rollout sent it: the newest one failed",
+            Tone::Odd,
+        )
     } else if has("Waiting") {
         ("waits for its namespace", Tone::Odd)
     } else if answer.stands.as_ref().is_some_and(|stands| stands.ours) {
@@ -70,12 +88,25 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
 }
 
 /// For a person.
-pub fn text(question: &CopyQuestion, answer: &CopyExplained, now: Timestamp, colours: bool) -> String {
+pub fn text(
+    question: &CopyQuestion,
+    answer: &CopyExplained,
+    now: Timestamp,
+    colours: bool,
+) -> String {
     let mut out = String::new();
     let (headline, tone) = headline(answer);
-    let _ = writeln!(out, "{}: {}", named(question), tone.paint(headline, colours));
+    let _ = writeln!(
+        out,
+        "{}: {}",
+        named(question),
+        tone.paint(headline, colours)
+    );
     let _ = writeln!(out, "  {}", answer.cluster);
-    if matches!(answer.namespace.as_str(), "Missing" | "Terminating" | "Closed") {
+    if matches!(
+        answer.namespace.as_str(),
+        "Missing" | "Terminating" | "Closed"
+    ) {
         let words = match answer.namespace.as_str() {
             "Missing" => "does not exist there",
             "Terminating" => "is being deleted there",
@@ -85,8 +116,15 @@ pub fn text(question: &CopyQuestion, answer: &CopyExplained, now: Timestamp, col
     }
     stands(&mut out, answer, now);
     if answer.rules.is_empty() {
-        let who = if answer.hidden > 0 { "of those that you may get " } else { "" };
-        let nothing = format!("No rule {who}has a source whose copies are called {}.", question.name);
+        let who = if answer.hidden > 0 {
+            "of those that you may get "
+        } else {
+            ""
+        };
+        let nothing = format!(
+            "No rule {who}has a source whose copies are called {}.",
+            question.name
+        );
         wrapped(&mut out, ("", ""), &nothing, WIDTH);
     } else {
         out.push_str("\nRules that have a source for it:\n");
@@ -95,8 +133,16 @@ pub fn text(question: &CopyQuestion, answer: &CopyExplained, now: Timestamp, col
         one(&mut out, rule, answer, colours);
     }
     if answer.hidden > 0 {
-        let rules = if answer.hidden == 1 { "rule is" } else { "rules are" };
-        let _ = writeln!(out, "\n{} more {rules} not shown, as you may not get them.", answer.hidden);
+        let rules = if answer.hidden == 1 {
+            "rule is"
+        } else {
+            "rules are"
+        };
+        let _ = writeln!(
+            out,
+            "\n{} more {rules} not shown, as you may not get them.",
+            answer.hidden
+        );
     }
     out
 }
@@ -108,7 +154,10 @@ fn stands(out: &mut String, answer: &CopyExplained, now: Timestamp) {
         let _ = writeln!(out, "  rule       {}", stands.rule);
     }
     if !stands.revision.is_empty() {
-        let wanted = answer.rules.iter().find(|rule| !rule.revision.is_empty() && rule.source == stands.source);
+        let wanted = answer
+            .rules
+            .iter()
+            .find(|rule| !rule.revision.is_empty() && rule.source == stands.source);
         let newest = match wanted {
             Some(rule) if rule.revision == stands.revision => ", what its source holds now",
             Some(_) => ", not the newest of its source",
@@ -116,7 +165,10 @@ fn stands(out: &mut String, answer: &CopyExplained, now: Timestamp) {
         };
         let _ = writeln!(out, "  revision   {}{newest}", short(&stands.revision));
     }
-    if let Some(at) = Timestamp::from_second(stands.applied_at).ok().filter(|_| stands.applied_at > 0) {
+    if let Some(at) = Timestamp::from_second(stands.applied_at)
+        .ok()
+        .filter(|_| stands.applied_at > 0)
+    {
         let _ = writeln!(out, "  written    {at}, {} ago", age(Some(at), now));
     }
     let words = match (stands.ours, stands.intact) {
@@ -128,14 +180,22 @@ fn stands(out: &mut String, answer: &CopyExplained, now: Timestamp) {
 }
 
 fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colours: bool) {
-    let name = if rule.namespace.is_empty() { rule.name.clone() } else { format!("{}/{}", rule.namespace, rule.name) };
+    let name = if rule.namespace.is_empty() {
+        rule.name.clone()
+    } else {
+        format!("{}/{}", rule.namespace, rule.name)
+    };
     let tone = match rule.state.as_str() {
         "Applied" => Tone::Good,
         "Failed" => Tone::Bad,
         _ => Tone::Odd,
     };
     let _ = writeln!(out, "  {name} ({}), {}", rule.kind, rule.source);
-    let state = if rule.state == "NotReported" && !answer.answered { "Unknown" } else { rule.state.as_str() };
+    let state = if rule.state == "NotReported" && !answer.answered {
+        "Unknown"
+    } else {
+        rule.state.as_str()
+    };
     let end = if rule.message.is_empty() { "" } else { ":" };
     let _ = writeln!(out, "    {}{end}", tone.paint(state, colours));
     if !rule.message.is_empty() {
@@ -194,7 +254,12 @@ mod tests {
 
     fn shown(answer: &CopyExplained) -> String {
         let asked = question("eu-1/default/secret/login").unwrap();
-        text(&asked, answer, "2026-01-01T01:00:00Z".parse().unwrap(), false)
+        text(
+            &asked,
+            answer,
+            "2026-01-01T01:00:00Z".parse().unwrap(),
+            false,
+        )
     }
 
     fn answer(rules: Vec<ExplainedRule>, stands: Option<ExplainedObject>) -> CopyExplained {
@@ -211,9 +276,22 @@ mod tests {
     #[test]
     fn copies_are_named_in_four_parts() {
         let asked = question("eu-1/default/cm/settings").unwrap();
-        assert_eq!((asked.cluster.as_str(), asked.resource.as_str()), ("eu-1", "configmaps"));
-        assert_eq!((asked.namespace.as_str(), asked.name.as_str()), ("default", "settings"));
-        for wrong in ["", "a/b/secret", "a/b/pod/c", "a/b/secret/c/d", "A/b/secret/c", "a//secret/c"] {
+        assert_eq!(
+            (asked.cluster.as_str(), asked.resource.as_str()),
+            ("eu-1", "configmaps")
+        );
+        assert_eq!(
+            (asked.namespace.as_str(), asked.name.as_str()),
+            ("default", "settings")
+        );
+        for wrong in [
+            "",
+            "a/b/secret",
+            "a/b/pod/c",
+            "a/b/secret/c/d",
+            "A/b/secret/c",
+            "a//secret/c",
+        ] {
             assert!(question(wrong).is_err(), "{wrong}");
         }
     }
@@ -232,15 +310,28 @@ mod tests {
         let well = answer(vec![rule("all", "Applied", "")], Some(object.clone()));
         let lost = "all wins this copy: it is older";
         let conflict = "Conflict: an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
-        let failed = answer(vec![rule("all", "Failed", conflict), rule("late", "Failed", lost)], None);
+        let failed = answer(
+            vec![
+                rule("all", "Failed", conflict),
+                rule("late", "Failed", lost),
+            ],
+            None,
+        );
         let why = "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the source stands there itself";
         let absent = CopyExplained {
             namespace: "Missing".into(),
             hidden: 2,
             ..answer(vec![rule("all", "NamespaceNotChosen", why)], None)
         };
-        let former = ExplainedObject { revision: "eeee".into(), ..object.clone() };
-        let stale = ExplainedObject { revision: "ffff".into(), intact: false, ..object };
+        let former = ExplainedObject {
+            revision: "eeee".into(),
+            ..object.clone()
+        };
+        let stale = ExplainedObject {
+            revision: "ffff".into(),
+            intact: false,
+            ..object
+        };
         let back = "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
                     kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; \
                     to try this one again once the failures are cured set spec.rollout.paused to true and to false again";
@@ -253,16 +344,34 @@ mod tests {
         };
         let all = [
             ("as it should be", well),
-            ("changed", answer(vec![rule("all", "Drifted", "Drifted: data.password differs")], Some(stale))),
+            (
+                "changed",
+                answer(
+                    vec![rule("all", "Drifted", "Drifted: data.password differs")],
+                    Some(stale),
+                ),
+            ),
             ("failed", failed),
-            ("gone back", answer(vec![rule("all", "Reverted", back)], Some(former.clone()))),
-            ("gone back, and it was not there before", answer(vec![rule("all", "Reverted", back)], None)),
-            ("waits for its turn", answer(vec![rule("all", "Applied", waits)], Some(former))),
+            (
+                "gone back",
+                answer(vec![rule("all", "Reverted", back)], Some(former.clone())),
+            ),
+            (
+                "gone back, and it was not there before",
+                answer(vec![rule("all", "Reverted", back)], None),
+            ),
+            (
+                "waits for its turn",
+                answer(vec![rule("all", "Applied", waits)], Some(former)),
+            ),
             ("not chosen", absent),
             ("away", away),
             ("nobody wants it", answer(vec![], None)),
         ];
-        let all: Vec<String> = all.iter().map(|(name, answer)| format!("== {name}\n{}", shown(answer))).collect();
+        let all: Vec<String> = all
+            .iter()
+            .map(|(name, answer)| format!("== {name}\n{}", shown(answer)))
+            .collect();
         insta::assert_snapshot!(all.join("\n"));
     }
 }

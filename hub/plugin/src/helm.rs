@@ -27,11 +27,18 @@ pub struct Private {
 impl Private {
     fn new() -> anyhow::Result<Self> {
         let random = ring::rand::generate::<[u8; 8]>(&ring::rand::SystemRandom::new());
-        let random = random.map_err(|_| anyhow!("the system gives no random numbers"))?.expose();
+        let random = random
+            .map_err(|_| anyhow!("the system gives no random numbers"))?
+            .expose();
         let name = format!("kubectl-runnel-{}", data_encoding::HEXLOWER.encode(&random));
         let path = std::env::temp_dir().join(name);
         let made = DirBuilder::new().mode(0o700).create(&path);
-        made.with_context(|| format!("cannot create {}: set TMPDIR to a folder that you may write", path.display()))?;
+        made.with_context(|| {
+            format!(
+                "cannot create {}: set TMPDIR to a folder that you may write",
+                path.display()
+            )
+        })?;
         Ok(Self { path })
     }
 }
@@ -65,7 +72,9 @@ impl Helm {
             );
         }
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let found = std::env::split_paths(&path).map(|folder| folder.join("helm")).find(|file| file.is_file());
+        let found = std::env::split_paths(&path)
+            .map(|folder| folder.join("helm"))
+            .find(|file| file.is_file());
         found.ok_or_else(|| anyhow!(hints::NO_HELM))
     }
 
@@ -76,7 +85,9 @@ impl Helm {
     pub fn unpack(charts: &Dir<'_>) -> anyhow::Result<Self> {
         let binary = Self::binary()?;
         let folder = Private::new()?;
-        charts.extract(&folder.path).with_context(|| format!("cannot write {}", folder.path.display()))?;
+        charts
+            .extract(&folder.path)
+            .with_context(|| format!("cannot write {}", folder.path.display()))?;
         Ok(Self { binary, folder })
     }
 
@@ -86,29 +97,55 @@ impl Helm {
     /// What helm said, with the cure.
     pub async fn install(&self, on: &Cluster, install: &Install<'_>) -> anyhow::Result<String> {
         let own = self.folder.path.join("values.json");
-        std::fs::write(&own, install.values.to_string()).with_context(|| format!("cannot write {}", own.display()))?;
+        std::fs::write(&own, install.values.to_string())
+            .with_context(|| format!("cannot write {}", own.display()))?;
         let chart = self.folder.path.join(install.chart);
         let arguments = install.arguments(&chart.to_string_lossy(), &own.to_string_lossy());
         let answer_text = self.run(on, &arguments).await;
         let answer_text = answer_text.map_err(|error| {
             let answer_text = error.to_string();
-            let code = if hints::is_timeout(&answer_text) { IN_VAIN } else { FAILED };
+            let code = if hints::is_timeout(&answer_text) {
+                IN_VAIN
+            } else {
+                FAILED
+            };
             ended(code, hints::helm(&answer_text, install.chart, &on.place))
         })?;
         let answer: Value = serde_json::from_str(&answer_text).unwrap_or_default();
-        Ok(answer.pointer("/info/notes").and_then(Value::as_str).unwrap_or_default().trim_end().to_owned())
+        Ok(answer
+            .pointer("/info/notes")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .trim_end()
+            .to_owned())
     }
 
     /// `helm uninstall`; whether there was something.
     ///
     /// # Errors
     /// What helm said.
-    pub async fn uninstall(binary: &Path, on: &Cluster, release: &str, namespace: &str) -> anyhow::Result<bool> {
-        let arguments = ["uninstall", release, "--namespace", namespace, "--wait", "--timeout", "2m"];
+    pub async fn uninstall(
+        binary: &Path,
+        on: &Cluster,
+        release: &str,
+        namespace: &str,
+    ) -> anyhow::Result<bool> {
+        let arguments = [
+            "uninstall",
+            release,
+            "--namespace",
+            namespace,
+            "--wait",
+            "--timeout",
+            "2m",
+        ];
         match run(binary, on, &arguments.map(str::to_owned)).await {
             Ok(_) => Ok(true),
             Err(HelmError::Failed(output)) if output.contains("not found") => Ok(false),
-            Err(error) => Err(anyhow!("helm could not uninstall {release} in {}: {error}", on.place)),
+            Err(error) => Err(anyhow!(
+                "helm could not uninstall {release} in {}: {error}",
+                on.place
+            )),
         }
     }
 
@@ -122,8 +159,13 @@ impl Helm {
 /// # Errors
 /// Why it does not run.
 pub async fn version(binary: &Path) -> anyhow::Result<String> {
-    let output = Command::new(binary).args(["version", "--template", "{{.Version}}"]).stdin(Stdio::null()).output();
-    let output = output.await.with_context(|| format!("cannot run {}", binary.display()))?;
+    let output = Command::new(binary)
+        .args(["version", "--template", "{{.Version}}"])
+        .stdin(Stdio::null())
+        .output();
+    let output = output
+        .await
+        .with_context(|| format!("cannot run {}", binary.display()))?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -146,19 +188,32 @@ enum HelmError {
 /// Helm's own choice of cluster is overruled by flags; its standard error is the error.
 async fn run(binary: &Path, on: &Cluster, arguments: &[String]) -> Result<String, HelmError> {
     let mut command = Command::new(binary);
-    command.args(arguments).arg("--kube-context").arg(&on.context);
+    command
+        .args(arguments)
+        .arg("--kube-context")
+        .arg(&on.context);
     if let Some(path) = &on.kubeconfig {
         command.arg("--kubeconfig").arg(path);
     }
-    for name in ["HELM_NAMESPACE", "HELM_KUBECONTEXT", "HELM_KUBETOKEN", "HELM_KUBEAPISERVER"] {
+    for name in [
+        "HELM_NAMESPACE",
+        "HELM_KUBECONTEXT",
+        "HELM_KUBETOKEN",
+        "HELM_KUBEAPISERVER",
+    ] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = command.output().await.map_err(|source| HelmError::Run { binary: binary.to_owned(), source })?;
+    let output = command.output().await.map_err(|source| HelmError::Run {
+        binary: binary.to_owned(),
+        source,
+    })?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(HelmError::Failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    Err(HelmError::Failed(
+        String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    ))
 }
 
 /// The values of a chart with their meaning.
@@ -168,7 +223,8 @@ async fn run(binary: &Path, on: &Cluster, arguments: &[String]) -> Result<String
 pub fn shown_values(charts: &Dir<'_>, chart: &str) -> anyhow::Result<String> {
     let file = charts.get_file(format!("{chart}/values.yaml"));
     let text = file.and_then(|file| file.contents_utf8());
-    text.map(str::to_owned).with_context(|| format!("this build has no chart {chart}"))
+    text.map(str::to_owned)
+        .with_context(|| format!("this build has no chart {chart}"))
 }
 
 /// Refuses value files that are not there before anything is changed.

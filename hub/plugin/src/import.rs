@@ -37,15 +37,25 @@ const ALSO: [(&str, &str); 3] = [
 const AT_A_TIME: usize = 8;
 
 /// Prints rules.
-pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) -> anyhow::Result<()> {
+pub(super) async fn run(
+    session: &CommandContext<'_>,
+    options: &args::Import,
+) -> anyhow::Result<()> {
     let label = by_label(session, options)?;
-    for name in options.clusters.iter().map(String::as_str).chain(session.namespace) {
+    for name in options
+        .clusters
+        .iter()
+        .map(String::as_str)
+        .chain(session.namespace)
+    {
         if !is_subdomain(name) {
             return Err(usage(format!("`{name}` is no name")));
         }
     }
     let hub = join::hub(session, &options.member).await?;
-    let read = join::member(session, &options.member).await?.unwrap_or_else(|| hub.clone());
+    let read = join::member(session, &options.member)
+        .await?
+        .unwrap_or_else(|| hub.clone());
     let (uid, hub_uid) = (uid(&read).await?, uid(&hub).await?);
     let is_hub = uid == hub_uid;
     let clusters = clusters(&hub, options, &uid, &read).await?;
@@ -55,24 +65,39 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) ->
     let mut found = match &label {
         Some(given) => labelled::read(&objects, &places, given),
         None => {
-            let of = if options.from.is_empty() { Copier::KNOWN.to_vec() } else { options.from.clone() };
+            let of = if options.from.is_empty() {
+                Copier::KNOWN.to_vec()
+            } else {
+                options.from.clone()
+            };
             annotations::read(&objects, &places, &of)
         }
     };
     if let Some(namespace) = session.namespace {
-        found.wishes.retain(|wish| wish.source.namespace == *namespace);
+        found
+            .wishes
+            .retain(|wish| wish.source.namespace == *namespace);
         found.notes.retain(|(id, _)| id.namespace == *namespace);
     }
     if found.wishes.is_empty() && found.notes.is_empty() {
         return Err(ended(super::FAILED, nothing(&read, label.is_some())));
     }
     let bodies = bodies(&read, &objects, &found, &places).await?;
-    let mut not_on_hub = if is_hub { BTreeSet::new() } else { not_on_hub(&hub, &found, &bodies).await? };
+    let mut not_on_hub = if is_hub {
+        BTreeSet::new()
+    } else {
+        not_on_hub(&hub, &found, &bodies).await?
+    };
     let beside = match &label {
         Some(given) if !is_hub => labelled::beside(&on_hub(&hub, &found).await?, given, &found),
         _ => BTreeSet::new(),
     };
-    let aim = Aim { clusters, is_hub, label, beside };
+    let aim = Aim {
+        clusters,
+        is_hub,
+        label,
+        beside,
+    };
     let import = rules::made(found, &objects, &places, &bodies, &aim);
     not_on_hub.retain(|id| import.rules.iter().any(|made| made.sources.contains(id)));
     let around = ReportContext {
@@ -89,17 +114,33 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) ->
 /// A command that reaches the cluster; no shell takes a name or a path apart.
 fn named(command: &str, cluster: &Cluster) -> String {
     let quoted = |text: &str| {
-        let plain = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@".contains(c));
-        if plain { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
+        let plain = !text.is_empty()
+            && text
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_./:@".contains(c));
+        if plain {
+            text.to_owned()
+        } else {
+            format!("'{}'", text.replace('\'', "'\\''"))
+        }
     };
-    let file = cluster.kubeconfig.as_ref().map(|file| format!(" --kubeconfig {}", quoted(&file.display().to_string())));
-    format!("{command} {}{}", quoted(&cluster.context), file.unwrap_or_default())
+    let file = cluster
+        .kubeconfig
+        .as_ref()
+        .map(|file| format!(" --kubeconfig {}", quoted(&file.display().to_string())));
+    format!(
+        "{command} {}{}",
+        quoted(&cluster.context),
+        file.unwrap_or_default()
+    )
 }
 
 fn nothing(read: &Cluster, by_label: bool) -> String {
     let place = &read.place;
     if by_label {
-        return format!("{place} has no ConfigMap and no Secret with that label outside the namespaces of --to");
+        return format!(
+            "{place} has no ConfigMap and no Secret with that label outside the namespaces of --to"
+        );
     }
     format!(
         "{place} has no ConfigMap and no Secret with annotations of kubernetes-replicator, kubernetes-reflector or \
@@ -108,26 +149,51 @@ fn nothing(read: &Cluster, by_label: bool) -> String {
     )
 }
 
-fn by_label(session: &CommandContext<'_>, options: &args::Import) -> anyhow::Result<Option<ByLabel>> {
-    let Some(label) = &options.label else { return Ok(None) };
+fn by_label(
+    session: &CommandContext<'_>,
+    options: &args::Import,
+) -> anyhow::Result<Option<ByLabel>> {
+    let Some(label) = &options.label else {
+        return Ok(None);
+    };
     let given = ByLabel::new(label, &options.to).map_err(usage)?;
     let from = session.namespace.map(str::to_owned);
-    Ok(Some(ByLabel { from, resources: options.resources.clone(), ..given }))
+    Ok(Some(ByLabel {
+        from,
+        resources: options.resources.clone(),
+        ..given
+    }))
 }
 
 async fn uid(cluster: &Cluster) -> anyhow::Result<String> {
-    let found = cluster.get("read the namespace kube-system", "/api/v1/namespaces/kube-system").await?;
-    Ok(found.map(|namespace| text(&namespace, "/metadata/uid").to_owned()).unwrap_or_default())
+    let found = cluster
+        .get(
+            "read the namespace kube-system",
+            "/api/v1/namespaces/kube-system",
+        )
+        .await?;
+    Ok(found
+        .map(|namespace| text(&namespace, "/metadata/uid").to_owned())
+        .unwrap_or_default())
 }
 
 /// The members that the rules name.
-async fn clusters(hub: &Cluster, options: &args::Import, uid: &str, read: &Cluster) -> anyhow::Result<Vec<String>> {
+async fn clusters(
+    hub: &Cluster,
+    options: &args::Import,
+    uid: &str,
+    read: &Cluster,
+) -> anyhow::Result<Vec<String>> {
     if options.all_clusters || !options.clusters.is_empty() {
         return Ok(options.clusters.clone());
     }
     let members = look::members(hub).await?;
-    let same = members.iter().filter(|member| text(member, "/status/clusterUid") == uid);
-    let names: Vec<String> = same.map(|member| text(member, "/metadata/name").to_owned()).collect();
+    let same = members
+        .iter()
+        .filter(|member| text(member, "/status/clusterUid") == uid);
+    let names: Vec<String> = same
+        .map(|member| text(member, "/metadata/name").to_owned())
+        .collect();
     if names.is_empty() {
         return Err(usage(format!(
             "no member of {} is {}, in which the copies stand: let it join first (`kubectl runnel join`), or name the \
@@ -140,24 +206,42 @@ async fn clusters(hub: &Cluster, options: &args::Import, uid: &str, read: &Clust
 
 async fn places(read: &Cluster) -> anyhow::Result<Places> {
     let found = read.list("list namespaces", "/api/v1/namespaces").await?;
-    let place =
-        |namespace: &Value| (text(namespace, "/metadata/name").to_owned(), strings(namespace, "/metadata/labels"));
+    let place = |namespace: &Value| {
+        (
+            text(namespace, "/metadata/name").to_owned(),
+            strings(namespace, "/metadata/labels"),
+        )
+    };
     Ok(found.iter().map(place).collect())
 }
 
 fn strings(object: &Value, path: &str) -> BTreeMap<String, String> {
-    let found = object.pointer(path).and_then(Value::as_object).into_iter().flatten();
-    found.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+    let found = object
+        .pointer(path)
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten();
+    found
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
 }
 
 /// Metadata of everything that may matter. What other copiers copy besides is looked for where it may be read.
 async fn objects(read: &Cluster) -> anyhow::Result<Objects> {
     let mut all = Objects::new();
     for (resource, api) in READ {
-        add(&mut all, resource, read.metadata(&format!("list {resource}"), &format!("{api}/{resource}")).await?);
+        add(
+            &mut all,
+            resource,
+            read.metadata(&format!("list {resource}"), &format!("{api}/{resource}"))
+                .await?,
+        );
     }
     for (resource, api) in ALSO {
-        if let Ok(found) = read.metadata(&format!("list {resource}"), &format!("{api}/{resource}")).await {
+        if let Ok(found) = read
+            .metadata(&format!("list {resource}"), &format!("{api}/{resource}"))
+            .await
+        {
             add(&mut all, resource, found);
         }
     }
@@ -180,7 +264,12 @@ fn add(all: &mut Objects, resource: &str, found: Vec<Value>) {
 }
 
 /// The content of sources, and of what stands where copies will be.
-async fn bodies(read: &Cluster, objects: &Objects, found: &Read, places: &Places) -> anyhow::Result<Bodies> {
+async fn bodies(
+    read: &Cluster,
+    objects: &Objects,
+    found: &Read,
+    places: &Places,
+) -> anyhow::Result<Bodies> {
     let mut wanted: BTreeSet<Id> = BTreeSet::new();
     for wish in &found.wishes {
         wanted.insert(wish.source.clone());
@@ -192,7 +281,10 @@ async fn bodies(read: &Cluster, objects: &Objects, found: &Read, places: &Places
 
 async fn content(of: &Cluster, wanted: BTreeSet<Id>) -> anyhow::Result<Bodies> {
     let asked = stream::iter(wanted).map(async |id| {
-        let path = format!("/api/v1/namespaces/{}/{}/{}", id.namespace, id.resource, id.name);
+        let path = format!(
+            "/api/v1/namespaces/{}/{}/{}",
+            id.namespace, id.resource, id.name
+        );
         let found = of.get(&format!("read {id}"), &path).await?;
         anyhow::Ok(found.map(|object| (id, compared(object))))
     });
@@ -213,37 +305,64 @@ fn compared(mut object: Value) -> Value {
 
 /// What the hub has in the namespaces of the sources.
 async fn on_hub(hub: &Cluster, found: &Read) -> anyhow::Result<Objects> {
-    let namespaces: BTreeSet<&str> = found.wishes.iter().map(|wish| wish.source.namespace.as_str()).collect();
+    let namespaces: BTreeSet<&str> = found
+        .wishes
+        .iter()
+        .map(|wish| wish.source.namespace.as_str())
+        .collect();
     let mut all = Objects::new();
     for namespace in namespaces {
         for (resource, api) in READ {
             let path = format!("{api}/namespaces/{namespace}/{resource}");
-            add(&mut all, resource, hub.metadata(&format!("list {resource} of {namespace}"), &path).await?);
+            add(
+                &mut all,
+                resource,
+                hub.metadata(&format!("list {resource} of {namespace}"), &path)
+                    .await?,
+            );
         }
     }
     Ok(all)
 }
 
 async fn not_on_hub(hub: &Cluster, found: &Read, bodies: &Bodies) -> anyhow::Result<BTreeSet<Id>> {
-    let sources: BTreeSet<Id> = found.wishes.iter().map(|wish| wish.source.clone()).collect();
+    let sources: BTreeSet<Id> = found
+        .wishes
+        .iter()
+        .map(|wish| wish.source.clone())
+        .collect();
     let there = content(hub, sources.clone()).await?;
-    Ok(sources.into_iter().filter(|id| there.get(id) != bodies.get(id)).collect())
+    Ok(sources
+        .into_iter()
+        .filter(|id| there.get(id) != bodies.get(id))
+        .collect())
 }
 
 /// Where the old copiers run, as far as it may be read.
 async fn copiers(read: &Cluster) -> BTreeMap<Copier, Vec<(String, String, Option<String>)>> {
     let mut found: BTreeMap<Copier, Vec<_>> = BTreeMap::new();
-    let deployments = read.list("list Deployments", "/apis/apps/v1/deployments").await.unwrap_or_default();
+    let deployments = read
+        .list("list Deployments", "/apis/apps/v1/deployments")
+        .await
+        .unwrap_or_default();
     for deployment in &deployments {
         for container in list(deployment, "/spec/template/spec/containers") {
-            let Some(copier) = Copier::KNOWN.into_iter().find(|one| one.runs(text(container, "/image"))) else {
+            let Some(copier) = Copier::KNOWN
+                .into_iter()
+                .find(|one| one.runs(text(container, "/image")))
+            else {
                 continue;
             };
-            let release = strings(deployment, "/metadata/annotations").remove("meta.helm.sh/release-name");
+            let release =
+                strings(deployment, "/metadata/annotations").remove("meta.helm.sh/release-name");
             // Whoever may write a Deployment wrote it; it becomes a part of a command.
             let release = release.filter(|release| is_subdomain(release));
             let of = |path| text(deployment, path).to_owned();
-            found.entry(copier).or_default().push((of("/metadata/namespace"), of("/metadata/name"), release));
+            found.entry(copier).or_default().push((
+                of("/metadata/namespace"),
+                of("/metadata/name"),
+                release,
+            ));
         }
     }
     found

@@ -17,7 +17,10 @@ const SERVED: Duration = Duration::from_secs(30);
 const BETWEEN: Duration = Duration::from_millis(200);
 
 /// Installs or upgrades the hub.
-pub(super) async fn run(session: &CommandContext<'_>, options: &args::Install) -> anyhow::Result<()> {
+pub(super) async fn run(
+    session: &CommandContext<'_>,
+    options: &args::Install,
+) -> anyhow::Result<()> {
     if options.values.show_values {
         return say(&helm::shown_values(session.charts, HUB)?);
     }
@@ -26,21 +29,28 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Install) -
     let namespace = session.system()?;
     let helm = Helm::unpack(session.charts)?;
     let hub = session.hub().await?;
-    hub.require("install Runnel", &rights::install(namespace)).await?;
+    hub.require("install Runnel", &rights::install(namespace))
+        .await?;
     let progress = Progress::start(&format!("installing {}", hub.place));
     let install = Install {
         chart: HUB,
         namespace,
         values: values::of_hub(options),
         given: &options.values,
-        wait: options.wait.then(|| format!("{}s", timeout.as_secs().max(1))),
+        wait: options
+            .wait
+            .then(|| format!("{}s", timeout.as_secs().max(1))),
     };
     let installed = helm.install(&hub, &install).await;
     let took = progress.elapsed();
     progress.end();
     let notes = installed?;
     served(&hub).await?;
-    note(&format!("Installed {} in {}.", hub.place, limit::words(took)));
+    note(&format!(
+        "Installed {} in {}.",
+        hub.place,
+        limit::words(took)
+    ));
     say(&format!("{notes}\n"))
 }
 
@@ -70,7 +80,10 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
                 }
                 Some(found) if begin.elapsed() > SERVED => {
                     let why = text(&found, "/status/conditions/0/message").to_owned();
-                    return Err(ended(IN_VAIN, format!("the API server does not serve {name}: {why}")));
+                    return Err(ended(
+                        IN_VAIN,
+                        format!("the API server does not serve {name}: {why}"),
+                    ));
                 }
                 Some(_) => tokio::time::sleep(BETWEEN).await,
             }

@@ -50,17 +50,29 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> a
                     current context, or of --hub-context";
         return Err(usage(text));
     };
-    hub.require("let a cluster join", &rights::join_hub(namespace)).await?;
-    member.require("install the agent", &rights::join_member(namespace)).await?;
+    hub.require("let a cluster join", &rights::join_hub(namespace))
+        .await?;
+    member
+        .require("install the agent", &rights::join_member(namespace))
+        .await?;
     let mut progress = Progress::start(&format!("looking at {}", member.place));
-    let joining = Joining { hub: &hub, member: &member, namespace, options, timeout };
+    let joining = Joining {
+        hub: &hub,
+        member: &member,
+        namespace,
+        options,
+        timeout,
+    };
     let ended = joining.run(&helm, request, &mut progress).await;
     progress.end();
     say(&ended?)
 }
 
 /// The hub of a command whose `--context` names the member.
-pub(super) async fn hub(session: &CommandContext<'_>, access: &args::MemberAccess) -> anyhow::Result<Cluster> {
+pub(super) async fn hub(
+    session: &CommandContext<'_>,
+    access: &args::MemberAccess,
+) -> anyhow::Result<Cluster> {
     Cluster::open("the hub", session.kubeconfig, access.hub_context.as_deref()).await
 }
 
@@ -73,7 +85,9 @@ pub(super) async fn member(
         return Ok(None);
     }
     let kubeconfig: Option<&Path> = access.member_kubeconfig.as_deref().or(session.kubeconfig);
-    Cluster::open("the member", kubeconfig, session.context).await.map(Some)
+    Cluster::open("the member", kubeconfig, session.context)
+        .await
+        .map(Some)
 }
 
 struct Joining<'a> {
@@ -85,12 +99,25 @@ struct Joining<'a> {
 }
 
 impl Joining<'_> {
-    async fn run(&self, helm: &Helm, request: TokenRequest, progress: &mut Progress) -> anyhow::Result<String> {
+    async fn run(
+        &self,
+        helm: &Helm,
+        request: TokenRequest,
+        progress: &mut Progress,
+    ) -> anyhow::Result<String> {
         let name = &self.options.cluster;
         let uid = self.uid().await?;
-        let before = self.hub.get("read the MemberCluster", &look::member_path(name)).await?;
-        let connected = before.as_ref().is_some_and(|member| condition(member, ConditionType::Connected).holds());
-        let elsewhere = before.as_ref().map(|member| text(member, "/status/clusterUid")).unwrap_or_default();
+        let before = self
+            .hub
+            .get("read the MemberCluster", &look::member_path(name))
+            .await?;
+        let connected = before
+            .as_ref()
+            .is_some_and(|member| condition(member, ConditionType::Connected).holds());
+        let elsewhere = before
+            .as_ref()
+            .map(|member| text(member, "/status/clusterUid"))
+            .unwrap_or_default();
         if connected && elsewhere != uid {
             bail!(
                 "{name} is connected already, from another cluster than {}: choose another name, or let that one leave \
@@ -126,22 +153,37 @@ impl Joining<'_> {
         self.wait(join.as_ref(), &uid, progress).await?;
         if join.is_some() {
             // It is used, and nobody else needs to read it.
-            let _ = self.member.delete("delete the used join string", &self.secret_path()).await;
+            let _ = self
+                .member
+                .delete("delete the used join string", &self.secret_path())
+                .await;
         }
         Ok(self.done(join.is_some(), progress.elapsed()))
     }
 
     fn done(&self, joined: bool, took: Duration) -> String {
         let name = &self.options.cluster;
-        let verb =
-            if joined { "has joined and is connected" } else { "was connected already; its agent is up to date" };
+        let verb = if joined {
+            "has joined and is connected"
+        } else {
+            "was connected already; its agent is up to date"
+        };
         format!("{name} {verb} ({}).\n", limit::words(took))
     }
 
     /// What tells the member's cluster apart.
     async fn uid(&self) -> anyhow::Result<String> {
-        let system = self.member.get("read the namespace kube-system", "/api/v1/namespaces/kube-system").await?;
-        Ok(system.as_ref().map(|found| text(found, "/metadata/uid").to_owned()).unwrap_or_default())
+        let system = self
+            .member
+            .get(
+                "read the namespace kube-system",
+                "/api/v1/namespaces/kube-system",
+            )
+            .await?;
+        Ok(system
+            .as_ref()
+            .map(|found| text(found, "/metadata/uid").to_owned())
+            .unwrap_or_default())
     }
 
     fn no_token(&self, error: &anyhow::Error) -> anyhow::Error {
@@ -157,16 +199,27 @@ impl Joining<'_> {
     }
 
     fn secret_path(&self) -> String {
-        format!("/api/v1/namespaces/{}/secrets/{JOIN_SECRET}", self.namespace)
+        format!(
+            "/api/v1/namespaces/{}/secrets/{JOIN_SECRET}",
+            self.namespace
+        )
     }
 
     /// Puts the join string where the agent finds it; it travels in the body of a request only.
     async fn hand_over(&self, join_string: &str) -> anyhow::Result<()> {
         let namespace = self.namespace;
         let path = format!("/api/v1/namespaces/{namespace}");
-        if self.member.get(&format!("read the namespace {namespace}"), &path).await?.is_none() {
-            let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-            self.member.apply(&format!("create the namespace {namespace}"), &path, object).await?;
+        if self
+            .member
+            .get(&format!("read the namespace {namespace}"), &path)
+            .await?
+            .is_none()
+        {
+            let object =
+                json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+            self.member
+                .apply(&format!("create the namespace {namespace}"), &path, object)
+                .await?;
         }
         let secret = json!({
             "apiVersion": "v1",
@@ -174,29 +227,61 @@ impl Joining<'_> {
             "metadata": {"name": JOIN_SECRET, "labels": {"app.kubernetes.io/part-of": "runnel"}},
             "data": {"join-string": data_encoding::BASE64.encode(join_string.as_bytes())},
         });
-        self.member.apply(&format!("write the Secret {namespace}/{JOIN_SECRET}"), &self.secret_path(), secret).await?;
+        self.member
+            .apply(
+                &format!("write the Secret {namespace}/{JOIN_SECRET}"),
+                &self.secret_path(),
+                secret,
+            )
+            .await?;
         Ok(())
     }
 
     /// An agent that is not connected may hold a certificate that its hub takes no more, or that of another hub. Without
     /// one it joins anew, and still knows its copies by the keys that stay.
     async fn forget_certificate(&self) -> anyhow::Result<()> {
-        let path = format!("/api/v1/namespaces/{}/secrets/{IDENTITY_SECRET}", self.namespace);
-        if self.member.get("read the agent's identity", &path).await?.is_some() {
-            self.member.patch("let the agent join anew", &path, json!({"data": {"tls.crt": null}})).await?;
+        let path = format!(
+            "/api/v1/namespaces/{}/secrets/{IDENTITY_SECRET}",
+            self.namespace
+        );
+        if self
+            .member
+            .get("read the agent's identity", &path)
+            .await?
+            .is_some()
+        {
+            self.member
+                .patch(
+                    "let the agent join anew",
+                    &path,
+                    json!({"data": {"tls.crt": null}}),
+                )
+                .await?;
         }
         Ok(())
     }
 
     /// An agent that runs reads its join string when it starts.
     async fn restart(&self) -> anyhow::Result<()> {
-        let path = format!("/apis/apps/v1/namespaces/{}/deployments/{AGENT}", self.namespace);
-        let annotations = json!({"kubectl.kubernetes.io/restartedAt": Timestamp::now().to_string()});
+        let path = format!(
+            "/apis/apps/v1/namespaces/{}/deployments/{AGENT}",
+            self.namespace
+        );
+        let annotations =
+            json!({"kubectl.kubernetes.io/restartedAt": Timestamp::now().to_string()});
         let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
-        self.member.patch("restart the agent", &path, patch).await.map(drop)
+        self.member
+            .patch("restart the agent", &path, patch)
+            .await
+            .map(drop)
     }
 
-    async fn wait(&self, join: Option<&JoinString>, uid: &str, progress: &mut Progress) -> anyhow::Result<()> {
+    async fn wait(
+        &self,
+        join: Option<&JoinString>,
+        uid: &str,
+        progress: &mut Progress,
+    ) -> anyhow::Result<()> {
         let name = &self.options.cluster;
         progress.say(&format!("waiting for the agent of {name}"));
         let begin = std::time::Instant::now();
@@ -204,7 +289,10 @@ impl Joining<'_> {
         // By the same machine, and only once: the addresses do not change while this waits.
         let mut addresses: Option<Vec<(String, Reachability)>> = None;
         loop {
-            let seen = self.hub.get("read the MemberCluster", &look::member_path(name)).await;
+            let seen = self
+                .hub
+                .get("read the MemberCluster", &look::member_path(name))
+                .await;
             if let Ok(Some(object)) = &seen
                 && condition(object, ConditionType::Connected).holds()
                 && text(object, "/status/clusterUid") == uid
@@ -216,27 +304,50 @@ impl Joining<'_> {
                 if let (None, Some(join)) = (&addresses, join) {
                     addresses = Some(look::reach(join).await);
                 }
-                let found = self.findings(seen.ok().flatten(), addresses.clone().unwrap_or_default()).await;
+                let found = self
+                    .findings(seen.ok().flatten(), addresses.clone().unwrap_or_default())
+                    .await;
                 if late {
                     return Err(self.in_vain(&found));
                 }
-                progress.say(&format!("waiting for the agent of {name}: {}", diagnose::in_short(&found)));
+                progress.say(&format!(
+                    "waiting for the agent of {name}: {}",
+                    diagnose::in_short(&found)
+                ));
                 looked = std::time::Instant::now();
             }
             tokio::time::sleep(BETWEEN).await;
         }
     }
 
-    async fn findings(&self, object: Option<Value>, addresses: Vec<(String, Reachability)>) -> Vec<Finding> {
+    async fn findings(
+        &self,
+        object: Option<Value>,
+        addresses: Vec<(String, Reachability)>,
+    ) -> Vec<Finding> {
         let object = object.unwrap_or_default();
-        let agent = look::workload(self.member, AGENT, self.namespace).await.unwrap_or_default();
+        let agent = look::workload(self.member, AGENT, self.namespace)
+            .await
+            .unwrap_or_default();
         let hash = text(&object, "/spec/join/tokenHash");
         let tokens = object.pointer("/status/tokens").and_then(Value::as_array);
-        let used = tokens.into_iter().flatten().find(|used| !hash.is_empty() && text(used, "/tokenHash") == hash);
+        let used = tokens
+            .into_iter()
+            .flatten()
+            .find(|used| !hash.is_empty() && text(used, "/tokenHash") == hash);
         let redeemed = used.is_some_and(|used| !text(used, "/keyFingerprint").is_empty());
-        let wrong = used.and_then(|used| used.pointer("/wrongSecrets")).and_then(Value::as_i64).unwrap_or_default();
+        let wrong = used
+            .and_then(|used| used.pointer("/wrongSecrets"))
+            .and_then(Value::as_i64)
+            .unwrap_or_default();
         let burnt = !redeemed && wrong >= i64::from(WRONG_SECRETS);
-        let facts = JoinFacts { redeemed, burnt, member: object, agent, addresses };
+        let facts = JoinFacts {
+            redeemed,
+            burnt,
+            member: object,
+            agent,
+            addresses,
+        };
         diagnose::join(&facts, self.namespace, Timestamp::now())
     }
 
@@ -255,10 +366,14 @@ impl Joining<'_> {
 /// What an agent leaves in its namespace when helm has uninstalled it.
 pub(super) async fn forget_agent(member: &Cluster, namespace: &str) -> anyhow::Result<bool> {
     let binary = Helm::binary()?;
-    let there = Helm::uninstall(&binary, member, AGENT, namespace).await.context("the agent is still installed")?;
+    let there = Helm::uninstall(&binary, member, AGENT, namespace)
+        .await
+        .context("the agent is still installed")?;
     for secret in [IDENTITY_SECRET, "runnel-agent-terms", JOIN_SECRET] {
         let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
-        member.delete(&format!("delete the Secret {namespace}/{secret}"), &path).await?;
+        member
+            .delete(&format!("delete the Secret {namespace}/{secret}"), &path)
+            .await?;
     }
     Ok(there)
 }

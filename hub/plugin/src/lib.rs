@@ -70,7 +70,11 @@ pub const IN_VAIN: u8 = 3;
 pub const WOULD_FAIL: u8 = 4;
 
 fn ended(code: u8, text: impl Into<String>) -> anyhow::Error {
-    Ended { code, text: text.into() }.into()
+    Ended {
+        code,
+        text: text.into(),
+    }
+    .into()
 }
 
 fn usage(text: impl Into<String>) -> anyhow::Error {
@@ -130,7 +134,11 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Complete(options) => {
             let found = complete::candidates(&Cli::command(), &options.words);
             // The last line tells kubectl not to offer files.
-            say(&(found.iter().map(|one| format!("{one}\n")).collect::<String>() + ":4\n"))
+            say(&(found
+                .iter()
+                .map(|one| format!("{one}\n"))
+                .collect::<String>()
+                + ":4\n"))
         }
     }
 }
@@ -150,7 +158,10 @@ fn script(shell: Shell) -> String {
 /// Prints to standard output; a reader that has gone away is no error.
 fn say(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(printable(text).as_bytes()).and_then(|()| out.flush()) {
+    match out
+        .write_all(printable(text).as_bytes())
+        .and_then(|()| out.flush())
+    {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }

@@ -46,11 +46,17 @@ pub fn rule(given: &str, namespace: &str) -> Result<RuleRef, String> {
         return Err(wrong());
     }
     match before {
-        "drule" | "distributionrule" | "distributionrules" => {
-            Ok(RuleRef::Namespaced { namespace: namespace.to_owned(), name: name.to_owned() })
+        "drule" | "distributionrule" | "distributionrules" => Ok(RuleRef::Namespaced {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }),
+        "cdrule" | "clusterdistributionrule" | "clusterdistributionrules" => {
+            Ok(RuleRef::Cluster(name.to_owned()))
         }
-        "cdrule" | "clusterdistributionrule" | "clusterdistributionrules" => Ok(RuleRef::Cluster(name.to_owned())),
-        other if is_subdomain(other) => Ok(RuleRef::Namespaced { namespace: other.to_owned(), name: name.to_owned() }),
+        other if is_subdomain(other) => Ok(RuleRef::Namespaced {
+            namespace: other.to_owned(),
+            name: name.to_owned(),
+        }),
         _ => Err(wrong()),
     }
 }
@@ -62,11 +68,17 @@ mod tests {
     #[test]
     fn durations_and_rules_are_understood_or_refused_by_name() {
         assert_eq!(duration("--timeout", "90s"), Ok(Duration::from_secs(90)));
-        assert!(duration("--timeout", "soon").unwrap_err().contains("--timeout `soon`"));
+        assert!(
+            duration("--timeout", "soon")
+                .unwrap_err()
+                .contains("--timeout `soon`")
+        );
         assert!(duration("--timeout", "-1s").is_err());
         assert_eq!(words(Duration::from_millis(1240)), "1.2 s");
-        let named =
-            |namespace: &str, name: &str| RuleRef::Namespaced { namespace: namespace.into(), name: name.into() };
+        let named = |namespace: &str, name: &str| RuleRef::Namespaced {
+            namespace: namespace.into(),
+            name: name.into(),
+        };
         assert_eq!(rule("a", "n"), Ok(named("n", "a")));
         assert_eq!(rule("m/a", "n"), Ok(named("m", "a")));
         assert_eq!(rule("drule/a", "n"), Ok(named("n", "a")));

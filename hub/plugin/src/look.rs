@@ -22,7 +22,10 @@ pub fn member_path(name: &str) -> String {
 
 /// The path of a rule.
 pub fn rule_path(object: &Value) -> String {
-    let (namespace, name) = (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+    let (namespace, name) = (
+        text(object, "/metadata/namespace"),
+        text(object, "/metadata/name"),
+    );
     if namespace.is_empty() {
         return format!("{API}/clusterdistributionrules/{name}");
     }
@@ -37,7 +40,8 @@ pub const FLEET_PATH: &str = "/apis/runnel.dev/v1alpha1/fleets/default";
 /// # Errors
 /// As [`Cluster::list`].
 pub async fn members(hub: &Cluster) -> anyhow::Result<Vec<Value>> {
-    hub.list("list the members", &format!("{API}/memberclusters")).await
+    hub.list("list the members", &format!("{API}/memberclusters"))
+        .await
 }
 
 /// The rules of a namespace; without one, those of all namespaces and `ClusterDistributionRule`s.
@@ -46,13 +50,16 @@ pub async fn members(hub: &Cluster) -> anyhow::Result<Vec<Value>> {
 /// As [`Cluster::list`].
 pub async fn rules(hub: &Cluster, namespace: Option<&str>) -> anyhow::Result<Vec<Value>> {
     let Some(namespace) = namespace else {
-        let mut all = hub.list("list the rules", &format!("{API}/distributionrules")).await?;
+        let mut all = hub
+            .list("list the rules", &format!("{API}/distributionrules"))
+            .await?;
         let path = format!("{API}/clusterdistributionrules");
         all.extend(hub.list("list the ClusterDistributionRules", &path).await?);
         return Ok(all);
     };
     let path = format!("{API}/namespaces/{namespace}/distributionrules");
-    hub.list(&format!("list the rules of {namespace}"), &path).await
+    hub.list(&format!("list the rules of {namespace}"), &path)
+        .await
 }
 
 /// A Deployment of ours with pods, events and log; what may not be read is left out.
@@ -61,29 +68,44 @@ pub async fn rules(hub: &Cluster, namespace: Option<&str>) -> anyhow::Result<Vec
 /// When the Deployment itself may not be read.
 pub async fn workload(on: &Cluster, name: &str, namespace: &str) -> anyhow::Result<Workload> {
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}");
-    let Some(deployment) = on.get(&format!("read the Deployment {name}"), &path).await? else {
+    let Some(deployment) = on
+        .get(&format!("read the Deployment {name}"), &path)
+        .await?
+    else {
         return Ok(Workload::default());
     };
-    let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fname%3D{name}");
+    let path = format!(
+        "/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fname%3D{name}"
+    );
     let pods = on.list("list pods", &path).await.unwrap_or_default();
     let path = format!("/api/v1/namespaces/{namespace}/events");
     let mut events = on.list("list events", &path).await.unwrap_or_default();
     events.retain(|event| text(event, "/involvedObject/name").starts_with(name));
     let mut log = Vec::new();
     if let Some(pod) = pods.last() {
-        let waits = list(pod, "/status/containerStatuses").iter().any(|one| !text(one, "/state/waiting").is_empty());
+        let waits = list(pod, "/status/containerStatuses")
+            .iter()
+            .any(|one| !text(one, "/state/waiting").is_empty());
         let pod = text(pod, "/metadata/name");
         log = on.log(namespace, pod, waits).await;
         if log.is_empty() {
             log = on.log(namespace, pod, !waits).await;
         }
     }
-    Ok(Workload { deployment, pods, events, log })
+    Ok(Workload {
+        deployment,
+        pods,
+        events,
+        log,
+    })
 }
 
 /// How the hub answers at each address of a join string, from here.
 pub async fn reach(join: &JoinString) -> Vec<(String, Reachability)> {
-    let asked = join.addresses.iter().map(|address| one(address, join.pin, &join.hub));
+    let asked = join
+        .addresses
+        .iter()
+        .map(|address| one(address, join.pin, &join.hub));
     let answers = futures::future::join_all(asked).await;
     join.addresses.iter().cloned().zip(answers).collect()
 }

@@ -14,10 +14,16 @@ async fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() {
+                ExitCode::from(USAGE)
+            } else {
+                ExitCode::SUCCESS
+            };
         }
     };
-    let Err(error) = kubectl_runnel::run(cli, &CHARTS).await else { return ExitCode::SUCCESS };
+    let Err(error) = kubectl_runnel::run(cli, &CHARTS).await else {
+        return ExitCode::SUCCESS;
+    };
     let (code, text) = match error.downcast_ref::<Ended>() {
         Some(ended) => (ended.code, ended.text.clone()),
         None => (FAILED, format!("{error:#}")),

@@ -31,9 +31,13 @@ pub fn read_all(paths: &[String], recursive: bool) -> anyhow::Result<Vec<Manifes
     let (mut files, mut room) = (Vec::new(), ALL_BYTES);
     for path in paths {
         for name in expand(path, recursive)? {
-            ensure!(files.len() < FILES, "{name}: more than {FILES} files; give fewer files or directories");
+            ensure!(
+                files.len() < FILES,
+                "{name}: more than {FILES} files; give fewer files or directories"
+            );
             let text = read(&name, &mut room)?;
-            let documents = serde_saphyr::from_multiple(&text).with_context(|| format!("{name} is no YAML or JSON"))?;
+            let documents = serde_saphyr::from_multiple(&text)
+                .with_context(|| format!("{name} is no YAML or JSON"))?;
             files.push(ManifestFile { name, documents });
         }
     }
@@ -50,31 +54,54 @@ fn expand(path: &str, recursive: bool) -> anyhow::Result<Vec<String>> {
     ensure!(
         !found.is_empty(),
         "{path}: no files *.json, *.yaml or *.yml{}",
-        if recursive { "" } else { "; -R searches its subdirectories" }
+        if recursive {
+            ""
+        } else {
+            "; -R searches its subdirectories"
+        }
     );
-    Ok(found.iter().map(|file| file.to_string_lossy().into_owned()).collect())
+    Ok(found
+        .iter()
+        .map(|file| file.to_string_lossy().into_owned())
+        .collect())
 }
 
 /// Directories that are symbolic links are not entered, as `kubectl` does not, so no search goes in circles.
-fn collect(folder: &Path, recursive: bool, entries: &mut usize, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+fn collect(
+    folder: &Path,
+    recursive: bool,
+    entries: &mut usize,
+    found: &mut Vec<PathBuf>,
+) -> anyhow::Result<()> {
     let shown = folder.display();
     let mut inside = Vec::new();
     for entry in std::fs::read_dir(folder).with_context(|| format!("cannot read {shown}"))? {
         *entries += 1;
-        ensure!(*entries <= ENTRIES, "{shown}: more than {ENTRIES} files and directories; give a smaller directory");
+        ensure!(
+            *entries <= ENTRIES,
+            "{shown}: more than {ENTRIES} files and directories; give a smaller directory"
+        );
         inside.push(entry.with_context(|| format!("cannot read {shown}"))?);
     }
     inside.sort_by_key(std::fs::DirEntry::file_name);
     for entry in inside {
         let path = entry.path();
-        let kind = entry.file_type().with_context(|| format!("cannot read {}", path.display()))?;
-        let has_extension = || path.extension().is_some_and(|is| EXTENSIONS.iter().any(|one| is == *one));
+        let kind = entry
+            .file_type()
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let has_extension = || {
+            path.extension()
+                .is_some_and(|is| EXTENSIONS.iter().any(|one| is == *one))
+        };
         if kind.is_dir() {
             if recursive {
                 collect(&path, recursive, entries, found)?;
             }
         } else if has_extension() && path.is_file() {
-            ensure!(found.len() < FILES, "{shown}: more than {FILES} files; give a smaller directory");
+            ensure!(
+                found.len() < FILES,
+                "{shown}: more than {FILES} files; give a smaller directory"
+            );
             found.push(path);
         }
     }
@@ -85,15 +112,24 @@ fn read(name: &str, room: &mut u64) -> anyhow::Result<String> {
     let mut text = String::new();
     let limit = FILE_BYTES.min(*room) + 1;
     let read = if name == "-" {
-        std::io::stdin().take(limit).read_to_string(&mut text).context("cannot read standard input")?
+        std::io::stdin()
+            .take(limit)
+            .read_to_string(&mut text)
+            .context("cannot read standard input")?
     } else {
         let file = std::fs::File::open(name).with_context(|| format!("cannot read {name}"))?;
-        file.take(limit).read_to_string(&mut text).with_context(|| format!("cannot read {name}"))?
+        file.take(limit)
+            .read_to_string(&mut text)
+            .with_context(|| format!("cannot read {name}"))?
     } as u64;
     if read > FILE_BYTES {
         bail!("{name} is larger than {} MiB", FILE_BYTES >> 20);
     }
-    ensure!(read <= *room, "{name}: all files together are larger than {} MiB", ALL_BYTES >> 20);
+    ensure!(
+        read <= *room,
+        "{name}: all files together are larger than {} MiB",
+        ALL_BYTES >> 20
+    );
     *room -= read;
     Ok(text)
 }
@@ -103,7 +139,8 @@ mod tests {
     use super::*;
 
     fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("runnel-manifests-{}-{name}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("runnel-manifests-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(folder.join("sub")).unwrap();
         folder
@@ -111,7 +148,13 @@ mod tests {
 
     fn names(folder: &Path, recursive: bool) -> Vec<String> {
         let files = read_all(&[folder.display().to_string()], recursive).unwrap();
-        let short = |file: ManifestFile| Path::new(&file.name).strip_prefix(folder).unwrap().display().to_string();
+        let short = |file: ManifestFile| {
+            Path::new(&file.name)
+                .strip_prefix(folder)
+                .unwrap()
+                .display()
+                .to_string()
+        };
         files.into_iter().map(short).collect()
     }
 
@@ -124,24 +167,38 @@ mod tests {
         std::os::unix::fs::symlink(&folder, folder.join("loop.yaml")).unwrap();
         std::os::unix::fs::symlink(&folder, folder.join("loop")).unwrap();
         assert_eq!(names(&folder, false), ["a.json", "b.yaml", "c.yml"]);
-        assert_eq!(names(&folder, true), ["a.json", "b.yaml", "c.yml", "sub/e.yaml"]);
+        assert_eq!(
+            names(&folder, true),
+            ["a.json", "b.yaml", "c.yml", "sub/e.yaml"]
+        );
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn directory_without_manifests_and_bad_files_are_named() {
         let folder = folder("bad");
-        let read = |path: &Path| read_all(&[path.display().to_string()], false).map(|files| files.len());
+        let read =
+            |path: &Path| read_all(&[path.display().to_string()], false).map(|files| files.len());
         let error = read(&folder).unwrap_err().to_string();
         assert!(error.contains("bad") && error.contains("-R"), "{error}");
         let file = folder.join("x.yaml");
         std::fs::write(&file, "a: [").unwrap();
         assert!(read(&folder).unwrap_err().to_string().contains("x.yaml"));
-        assert!(read(&folder.join("none.yaml")).unwrap_err().to_string().contains("none.yaml"));
+        assert!(
+            read(&folder.join("none.yaml"))
+                .unwrap_err()
+                .to_string()
+                .contains("none.yaml")
+        );
         std::fs::write(&file, "#".repeat(FILE_BYTES as usize)).unwrap();
         assert!(read(&file).is_ok());
         std::fs::write(&file, "#".repeat(FILE_BYTES as usize + 1)).unwrap();
-        assert!(read(&file).unwrap_err().to_string().contains("larger than 4 MiB"));
+        assert!(
+            read(&file)
+                .unwrap_err()
+                .to_string()
+                .contains("larger than 4 MiB")
+        );
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
@@ -153,7 +210,10 @@ mod tests {
         }
         assert_eq!(names(&folder, false).len(), FILES);
         std::fs::write(folder.join("one-more.yaml"), "").unwrap();
-        let error = read_all(&[folder.display().to_string()], false).map(drop).unwrap_err().to_string();
+        let error = read_all(&[folder.display().to_string()], false)
+            .map(drop)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("more than 1000 files"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
     }

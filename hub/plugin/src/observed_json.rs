@@ -5,17 +5,27 @@ use serde_json::Value;
 
 /// A text at a path such as `/metadata/name`; empty where there is none.
 pub fn text<'a>(object: &'a Value, path: &str) -> &'a str {
-    object.pointer(path).and_then(Value::as_str).unwrap_or_default()
+    object
+        .pointer(path)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 /// A number at a path; 0 where there is none.
 pub fn number(object: &Value, path: &str) -> i64 {
-    object.pointer(path).and_then(Value::as_i64).unwrap_or_default()
+    object
+        .pointer(path)
+        .and_then(Value::as_i64)
+        .unwrap_or_default()
 }
 
 /// A list at a path; empty where there is none.
 pub fn list<'a>(object: &'a Value, path: &str) -> &'a [Value] {
-    object.pointer(path).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+    object
+        .pointer(path)
+        .and_then(Value::as_array)
+        .map(Vec::as_slice)
+        .unwrap_or_default()
 }
 
 /// A time at a path.
@@ -50,7 +60,9 @@ pub fn condition(object: &Value, kind: ConditionType) -> Condition<'_> {
 
 /// The condition of that type.
 pub fn condition_named<'a>(object: &'a Value, kind: &str) -> Condition<'a> {
-    let found = list(object, "/status/conditions").iter().find(|condition| text(condition, "/type") == kind);
+    let found = list(object, "/status/conditions")
+        .iter()
+        .find(|condition| text(condition, "/type") == kind);
     found.map_or_else(Condition::default, |found| Condition {
         status: text(found, "/status"),
         reason: text(found, "/reason"),
@@ -61,8 +73,15 @@ pub fn condition_named<'a>(object: &'a Value, kind: &str) -> Condition<'a> {
 
 /// `namespace/name`, or `name`.
 pub fn full_name(object: &Value) -> String {
-    let (namespace, name) = (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
-    if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
+    let (namespace, name) = (
+        text(object, "/metadata/namespace"),
+        text(object, "/metadata/name"),
+    );
+    if namespace.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{namespace}/{name}")
+    }
 }
 
 /// The object without what only API servers read.

@@ -24,23 +24,45 @@ const RULES: usize = 200;
 /// Plans rules.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow::Result<()> {
     let hub = session.hub().await?;
-    let namespace = session.namespace.unwrap_or(&hub.default_namespace).to_owned();
-    for (flag, name) in [("--namespace", &namespace), ("--hub-namespace", &options.hub_namespace)] {
+    let namespace = session
+        .namespace
+        .unwrap_or(&hub.default_namespace)
+        .to_owned();
+    for (flag, name) in [
+        ("--namespace", &namespace),
+        ("--hub-namespace", &options.hub_namespace),
+    ] {
         if !is_subdomain(name) {
             return Err(usage(format!("{flag} `{name}` is no name")));
         }
     }
     let (dry_run, diff) = (options.dry_run == Some(DryRun::Members), options.diff);
-    let question = || PlanQuestion { dry_run, diff, delete: options.delete, ..PlanQuestion::default() };
+    let question = || PlanQuestion {
+        dry_run,
+        diff,
+        delete: options.delete,
+        ..PlanQuestion::default()
+    };
     let mut questions = Vec::new();
     if let Some(given) = &options.rule {
         let rule = status::one(&hub, given, &namespace).await?;
-        questions.push((called(&rule), PlanQuestion { rule: Some(named(&rule)), ..question() }));
+        questions.push((
+            called(&rule),
+            PlanQuestion {
+                rule: Some(named(&rule)),
+                ..question()
+            },
+        ));
     }
-    let rules = manifests::read_all(&options.files, options.recursive)?.into_iter().map(|file| {
-        let rules = planned::rules(file.documents, &file.name, &namespace).map_err(usage)?;
-        Ok(rules.into_iter().map(|rule| (file.name.clone(), rule)).collect())
-    });
+    let rules = manifests::read_all(&options.files, options.recursive)?
+        .into_iter()
+        .map(|file| {
+            let rules = planned::rules(file.documents, &file.name, &namespace).map_err(usage)?;
+            Ok(rules
+                .into_iter()
+                .map(|rule| (file.name.clone(), rule))
+                .collect())
+        });
     let rules: Vec<(String, Value)> = rules.collect::<anyhow::Result<Vec<Vec<_>>>>()?.concat();
     if rules.is_empty() && !options.files.is_empty() {
         let files = options.files.join(", ");
@@ -49,14 +71,29 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
         )));
     }
     if rules.len() > RULES {
-        return Err(usage(format!("{} objects: at most {RULES} are planned at a time", rules.len())));
+        return Err(usage(format!(
+            "{} objects: at most {RULES} are planned at a time",
+            rules.len()
+        )));
     }
     for (file, rule) in rules {
         if options.delete {
-            questions.push((called(&rule), PlanQuestion { rule: Some(named(&rule)), ..question() }));
+            questions.push((
+                called(&rule),
+                PlanQuestion {
+                    rule: Some(named(&rule)),
+                    ..question()
+                },
+            ));
         } else {
             let taken = shown(&hub, rule).await.with_context(|| file)?;
-            questions.push((called(&taken), PlanQuestion { object: taken.to_string(), ..question() }));
+            questions.push((
+                called(&taken),
+                PlanQuestion {
+                    object: taken.to_string(),
+                    ..question()
+                },
+            ));
         }
     }
     let mut plans = Vec::new();
@@ -68,15 +105,32 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
         } else {
             State::Edited
         };
-        let pages = ask::plan(&hub, &options.hub_namespace, options.hub_url.as_deref(), question).await;
-        plans.push(Planned::of(rule.clone(), saved, pages.with_context(|| rule)?));
+        let pages = ask::plan(
+            &hub,
+            &options.hub_namespace,
+            options.hub_url.as_deref(),
+            question,
+        )
+        .await;
+        plans.push(Planned::of(
+            rule.clone(),
+            saved,
+            pages.with_context(|| rule)?,
+        ));
     }
     let value = json!({"plans": plans.iter().map(Planned::value).collect::<Vec<_>>()});
     match for_machines(options.output, &value)? {
         Some(text) => say(&text)?,
         None => {
-            let width = if options.output == Some(Output::Wide) { WIDE } else { NARROW };
-            let texts: Vec<_> = plans.iter().map(|plan| plan.text(width, colours())).collect();
+            let width = if options.output == Some(Output::Wide) {
+                WIDE
+            } else {
+                NARROW
+            };
+            let texts: Vec<_> = plans
+                .iter()
+                .map(|plan| plan.text(width, colours()))
+                .collect();
             say(&texts.join("\n"))?;
         }
     }
@@ -87,7 +141,11 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
 }
 
 fn called(rule: &Value) -> String {
-    planned::called(text(rule, "/kind"), text(rule, "/metadata/namespace"), text(rule, "/metadata/name"))
+    planned::called(
+        text(rule, "/kind"),
+        text(rule, "/metadata/namespace"),
+        text(rule, "/metadata/name"),
+    )
 }
 
 fn named(rule: &Value) -> RuleQuestion {
@@ -100,8 +158,14 @@ fn named(rule: &Value) -> RuleQuestion {
 
 /// The rule as the API server would save it, with its defaults; nothing is saved.
 async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
-    let (namespace, name) = (text(&rule, "/metadata/namespace"), text(&rule, "/metadata/name"));
-    for given in [name, namespace].into_iter().filter(|given| !given.is_empty()) {
+    let (namespace, name) = (
+        text(&rule, "/metadata/namespace"),
+        text(&rule, "/metadata/name"),
+    );
+    for given in [name, namespace]
+        .into_iter()
+        .filter(|given| !given.is_empty())
+    {
         if !is_subdomain(given) {
             return Err(usage(format!("`{given}` is no name")));
         }
@@ -110,15 +174,22 @@ async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
         return Err(usage("an object without metadata.name"));
     }
     let (all, what) = match text(&rule, "/kind") {
-        "DistributionRule" => {
-            (format!("{}/namespaces/{namespace}/distributionrules", look::API), format!("{namespace}/{name}"))
-        }
+        "DistributionRule" => (
+            format!("{}/namespaces/{namespace}/distributionrules", look::API),
+            format!("{namespace}/{name}"),
+        ),
         "DistributionGrant" => (format!("{}/distributiongrants", look::API), name.to_owned()),
         "MemberCluster" => (format!("{}/memberclusters", look::API), name.to_owned()),
-        _ => (format!("{}/clusterdistributionrules", look::API), name.to_owned()),
+        _ => (
+            format!("{}/clusterdistributionrules", look::API),
+            name.to_owned(),
+        ),
     };
     let one = format!("{all}/{name}");
-    let action = format!("save {} {what} (a dry run: nothing was saved)", text(&rule, "/kind"));
+    let action = format!(
+        "save {} {what} (a dry run: nothing was saved)",
+        text(&rule, "/kind")
+    );
     let saved = hub.get("read the object as it is saved", &one).await?;
     let taken = match saved {
         None => hub.dry_run(&action, &all, &rule, false).await?,

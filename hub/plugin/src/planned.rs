@@ -58,12 +58,22 @@ impl Planned {
     pub fn of(rule: String, state: State, pages: impl IntoIterator<Item = PlanPage>) -> Self {
         let mut pages = pages.into_iter();
         let answer = pages.next().unwrap_or_default();
-        let mut planned = Self { rule, state, answer, rules: vec![] };
+        let mut planned = Self {
+            rule,
+            state,
+            answer,
+            rules: vec![],
+        };
         for page in pages {
             match (&page.rule, planned.rules.last_mut()) {
                 (Some(named), _) => {
                     let rule = called(&named.kind, &named.namespace, &named.name);
-                    planned.rules.push(Self { rule, state: State::Changed, answer: page, rules: vec![] });
+                    planned.rules.push(Self {
+                        rule,
+                        state: State::Changed,
+                        answer: page,
+                        rules: vec![],
+                    });
                 }
                 (None, Some(rule)) => rule.answer.copies.extend(page.copies),
                 (None, None) => planned.answer.copies.extend(page.copies),
@@ -74,14 +84,25 @@ impl Planned {
 
     /// Whether it is about a grant or a member cluster.
     fn is_of_many(&self) -> bool {
-        ["DistributionGrant ", "MemberCluster "].iter().any(|kind| self.rule.starts_with(kind))
+        ["DistributionGrant ", "MemberCluster "]
+            .iter()
+            .any(|kind| self.rule.starts_with(kind))
     }
 
     /// Whether something would fail, or be held until somebody releases it; also where it may, as nobody is told.
     pub fn would_fail(&self) -> bool {
         let fails = |copy: &PlanCopy| {
             let verdict = copy.verdict.as_str();
-            matches!(verdict, "held" | "conflict" | "denied" | "forbidden" | "invalid" | "refused" | "adoptIfEqual")
+            matches!(
+                verdict,
+                "held"
+                    | "conflict"
+                    | "denied"
+                    | "forbidden"
+                    | "invalid"
+                    | "refused"
+                    | "adoptIfEqual"
+            )
         };
         let is_left_out = |source: &PlanSource| source.state != "Refused";
         self.rules.iter().any(Self::would_fail)
@@ -91,8 +112,16 @@ impl Planned {
     }
 
     fn counts(&self) -> Vec<(&'static str, Tone, usize)> {
-        let count = |verdict: &str| self.answer.copies.iter().filter(|copy| copy.verdict == verdict).count();
-        let all = VERDICTS.iter().map(|(verdict, tone)| (*verdict, *tone, count(verdict)));
+        let count = |verdict: &str| {
+            self.answer
+                .copies
+                .iter()
+                .filter(|copy| copy.verdict == verdict)
+                .count()
+        };
+        let all = VERDICTS
+            .iter()
+            .map(|(verdict, tone)| (*verdict, *tone, count(verdict)));
         all.filter(|(.., count)| *count > 0).collect()
     }
 
@@ -110,12 +139,26 @@ impl Planned {
         if self.is_of_many() {
             return self.text_of_many(state, width, colours);
         }
-        let sources = if answer.sent == 1 { "source" } else { "sources" };
-        let clusters = if answer.clusters.len() == 1 { "cluster" } else { "clusters" };
+        let sources = if answer.sent == 1 {
+            "source"
+        } else {
+            "sources"
+        };
+        let clusters = if answer.clusters.len() == 1 {
+            "cluster"
+        } else {
+            "clusters"
+        };
         let all = answer.clusters.len();
-        let _ = writeln!(out, "{} ({state}): {} {sources}, {all} {clusters}", self.rule, answer.sent);
+        let _ = writeln!(
+            out,
+            "{} ({state}): {} {sources}, {all} {clusters}",
+            self.rule, answer.sent
+        );
         let counts: Vec<_> = self.counts();
-        let counts = counts.iter().map(|(verdict, tone, count)| tone.paint(&format!("{verdict} {count}"), colours));
+        let counts = counts
+            .iter()
+            .map(|(verdict, tone, count)| tone.paint(&format!("{verdict} {count}"), colours));
         let counts: Vec<_> = counts.collect();
         if !counts.is_empty() {
             let _ = writeln!(out, "  {}", counts.join(", "));
@@ -124,8 +167,17 @@ impl Planned {
             wrapped(&mut out, "  ", note, width);
         }
         for source in &answer.sources {
-            let place = if source.cluster.is_empty() { String::new() } else { format!(" in {}", source.cluster) };
-            let _ = writeln!(out, "  {}{place}: {}", source.source, Tone::Bad.paint(&source.state, colours));
+            let place = if source.cluster.is_empty() {
+                String::new()
+            } else {
+                format!(" in {}", source.cluster)
+            };
+            let _ = writeln!(
+                out,
+                "  {}{place}: {}",
+                source.source,
+                Tone::Bad.paint(&source.state, colours)
+            );
             wrapped(&mut out, "    ", &source.message, width);
         }
         let mut by_cluster: BTreeMap<&str, Vec<&PlanCopy>> = BTreeMap::new();
@@ -133,14 +185,25 @@ impl Planned {
             by_cluster.entry(&copy.cluster).or_default().push(copy);
         }
         for cluster in &answer.clusters {
-            self.cluster(&mut out, cluster, by_cluster.get(cluster.name.as_str()), width, colours);
+            self.cluster(
+                &mut out,
+                cluster,
+                by_cluster.get(cluster.name.as_str()),
+                width,
+                colours,
+            );
         }
         out
     }
 
     fn text_of_many(&self, state: &str, width: usize, colours: bool) -> String {
-        let count =
-            |rules: usize| if rules == 1 { "1 rule changes".to_owned() } else { format!("{rules} rules change") };
+        let count = |rules: usize| {
+            if rules == 1 {
+                "1 rule changes".to_owned()
+            } else {
+                format!("{rules} rules change")
+            }
+        };
         let (shown, more) = (self.rules.len(), self.answer.more_rules as usize);
         let mut out = format!("{} ({state}): {}\n", self.rule, count(shown + more));
         for note in &self.answer.notes {
@@ -151,7 +214,11 @@ impl Planned {
         }
         if more > 0 {
             let which = "at most 50 are shown, and only those that you may read";
-            let more = if more == 1 { "1 more rule changes".to_owned() } else { format!("{more} more rules change") };
+            let more = if more == 1 {
+                "1 more rule changes".to_owned()
+            } else {
+                format!("{more} more rules change")
+            };
             let _ = writeln!(out, "\nand {more} ({which})");
         }
         out
@@ -165,23 +232,43 @@ impl Planned {
         width: usize,
         colours: bool,
     ) {
-        let wave = if cluster.wave == 0 { String::new() } else { format!(" (wave {})", cluster.wave) };
+        let wave = if cluster.wave == 0 {
+            String::new()
+        } else {
+            format!(" (wave {})", cluster.wave)
+        };
         let _ = writeln!(out, "\n{}{wave}", cluster.name);
         wrapped(out, "  ", &cluster.message, width);
-        let rows: Vec<_> = copies.into_iter().flatten().map(|copy| (*copy, cells(copy))).collect();
+        let rows: Vec<_> = copies
+            .into_iter()
+            .flatten()
+            .map(|copy| (*copy, cells(copy)))
+            .collect();
         let widths: Vec<usize> = (0..4)
-            .map(|column| rows.iter().map(|(_, cells)| cells[column].chars().count()).max().unwrap_or(0))
+            .map(|column| {
+                rows.iter()
+                    .map(|(_, cells)| cells[column].chars().count())
+                    .max()
+                    .unwrap_or(0)
+            })
             .collect();
         let mut before = String::new();
         for (copy, cells) in &rows {
-            let tone =
-                VERDICTS.iter().find(|(verdict, _)| *verdict == copy.verdict).map_or(Tone::Odd, |(_, tone)| *tone);
+            let tone = VERDICTS
+                .iter()
+                .find(|(verdict, _)| *verdict == copy.verdict)
+                .map_or(Tone::Odd, |(_, tone)| *tone);
             let mut line = format!("  {}", tone.paint(&cells[0], colours));
             let mut at = cells[0].chars().count() + 2;
             for (column, cell) in cells.iter().enumerate().skip(1) {
-                let _ =
-                    write!(line, "{}{cell}", " ".repeat(widths[column - 1] - cells[column - 1].chars().count() + 2));
-                at += widths[column - 1] - cells[column - 1].chars().count() + 2 + cell.chars().count();
+                let _ = write!(
+                    line,
+                    "{}{cell}",
+                    " ".repeat(widths[column - 1] - cells[column - 1].chars().count() + 2)
+                );
+                at += widths[column - 1] - cells[column - 1].chars().count()
+                    + 2
+                    + cell.chars().count();
             }
             let why = why(copy);
             // Beside it, where there is room; else below, and once for rows that follow each other.
@@ -208,8 +295,11 @@ impl Planned {
     /// For machines.
     pub fn value(&self) -> Value {
         let answer = &self.answer;
-        let summary: Map<String, Value> =
-            self.counts().into_iter().map(|(verdict, _, count)| (verdict.to_owned(), json!(count))).collect();
+        let summary: Map<String, Value> = self
+            .counts()
+            .into_iter()
+            .map(|(verdict, _, count)| (verdict.to_owned(), json!(count)))
+            .collect();
         let sources = answer.sources.iter().map(
             |one| json!({"source": one.source, "state": one.state, "message": one.message, "cluster": one.cluster}),
         );
@@ -246,7 +336,11 @@ impl Planned {
 
 /// An object as a person calls it.
 pub fn called(kind: &str, namespace: &str, name: &str) -> String {
-    if namespace.is_empty() { format!("{kind} {name}") } else { format!("{kind} {namespace}/{name}") }
+    if namespace.is_empty() {
+        format!("{kind} {name}")
+    } else {
+        format!("{kind} {namespace}/{name}")
+    }
 }
 
 fn cells(copy: &PlanCopy) -> [String; 4] {
@@ -281,13 +375,24 @@ pub fn rules(documents: Vec<Value>, file: &str, namespace: &str) -> Result<Vec<V
         None => vec![document],
     };
     let mut rules = Vec::new();
-    for mut rule in documents.into_iter().flat_map(items).filter(|document| !document.is_null()) {
-        let kind = rule.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+    for mut rule in documents
+        .into_iter()
+        .flat_map(items)
+        .filter(|document| !document.is_null())
+    {
+        let kind = rule
+            .get("kind")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         match kind.as_str() {
             "DistributionRule" => {
                 let metadata = rule.get_mut("metadata").and_then(Value::as_object_mut);
-                let metadata = metadata.ok_or_else(|| format!("{file}: a DistributionRule without metadata"))?;
-                metadata.entry("namespace").or_insert_with(|| json!(namespace));
+                let metadata = metadata
+                    .ok_or_else(|| format!("{file}: a DistributionRule without metadata"))?;
+                metadata
+                    .entry("namespace")
+                    .or_insert_with(|| json!(namespace));
             }
             "ClusterDistributionRule" | "DistributionGrant" | "MemberCluster" => {}
             _ => continue,

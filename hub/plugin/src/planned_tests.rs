@@ -15,12 +15,17 @@ fn copy(cluster: &str, copy: &str, verdict: &str, reason: &str, message: &str) -
 }
 
 fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> PlanCluster {
-    PlanCluster { name: name.into(), state: state.into(), message: message.into(), wave, more }
+    PlanCluster {
+        name: name.into(),
+        state: state.into(),
+        message: message.into(),
+        wave,
+        more,
+    }
 }
 
 fn planned() -> Planned {
-    let conflict =
-        "an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
+    let conflict = "an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
     let blocked = "it is above a removalLimit: `kubectl runnel approve` would let it go";
     let head = PlanPage {
         sources: vec![PlanSource {
@@ -50,33 +55,74 @@ fn planned() -> Planned {
                 ..copy("eu-1", "secrets/default/login", "create", "", "")
             },
             PlanCopy {
-                diff: vec!["~ /data/color: \"blue\" -> \"red\"".into(), "and 3 more".into()],
+                diff: vec![
+                    "~ /data/color: \"blue\" -> \"red\"".into(),
+                    "and 3 more".into(),
+                ],
                 ..copy("eu-1", "configmaps/default/colors", "change", "", "")
             },
-            copy("eu-1", "configmaps/default/settings", "conflict", "Conflict", conflict),
-            copy("eu-1", "configmaps/web/settings", "conflict", "Conflict", conflict),
-            copy("eu-1", "secrets/web/login", "takeOver", "Equal", "what stands there is equal"),
+            copy(
+                "eu-1",
+                "configmaps/default/settings",
+                "conflict",
+                "Conflict",
+                conflict,
+            ),
+            copy(
+                "eu-1",
+                "configmaps/web/settings",
+                "conflict",
+                "Conflict",
+                conflict,
+            ),
+            copy(
+                "eu-1",
+                "secrets/web/login",
+                "takeOver",
+                "Equal",
+                "what stands there is equal",
+            ),
         ],
         ..PlanPage::default()
     };
     let second = PlanPage {
         copies: vec![
             copy("eu-2", "secrets/default/login", "held", "Removal", blocked),
-            copy("eu-2", "secrets/later/login", "wait", "NamespaceMissing", ""),
+            copy(
+                "eu-2",
+                "secrets/later/login",
+                "wait",
+                "NamespaceMissing",
+                "",
+            ),
             copy("eu-2", "secrets/web/login", "unchanged", "", ""),
         ],
         ..PlanPage::default()
     };
-    Planned::of("DistributionRule team/all".into(), State::Edited, [head, first, second])
+    Planned::of(
+        "DistributionRule team/all".into(),
+        State::Edited,
+        [head, first, second],
+    )
 }
 
 #[test]
 fn snapshots_of_explanations() {
     let planned = planned();
     for width in [80, 160] {
-        assert!(planned.text(width, false).lines().all(|line| line.chars().count() <= width), "{width}");
+        assert!(
+            planned
+                .text(width, false)
+                .lines()
+                .all(|line| line.chars().count() <= width),
+            "{width}"
+        );
     }
-    let all = format!("== 80 columns\n{}\n== 160 columns\n{}", planned.text(80, false), planned.text(160, false));
+    let all = format!(
+        "== 80 columns\n{}\n== 160 columns\n{}",
+        planned.text(80, false),
+        planned.text(160, false)
+    );
     insta::assert_snapshot!(all);
     assert!(planned.would_fail());
 }
@@ -84,16 +130,40 @@ fn snapshots_of_explanations() {
 #[test]
 fn a_plan_fails_by_what_would_not_be_as_the_rule_wants() {
     let of = |verdict: &str| {
-        let page = PlanPage { copies: vec![copy("a", "secrets/b/c", verdict, "", "")], ..PlanPage::default() };
+        let page = PlanPage {
+            copies: vec![copy("a", "secrets/b/c", verdict, "", "")],
+            ..PlanPage::default()
+        };
         Planned::of("r".into(), State::Saved, [PlanPage::default(), page]).would_fail()
     };
-    for verdict in ["held", "conflict", "denied", "forbidden", "invalid", "refused", "adoptIfEqual"] {
+    for verdict in [
+        "held",
+        "conflict",
+        "denied",
+        "forbidden",
+        "invalid",
+        "refused",
+        "adoptIfEqual",
+    ] {
         assert!(of(verdict), "{verdict}");
     }
-    for verdict in ["create", "change", "takeOver", "remove", "retain", "handOver", "wait", "rest", "unchanged"] {
+    for verdict in [
+        "create",
+        "change",
+        "takeOver",
+        "remove",
+        "retain",
+        "handOver",
+        "wait",
+        "rest",
+        "unchanged",
+    ] {
         assert!(!of(verdict), "{verdict}");
     }
-    let incomplete = PlanPage { incomplete: true, ..PlanPage::default() };
+    let incomplete = PlanPage {
+        incomplete: true,
+        ..PlanPage::default()
+    };
     assert!(Planned::of("r".into(), State::Saved, [incomplete]).would_fail());
 }
 
@@ -102,12 +172,24 @@ fn a_file_may_hold_several_rules_and_other_things() {
     let rule = json!({"kind": "DistributionRule", "metadata": {"name": "a"}});
     let whole = json!({"kind": "ClusterDistributionRule", "metadata": {"name": "b"}});
     let list = json!({"kind": "List", "items": [rule, whole]});
-    let found = rules(vec![list, json!({"kind": "Namespace"}), Value::Null], "f", "team").unwrap();
+    let found = rules(
+        vec![list, json!({"kind": "Namespace"}), Value::Null],
+        "f",
+        "team",
+    )
+    .unwrap();
     assert_eq!(found.len(), 2);
     assert_eq!(found[0]["metadata"]["namespace"], "team");
     assert!(found[1]["metadata"]["namespace"].is_null());
-    assert_eq!(rules(vec![json!({"kind": "Namespace"})], "f", "team"), Ok(vec![]));
-    assert!(rules(vec![json!({"kind": "DistributionRule"})], "f", "team").unwrap_err().starts_with("f: "));
+    assert_eq!(
+        rules(vec![json!({"kind": "Namespace"})], "f", "team"),
+        Ok(vec![])
+    );
+    assert!(
+        rules(vec![json!({"kind": "DistributionRule"})], "f", "team")
+            .unwrap_err()
+            .starts_with("f: ")
+    );
 }
 
 #[test]
@@ -124,20 +206,50 @@ fn plan_of_a_grant_lists_its_rules_and_counts_the_others() {
         ..PlanPage::default()
     };
     let blocked = PlanPage {
-        copies: vec![copy("eu-1", "secrets/web/login", "held", "Removal", "above a limit")],
+        copies: vec![copy(
+            "eu-1",
+            "secrets/web/login",
+            "held",
+            "Removal",
+            "above a limit",
+        )],
         ..PlanPage::default()
     };
-    let first = PlanPage { exists: true, more_rules: 3, ..PlanPage::default() };
-    let planned = Planned::of("DistributionGrant g".into(), State::Edited, [first, head("a"), blocked, head("b")]);
-    let text = planned.text(80, false);
-    assert!(
-        text.starts_with("DistributionGrant g (an edit): 5 rules change\n\nDistributionRule team/a (changes with it)")
+    let first = PlanPage {
+        exists: true,
+        more_rules: 3,
+        ..PlanPage::default()
+    };
+    let planned = Planned::of(
+        "DistributionGrant g".into(),
+        State::Edited,
+        [first, head("a"), blocked, head("b")],
     );
-    assert!(text.contains("  held 1\n") && text.contains("DistributionRule team/b (changes with it)"), "{text}");
+    let text = planned.text(80, false);
+    assert!(text.starts_with(
+        "DistributionGrant g (an edit): 5 rules change\n\nDistributionRule team/a (changes with it)"
+    ));
+    assert!(
+        text.contains("  held 1\n") && text.contains("DistributionRule team/b (changes with it)"),
+        "{text}"
+    );
     assert!(text.contains("\nand 3 more rules change ("), "{text}");
     let value = planned.value();
-    assert_eq!((value["rules"][0]["summary"]["held"].as_u64(), value["moreRules"].as_u64()), (Some(1), Some(3)));
+    assert_eq!(
+        (
+            value["rules"][0]["summary"]["held"].as_u64(),
+            value["moreRules"].as_u64()
+        ),
+        (Some(1), Some(3))
+    );
     assert!(planned.would_fail());
-    let none = Planned::of("MemberCluster m".into(), State::Deleted, [PlanPage::default()]);
-    assert_eq!(none.text(80, false), "MemberCluster m (a delete): 0 rules change\n");
+    let none = Planned::of(
+        "MemberCluster m".into(),
+        State::Deleted,
+        [PlanPage::default()],
+    );
+    assert_eq!(
+        none.text(80, false),
+        "MemberCluster m (a delete): 0 rules change\n"
+    );
 }

@@ -21,11 +21,20 @@ impl Progress {
     /// Begins to wait for `what`.
     pub fn start(what: &str) -> Self {
         let shown = std::io::stderr().is_terminal();
-        let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        let bar = if shown {
+            ProgressBar::new_spinner()
+        } else {
+            ProgressBar::hidden()
+        };
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed:>4}") {
             bar.set_style(style);
         }
-        let mut progress = Self { bar, shown, last: String::new(), begin: Instant::now() };
+        let mut progress = Self {
+            bar,
+            shown,
+            last: String::new(),
+            begin: Instant::now(),
+        };
         if shown {
             progress.bar.enable_steady_tick(TICK);
         }

@@ -11,7 +11,12 @@ fn recorded() -> Vec<(String, Value)> {
         .unwrap()
         .filter_map(|entry| {
             let path = entry.unwrap().path();
-            let name = path.file_stem()?.to_str()?.rsplit_once("__tests__")?.1.to_owned();
+            let name = path
+                .file_stem()?
+                .to_str()?
+                .rsplit_once("__tests__")?
+                .1
+                .to_owned();
             let text = fs::read_to_string(&path).unwrap();
             let (_, body) = text.strip_prefix("---\n")?.split_once("\n---\n")?;
             Some((name, serde_json::from_str(body).ok()?))
@@ -26,8 +31,15 @@ fn folded(page: &str, columns: usize) -> String {
     let mut text = format!("{columns:-<columns$}\n");
     for line in page.lines() {
         let letters: Vec<_> = line.chars().collect();
-        let parts: Vec<String> = letters.chunks(columns).map(|part| part.iter().collect()).collect();
-        text += &parts.iter().map(|part| part.trim_end()).collect::<Vec<_>>().join("\n");
+        let parts: Vec<String> = letters
+            .chunks(columns)
+            .map(|part| part.iter().collect())
+            .collect();
+        text += &parts
+            .iter()
+            .map(|part| part.trim_end())
+            .collect::<Vec<_>>()
+            .join("\n");
         text.push('\n');
     }
     text
@@ -38,13 +50,23 @@ fn recorded_statuses_are_shown() {
     let all = recorded();
     assert!(all.len() >= 17, "{} statuses are recorded", all.len());
     for (name, object) in all {
-        let made_at: Timestamp = object["metadata"]["creationTimestamp"].as_str().unwrap().parse().unwrap();
+        let made_at: Timestamp = object["metadata"]["creationTimestamp"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
         let now = made_at + std::time::Duration::from_secs(3600);
         let table = rules(std::slice::from_ref(&object), true, false, now).text(false);
         let text = format!("{table}\n{}", rule(&object, now, false));
         // No line ends with blanks that an editor would take away.
-        let page = text.lines().fold(String::new(), |all, line| all + line.trim_end() + "\n");
-        let shown = if name.starts_with("rollouts") { folded(&page, 80) + "\n" + &folded(&page, 160) } else { page };
+        let page = text
+            .lines()
+            .fold(String::new(), |all, line| all + line.trim_end() + "\n");
+        let shown = if name.starts_with("rollouts") {
+            folded(&page, 80) + "\n" + &folded(&page, 160)
+        } else {
+            page
+        };
         insta::assert_snapshot!(name, shown);
     }
 }

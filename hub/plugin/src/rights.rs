@@ -17,7 +17,11 @@ impl std::fmt::Display for Right {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let dot = if self.group.is_empty() { "" } else { "." };
         write!(to, "{} {}{dot}{}", self.verb, self.resource, self.group)?;
-        if self.namespace.is_empty() { Ok(()) } else { write!(to, " in namespace {}", self.namespace) }
+        if self.namespace.is_empty() {
+            Ok(())
+        } else {
+            write!(to, " in namespace {}", self.namespace)
+        }
     }
 }
 
@@ -65,13 +69,26 @@ fn chart(namespace: &str) -> Vec<Right> {
 pub fn install(namespace: &str) -> Vec<Right> {
     let mut needed = chart(namespace);
     needed.extend(rights(&[("create", "", "services")], namespace));
-    needed.extend(rights(&[("create", "apiextensions.k8s.io", "customresourcedefinitions")], ""));
+    needed.extend(rights(
+        &[(
+            "create",
+            "apiextensions.k8s.io",
+            "customresourcedefinitions",
+        )],
+        "",
+    ));
     needed
 }
 
 /// To let a cluster join, on the hub.
 pub fn join_hub(namespace: &str) -> Vec<Right> {
-    let mut needed = rights(&[("get", RUNNEL, "memberclusters"), ("create", RUNNEL, "memberclusters")], "");
+    let mut needed = rights(
+        &[
+            ("get", RUNNEL, "memberclusters"),
+            ("create", RUNNEL, "memberclusters"),
+        ],
+        "",
+    );
     needed.extend(rights(&[("patch", RUNNEL, "memberclusters")], ""));
     needed.extend(rights(&[("get", "", "secrets")], namespace));
     needed
@@ -85,7 +102,11 @@ pub fn join_member(namespace: &str) -> Vec<Right> {
 /// To let a cluster leave.
 pub fn unjoin() -> Vec<Right> {
     rights(
-        &[("get", RUNNEL, "memberclusters"), ("patch", RUNNEL, "memberclusters"), ("delete", RUNNEL, "memberclusters")],
+        &[
+            ("get", RUNNEL, "memberclusters"),
+            ("patch", RUNNEL, "memberclusters"),
+            ("delete", RUNNEL, "memberclusters"),
+        ],
         "",
     )
 }
@@ -93,14 +114,32 @@ pub fn unjoin() -> Vec<Right> {
 /// To remove the hub.
 pub fn uninstall(namespace: &str) -> Vec<Right> {
     let mut needed = Vec::new();
-    for resource in ["distributionrules", "clusterdistributionrules", "memberclusters"] {
+    for resource in [
+        "distributionrules",
+        "clusterdistributionrules",
+        "memberclusters",
+    ] {
         needed.extend(rights(
-            &[("list", RUNNEL, resource), ("patch", RUNNEL, resource), ("delete", RUNNEL, resource)],
+            &[
+                ("list", RUNNEL, resource),
+                ("patch", RUNNEL, resource),
+                ("delete", RUNNEL, resource),
+            ],
             "",
         ));
     }
-    needed.extend(rights(&[("delete", "apps", "deployments"), ("delete", "", "secrets")], namespace));
-    needed.extend(rights(&[("delete", "apiextensions.k8s.io", "customresourcedefinitions")], ""));
+    needed.extend(rights(
+        &[("delete", "apps", "deployments"), ("delete", "", "secrets")],
+        namespace,
+    ));
+    needed.extend(rights(
+        &[(
+            "delete",
+            "apiextensions.k8s.io",
+            "customresourcedefinitions",
+        )],
+        "",
+    ));
     needed
 }
 
@@ -123,7 +162,11 @@ mod tests {
 
     #[test]
     fn missing_right_is_named_with_verb_resource_and_namespace() {
-        let place = Endpoint { role: "the hub", context: "c".into(), server: "https://s".into() };
+        let place = Endpoint {
+            role: "the hub",
+            context: "c".into(),
+            server: "https://s".into(),
+        };
         assert_eq!(refusal("install the hub", &place, &[]), None);
         let missing = [install("runnel-system").remove(2), unjoin().remove(2)];
         let refusal_text = refusal("install the hub", &place, &missing).unwrap();
@@ -132,7 +175,16 @@ mod tests {
                 .contains("create deployments.apps in namespace runnel-system, delete memberclusters.runnel.dev:"),
             "{refusal_text}"
         );
-        let never = |needed: Vec<Right>| needed.iter().all(|right| right.verb != "*" && right.resource != "*");
-        assert!(never(install("a")) && never(join_hub("a")) && never(join_member("a")) && never(uninstall("a")));
+        let never = |needed: Vec<Right>| {
+            needed
+                .iter()
+                .all(|right| right.verb != "*" && right.resource != "*")
+        };
+        assert!(
+            never(install("a"))
+                && never(join_hub("a"))
+                && never(join_member("a"))
+                && never(uninstall("a"))
+        );
     }
 }

@@ -11,7 +11,9 @@ use runnel_api::conditions::ConditionType;
 
 /// The rules as a table.
 pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) -> Table {
-    let mut header = vec!["NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"];
+    let mut header = vec![
+        "NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE",
+    ];
     if namespaces {
         header.insert(0, "NAMESPACE");
     }
@@ -23,13 +25,20 @@ pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) ->
         let ready = condition(object, ConditionType::Ready);
         let count = |name: &str| number(object, &format!("/status/summary/{name}"));
         let failed = count("copiesFailed");
-        let reason = if is_suspended(object) { "Suspended" } else { ready.reason };
+        let reason = if is_suspended(object) {
+            "Suspended"
+        } else {
+            ready.reason
+        };
         let mut row: Vec<Cell> = vec![
             short_name(object).into(),
             Cell::toned(or(ready.status, "Unknown"), Tone::of_status(ready.status)),
             text(object, "/status/display/clusters").into(),
             text(object, "/status/display/copies").into(),
-            Cell::toned(failed.to_string(), if failed > 0 { Tone::Bad } else { Tone::Plain }),
+            Cell::toned(
+                failed.to_string(),
+                if failed > 0 { Tone::Bad } else { Tone::Plain },
+            ),
             or(reason, "NotSeenByTheHub").into(),
             age(time(object, "/metadata/creationTimestamp"), now).into(),
         ];
@@ -60,31 +69,51 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
     let count = |name: &str| number(object, &format!("/status/summary/{name}"));
     let mut page = String::new();
     let mut line = |title: &str, content: &str| _ = writeln!(page, "{title:<9} {content}");
-    line("Rule", &format!("{} {}", text(object, "/kind"), full_name(object)));
+    line(
+        "Rule",
+        &format!("{} {}", text(object, "/kind"), full_name(object)),
+    );
     for kind in ConditionType::ALL {
         let seen = condition(object, kind);
         if seen.status.is_empty() {
             continue;
         }
         let tone = match (kind, seen.status) {
-            (ConditionType::Ready | ConditionType::Applied | ConditionType::Granted, status) => Tone::of_status(status),
+            (ConditionType::Ready | ConditionType::Applied | ConditionType::Granted, status) => {
+                Tone::of_status(status)
+            }
             _ => Tone::Odd,
         };
         let since = age(seen.since, now);
         // What Ready said already is not said again.
-        let again = kind != ConditionType::Ready && seen.message == condition(object, ConditionType::Ready).message;
+        let again = kind != ConditionType::Ready
+            && seen.message == condition(object, ConditionType::Ready).message;
         let message = if again { "as above" } else { seen.message };
-        line(kind.as_str(), &format!("{} {}: {} ({since})", tone.paint(seen.status, colours), seen.reason, message));
+        line(
+            kind.as_str(),
+            &format!(
+                "{} {}: {} ({since})",
+                tone.paint(seen.status, colours),
+                seen.reason,
+                message
+            ),
+        );
     }
     if object.pointer("/status/summary").is_none() {
-        line("", "the hub has not looked at it yet: `kubectl runnel doctor` tells whether it runs");
+        line(
+            "",
+            "the hub has not looked at it yet: `kubectl runnel doctor` tells whether it runs",
+        );
         return page;
     }
     if let Some(rollout) = object.pointer("/status/rollout") {
         line("Rollout", &rollout_in_short(rollout, now));
     }
     line("Sources", &count("sources").to_string());
-    line("Clusters", &format!("{} of {} ready", count("clustersReady"), count("clusters")));
+    line(
+        "Clusters",
+        &format!("{} of {} ready", count("clustersReady"), count("clusters")),
+    );
     line(
         "Copies",
         &format!(
@@ -101,7 +130,13 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
     );
     if condition(object, ConditionType::DryRun).holds() {
         let (create, update) = (count("copiesToCreate"), count("copiesToUpdate"));
-        line("Dry run", &format!("would create {create}, update {update}, delete {}", count("copiesToDelete")));
+        line(
+            "Dry run",
+            &format!(
+                "would create {create}, update {update}, delete {}",
+                count("copiesToDelete")
+            ),
+        );
     }
     page
 }
@@ -110,9 +145,16 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
 fn rollout_in_short(rollout: &Value, now: Timestamp) -> String {
     let phase = text(rollout, "/phase");
     let since = |field: &str| age(time(rollout, field), now);
-    let far = format!("{} of {} clusters reached", number(rollout, "/clustersReached"), number(rollout, "/clusters"));
-    let done =
-        format!("{} applied, {} failed", number(rollout, "/clustersApplied"), number(rollout, "/clustersFailed"));
+    let far = format!(
+        "{} of {} clusters reached",
+        number(rollout, "/clustersReached"),
+        number(rollout, "/clusters")
+    );
+    let done = format!(
+        "{} applied, {} failed",
+        number(rollout, "/clustersApplied"),
+        number(rollout, "/clustersFailed")
+    );
     let times = match phase {
         "Reverting" | "Reverted" => {
             let back = format!("{} rolled back", number(rollout, "/clustersReverted"));
@@ -123,14 +165,21 @@ fn rollout_in_short(rollout: &Value, now: Timestamp) -> String {
             );
         }
         "Completed" => format!("ended {} ago", since("/endedAt")),
-        "Soaking" => format!("began {} ago, applied {} ago", since("/startedAt"), since("/appliedAt")),
+        "Soaking" => format!(
+            "began {} ago, applied {} ago",
+            since("/startedAt"),
+            since("/appliedAt")
+        ),
         _ => format!("began {} ago", since("/startedAt")),
     };
     let overtaken = match number(rollout, "/superseded") {
         0 => String::new(),
         more => format!("; {more} superseded in {}", since("/unfinishedSince")),
     };
-    format!("{phase}, wave {}: {far}, {done} ({times}{overtaken})", number(rollout, "/wave"))
+    format!(
+        "{phase}, wave {}: {far}, {done} ({times}{overtaken})",
+        number(rollout, "/wave")
+    )
 }
 
 /// The clusters that a rule's status lists.
@@ -138,7 +187,9 @@ fn listed(object: &Value, now: Timestamp, colours: bool) -> String {
     let mut page = String::new();
     let count = |name: &str| number(object, &format!("/status/summary/{name}"));
     let clusters = list(object, "/status/clusters");
-    let mut table = Table::new(&["CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "SINCE"]);
+    let mut table = Table::new(&[
+        "CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "SINCE",
+    ]);
     for cluster in clusters {
         let state = text(cluster, "/state");
         table.row(vec![
@@ -156,38 +207,66 @@ fn listed(object: &Value, now: Timestamp, colours: bool) -> String {
     }
     if object.pointer("/status/truncated").and_then(Value::as_bool) == Some(true) {
         let more = count("clusters") - i64::try_from(clusters.len()).unwrap_or_default();
-        let _ = writeln!(page, "... and {more} more, none worse than these: -o wide asks the hub for all");
+        let _ = writeln!(
+            page,
+            "... and {more} more, none worse than these: -o wide asks the hub for all"
+        );
     }
-    let reported: Vec<&Value> = clusters.iter().filter(|cluster| !text(cluster, "/message").is_empty()).collect();
+    let reported: Vec<&Value> = clusters
+        .iter()
+        .filter(|cluster| !text(cluster, "/message").is_empty())
+        .collect();
     if !reported.is_empty() {
         page += "\nWhat is wrong:\n";
     }
     for cluster in reported {
-        let _ = writeln!(page, "  {}: {}", text(cluster, "/name"), text(cluster, "/message"));
+        let _ = writeln!(
+            page,
+            "  {}: {}",
+            text(cluster, "/name"),
+            text(cluster, "/message")
+        );
     }
     page
 }
 
 /// The members as a table.
 pub fn members(objects: &[Value], wide: bool, now: Timestamp) -> Table {
-    let mut header = vec!["NAME", "ACCEPTED", "CONNECTED", "SINCE", "AGENT", "KUBERNETES", "CERTIFICATE", "AGE"];
+    let mut header = vec![
+        "NAME",
+        "ACCEPTED",
+        "CONNECTED",
+        "SINCE",
+        "AGENT",
+        "KUBERNETES",
+        "CERTIFICATE",
+        "AGE",
+    ];
     if wide {
         header.extend(["LABELS", "REASON", "MESSAGE"]);
     }
     let mut table = Table::new(&header);
     for object in objects {
-        let (accepted, connected) =
-            (condition(object, ConditionType::Accepted), condition(object, ConditionType::Connected));
+        let (accepted, connected) = (
+            condition(object, ConditionType::Accepted),
+            condition(object, ConditionType::Connected),
+        );
         let leaving = object.pointer("/spec/leaving").and_then(Value::as_bool) == Some(true);
         let accepted_cell = match (leaving, accepted.reason) {
             (true, "Drained") => Cell::toned("Drained", Tone::Odd),
             (true, _) => Cell::toned("Leaving", Tone::Odd),
-            _ => Cell::toned(or(accepted.status, "Unknown"), Tone::of_status(accepted.status)),
+            _ => Cell::toned(
+                or(accepted.status, "Unknown"),
+                Tone::of_status(accepted.status),
+            ),
         };
         let mut row: Vec<Cell> = vec![
             text(object, "/metadata/name").into(),
             accepted_cell,
-            Cell::toned(or(connected.status, "Unknown"), Tone::of_status(connected.status)),
+            Cell::toned(
+                or(connected.status, "Unknown"),
+                Tone::of_status(connected.status),
+            ),
             age(connected.since, now).into(),
             text(object, "/status/agentVersion").into(),
             text(object, "/status/kubernetesVersion").into(),
@@ -213,18 +292,25 @@ pub fn members_in_short(objects: &[Value]) -> String {
         .collect();
     let count = objects.len();
     match (count, away.as_slice()) {
-        (0, _) => "No cluster has joined yet: kubectl runnel join NAME --context CONTEXT".to_owned(),
+        (0, _) => {
+            "No cluster has joined yet: kubectl runnel join NAME --context CONTEXT".to_owned()
+        }
         (_, []) => format!("Members: all {count} connected"),
         (_, away) => {
             let shown = away.iter().take(5).copied().collect::<Vec<_>>().join(", ");
             let more = if away.len() > 5 { ", ..." } else { "" };
-            format!("Members: {} of {count} connected; not: {shown}{more}", count - away.len())
+            format!(
+                "Members: {} of {count} connected; not: {shown}{more}",
+                count - away.len()
+            )
         }
     }
 }
 
 fn certificate(object: &Value, now: Timestamp) -> Cell {
-    let Some(end) = time(object, "/status/certificate/expiresAt") else { return Cell::default() };
+    let Some(end) = time(object, "/status/certificate/expiresAt") else {
+        return Cell::default();
+    };
     if end <= now {
         return Cell::toned(format!("expired {} ago", age(Some(end), now)), Tone::Bad);
     }
@@ -232,15 +318,23 @@ fn certificate(object: &Value, now: Timestamp) -> Cell {
 }
 
 fn labels(object: &Value) -> String {
-    let labels = object.pointer("/metadata/labels").and_then(Value::as_object);
-    let pairs =
-        labels.into_iter().flatten().map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()));
+    let labels = object
+        .pointer("/metadata/labels")
+        .and_then(Value::as_object);
+    let pairs = labels
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()));
     pairs.collect::<Vec<_>>().join(",")
 }
 
 fn short_name(object: &Value) -> String {
     let name = text(object, "/metadata/name");
-    if text(object, "/kind") == "ClusterDistributionRule" { format!("cdrule/{name}") } else { name.to_owned() }
+    if text(object, "/kind") == "ClusterDistributionRule" {
+        format!("cdrule/{name}")
+    } else {
+        name.to_owned()
+    }
 }
 
 fn is_suspended(object: &Value) -> bool {
@@ -286,9 +380,16 @@ NAMESPACE       NAME              READY     CLUSTERS   COPIES   FAILED   REASON 
 ns-codis-test   rule-codis-test   False     1/2        7/8      1        Conflict          60m
 <none>          cdrule/ca         Unknown   <none>     <none>   0        NotSeenByTheHub   0s
 ";
-        assert_eq!(rules(&[failing(), fresh], true, false, NOW.parse().unwrap()).text(false), golden);
+        assert_eq!(
+            rules(&[failing(), fresh], true, false, NOW.parse().unwrap()).text(false),
+            golden
+        );
         let wide = rules(&[failing()], false, true, NOW.parse().unwrap()).text(false);
-        assert!(wide.starts_with("NAME ") && wide.contains("2         0         1 copy failed in member-2"), "{wide}");
+        assert!(
+            wide.starts_with("NAME ")
+                && wide.contains("2         0         1 copy failed in member-2"),
+            "{wide}"
+        );
     }
 
     #[test]
@@ -337,7 +438,10 @@ a      True       True        2m      0.1.0   <none>       23h               60m
 b      True       Unknown     2m      0.1.0   <none>       expired 60m ago   60m
 c      Leaving    True        2m      0.1.0   <none>       <none>            60m
 ";
-        assert_eq!(members(&all, false, NOW.parse().unwrap()).text(false), golden);
+        assert_eq!(
+            members(&all, false, NOW.parse().unwrap()).text(false),
+            golden
+        );
         assert_eq!(members_in_short(&all), "Members: 2 of 3 connected; not: b");
         assert_eq!(members_in_short(&all[..1]), "Members: all 1 connected");
     }

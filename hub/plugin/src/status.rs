@@ -9,12 +9,17 @@ use super::ask::RuleQuery;
 use super::limit::{self, RuleRef};
 use super::look::{self, API};
 use super::progress::colours;
-use super::{CommandContext, ask, detail, ended, for_machines, note, observed_json, rules, say, usage};
+use super::{
+    CommandContext, ask, detail, ended, for_machines, note, observed_json, rules, say, usage,
+};
 
 /// Shows rules, or one.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyhow::Result<()> {
     let hub = session.hub().await?;
-    let namespace = session.namespace.unwrap_or(&hub.default_namespace).to_owned();
+    let namespace = session
+        .namespace
+        .unwrap_or(&hub.default_namespace)
+        .to_owned();
     if !is_subdomain(&namespace) {
         return Err(usage(format!("--namespace `{namespace}` is no name")));
     }
@@ -23,7 +28,11 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
         let rule = observed_json::tidy(one(&hub, given, &namespace).await?);
         if options.outdated {
             let namespace = hub_namespace(options)?;
-            let question = RuleQuery { namespace, address: options.hub_url.as_deref(), rule: &rule };
+            let question = RuleQuery {
+                namespace,
+                address: options.hub_url.as_deref(),
+                rule: &rule,
+            };
             let rows = ask::clusters(&hub, &question).await?;
             return say(&detail::outdated(&rows, width(), colours()));
         }
@@ -40,8 +49,16 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
         return say(&text);
     }
     if found.is_empty() {
-        let place = if all { "this cluster".to_owned() } else { format!("namespace {namespace}") };
-        let hint = if all { "" } else { " (-A shows all namespaces)" };
+        let place = if all {
+            "this cluster".to_owned()
+        } else {
+            format!("namespace {namespace}")
+        };
+        let hint = if all {
+            ""
+        } else {
+            " (-A shows all namespaces)"
+        };
         note(&format!("No rules in {place}{hint}."));
     } else {
         say(&rules::rules(&found, all, options.output == Some(Output::Wide), now).text(colours()))?;
@@ -55,7 +72,10 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
 
 /// The columns of the terminal, where the shell says so.
 fn width() -> usize {
-    std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(100)
+    std::env::var("COLUMNS")
+        .ok()
+        .and_then(|columns| columns.parse().ok())
+        .unwrap_or(100)
 }
 
 fn hub_namespace(options: &Status) -> anyhow::Result<&str> {
@@ -67,8 +87,17 @@ fn hub_namespace(options: &Status) -> anyhow::Result<&str> {
 }
 
 /// One rule with all its clusters. Where the hub cannot be asked, what the status says is shown all the same.
-async fn whole(hub: &Cluster, options: &Status, rule: &Value, now: Timestamp) -> anyhow::Result<()> {
-    let question = RuleQuery { namespace: hub_namespace(options)?, address: options.hub_url.as_deref(), rule };
+async fn whole(
+    hub: &Cluster,
+    options: &Status,
+    rule: &Value,
+    now: Timestamp,
+) -> anyhow::Result<()> {
+    let question = RuleQuery {
+        namespace: hub_namespace(options)?,
+        address: options.hub_url.as_deref(),
+        rule,
+    };
     match ask::clusters(hub, &question).await {
         Ok(rows) => {
             say(&rules::heading(rule, now, colours()))?;
@@ -86,9 +115,11 @@ async fn whole(hub: &Cluster, options: &Status, rule: &Value, now: Timestamp) ->
 
 pub(super) async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::Result<Value> {
     let (path, what, other) = match limit::rule(given, namespace).map_err(usage)? {
-        RuleRef::Cluster(name) => {
-            (format!("{API}/clusterdistributionrules/{name}"), format!("ClusterDistributionRule {name}"), None)
-        }
+        RuleRef::Cluster(name) => (
+            format!("{API}/clusterdistributionrules/{name}"),
+            format!("ClusterDistributionRule {name}"),
+            None,
+        ),
         RuleRef::Namespaced { namespace, name } => (
             format!("{API}/namespaces/{namespace}/distributionrules/{name}"),
             format!("DistributionRule {name} in namespace {namespace}"),
@@ -103,19 +134,33 @@ pub(super) async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::
     {
         return Ok(found);
     }
-    Err(ended(super::FAILED, format!("there is no {what}: `kubectl runnel status -A` lists all rules")))
+    Err(ended(
+        super::FAILED,
+        format!("there is no {what}: `kubectl runnel status -A` lists all rules"),
+    ))
 }
 
 /// Shows members.
 pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> anyhow::Result<()> {
     let hub = session.hub().await?;
     let found: Vec<Value> = match &options.cluster {
-        Some(name) if !is_subdomain(name) => return Err(usage(format!("`{name}` is no name of a cluster"))),
+        Some(name) if !is_subdomain(name) => {
+            return Err(usage(format!("`{name}` is no name of a cluster")));
+        }
         Some(name) => match hub.get("read the member", &look::member_path(name)).await? {
             Some(member) => vec![observed_json::tidy(member)],
-            None => return Err(ended(super::FAILED, format!("there is no member {name}: `kubectl runnel members`"))),
+            None => {
+                return Err(ended(
+                    super::FAILED,
+                    format!("there is no member {name}: `kubectl runnel members`"),
+                ));
+            }
         },
-        None => look::members(&hub).await?.into_iter().map(observed_json::tidy).collect(),
+        None => look::members(&hub)
+            .await?
+            .into_iter()
+            .map(observed_json::tidy)
+            .collect(),
     };
     let value = match (&options.cluster, found.as_slice()) {
         (Some(_), [one]) => one.clone(),
@@ -128,7 +173,12 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
         note(&rules::members_in_short(&found));
         return Ok(());
     }
-    say(&rules::members(&found, options.output == Some(Output::Wide), Timestamp::now()).text(colours()))
+    say(&rules::members(
+        &found,
+        options.output == Some(Output::Wide),
+        Timestamp::now(),
+    )
+    .text(colours()))
 }
 
 fn listed(items: &[Value]) -> Value {

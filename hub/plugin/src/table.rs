@@ -40,7 +40,11 @@ impl Tone {
             Tone::Odd => 3,
         };
         // The escape sequences that a table has for the colors of `color`.
-        if colours { format!("\u{1b}[38;5;{code}m{text}\u{1b}[39m") } else { text.to_owned() }
+        if colours {
+            format!("\u{1b}[38;5;{code}m{text}\u{1b}[39m")
+        } else {
+            text.to_owned()
+        }
     }
 
     fn color(self) -> Option<Color> {
@@ -63,11 +67,18 @@ pub struct Cell {
 impl Cell {
     /// A cell that means something.
     pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
-        Self { text: on_one_line(&text.into()), tone }
+        Self {
+            text: on_one_line(&text.into()),
+            tone,
+        }
     }
 
     fn shown(&self) -> comfy_table::Cell {
-        let cell = comfy_table::Cell::new(if self.text.is_empty() { "<none>" } else { &self.text });
+        let cell = comfy_table::Cell::new(if self.text.is_empty() {
+            "<none>"
+        } else {
+            &self.text
+        });
         match self.tone.color() {
             Some(color) => cell.fg(color),
             None => cell,
@@ -77,7 +88,10 @@ impl Cell {
 
 impl<T: Into<String>> From<T> for Cell {
     fn from(text: T) -> Self {
-        Self { text: on_one_line(&text.into()), tone: Tone::Plain }
+        Self {
+            text: on_one_line(&text.into()),
+            tone: Tone::Plain,
+        }
     }
 }
 
@@ -91,7 +105,10 @@ pub struct Table {
 impl Table {
     /// An empty table.
     pub fn new(header: &[&'static str]) -> Self {
-        Self { header: header.to_vec(), rows: Vec::new() }
+        Self {
+            header: header.to_vec(),
+            rows: Vec::new(),
+        }
     }
 
     /// Adds a row.
@@ -107,12 +124,19 @@ impl Table {
     /// The table as text; an empty cell is `<none>`, as kubectl has it.
     pub fn text(&self, colours: bool) -> String {
         let mut table = comfy_table::Table::new();
-        table.load_style(comfy_table::presets::NOTHING).force_no_tty().set_header(&self.header);
+        table
+            .load_style(comfy_table::presets::NOTHING)
+            .force_no_tty()
+            .set_header(&self.header);
         table.style_text_only();
         if colours {
             table.enforce_styling();
         }
-        table.add_rows(self.rows.iter().map(|row| row.iter().map(Cell::shown).collect::<Vec<_>>()));
+        table.add_rows(
+            self.rows
+                .iter()
+                .map(|row| row.iter().map(Cell::shown).collect::<Vec<_>>()),
+        );
         for column in table.column_iter_mut() {
             column.set_padding((0, GAP));
         }
@@ -122,7 +146,9 @@ impl Table {
 
 /// How long ago `then` was, as kubectl writes it: `4s`, `5m10s`, `3h`, `2d`.
 pub fn age(then: Option<Timestamp>, now: Timestamp) -> String {
-    let Some(then) = then else { return "<unknown>".to_owned() };
+    let Some(then) = then else {
+        return "<unknown>".to_owned();
+    };
     span(now.as_second().saturating_sub(then.as_second()).max(0))
 }
 
@@ -151,22 +177,41 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(&["NAME", "READY", "AGE"]);
-        table.row(vec!["a-long-name".into(), Cell::toned("True", Tone::Good), "4s".into()]);
+        table.row(vec![
+            "a-long-name".into(),
+            Cell::toned("True", Tone::Good),
+            "4s".into(),
+        ]);
         table.row(vec!["b".into(), Cell::toned("", Tone::Bad), "2d".into()]);
-        let golden = "NAME          READY    AGE\na-long-name   True     4s\nb             <none>   2d\n";
+        let golden =
+            "NAME          READY    AGE\na-long-name   True     4s\nb             <none>   2d\n";
         assert_eq!(table.text(false), golden);
         let coloured = table.text(true);
-        assert!(coloured.contains("\u{1b}[38;5;2mTrue\u{1b}[39m     4s"), "{coloured:?}");
-        assert!(coloured.contains("\u{1b}[38;5;1m<none>\u{1b}[39m   2d"), "{coloured:?}");
+        assert!(
+            coloured.contains("\u{1b}[38;5;2mTrue\u{1b}[39m     4s"),
+            "{coloured:?}"
+        );
+        assert!(
+            coloured.contains("\u{1b}[38;5;1m<none>\u{1b}[39m   2d"),
+            "{coloured:?}"
+        );
     }
 
     #[test]
     fn ages_read_as_kubectl_writes_them() {
-        let message: Vec<String> = [0, 119, 120, 310, 599, 600, 7199, 10_800, 11_100, 90_000, 180_000, 864_000]
-            .into_iter()
-            .map(span)
-            .collect();
-        assert_eq!(message, ["0s", "119s", "2m", "5m10s", "9m59s", "10m", "119m", "3h", "3h5m", "25h", "2d2h", "10d"]);
+        let message: Vec<String> = [
+            0, 119, 120, 310, 599, 600, 7199, 10_800, 11_100, 90_000, 180_000, 864_000,
+        ]
+        .into_iter()
+        .map(span)
+        .collect();
+        assert_eq!(
+            message,
+            [
+                "0s", "119s", "2m", "5m10s", "9m59s", "10m", "119m", "3h", "3h5m", "25h", "2d2h",
+                "10d"
+            ]
+        );
         let now = Timestamp::from_second(100).unwrap();
         assert_eq!(age(Timestamp::from_second(160).ok(), now), "0s");
         assert_eq!(age(None, now), "<unknown>");

@@ -17,12 +17,16 @@ use runnel_hub_core::plan::ROLLBACK_SECRETS;
 const BETWEEN: Duration = Duration::from_millis(250);
 
 /// Removes Runnel from the hub.
-pub(super) async fn run(session: &CommandContext<'_>, options: &args::Uninstall) -> anyhow::Result<()> {
+pub(super) async fn run(
+    session: &CommandContext<'_>,
+    options: &args::Uninstall,
+) -> anyhow::Result<()> {
     let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
     let namespace = session.system()?;
     let binary = Helm::binary()?;
     let hub = session.hub().await?;
-    hub.require("uninstall the hub", &rights::uninstall(namespace)).await?;
+    hub.require("uninstall the hub", &rights::uninstall(namespace))
+        .await?;
     let (mut rules, mut members) = (Vec::new(), Vec::new());
     if any_definition(&hub).await? {
         rules = look::rules(&hub, None).await?;
@@ -41,24 +45,44 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Uninstall)
         );
         return Err(ended(FAILED, text));
     }
-    let removing = Removing { hub: &hub, options, timeout };
+    let removing = Removing {
+        hub: &hub,
+        options,
+        timeout,
+    };
     let count = rules.len();
     removing.rules(rules).await?;
-    let what = if options.copies == Copies::Keep { "kept" } else { "deleted" };
-    say(&format!("{count} rules are deleted; their copies in connected clusters are {what}.\n"))?;
+    let what = if options.copies == Copies::Keep {
+        "kept"
+    } else {
+        "deleted"
+    };
+    say(&format!(
+        "{count} rules are deleted; their copies in connected clusters are {what}.\n"
+    ))?;
     // Only now they say which orders nobody has carried out.
-    let members = if members.is_empty() { members } else { look::members(&hub).await? };
+    let members = if members.is_empty() {
+        members
+    } else {
+        look::members(&hub).await?
+    };
     for member in &members {
         let name = text(member, "/metadata/name");
         for pending in list(member, "/status/pendingRemovals") {
             let rule = text(pending, "/rule");
-            note(&format!("warning: the copies of rule {rule} stay in {name}, which was not connected"));
+            note(&format!(
+                "warning: the copies of rule {rule} stay in {name}, which was not connected"
+            ));
         }
         remove(&hub, name, timeout).await?;
     }
     say(&format!("{} members are deleted.\n", members.len()))?;
     let there = Helm::uninstall(&binary, &hub, HUB, namespace).await?;
-    say(if there { "The hub is uninstalled.\n" } else { "There was no release runnel-hub of helm's.\n" })?;
+    say(if there {
+        "The hub is uninstalled.\n"
+    } else {
+        "There was no release runnel-hub of helm's.\n"
+    })?;
     removing.definitions().await?;
     removing.remains(namespace).await?;
     say("The definitions and the hub's own Secrets are deleted.\n")?;
@@ -66,7 +90,9 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Uninstall)
         say("The agents are still installed. In each member:\n")?;
         for member in &members {
             let name = text(member, "/metadata/name");
-            say(&format!("  helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT   # {name}\n"))?;
+            say(&format!(
+                "  helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT   # {name}\n"
+            ))?;
         }
     }
     Ok(())
@@ -75,7 +101,11 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Uninstall)
 async fn any_definition(hub: &Cluster) -> anyhow::Result<bool> {
     for definition in runnel_api::definitions() {
         let name = definition.metadata.name.unwrap_or_default();
-        if hub.get("read the definitions", &definition_path(&name)).await?.is_none() {
+        if hub
+            .get("read the definitions", &definition_path(&name))
+            .await?
+            .is_none()
+        {
             return Ok(false);
         }
     }
@@ -95,16 +125,31 @@ struct Removing<'a> {
 impl Removing<'_> {
     /// Deletes the rules and waits until the hub has let go of each.
     async fn rules(&self, rules: Vec<Value>) -> anyhow::Result<()> {
-        let policy = if self.options.copies == Copies::Keep { "Retain" } else { "Delete" };
+        let policy = if self.options.copies == Copies::Keep {
+            "Retain"
+        } else {
+            "Delete"
+        };
         for rule in &rules {
             let (path, name) = (look::rule_path(rule), full_name(rule));
             if text(rule, "/spec/deletionPolicy") != policy {
                 let patch = json!({"spec": {"deletionPolicy": policy}});
-                self.hub.patch(&format!("set the deletionPolicy of rule {name}"), &path, patch).await?;
+                self.hub
+                    .patch(
+                        &format!("set the deletionPolicy of rule {name}"),
+                        &path,
+                        patch,
+                    )
+                    .await?;
             }
         }
         for rule in &rules {
-            self.hub.delete(&format!("delete rule {}", full_name(rule)), &look::rule_path(rule)).await?;
+            self.hub
+                .delete(
+                    &format!("delete rule {}", full_name(rule)),
+                    &look::rule_path(rule),
+                )
+                .await?;
         }
         let mut progress = Progress::start(&format!("{} rules are being deleted", rules.len()));
         let begin = Instant::now();
@@ -117,11 +162,18 @@ impl Removing<'_> {
                     // All of them at once is what the removal guard is there for, and what was asked for here.
                     let digest = text(&now, "/status/pendingApproval/digest");
                     if condition(&now, ConditionType::ApprovalRequired).holds()
-                        && now.pointer("/metadata/annotations").and_then(|all| all.get(APPROVE)) != Some(&json!(digest))
+                        && now
+                            .pointer("/metadata/annotations")
+                            .and_then(|all| all.get(APPROVE))
+                            != Some(&json!(digest))
                     {
                         let patch = json!({"metadata": {"annotations": {APPROVE: digest}}});
                         self.hub
-                            .patch(&format!("approve the removal of rule {}", full_name(&rule)), &path, patch)
+                            .patch(
+                                &format!("approve the removal of rule {}", full_name(&rule)),
+                                &path,
+                                patch,
+                            )
                             .await?;
                     }
                     still.push(rule);
@@ -156,24 +208,45 @@ impl Removing<'_> {
     /// Takes our finalizer, and no other, from a rule that nobody sees to.
     async fn release(&self, rule: &Value) -> anyhow::Result<()> {
         let (path, name) = (look::rule_path(rule), full_name(rule));
-        let Some(now) = self.hub.get("read the rule", &path).await? else { return Ok(()) };
+        let Some(now) = self.hub.get("read the rule", &path).await? else {
+            return Ok(());
+        };
         note(&format!(
             "warning: rule {name} is released by force: its copies stay in every cluster that has not removed them"
         ));
-        let others: Vec<&Value> = list(&now, "/metadata/finalizers").iter().filter(|one| **one != FINALIZER).collect();
+        let others: Vec<&Value> = list(&now, "/metadata/finalizers")
+            .iter()
+            .filter(|one| **one != FINALIZER)
+            .collect();
         let version = text(&now, "/metadata/resourceVersion");
         let patch = json!({"metadata": {"finalizers": others, "resourceVersion": version}});
-        self.hub.patch(&format!("release rule {name}"), &path, patch).await.map(drop)
+        self.hub
+            .patch(&format!("release rule {name}"), &path, patch)
+            .await
+            .map(drop)
     }
 
     async fn definitions(&self) -> anyhow::Result<()> {
-        let names: Vec<String> = runnel_api::definitions().into_iter().filter_map(|one| one.metadata.name).collect();
+        let names: Vec<String> = runnel_api::definitions()
+            .into_iter()
+            .filter_map(|one| one.metadata.name)
+            .collect();
         for name in &names {
-            self.hub.delete(&format!("delete the definition {name}"), &definition_path(name)).await?;
+            self.hub
+                .delete(
+                    &format!("delete the definition {name}"),
+                    &definition_path(name),
+                )
+                .await?;
         }
         let begin = Instant::now();
         for name in &names {
-            while self.hub.get("read the definitions", &definition_path(name)).await?.is_some() {
+            while self
+                .hub
+                .get("read the definitions", &definition_path(name))
+                .await?
+                .is_some()
+            {
                 if begin.elapsed() >= self.timeout {
                     let text = format!(
                         "the definition {name} is still there: objects of its kind have finalizers of somebody else"
@@ -197,12 +270,17 @@ impl Removing<'_> {
             && self.delete_secret(namespace, &secret).await?
         {}
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{HUB}");
-        self.hub.delete(&format!("delete the Lease {namespace}/{HUB}"), &path).await.map(drop)
+        self.hub
+            .delete(&format!("delete the Lease {namespace}/{HUB}"), &path)
+            .await
+            .map(drop)
     }
 
     /// Returns whether there was one.
     async fn delete_secret(&self, namespace: &str, secret: &str) -> anyhow::Result<bool> {
         let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
-        self.hub.delete(&format!("delete the Secret {namespace}/{secret}"), &path).await
+        self.hub
+            .delete(&format!("delete the Secret {namespace}/{secret}"), &path)
+            .await
     }
 }

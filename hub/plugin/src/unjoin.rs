@@ -18,7 +18,10 @@ use runnel_api::conditions::ConditionType;
 const BETWEEN: Duration = Duration::from_millis(250);
 
 /// Lets a cluster leave.
-pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) -> anyhow::Result<()> {
+pub(super) async fn run(
+    session: &CommandContext<'_>,
+    options: &args::Unjoin,
+) -> anyhow::Result<()> {
     let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
     let name = &options.cluster;
     if !is_subdomain(name) {
@@ -31,9 +34,16 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
         // Before anything is changed.
         Helm::binary()?;
     }
-    hub.require("let a cluster leave", &rights::unjoin()).await?;
-    let Some(object) = hub.get("read the MemberCluster", &look::member_path(name)).await? else {
-        return Err(ended(FAILED, format!("there is no member {name}: `kubectl runnel members` lists all")));
+    hub.require("let a cluster leave", &rights::unjoin())
+        .await?;
+    let Some(object) = hub
+        .get("read the MemberCluster", &look::member_path(name))
+        .await?
+    else {
+        return Err(ended(
+            FAILED,
+            format!("there is no member {name}: `kubectl runnel members` lists all"),
+        ));
     };
     let connected = condition(&object, ConditionType::Connected);
     if !connected.holds() && !options.force {
@@ -41,7 +51,11 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
         let text = format!(
             "{name} is not connected ({}, {since}), so its copies cannot be removed or released; nothing was changed. Bring it back, \
              or `kubectl runnel unjoin {name} --force` to remove it and leave its copies where they are",
-            if connected.reason.is_empty() { "NeverConnected" } else { connected.reason }
+            if connected.reason.is_empty() {
+                "NeverConnected"
+            } else {
+                connected.reason
+            }
         );
         return Err(ended(FAILED, text));
     }
@@ -54,15 +68,24 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
         }
     };
     remove(&hub, name, timeout).await?;
-    say(&format!("{name} has left: its MemberCluster is deleted, and its certificates are revoked.\n"))?;
+    say(&format!(
+        "{name} has left: its MemberCluster is deleted, and its certificates are revoked.\n"
+    ))?;
     if let Some(text) = left_behind {
         say(&text)?;
     }
     match member {
         Some(member) => {
             let there = forget_agent(&member, namespace).await?;
-            let what = if there { "The agent is uninstalled" } else { "There was no agent of helm's" };
-            say(&format!("{what} in {}, and its own Secrets are deleted.\n", member.place))
+            let what = if there {
+                "The agent is uninstalled"
+            } else {
+                "There was no agent of helm's"
+            };
+            say(&format!(
+                "{what} in {}, and its own Secrets are deleted.\n",
+                member.place
+            ))
         }
         None => say(&format!(
             "The agent is still installed there: helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT\n"
@@ -71,22 +94,45 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
 }
 
 /// Waits until the hub says that nothing is left to see to there, and returns its words; `None`: by force, too early.
-async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> anyhow::Result<Option<String>> {
+async fn leave(
+    hub: &Cluster,
+    name: &str,
+    timeout: Duration,
+    force: bool,
+) -> anyhow::Result<Option<String>> {
     let path = look::member_path(name);
-    hub.patch("let the cluster leave", &path, json!({"spec": {"leaving": true}})).await?;
+    hub.patch(
+        "let the cluster leave",
+        &path,
+        json!({"spec": {"leaving": true}}),
+    )
+    .await?;
     let mut progress = Progress::start(&format!("{name} leaves: waiting for its copies"));
     let begin = Instant::now();
     let outcome = loop {
-        let Some(object) = hub.get("read the MemberCluster", &path).await? else { break Ok(String::new()) };
-        let (left, connected) =
-            (condition(&object, ConditionType::Drained), condition(&object, ConditionType::Connected));
+        let Some(object) = hub.get("read the MemberCluster", &path).await? else {
+            break Ok(String::new());
+        };
+        let (left, connected) = (
+            condition(&object, ConditionType::Drained),
+            condition(&object, ConditionType::Connected),
+        );
         if left.holds() {
-            break Ok(left.message.split(": this MemberCluster").next().unwrap_or_default().to_owned());
+            break Ok(left
+                .message
+                .split(": this MemberCluster")
+                .next()
+                .unwrap_or_default()
+                .to_owned());
         }
         if begin.elapsed() >= timeout {
             break Err((left.message.to_owned(), connected.holds()));
         }
-        let how = if connected.holds() { left.message } else { "the agent is not connected any more" };
+        let how = if connected.holds() {
+            left.message
+        } else {
+            "the agent is not connected any more"
+        };
         progress.say(&format!("{name} leaves: {how}"));
         tokio::time::sleep(BETWEEN).await;
     };
@@ -101,7 +147,11 @@ async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> any
             Ok(None)
         }
         Err((message, connected)) => {
-            let why = if connected { message } else { "its agent is not connected".to_owned() };
+            let why = if connected {
+                message
+            } else {
+                "its agent is not connected".to_owned()
+            };
             let text = format!(
                 "{name} has not left within {}: {why}. It goes on leaving (spec.leaving is true): `kubectl runnel unjoin \
                  {name}` again waits again, with --force it is removed and what is left of its copies stays; \
@@ -117,10 +167,13 @@ async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> any
 pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyhow::Result<()> {
     let path = look::member_path(name);
     let begin = Instant::now();
-    hub.delete(&format!("delete the MemberCluster {name}"), &path).await?;
+    hub.delete(&format!("delete the MemberCluster {name}"), &path)
+        .await?;
     while hub.get("read the MemberCluster", &path).await?.is_some() {
         if begin.elapsed() >= timeout {
-            let text = format!("the MemberCluster {name} is still there: its metadata.finalizers say who holds it");
+            let text = format!(
+                "the MemberCluster {name} is still there: its metadata.finalizers say who holds it"
+            );
             return Err(ended(IN_VAIN, text));
         }
         tokio::time::sleep(BETWEEN).await;
@@ -133,13 +186,21 @@ async fn left_behind(hub: &Cluster, name: &str, object: &Value) -> String {
     let rules = look::rules(hub, None).await.unwrap_or_default();
     let mut lines = Vec::new();
     for rule in &rules {
-        let cluster = list(rule, "/status/clusters").iter().find(|cluster| text(cluster, "/name") == name);
-        if let Some(applied) = cluster.map(|cluster| number(cluster, "/applied")).filter(|applied| *applied > 0) {
+        let cluster = list(rule, "/status/clusters")
+            .iter()
+            .find(|cluster| text(cluster, "/name") == name);
+        if let Some(applied) = cluster
+            .map(|cluster| number(cluster, "/applied"))
+            .filter(|applied| *applied > 0)
+        {
             lines.push(format!("  {applied} copies of rule {}", full_name(rule)));
         }
     }
     for pending in list(object, "/status/pendingRemovals") {
-        lines.push(format!("  the copies of the deleted rule {}", text(pending, "/rule")));
+        lines.push(format!(
+            "  the copies of the deleted rule {}",
+            text(pending, "/rule")
+        ));
     }
     if lines.is_empty() {
         lines.push("  nothing that the hub knows of".to_owned());

@@ -21,11 +21,25 @@ pub struct Install<'a> {
 impl Install<'_> {
     /// The arguments: flags of this plugin win over files of values, and `--set` over both.
     pub fn arguments(&self, chart: &str, own: &str) -> Vec<String> {
-        let mut arguments: Vec<String> =
-            ["upgrade", "--install", self.chart, chart, "--namespace", self.namespace, "--create-namespace"]
-                .map(str::to_owned)
-                .to_vec();
-        arguments.push(if self.given.reset_values { "--reset-values" } else { "--reset-then-reuse-values" }.to_owned());
+        let mut arguments: Vec<String> = [
+            "upgrade",
+            "--install",
+            self.chart,
+            chart,
+            "--namespace",
+            self.namespace,
+            "--create-namespace",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        arguments.push(
+            if self.given.reset_values {
+                "--reset-values"
+            } else {
+                "--reset-then-reuse-values"
+            }
+            .to_owned(),
+        );
         for file in &self.given.files {
             arguments.extend(["--values".to_owned(), file.to_string_lossy().into_owned()]);
         }
@@ -77,7 +91,10 @@ pub fn of_agent(join: &args::Join, secret: &str) -> Value {
 fn common(given: &ChartValues) -> Map<String, Value> {
     let mut values = Map::new();
     let mut image = Map::new();
-    for (name, value) in [("registry", &given.image_registry), ("tag", &given.image_tag)] {
+    for (name, value) in [
+        ("registry", &given.image_registry),
+        ("tag", &given.image_tag),
+    ] {
         if let Some(value) = value {
             image.insert(name.to_owned(), json!(value));
         }
@@ -86,7 +103,11 @@ fn common(given: &ChartValues) -> Map<String, Value> {
         values.insert("image".to_owned(), Value::Object(image));
     }
     if !given.image_pull_secrets.is_empty() {
-        let secrets: Vec<Value> = given.image_pull_secrets.iter().map(|name| json!({"name": name})).collect();
+        let secrets: Vec<Value> = given
+            .image_pull_secrets
+            .iter()
+            .map(|name| json!({"name": name}))
+            .collect();
         values.insert("imagePullSecrets".to_owned(), json!(secrets));
     }
     values
@@ -111,13 +132,16 @@ mod tests {
     #[test]
     fn flags_become_values() {
         let words = "x install --advertise a:1,b:2 --replicas 3 --service-type NodePort --image-registry r --image-pull-secret s";
-        let Command::Install(install) = parsed(words) else { unreachable!() };
+        let Command::Install(install) = parsed(words) else {
+            unreachable!()
+        };
         let expected = json!({
             "advertise": ["a:1", "b:2"], "replicas": 3, "service": {"type": "NodePort"},
             "image": {"registry": "r"}, "imagePullSecrets": [{"name": "s"}],
         });
         assert_eq!(of_hub(&install), expected);
-        let Command::Join(join) = parsed("x join eu-1 --namespaces a,b --create-namespaces --https-proxy http://p:1")
+        let Command::Join(join) =
+            parsed("x join eu-1 --namespaces a,b --create-namespaces --https-proxy http://p:1")
         else {
             unreachable!()
         };
@@ -126,13 +150,17 @@ mod tests {
             "policy": {"namespaces": ["a", "b"], "createNamespaces": true},
         });
         assert_eq!(of_agent(&join, "s"), expected);
-        let Command::Install(install) = parsed("x install") else { unreachable!() };
+        let Command::Install(install) = parsed("x install") else {
+            unreachable!()
+        };
         assert_eq!(of_hub(&install), json!({}));
     }
 
     #[test]
     fn set_wins_over_flags_and_flags_over_files() {
-        let Command::Install(given) = parsed("x install -f mine.yaml --set a=1") else { unreachable!() };
+        let Command::Install(given) = parsed("x install -f mine.yaml --set a=1") else {
+            unreachable!()
+        };
         let install = Install {
             chart: "runnel-hub",
             namespace: "n",

@@ -8,7 +8,10 @@ use super::observed_json::text;
 use super::{CommandContext, args, for_machines, look, say};
 
 /// Shows versions.
-pub(super) async fn run(session: &CommandContext<'_>, options: &args::Version) -> anyhow::Result<()> {
+pub(super) async fn run(
+    session: &CommandContext<'_>,
+    options: &args::Version,
+) -> anyhow::Result<()> {
     let mut seen = json!({"client": env!("CARGO_PKG_VERSION")});
     let mut why = None;
     if !options.client {
@@ -30,7 +33,9 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Version) -
     }
 }
 
-async fn of_clusters(session: &CommandContext<'_>) -> anyhow::Result<(Value, BTreeMap<String, usize>)> {
+async fn of_clusters(
+    session: &CommandContext<'_>,
+) -> anyhow::Result<(Value, BTreeMap<String, usize>)> {
     let hub = session.hub().await?;
     let namespace = session.system()?;
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{HUB}");
@@ -39,7 +44,11 @@ async fn of_clusters(session: &CommandContext<'_>) -> anyhow::Result<(Value, BTr
     if deployment.is_some() {
         for member in look::members(&hub).await? {
             let version = text(&member, "/status/agentVersion");
-            let version = if version.is_empty() { "unknown" } else { version };
+            let version = if version.is_empty() {
+                "unknown"
+            } else {
+                version
+            };
             *agents.entry(version.to_owned()).or_default() += 1;
         }
     }
@@ -58,7 +67,11 @@ fn in_words(seen: &Value) -> String {
         page += &if hub.is_null() {
             "Hub:    not installed\n".to_owned()
         } else {
-            format!("Hub:    {} ({})\n", text(hub, "/version"), text(hub, "/image"))
+            format!(
+                "Hub:    {} ({})\n",
+                text(hub, "/version"),
+                text(hub, "/image")
+            )
         };
     }
     let agents = seen.get("agents").and_then(Value::as_object);

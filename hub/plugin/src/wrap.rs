@@ -7,13 +7,20 @@ use textwrap::{Options, WordSplitter};
 /// Writes `text` with `first` before its first line and `rest` before the others, no line wider than `width` columns but
 /// for a word that is. What would end a line or speaks to a terminal becomes a blank.
 pub fn wrapped(out: &mut String, (first, rest): (&str, &str), text: &str, width: usize) {
-    let words = on_one_line(text).split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = on_one_line(text)
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
     if words.is_empty() {
         let _ = writeln!(out, "{}", first.trim_end());
         return;
     }
-    let options = Options::new(width).initial_indent(first).subsequent_indent(rest);
-    let options = options.break_words(false).word_splitter(WordSplitter::NoHyphenation);
+    let options = Options::new(width)
+        .initial_indent(first)
+        .subsequent_indent(rest);
+    let options = options
+        .break_words(false)
+        .word_splitter(WordSplitter::NoHyphenation);
     for line in textwrap::wrap(&words, options) {
         let _ = writeln!(out, "{}", line.trim_end());
     }
@@ -31,7 +38,11 @@ pub fn printable(text: &str) -> String {
     let mut parts = text.split(ESCAPE);
     printable.push_str(&lines(parts.next().unwrap_or_default()));
     for part in parts {
-        printable.push(if COLOURS.iter().any(|colour| part.starts_with(colour)) { ESCAPE } else { ' ' });
+        printable.push(if COLOURS.iter().any(|colour| part.starts_with(colour)) {
+            ESCAPE
+        } else {
+            ' '
+        });
         printable.push_str(&lines(part));
     }
     printable
@@ -42,7 +53,10 @@ const ESCAPE: char = '\u{1b}';
 const COLOURS: [&str; 4] = ["[39m", "[38;5;1m", "[38;5;2m", "[38;5;3m"];
 
 fn lines(text: &str) -> String {
-    text.split('\t').map(plain_lines).collect::<Vec<_>>().join("\t")
+    text.split('\t')
+        .map(plain_lines)
+        .collect::<Vec<_>>()
+        .join("\t")
 }
 
 #[cfg(test)]
@@ -52,7 +66,12 @@ mod tests {
     #[test]
     fn wrapped_lines_fit_and_lose_no_word() {
         let mut out = String::new();
-        wrapped(&mut out, ("# ", "#   "), "one two three four\u{1b}[2J\nfive", 11);
+        wrapped(
+            &mut out,
+            ("# ", "#   "),
+            "one two three four\u{1b}[2J\nfive",
+            11,
+        );
         assert_eq!(out, "# one two\n#   three\n#   four\n#   [2J\n#   five\n");
     }
 

@@ -17,7 +17,10 @@ use tokio::sync::mpsc;
 use super::overlap::{Needs, TrustedAuthorities};
 use super::secrets::SecretWatch;
 use super::stored::{self, Data, HubIdentity, StoredError};
-use super::{AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET, known_in, write};
+use super::{
+    AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET,
+    known_in, write,
+};
 use crate::hub_state::HubState;
 use crate::membership::CertificateLifetimes;
 use crate::object_cache::ObjectCache;
@@ -42,12 +45,16 @@ struct View {
 impl Authorities {
     fn new(identity: Arc<HubIdentity>, known: TrustedAuthorities) -> Arc<Self> {
         let view = ArcSwap::from_pointee(View { identity, known });
-        Arc::new(Self { view, unusable: AtomicBool::new(false) })
+        Arc::new(Self {
+            view,
+            unusable: AtomicBool::new(false),
+        })
     }
 
     /// This one alone, for good.
     pub fn of(identity: HubIdentity) -> Arc<Self> {
-        let known = TrustedAuthorities::default().switched(identity.authority.certificate(), SystemTime::now());
+        let known = TrustedAuthorities::default()
+            .switched(identity.authority.certificate(), SystemTime::now());
         Self::new(Arc::new(identity), known)
     }
 
@@ -64,7 +71,11 @@ impl Authorities {
     /// Their certificates, DER.
     pub fn certificates(&self) -> Vec<Bytes> {
         let view = self.view.load();
-        view.known.entries().iter().map(|entry| Bytes::copy_from_slice(&entry.certificate)).collect()
+        view.known
+            .entries()
+            .iter()
+            .map(|entry| Bytes::copy_from_slice(&entry.certificate))
+            .collect()
     }
 
     /// Whether what stands in the Secret cannot be used.
@@ -110,20 +121,40 @@ impl CaRotator {
     ///
     /// # Errors
     /// [`TlsError`], when the authority cannot sign, as when its own time is over.
-    pub fn new(parts: Parts, identity: HubIdentity, stored: Option<TrustedAuthorities>) -> Result<Self, TlsError> {
+    pub fn new(
+        parts: Parts,
+        identity: HubIdentity,
+        stored: Option<TrustedAuthorities>,
+    ) -> Result<Self, TlsError> {
         let now = SystemTime::now();
         let was_stored = stored.is_some();
-        let known = stored.unwrap_or_default().switched(identity.authority.certificate(), now);
+        let known = stored
+            .unwrap_or_default()
+            .switched(identity.authority.certificate(), now);
         let pairs = pairs(&identity, &known, now)?;
         let renew_at = half_way(now, &pairs);
         let tls = Arc::new(ServerTls::of_several(&certificates(&known), pairs)?);
-        let api: Api<Secret> = Api::namespaced(parts.client.clone(), &parts.hub_state.settings.namespace);
+        let api: Api<Secret> =
+            Api::namespaced(parts.client.clone(), &parts.hub_state.settings.namespace);
         let watch = |name| SecretWatch::new(api.clone(), name, parts.hub_state.rounds.subscribe());
         let (identity_watch, stored_watch) = (watch(IDENTITY_SECRET), watch(AUTHORITIES_SECRET));
         let authorities = Authorities::new(Arc::new(identity), known);
-        parts.hub_state.authorities.send_replace(authorities.certificates());
+        parts
+            .hub_state
+            .authorities
+            .send_replace(authorities.certificates());
         let (identity, stored) = (identity_watch, stored_watch);
-        Ok(Self { parts, api, identity, stored, authorities, tls, renew_at, was_stored, logged: None })
+        Ok(Self {
+            parts,
+            api,
+            identity,
+            stored,
+            authorities,
+            tls,
+            renew_at,
+            was_stored,
+            logged: None,
+        })
     }
 
     /// For the listener.
@@ -147,7 +178,9 @@ impl CaRotator {
                 Err(error) if error.is_conflict() => {
                     tracing::debug!(%error, "the hub's Secrets have changed; looking again");
                 }
-                Err(error) => tracing::warn!(%error, "cannot look after the hub's authorities; trying again"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot look after the hub's authorities; trying again")
+                }
             }
             self.serve_again();
             tokio::select! {
@@ -164,7 +197,9 @@ impl CaRotator {
     /// not known what stands in them.
     async fn look(&mut self) -> Result<Option<Result<(), StoredError>>, ApiError> {
         let now = SystemTime::now();
-        let (Some(secret), Some(_)) = (self.identity.known(), self.stored.known()) else { return Ok(None) };
+        let (Some(secret), Some(_)) = (self.identity.known(), self.stored.known()) else {
+            return Ok(None);
+        };
         let secret = secret.cloned();
         let present = self.authorities.identity();
         let (identity, judged) = match self.read_identity(secret, now).await? {
@@ -174,7 +209,9 @@ impl CaRotator {
             Ok(_) => (present, Ok(())),
             Err(error) => (present, Err(error)),
         };
-        let Some(secret) = self.stored.known() else { return Ok(None) };
+        let Some(secret) = self.stored.known() else {
+            return Ok(None);
+        };
         let stored = secret.and_then(known_in);
         let base = match &stored {
             Some(stored) => stored.clone(),
@@ -201,12 +238,21 @@ impl CaRotator {
     }
 
     /// What should be known from now on.
-    fn next(&self, base: TrustedAuthorities, identity: &HubIdentity, now: SystemTime) -> TrustedAuthorities {
+    fn next(
+        &self,
+        base: TrustedAuthorities,
+        identity: &HubIdentity,
+        now: SystemTime,
+    ) -> TrustedAuthorities {
         let (hub_state, lives) = (&self.parts.hub_state, self.parts.lives);
         let overlap = lives.certificate + lives.expired_renewal;
         let mut next = base.switched(identity.authority.certificate(), now);
         if next.needs_spare(overlap, now) {
-            match identity.authority.sign_hub(&identity.hub_id, now, TrustedAuthorities::spare_life(overlap)) {
+            match identity.authority.sign_hub(
+                &identity.hub_id,
+                now,
+                TrustedAuthorities::spare_life(overlap),
+            ) {
                 Ok(pair) => next = next.with_spare(pair),
                 Err(error) => tracing::error!(%error, "the hub's authority cannot sign"),
             }
@@ -216,7 +262,9 @@ impl CaRotator {
             return next;
         }
         let mut needs = Needs::default();
-        self.parts.object_cache.each_member(|member| needs.add(member, lives.expired_renewal));
+        self.parts
+            .object_cache
+            .each_member(|member| needs.add(member, lives.expired_renewal));
         next.retired(&needs, overlap, now)
     }
 
@@ -226,7 +274,10 @@ impl CaRotator {
         secret: Option<Secret>,
         now: SystemTime,
     ) -> Result<Result<Option<HubIdentity>, StoredError>, ApiError> {
-        let mut data = secret.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
+        let mut data = secret
+            .as_ref()
+            .and_then(|secret| secret.data.clone())
+            .unwrap_or_default();
         let hub_id = &self.parts.hub_state.settings.hub_id;
         match stored::renewed(&data, hub_id, self.parts.authority_life, now) {
             Ok(None) => {}
@@ -258,14 +309,24 @@ impl CaRotator {
             tracing::error!(%error, "the hub cannot serve with its new authority, and goes on with the former one");
             return;
         }
-        let ids =
-            |known: &TrustedAuthorities| known.entries().iter().map(|entry| entry.id).collect::<Vec<Fingerprint>>();
+        let ids = |known: &TrustedAuthorities| {
+            known
+                .entries()
+                .iter()
+                .map(|entry| entry.id)
+                .collect::<Vec<Fingerprint>>()
+        };
         let (former, present) = (ids(&before), ids(&known));
-        self.authorities.view.store(Arc::new(View { identity, known }));
+        self.authorities
+            .view
+            .store(Arc::new(View { identity, known }));
         for gone in former.iter().filter(|id| !present.contains(id)) {
             tracing::info!(authority = %gone, "an authority is no longer needed, and counts no more");
         }
-        if let Some(first) = present.first().filter(|first| former.first() != Some(*first)) {
+        if let Some(first) = present
+            .first()
+            .filter(|first| former.first() != Some(*first))
+        {
             let kept = present.len() - 1;
             tracing::info!(authority = %first, "a new authority signs; {kept} former ones are kept for members that need them");
         }
@@ -299,10 +360,15 @@ impl CaRotator {
         if self.logged == wrong {
             return;
         }
-        self.authorities.unusable.store(wrong.is_some(), Ordering::Relaxed);
+        self.authorities
+            .unusable
+            .store(wrong.is_some(), Ordering::Relaxed);
         match &wrong {
             Some(why) => {
-                tracing::error!(why, "the Secret {IDENTITY_SECRET} cannot be used: the hub goes on with what it had");
+                tracing::error!(
+                    why,
+                    "the Secret {IDENTITY_SECRET} cannot be used: the hub goes on with what it had"
+                );
                 self.event(
                     EventReason::IdentityUnusable,
                     format!("the hub goes on with the authority that it had: {why}"),
@@ -325,18 +391,43 @@ impl CaRotator {
             ..ObjectReference::default()
         };
         // Where too many wait, the log has it.
-        let _ = self.parts.events.try_send((reference, Notice { warning: true, reason, message }));
+        let _ = self.parts.events.try_send((
+            reference,
+            Notice {
+                warning: true,
+                reason,
+                message,
+            },
+        ));
     }
 }
 
 fn certificates(known: &TrustedAuthorities) -> Vec<CertificateDer<'static>> {
-    known.entries().iter().map(|entry| entry.certificate.clone()).collect()
+    known
+        .entries()
+        .iter()
+        .map(|entry| entry.certificate.clone())
+        .collect()
 }
 
 /// What to serve with: a fresh certificate of the authority that signs now, then what the former ones left behind.
-fn pairs(identity: &HubIdentity, known: &TrustedAuthorities, now: SystemTime) -> Result<Vec<ServingPair>, TlsError> {
-    let mut pairs = vec![identity.authority.sign_hub(&identity.hub_id, now, SERVING_LIFE)?];
-    pairs.extend(known.entries().iter().skip(1).filter_map(|entry| entry.serving(now)));
+fn pairs(
+    identity: &HubIdentity,
+    known: &TrustedAuthorities,
+    now: SystemTime,
+) -> Result<Vec<ServingPair>, TlsError> {
+    let mut pairs = vec![
+        identity
+            .authority
+            .sign_hub(&identity.hub_id, now, SERVING_LIFE)?,
+    ];
+    pairs.extend(
+        known
+            .entries()
+            .iter()
+            .skip(1)
+            .filter_map(|entry| entry.serving(now)),
+    );
     Ok(pairs)
 }
 

@@ -28,7 +28,11 @@ pub struct Spare {
 
 impl Clone for Spare {
     fn clone(&self) -> Self {
-        Self { leaf: self.leaf.clone(), key: self.key.clone_key(), not_after: self.not_after }
+        Self {
+            leaf: self.leaf.clone(),
+            key: self.key.clone_key(),
+            not_after: self.not_after,
+        }
     }
 }
 
@@ -79,8 +83,17 @@ struct WrittenSpare {
 
 impl Entry {
     fn new(certificate: CertificateDer<'static>) -> Option<Self> {
-        let (id, not_after) = (Fingerprint::of_authority(&certificate), certificate_end(&certificate).ok()?);
-        Some(Self { id, certificate, not_after, replaced: None, spare: None })
+        let (id, not_after) = (
+            Fingerprint::of_authority(&certificate),
+            certificate_end(&certificate).ok()?,
+        );
+        Some(Self {
+            id,
+            certificate,
+            not_after,
+            replaced: None,
+            spare: None,
+        })
     }
 
     fn read(written: &WrittenEntry) -> Option<Self> {
@@ -88,9 +101,17 @@ impl Entry {
         let spare = written.serving.as_ref().and_then(|serving| {
             let leaf = CertificateDer::from_pem_slice(serving.certificate.as_bytes()).ok()?;
             let key = PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).ok()?;
-            Some(Spare { not_after: certificate_end(&leaf).ok()?, leaf, key })
+            Some(Spare {
+                not_after: certificate_end(&leaf).ok()?,
+                leaf,
+                key,
+            })
         });
-        Some(Self { replaced: written.replaced_at.map(SystemTime::from), spare, ..Self::new(certificate)? })
+        Some(Self {
+            replaced: written.replaced_at.map(SystemTime::from),
+            spare,
+            ..Self::new(certificate)?
+        })
     }
 
     fn write(&self) -> WrittenEntry {
@@ -109,7 +130,11 @@ impl Entry {
     pub fn serving(&self, now: SystemTime) -> Option<ServingPair> {
         let spare = self.spare.as_ref().filter(|spare| now < spare.not_after)?;
         let chain = vec![spare.leaf.clone(), self.certificate.clone()];
-        Some(ServingPair { chain, key: spare.key.clone_key(), not_after: spare.not_after })
+        Some(ServingPair {
+            chain,
+            key: spare.key.clone_key(),
+            not_after: spare.not_after,
+        })
     }
 }
 
@@ -117,7 +142,11 @@ impl TrustedAuthorities {
     /// Reads what [`Self::write`] has written; nothing, if any of it is something else.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let written: Written = serde_json::from_slice(bytes).ok()?;
-        let entries = written.authorities.iter().map(Entry::read).collect::<Option<Vec<_>>>()?;
+        let entries = written
+            .authorities
+            .iter()
+            .map(Entry::read)
+            .collect::<Option<Vec<_>>>()?;
         Some(Self(entries))
     }
 
@@ -134,7 +163,9 @@ impl TrustedAuthorities {
 
     /// Whether this is the authority that signs now.
     pub fn is_current(&self, certificate: &CertificateDer<'_>) -> bool {
-        self.0.first().is_some_and(|first| &first.certificate == certificate)
+        self.0
+            .first()
+            .is_some_and(|first| &first.certificate == certificate)
     }
 
     /// This authority signs from now on; the one that did stays behind it. One that signed before may come back.
@@ -143,7 +174,9 @@ impl TrustedAuthorities {
         if self.is_current(certificate) {
             return self;
         }
-        let Some(mut first) = Entry::new(certificate.clone()) else { return self };
+        let Some(mut first) = Entry::new(certificate.clone()) else {
+            return self;
+        };
         let position = self.0.iter().position(|entry| entry.id == first.id);
         first.spare = position.and_then(|position| self.0.remove(position).spare);
         for entry in &mut self.0 {
@@ -157,9 +190,14 @@ impl TrustedAuthorities {
     /// Whether the authority that signs now should make a serving certificate for the time when another one has replaced
     /// it: its key may be gone then. One must last for `overlap` at any time.
     pub fn needs_spare(&self, overlap: Duration, now: SystemTime) -> bool {
-        let Some(first) = self.0.first() else { return false };
+        let Some(first) = self.0.first() else {
+            return false;
+        };
         let enough = (now + overlap + overlap / 2).min(first.not_after);
-        first.spare.as_ref().is_none_or(|spare| spare.not_after < enough)
+        first
+            .spare
+            .as_ref()
+            .is_none_or(|spare| spare.not_after < enough)
     }
 
     /// For how long such a certificate is made.
@@ -171,7 +209,11 @@ impl TrustedAuthorities {
     #[must_use]
     pub fn with_spare(mut self, pair: ServingPair) -> Self {
         if let (Some(first), Some(leaf)) = (self.0.first_mut(), pair.chain.into_iter().next()) {
-            first.spare = Some(Spare { leaf, key: pair.key, not_after: pair.not_after });
+            first.spare = Some(Spare {
+                leaf,
+                key: pair.key,
+                not_after: pair.not_after,
+            });
         }
         self
     }
@@ -180,7 +222,9 @@ impl TrustedAuthorities {
     #[must_use]
     pub fn retired(mut self, needs: &Needs, overlap: Duration, now: SystemTime) -> Self {
         self.0.retain(|entry| {
-            let Some(replaced) = entry.replaced else { return true };
+            let Some(replaced) = entry.replaced else {
+                return true;
+            };
             now < entry.not_after && now < replaced + overlap && needs.needs(entry.id, now)
         });
         self
@@ -199,13 +243,23 @@ impl Needs {
             return;
         }
         let status = member.status.as_ref();
-        let keys = status.and_then(|status| status.identity.as_ref()).map(|identity| &identity.keys[..]);
+        let keys = status
+            .and_then(|status| status.identity.as_ref())
+            .map(|identity| &identity.keys[..]);
         for key in keys.unwrap_or_default() {
-            let authority = key.authority.as_ref().and_then(|print| Fingerprint::parse(print).ok());
+            let authority = key
+                .authority
+                .as_ref()
+                .and_then(|print| Fingerprint::parse(print).ok());
             self.until(authority, SystemTime::from(key.expires_at.0) + renewable);
         }
         let used = status.map(|status| &status.tokens[..]).unwrap_or_default();
-        if let Some(open) = member.spec.join.as_ref().filter(|join| !is_redeemed(used, join)) {
+        if let Some(open) = member
+            .spec
+            .join
+            .as_ref()
+            .filter(|join| !is_redeemed(used, join))
+        {
             self.until(None, SystemTime::from(open.expires_at.0));
         }
     }
@@ -216,7 +270,9 @@ impl Needs {
     }
 
     fn needs(&self, authority: Fingerprint, now: SystemTime) -> bool {
-        [None, Some(authority)].iter().any(|key| self.0.get(key).is_some_and(|until| now < *until))
+        [None, Some(authority)]
+            .iter()
+            .any(|key| self.0.get(key).is_some_and(|until| now < *until))
     }
 }
 
@@ -224,7 +280,10 @@ fn pem(label: &str, der: &[u8]) -> String {
     let encoded = data_encoding::BASE64.encode(der);
     let lines = encoded.as_bytes().chunks(64).map(String::from_utf8_lossy);
     let body: Vec<_> = lines.collect();
-    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", body.join("\n"))
+    format!(
+        "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
+        body.join("\n")
+    )
 }
 
 #[cfg(test)]

@@ -30,7 +30,11 @@ impl SecretWatch {
     /// A watch of the Secret of this name.
     pub(super) fn new(api: Api<Secret>, name: &'static str, rounds: RelistSubscription) -> Self {
         let events = RelistingWatch::new(rounds, move || events_of(api.clone(), name).boxed());
-        Self { name, events, state: SecretState::default() }
+        Self {
+            name,
+            events,
+            state: SecretState::default(),
+        }
     }
 
     /// Completes when the Secret may have changed. May be dropped and called again.
@@ -39,10 +43,18 @@ impl SecretWatch {
             let event = self.events.next().await;
             if let Some(Err(error)) = &event {
                 let name = self.name;
-                match refusal(error, "give the hub get, list and watch on it by a Role in the hub's namespace") {
-                    Some(why) => tracing::error!(why, "cannot watch the Secret {name}; trying again"),
+                match refusal(
+                    error,
+                    "give the hub get, list and watch on it by a Role in the hub's namespace",
+                ) {
+                    Some(why) => {
+                        tracing::error!(why, "cannot watch the Secret {name}; trying again")
+                    }
                     None => {
-                        tracing::warn!(error = failure(error), "the watch of the Secret {name} broke; trying again")
+                        tracing::warn!(
+                            error = failure(error),
+                            "the watch of the Secret {name} broke; trying again"
+                        )
                     }
                 }
             }
@@ -71,7 +83,12 @@ impl SecretState {
     /// Takes in an event of the watch, or that it has begun again. Returns whether the Secret may have changed.
     fn take_in(&mut self, event: Option<WatchEvent<Secret>>) -> bool {
         match event {
-            None => *self = Self { present: self.present.take(), ..Self::default() },
+            None => {
+                *self = Self {
+                    present: self.present.take(),
+                    ..Self::default()
+                }
+            }
             Some(Ok(Event::Init)) => self.coming = None,
             Some(Ok(Event::InitApply(secret))) => self.coming = Some(secret),
             Some(Ok(Event::InitDone)) => {
@@ -88,12 +105,17 @@ impl SecretState {
     }
 
     fn is_newer_than(&self, other: &Secret) -> bool {
-        self.present.as_ref().is_some_and(|present| version(present) > version(other))
+        self.present
+            .as_ref()
+            .is_some_and(|present| version(present) > version(other))
     }
 
     /// This is the Secret now, unless a newer state of it is known. Returns whether it is news.
     fn see(&mut self, secret: Option<Secret>) -> bool {
-        if secret.as_ref().is_some_and(|secret| self.is_newer_than(secret)) {
+        if secret
+            .as_ref()
+            .is_some_and(|secret| self.is_newer_than(secret))
+        {
             return false;
         }
         self.present = secret;
@@ -108,27 +130,51 @@ mod tests {
     use kube::api::ObjectMeta;
 
     fn secret(version: u32) -> Secret {
-        let metadata = ObjectMeta { resource_version: Some(version.to_string()), ..ObjectMeta::default() };
-        let data = [("version".to_owned(), ByteString(version.to_string().into_bytes()))];
-        Secret { metadata, data: Some(data.into()), ..Secret::default() }
+        let metadata = ObjectMeta {
+            resource_version: Some(version.to_string()),
+            ..ObjectMeta::default()
+        };
+        let data = [(
+            "version".to_owned(),
+            ByteString(version.to_string().into_bytes()),
+        )];
+        Secret {
+            metadata,
+            data: Some(data.into()),
+            ..Secret::default()
+        }
     }
 
     /// The version that is known; 0 for a Secret that does not exist, `None` while it is unknown.
     fn known(state: &SecretState) -> Option<u64> {
-        state.is_listed.then(|| state.present.as_ref().map_or(0, version))
+        state
+            .is_listed
+            .then(|| state.present.as_ref().map_or(0, version))
     }
 
     fn takes_in(state: &mut SecretState, events: Vec<Event<Secret>>) -> Vec<bool> {
-        events.into_iter().map(|event| state.take_in(Some(Ok(event)))).collect()
+        events
+            .into_iter()
+            .map(|event| state.take_in(Some(Ok(event))))
+            .collect()
     }
 
     #[test]
     fn secret_is_known_from_its_first_list_on() {
         let mut state = SecretState::default();
         assert_eq!(known(&state), None);
-        assert_eq!(takes_in(&mut state, vec![Event::Init, Event::InitDone]), [false, true]);
+        assert_eq!(
+            takes_in(&mut state, vec![Event::Init, Event::InitDone]),
+            [false, true]
+        );
         assert_eq!(known(&state), Some(0));
-        assert_eq!(takes_in(&mut state, vec![Event::Apply(secret(5)), Event::Apply(secret(7))]), [true, true]);
+        assert_eq!(
+            takes_in(
+                &mut state,
+                vec![Event::Apply(secret(5)), Event::Apply(secret(7))]
+            ),
+            [true, true]
+        );
         assert_eq!(known(&state), Some(7));
         assert_eq!(takes_in(&mut state, vec![Event::Delete(secret(8))]), [true]);
         assert_eq!(known(&state), Some(0));
@@ -137,9 +183,18 @@ mod tests {
     #[test]
     fn own_write_outlives_events_of_before() {
         let mut state = SecretState::default();
-        takes_in(&mut state, vec![Event::Init, Event::InitApply(secret(5)), Event::InitDone]);
+        takes_in(
+            &mut state,
+            vec![Event::Init, Event::InitApply(secret(5)), Event::InitDone],
+        );
         assert!(state.see(Some(secret(9))));
-        assert_eq!(takes_in(&mut state, vec![Event::Apply(secret(7)), Event::Delete(secret(8))]), [false, false]);
+        assert_eq!(
+            takes_in(
+                &mut state,
+                vec![Event::Apply(secret(7)), Event::Delete(secret(8))]
+            ),
+            [false, false]
+        );
         assert_eq!(known(&state), Some(9));
         assert_eq!(takes_in(&mut state, vec![Event::Apply(secret(10))]), [true]);
     }
@@ -147,12 +202,18 @@ mod tests {
     #[test]
     fn new_list_replaces_what_was_known() {
         let mut state = SecretState::default();
-        takes_in(&mut state, vec![Event::Init, Event::InitApply(secret(90)), Event::InitDone]);
+        takes_in(
+            &mut state,
+            vec![Event::Init, Event::InitApply(secret(90)), Event::InitDone],
+        );
         // The right to lead is new: what was known may be behind.
         assert!(!state.take_in(None));
         assert_eq!(known(&state), None);
         // The API server was restored from a backup.
-        assert_eq!(takes_in(&mut state, vec![Event::Init, Event::InitApply(secret(40))]), [false, false]);
+        assert_eq!(
+            takes_in(&mut state, vec![Event::Init, Event::InitApply(secret(40))]),
+            [false, false]
+        );
         assert_eq!(known(&state), None);
         takes_in(&mut state, vec![Event::InitDone]);
         assert_eq!(known(&state), Some(40));

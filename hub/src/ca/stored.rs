@@ -37,13 +37,17 @@ pub struct HubIdentity {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoredError {
     /// A certificate without key, or a key without certificate.
-    #[error("it has only one of {CERTIFICATE} and {KEY}: restore the other, or remove both to make a new authority")]
+    #[error(
+        "it has only one of {CERTIFICATE} and {KEY}: restore the other, or remove both to make a new authority"
+    )]
     HalfAuthority,
     /// An entry is there and unusable.
     #[error("its entry {0} is not usable: restore it from a backup")]
     Entry(&'static str),
     /// It is of another hub.
-    #[error("its entry {HUB_ID} is not the one with which the hub started: restore it from a backup")]
+    #[error(
+        "its entry {HUB_ID} is not the one with which the hub started: restore it from a backup"
+    )]
     OtherHub,
     /// The authority does not work.
     #[error("{0}")]
@@ -74,12 +78,18 @@ pub fn missing(data: &Data, fresh: Fresh) -> Result<Data, StoredError> {
     let hub_id = match data.get(HUB_ID) {
         Some(_) => text(data, HUB_ID)?,
         None => {
-            added.insert(HUB_ID.to_owned(), ByteString(fresh.hub_id.clone().into_bytes()));
+            added.insert(
+                HUB_ID.to_owned(),
+                ByteString(fresh.hub_id.clone().into_bytes()),
+            );
             fresh.hub_id
         }
     };
     if !data.contains_key(REVISION_KEY) {
-        added.insert(REVISION_KEY.to_owned(), ByteString(fresh.revision_key.to_vec()));
+        added.insert(
+            REVISION_KEY.to_owned(),
+            ByteString(fresh.revision_key.to_vec()),
+        );
     }
     match (filled(data, CERTIFICATE), filled(data, KEY)) {
         (true, true) => {}
@@ -100,7 +110,10 @@ pub fn read(data: &Data) -> Result<HubIdentity, StoredError> {
     if !is_hub_id(&hub_id) {
         return Err(StoredError::Entry(HUB_ID));
     }
-    let revision_key = data.get(REVISION_KEY).map(|bytes| &bytes.0[..]).unwrap_or_default();
+    let revision_key = data
+        .get(REVISION_KEY)
+        .map(|bytes| &bytes.0[..])
+        .unwrap_or_default();
     // A short key would let values be guessed from their revisions.
     if revision_key.len() < 16 {
         return Err(StoredError::Entry(REVISION_KEY));
@@ -126,7 +139,12 @@ pub fn read(data: &Data) -> Result<HubIdentity, StoredError> {
 ///
 /// # Errors
 /// [`StoredError`], when the rest of the identity is not there or not usable, or is another hub's.
-pub fn renewed(data: &Data, hub_id: &str, life: Duration, now: SystemTime) -> Result<Option<Data>, StoredError> {
+pub fn renewed(
+    data: &Data,
+    hub_id: &str,
+    life: Duration,
+    now: SystemTime,
+) -> Result<Option<Data>, StoredError> {
     if text(data, HUB_ID)? != hub_id {
         return Err(StoredError::OtherHub);
     }
@@ -137,7 +155,11 @@ pub fn renewed(data: &Data, hub_id: &str, life: Duration, now: SystemTime) -> Re
     }
     let present = read(data)?.authority;
     let due = present.is_self_made() && present.renew_at() <= now;
-    Ok(if due { Some(authority(hub_id, life, now)?) } else { None })
+    Ok(if due {
+        Some(authority(hub_id, life, now)?)
+    } else {
+        None
+    })
 }
 
 /// Whether an identity that was just read can take over from the one with which the hub started: it is the same hub's, and
@@ -152,9 +174,20 @@ pub fn sound(identity: &HubIdentity, hub_id: &str, now: SystemTime) -> Result<()
     let (minute, key) = (Duration::from_secs(60), MemberKey::generate()?);
     let authority = &identity.authority;
     authority.sign_hub(hub_id, now, minute)?;
-    let signed = authority.sign_member(&key.certificate_request()?, hub_id, "probe", "probe", now, minute)?;
+    let signed = authority.sign_member(
+        &key.certificate_request()?,
+        hub_id,
+        "probe",
+        "probe",
+        now,
+        minute,
+    )?;
     let believed = is_signed_by(&signed.der, authority.certificate());
-    if believed { Ok(()) } else { Err(StoredError::Unsound(UNSOUND)) }
+    if believed {
+        Ok(())
+    } else {
+        Err(StoredError::Unsound(UNSOUND))
+    }
 }
 
 const UNSOUND: &str = "what its authority signs is not believed by those who trust it (a name constraint, or a subject that \
@@ -162,13 +195,21 @@ const UNSOUND: &str = "what its authority signs is not believed by those who tru
 
 fn authority(hub_id: &str, life: Duration, now: SystemTime) -> Result<Data, StoredError> {
     let authority = Authority::generate_for(hub_id, now, life)?;
-    let entries = [(CERTIFICATE, authority.certificate_pem().to_owned()), (KEY, authority.key_pem())];
-    Ok(entries.map(|(name, pem)| (name.to_owned(), ByteString(pem.into()))).into())
+    let entries = [
+        (CERTIFICATE, authority.certificate_pem().to_owned()),
+        (KEY, authority.key_pem()),
+    ];
+    Ok(entries
+        .map(|(name, pem)| (name.to_owned(), ByteString(pem.into())))
+        .into())
 }
 
 /// The entry that records addresses.
 pub fn addresses(addresses: &[String]) -> Data {
-    Data::from([(ADDRESSES.to_owned(), ByteString(addresses.join("\n").into_bytes()))])
+    Data::from([(
+        ADDRESSES.to_owned(),
+        ByteString(addresses.join("\n").into_bytes()),
+    )])
 }
 
 fn filled(data: &Data, entry: &str) -> bool {
@@ -186,22 +227,43 @@ mod tests {
 
     fn fresh() -> Fresh {
         let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_800_000_000);
-        Fresh { hub_id: "hubid".into(), revision_key: [7; 32], now, life: Duration::from_secs(1000) }
+        Fresh {
+            hub_id: "hubid".into(),
+            revision_key: [7; 32],
+            now,
+            life: Duration::from_secs(1000),
+        }
     }
 
     #[test]
     fn an_empty_secret_becomes_whole_and_a_whole_one_stays() {
         let data = missing(&Data::new(), fresh()).unwrap();
         let identity = read(&data).ok().unwrap();
-        assert_eq!((identity.hub_id.as_str(), identity.addresses.len()), ("hubid", 0));
-        assert!(missing(&data, Fresh { hub_id: "other".into(), ..fresh() }).unwrap().is_empty());
+        assert_eq!(
+            (identity.hub_id.as_str(), identity.addresses.len()),
+            ("hubid", 0)
+        );
+        assert!(
+            missing(
+                &data,
+                Fresh {
+                    hub_id: "other".into(),
+                    ..fresh()
+                }
+            )
+            .unwrap()
+            .is_empty()
+        );
     }
 
     #[test]
     fn a_given_authority_is_kept() {
         let authority = Authority::generate("elsewhere", fresh().now).unwrap();
         let mut data = Data::from([
-            (CERTIFICATE.to_owned(), ByteString(authority.certificate_pem().into())),
+            (
+                CERTIFICATE.to_owned(),
+                ByteString(authority.certificate_pem().into()),
+            ),
             (KEY.to_owned(), ByteString(authority.key_pem().into())),
         ]);
         let added = missing(&data, fresh()).unwrap();
@@ -213,17 +275,27 @@ mod tests {
     #[test]
     fn unusable_parts_are_named_and_never_replaced() {
         let whole = missing(&Data::new(), fresh()).unwrap();
-        for (entry, bytes) in [(HUB_ID, "A/b"), (REVISION_KEY, "short"), (ADDRESSES, "nowhere")] {
+        for (entry, bytes) in [
+            (HUB_ID, "A/b"),
+            (REVISION_KEY, "short"),
+            (ADDRESSES, "nowhere"),
+        ] {
             let mut data = whole.clone();
             data.insert(entry.to_owned(), ByteString(bytes.into()));
             assert_eq!(read(&data).err(), Some(StoredError::Entry(entry)));
         }
         let mut half = whole.clone();
         half.remove(KEY);
-        assert_eq!(missing(&half, fresh()).err(), Some(StoredError::HalfAuthority));
+        assert_eq!(
+            missing(&half, fresh()).err(),
+            Some(StoredError::HalfAuthority)
+        );
         let mut broken = whole;
         broken.insert(KEY.to_owned(), ByteString("no key".into()));
-        assert!(matches!(read(&broken).err(), Some(StoredError::Authority(_))));
+        assert!(matches!(
+            read(&broken).err(),
+            Some(StoredError::Authority(_))
+        ));
     }
 
     #[test]
@@ -241,7 +313,10 @@ mod tests {
         bare.insert(CERTIFICATE.to_owned(), ByteString(vec![]));
         bare.extend(renew(&bare, now).unwrap().unwrap());
         assert!(read(&bare).is_ok_and(|read| sound(&read, "hubid", now).is_ok()));
-        assert_eq!(renewed(&whole, "other", life, now), Err(StoredError::OtherHub));
+        assert_eq!(
+            renewed(&whole, "other", life, now),
+            Err(StoredError::OtherHub)
+        );
         assert_eq!(renew(&Data::new(), now), Err(StoredError::Entry(HUB_ID)));
     }
 
@@ -257,7 +332,10 @@ mod tests {
         assert_eq!(sound(&taken, "hubid", now), Ok(()));
         assert_eq!(sound(&taken, "other", now), Err(StoredError::OtherHub));
         let late = taken.authority.not_after();
-        assert!(matches!(sound(&taken, "hubid", late), Err(StoredError::Authority(IdentityError::AuthorityExpired))));
+        assert!(matches!(
+            sound(&taken, "hubid", late),
+            Err(StoredError::Authority(IdentityError::AuthorityExpired))
+        ));
     }
 
     /// The PEM of an authority as another program makes it.

@@ -29,7 +29,8 @@ fn hub(spec: Value) -> Arc<HubState> {
         "metadata": {"name": "r", "namespace": "a", "uid": uid().as_str(), "generation": 1}, "spec": spec,
     });
     let rule = Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap();
-    hub_state.change(|index| index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known));
+    hub_state
+        .change(|index| index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known));
     hub_state.change(|index| index.set_rule(rule));
     hub_state
 }
@@ -37,7 +38,11 @@ fn hub(spec: Value) -> Arc<HubState> {
 /// A cluster connects and holds nothing.
 fn connects(hub_state: &HubState, name: &str) {
     let cluster = ClusterName::from(name);
-    let known = Cluster { uid: name.to_owned(), accepted: true, ..Cluster::default() };
+    let known = Cluster {
+        uid: name.to_owned(),
+        accepted: true,
+        ..Cluster::default()
+    };
     hub_state.change(|index| index.set_cluster(cluster.clone(), known));
     let facts = SessionFacts {
         agent_version: String::new(),
@@ -47,18 +52,40 @@ fn connects(hub_state: &HubState, name: &str) {
         boot_id: String::new(),
         certificate_expires: Timestamp::MAX,
     };
-    hub_state.report_store.lock().connected(&cluster, 1, facts, vec![]);
-    let (session, inquiries, wake) = (OrderedMutex::default(), Inquiries::of_a_session(), Notify::new());
-    hub_state.sessions.insert(cluster, Arc::new(LiveSession { number: 1, session, inquiries, wake }));
+    hub_state
+        .report_store
+        .lock()
+        .connected(&cluster, 1, facts, vec![]);
+    let (session, inquiries, wake) = (
+        OrderedMutex::default(),
+        Inquiries::of_a_session(),
+        Notify::new(),
+    );
+    hub_state.sessions.insert(
+        cluster,
+        Arc::new(LiveSession {
+            number: 1,
+            session,
+            inquiries,
+            wake,
+        }),
+    );
 }
 
 /// The source is edited.
 fn edit(hub_state: &HubState, revision: u8) {
     let source = SourceRef::new("configmaps", "a", "s");
-    hub_state.edits.lock().insert(source.clone(), Instant::now());
+    hub_state
+        .edits
+        .lock()
+        .insert(source.clone(), Instant::now());
     let content = SourceContent::new(Revision([revision; 16]), Payload::encode(b"{}".to_vec()));
     hub_state.change(|index| {
-        let effect = index.set_source(source.clone(), BTreeMap::new(), Some(SourceState::Read(Arc::new(content))));
+        let effect = index.set_source(
+            source.clone(),
+            BTreeMap::new(),
+            Some(SourceState::Read(Arc::new(content))),
+        );
         hub_state.follow_edit(index, &source, &effect);
         effect
     });
@@ -67,16 +94,27 @@ fn edit(hub_state: &HubState, revision: u8) {
 /// The cluster says that it has applied everything. Whether it was the last one.
 fn applies(hub_state: &HubState, cluster: &str) -> bool {
     let (index, cluster) = (hub_state.index.read(), ClusterName::from(cluster));
-    let assignment = index.rule(&uid()).and_then(|entry| entry.assignment(&cluster)).unwrap();
+    let assignment = index
+        .rule(&uid())
+        .and_then(|entry| entry.assignment(&cluster))
+        .unwrap();
     let state = RuleState {
         rule: assignment.terms.rule.clone(),
         intents_digest: assignment.digest(),
         intents: 1,
         terms_digest: Some(assignment.terms.digest),
-        counts: Counts { copies: 1, applied: 1, ..Counts::default() },
+        counts: Counts {
+            copies: 1,
+            applied: 1,
+            ..Counts::default()
+        },
         ..RuleState::new(uid())
     };
-    let took = hub_state.deliveries.lock().reported(&cluster, &state, || Some(assignment), Instant::now());
+    let took =
+        hub_state
+            .deliveries
+            .lock()
+            .reported(&cluster, &state, || Some(assignment), Instant::now());
     took.is_some_and(|took| took.rule.is_some())
 }
 
@@ -85,10 +123,16 @@ fn cluster_without_the_rule_is_not_waited_for() {
     let hub_state = hub(json!({"conflictPolicy": "Overwrite"}));
     connects(&hub_state, "new");
     connects(&hub_state, "doubted");
-    hub_state.report_store.lock().waits_for_confirmation(&"doubted".into(), true);
+    hub_state
+        .report_store
+        .lock()
+        .waits_for_confirmation(&"doubted".into(), true);
     edit(&hub_state, 1);
     assert!(applies(&hub_state, "new"), "the others never say anything");
-    hub_state.report_store.lock().waits_for_confirmation(&"doubted".into(), false);
+    hub_state
+        .report_store
+        .lock()
+        .waits_for_confirmation(&"doubted".into(), false);
     edit(&hub_state, 2);
     assert!(!applies(&hub_state, "new"));
     assert!(applies(&hub_state, "doubted"));
@@ -102,7 +146,15 @@ fn cluster_without_the_rule_is_not_awaited() {
     edit(&hub_state, 1);
     assert!(!applies(&hub_state, "one"));
     assert!(hub_state.drop_unsent(&hub_state.index.read()).is_empty());
-    hub_state.report_store.lock().waits_for_confirmation(&"two".into(), true);
+    hub_state
+        .report_store
+        .lock()
+        .waits_for_confirmation(&"two".into(), true);
     let over = hub_state.drop_unsent(&hub_state.index.read());
-    assert_eq!(over.iter().map(|(rule, _)| rule.clone()).collect::<Vec<_>>(), [uid()]);
+    assert_eq!(
+        over.iter()
+            .map(|(rule, _)| rule.clone())
+            .collect::<Vec<_>>(),
+        [uid()]
+    );
 }

@@ -17,14 +17,20 @@ pub struct Holds {
 
 impl Default for Holds {
     fn default() -> Self {
-        Self { histogram: Histogram::new(BUCKETS), longest: AtomicU64::new(0) }
+        Self {
+            histogram: Histogram::new(BUCKETS),
+            longest: AtomicU64::new(0),
+        }
     }
 }
 
 impl Holds {
     /// The lock is taken; it is held until what this returns is dropped.
     pub fn begin(&self) -> Hold<'_> {
-        Hold { holds: self, since: Instant::now() }
+        Hold {
+            holds: self,
+            since: Instant::now(),
+        }
     }
 
     /// How long it was held, each time.

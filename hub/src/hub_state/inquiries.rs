@@ -6,7 +6,8 @@ use parking_lot::Mutex;
 use runnel_proto::FRAME_LIMIT;
 use runnel_proto::convert::question_bytes;
 use runnel_proto::model::{
-    HubFrame, Inspect, Inspected, PREVIEW_LIMIT, PreviewRequest, PreviewResult, PreviewedCopy, SourceRef,
+    HubFrame, Inspect, Inspected, PREVIEW_LIMIT, PreviewRequest, PreviewResult, PreviewedCopy,
+    SourceRef,
 };
 use tokio::sync::oneshot;
 
@@ -81,7 +82,9 @@ impl Open {
     /// Makes room for one more question and gives its number.
     fn begin(&mut self) -> Option<u64> {
         self.waiting.retain(|_, asker| asker.waits());
-        let Self { to_send, waiting, .. } = self;
+        let Self {
+            to_send, waiting, ..
+        } = self;
         to_send.retain(|asked| waiting.contains_key(&asked.number()));
         if self.waiting.len() >= AT_A_TIME {
             return None;
@@ -98,7 +101,10 @@ impl Inquiries {
     /// No questions yet. They are numbered after `number`, which is a random one for each session: so what an agent answers
     /// late, to an earlier session, is an answer to nobody.
     pub fn after(number: u64) -> Self {
-        Self(Mutex::new(Open { number, ..Open::default() }))
+        Self(Mutex::new(Open {
+            number,
+            ..Open::default()
+        }))
     }
 
     /// The questions of a new session.
@@ -112,7 +118,8 @@ impl Inquiries {
         let question = open.begin()?;
         let (answer, answered) = oneshot::channel();
         open.waiting.insert(question, Asker::Inspected(answer));
-        open.to_send.push_back(Asked::Inspect(Inspect { question, copy }));
+        open.to_send
+            .push_back(Asked::Inspect(Inspect { question, copy }));
         Some(answered)
     }
 
@@ -120,19 +127,28 @@ impl Inquiries {
     ///
     /// # Errors
     /// [`Unasked`]; nothing is queued then.
-    pub fn preview(&self, mut asked: Box<PreviewRequest>) -> Result<oneshot::Receiver<PreviewResult>, Unasked> {
+    pub fn preview(
+        &self,
+        mut asked: Box<PreviewRequest>,
+    ) -> Result<oneshot::Receiver<PreviewResult>, Unasked> {
         if question_bytes(&asked) > QUESTION_BYTES {
             return Err(Unasked::TooLarge);
         }
         let mut open = self.0.lock();
         let question = open.begin().ok_or(Unasked::Busy)?;
-        if open.waiting.values().filter(|asker| matches!(asker, Asker::PreviewResult(..))).count() >= PREVIEWS_AT_A_TIME
+        if open
+            .waiting
+            .values()
+            .filter(|asker| matches!(asker, Asker::PreviewResult(..)))
+            .count()
+            >= PREVIEWS_AT_A_TIME
         {
             return Err(Unasked::Busy);
         }
         let (answer, answered) = oneshot::channel();
         asked.question = question;
-        open.waiting.insert(question, Asker::PreviewResult(answer, vec![]));
+        open.waiting
+            .insert(question, Asker::PreviewResult(answer, vec![]));
         open.to_send.push_back(Asked::PreviewRequest(asked));
         Ok(answered)
     }
@@ -151,8 +167,10 @@ impl Inquiries {
     /// The agent has answered. What nobody asked, or waits for any more, is passed over.
     pub fn answered(&self, answer: Inspected) {
         let mut open = self.0.lock();
-        if matches!(open.waiting.get(&answer.question), Some(Asker::Inspected(_)))
-            && let Some(Asker::Inspected(asker)) = open.waiting.remove(&answer.question)
+        if matches!(
+            open.waiting.get(&answer.question),
+            Some(Asker::Inspected(_))
+        ) && let Some(Asker::Inspected(asker)) = open.waiting.remove(&answer.question)
         {
             // Who does not wait any more needs no answer.
             let _ = asker.send(answer);
@@ -162,7 +180,9 @@ impl Inquiries {
     /// The agent has answered in part, or to the end. More than it may say is passed over.
     pub fn preview_result(&self, mut part: PreviewResult) {
         let mut open = self.0.lock();
-        let Some(Asker::PreviewResult(_, message)) = open.waiting.get_mut(&part.question) else { return };
+        let Some(Asker::PreviewResult(_, message)) = open.waiting.get_mut(&part.question) else {
+            return;
+        };
         let room = PREVIEW_LIMIT.saturating_sub(message.len());
         message.extend(part.copies.drain(..).take(room));
         if part.last
@@ -180,7 +200,12 @@ mod tests {
     use super::*;
 
     fn answer(question: u64) -> Inspected {
-        Inspected { question, namespace: NamespaceState::Ready, states: vec![], stands: None }
+        Inspected {
+            question,
+            namespace: NamespaceState::Ready,
+            states: vec![],
+            stands: None,
+        }
     }
 
     #[test]
@@ -189,13 +214,23 @@ mod tests {
         let mut first = inquiries.ask(copy.clone()).unwrap();
         drop(inquiries.ask(copy.clone()));
         let mut third = inquiries.ask(copy.clone()).unwrap();
-        let sent: Vec<u64> = std::iter::from_fn(|| inquiries.next()).map(|asked| asked.number()).collect();
+        let sent: Vec<u64> = std::iter::from_fn(|| inquiries.next())
+            .map(|asked| asked.number())
+            .collect();
         assert_eq!(sent, [1, 3]);
         for question in [3, 3, 2, 99, 1] {
             inquiries.answered(answer(question));
         }
-        assert_eq!((first.try_recv().unwrap().question, third.try_recv().unwrap().question), (1, 3));
-        let many: Vec<_> = (0..AT_A_TIME).map(|_| inquiries.ask(copy.clone())).collect();
+        assert_eq!(
+            (
+                first.try_recv().unwrap().question,
+                third.try_recv().unwrap().question
+            ),
+            (1, 3)
+        );
+        let many: Vec<_> = (0..AT_A_TIME)
+            .map(|_| inquiries.ask(copy.clone()))
+            .collect();
         assert!(many.iter().all(Option::is_some) && inquiries.ask(copy.clone()).is_none());
         drop(many);
         assert!(inquiries.ask(copy).is_some());
@@ -207,7 +242,9 @@ mod tests {
             let ask = || inquiries.ask(SourceRef::new("secrets", "a", "b"));
             let waiting = (ask(), ask());
             assert!(waiting.0.is_some() && waiting.1.is_some());
-            std::iter::from_fn(|| inquiries.next()).map(|asked| asked.number()).collect::<Vec<_>>()
+            std::iter::from_fn(|| inquiries.next())
+                .map(|asked| asked.number())
+                .collect::<Vec<_>>()
         };
         assert_eq!(numbers(&Inquiries::after(u64::MAX)), [0, 1]);
         let (one, other) = (Inquiries::of_a_session(), Inquiries::of_a_session());
@@ -224,11 +261,16 @@ mod tests {
                 ..PreviewRequest::nothing(0, "r".into())
             })
         };
-        assert_eq!(inquiries.preview(asked(20_000)).err(), Some(Unasked::TooLarge));
+        assert_eq!(
+            inquiries.preview(asked(20_000)).err(),
+            Some(Unasked::TooLarge)
+        );
         assert!(inquiries.next().is_none());
         let _waiting = inquiries.preview(asked(2000)).unwrap();
         assert!(inquiries.next().is_some());
-        let _full: Vec<_> = (1..PREVIEWS_AT_A_TIME).map(|_| inquiries.preview(asked(1)).unwrap()).collect();
+        let _full: Vec<_> = (1..PREVIEWS_AT_A_TIME)
+            .map(|_| inquiries.preview(asked(1)).unwrap())
+            .collect();
         assert_eq!(inquiries.preview(asked(1)).err(), Some(Unasked::Busy));
     }
 }

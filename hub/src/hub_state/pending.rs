@@ -13,7 +13,10 @@ pub struct Pending<T> {
 
 impl<T: Ord> Default for Pending<T> {
     fn default() -> Self {
-        Self { items: OrderedMutex::default(), wake: Notify::default() }
+        Self {
+            items: OrderedMutex::default(),
+            wake: Notify::default(),
+        }
     }
 }
 

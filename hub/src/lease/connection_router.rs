@@ -79,13 +79,25 @@ impl ConnectionRouter {
         metrics: Arc<HubMetrics>,
     ) -> (Self, Accepted) {
         let (served, accepted) = mpsc::channel(QUEUE);
-        (Self { public, replicas, hub_state, metrics, served }, Accepted(accepted))
+        (
+            Self {
+                public,
+                replicas,
+                hub_state,
+                metrics,
+                served,
+            },
+            Accepted(accepted),
+        )
     }
 
     /// Takes connections for ever.
     pub async fn run(self) {
         let (mut tasks, mut arrivals) = (JoinSet::new(), JoinSet::new());
-        let most = tokio::fs::read_to_string("/proc/self/limits").await.ok().and_then(|limits| open_files(&limits));
+        let most = tokio::fs::read_to_string("/proc/self/limits")
+            .await
+            .ok()
+            .and_then(|limits| open_files(&limits));
         let most = most.map_or(CONNECTIONS, passed_on_limit);
         let mut complained: Option<Instant> = None;
         loop {
@@ -126,7 +138,11 @@ impl ConnectionRouter {
 }
 
 /// Serves what another replica passes on, as from where that says it comes. Returns whether a replica of this hub said so.
-async fn arrive(mut tcp: TcpStream, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) -> bool {
+async fn arrive(
+    mut tcp: TcpStream,
+    hub_state: Arc<HubState>,
+    served: mpsc::Sender<Incoming>,
+) -> bool {
     let mut preamble = [0; PREAMBLE];
     let message = timeout(ARRIVAL, tcp.read_exact(&mut preamble)).await;
     let from = match message {
@@ -147,7 +163,10 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<Incoming> {
 
 async fn log_accept_error(error: &io::Error) {
     // The peer hung up before it was accepted: nothing is wrong here.
-    if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+    if matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+    ) {
         return;
     }
     tracing::warn!(%error, "cannot accept connections: check the limit of open files; trying again");
@@ -165,10 +184,14 @@ async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Se
             _ = served.send((tcp, from)).await;
             return;
         }
-        if let Some((known, address)) = known.and_then(|known| known.address.clone().map(|address| (known, address))) {
+        if let Some((known, address)) =
+            known.and_then(|known| known.address.clone().map(|address| (known, address)))
+        {
             match timeout(DIAL, TcpStream::connect(&address)).await {
                 Ok(Ok(onward)) => return splice((tcp, from), onward, &known, &hub_state).await,
-                Ok(Err(error)) => tracing::debug!(%error, address, "cannot reach the replica that leads"),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, address, "cannot reach the replica that leads")
+                }
                 Err(_) => tracing::debug!(address, "the replica that leads does not answer"),
             }
         }
@@ -182,17 +205,35 @@ async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Se
 }
 
 /// Passes bytes both ways until both ends are done, nothing moves, or another replica leads.
-async fn splice((tcp, from): Incoming, mut onward: TcpStream, leader: &Leader, hub_state: &HubState) {
+async fn splice(
+    (tcp, from): Incoming,
+    mut onward: TcpStream,
+    leader: &Leader,
+    hub_state: &HubState,
+) {
     // A system that refuses this only answers later.
     let _ = (tcp.set_nodelay(true), onward.set_nodelay(true));
-    if onward.write_all(&preamble(from, &hub_state.settings.revision_key)).await.is_err() {
+    if onward
+        .write_all(&preamble(from, &hub_state.settings.revision_key))
+        .await
+        .is_err()
+    {
         return;
     }
     let moved = AtomicU64::new(0);
-    let (mut near, mut far) = (Counted { tcp, moved: &moved }, Counted { tcp: onward, moved: &moved });
+    let (mut near, mut far) = (
+        Counted { tcp, moved: &moved },
+        Counted {
+            tcp: onward,
+            moved: &moved,
+        },
+    );
     let mut known = hub_state.leader.subscribe();
     let deposed = async {
-        let other = |now: &Option<Leader>| now.as_ref().is_none_or(|now| now.identity != leader.identity);
+        let other = |now: &Option<Leader>| {
+            now.as_ref()
+                .is_none_or(|now| now.identity != leader.identity)
+        };
         _ = known.wait_for(other).await;
         sleep(LAST_WORDS).await;
     };
@@ -230,13 +271,18 @@ impl AsyncRead for Counted<'_> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.tcp).poll_read(context, buffer);
-        self.moved.fetch_add((buffer.filled().len() - before) as u64, Ordering::Relaxed);
+        self.moved
+            .fetch_add((buffer.filled().len() - before) as u64, Ordering::Relaxed);
         polled
     }
 }
 
 impl AsyncWrite for Counted<'_> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.tcp).poll_write(context, bytes)
     }
 

@@ -29,7 +29,10 @@ impl MemberKey {
     /// That of a certificate; none for one that is not a member's.
     pub fn of(certificate: &PeerCertificate) -> Option<Self> {
         match &certificate.id {
-            SpiffeId::Cluster { uid, .. } => Some(Self { uid: uid.as_str().into(), key: certificate.key }),
+            SpiffeId::Cluster { uid, .. } => Some(Self {
+                uid: uid.as_str().into(),
+                key: certificate.key,
+            }),
             SpiffeId::Hub { .. } => None,
         }
     }
@@ -47,18 +50,26 @@ impl MemberConnections {
         let known = self.0.entry(member.uid.clone()).or_default();
         known.retain(|guard_state| guard_state.strong_count() > 0);
         known.push(Arc::downgrade(new));
-        let mut idle: Vec<_> =
-            known.iter().filter_map(Weak::upgrade).filter(|guard_state| guard_state.is_idle()).collect();
+        let mut idle: Vec<_> = known
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|guard_state| guard_state.is_idle())
+            .collect();
         let mut ended = 0;
         loop {
             let mut by_key: BTreeMap<Option<&MemberKey>, usize> = BTreeMap::new();
-            idle.iter().for_each(|guard_state| *by_key.entry(guard_state.member()).or_default() += 1);
+            idle.iter()
+                .for_each(|guard_state| *by_key.entry(guard_state.member()).or_default() += 1);
             let most = by_key.values().copied().max().unwrap_or_default();
             if most <= PER_KEY && idle.len() <= PER_MEMBER {
                 return ended;
             }
-            let oldest = idle.iter().position(|guard_state| by_key.get(&guard_state.member()) == Some(&most));
-            let Some(oldest) = oldest.map(|oldest| idle.remove(oldest)) else { return ended };
+            let oldest = idle
+                .iter()
+                .position(|guard_state| by_key.get(&guard_state.member()) == Some(&most));
+            let Some(oldest) = oldest.map(|oldest| idle.remove(oldest)) else {
+                return ended;
+            };
             oldest.end();
             ended += 1;
         }

@@ -35,13 +35,23 @@ pub const HAND_OVER_LIMIT: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// When the system has no random numbers.
-pub fn holder(name: Option<String>, address: Option<String>) -> Result<Holder, ring::error::Unspecified> {
+pub fn holder(
+    name: Option<String>,
+    address: Option<String>,
+) -> Result<Holder, ring::error::Unspecified> {
     let mut random = [0; 8];
     SystemRandom::new().fill(&mut random)?;
     let random = random.iter().map(|byte| format!("{byte:02x}")).collect();
     let is_unique = name.is_some();
-    let name = name.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "runnel-hub".to_owned());
-    Ok(Holder { name, is_unique, random, address })
+    let name = name
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "runnel-hub".to_owned());
+    Ok(Holder {
+        name,
+        is_unique,
+        random,
+        address,
+    })
 }
 
 /// One process's part in the election.
@@ -64,9 +74,20 @@ enum Answer {
 
 impl Election {
     /// A part in the election over the Lease of this namespace.
-    pub fn new(client: Client, namespace: &str, me: Holder, timing: Timing, hub_state: Arc<HubState>) -> Self {
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        me: Holder,
+        timing: Timing,
+        hub_state: Arc<HubState>,
+    ) -> Self {
         let leases = Api::namespaced(client, namespace);
-        Self { leases, candidate: Candidate::new(me, timing), timing, hub_state }
+        Self {
+            leases,
+            candidate: Candidate::new(me, timing),
+            timing,
+            hub_state,
+        }
     }
 
     /// Takes part until `shutdown`, and then hands over. It leads only when `known` says that the process knows enough.
@@ -74,7 +95,9 @@ impl Election {
         let mut events = std::pin::pin!(events(self.leases.clone()));
         loop {
             let eligible = *known.borrow_and_update();
-            let step = self.candidate.next(eligible, Instant::now(), Timestamp::now());
+            let step = self
+                .candidate
+                .next(eligible, Instant::now(), Timestamp::now());
             self.publish();
             let Step::Wait(until) = step else {
                 tokio::select! {
@@ -95,7 +118,9 @@ impl Election {
 
     fn received(&mut self, event: Result<Event<Lease>, watcher::Error>) {
         match event {
-            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.candidate.received(Some(lease), Instant::now()),
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => {
+                self.candidate.received(Some(lease), Instant::now())
+            }
             Ok(Event::Delete(_)) => self.candidate.received(None, Instant::now()),
             Ok(Event::Init | Event::InitDone) => {}
             // Looking goes on without it, and says what is wrong.
@@ -111,24 +136,41 @@ impl Election {
             Step::Look => self.ask("read", self.leases.get_opt(LEASE)).await,
             Step::Create(lease) => {
                 let lease = self.introduced(lease);
-                self.ask("create", async { self.leases.create(&params, &lease).await.map(Some) }).await
+                self.ask("create", async {
+                    self.leases.create(&params, &lease).await.map(Some)
+                })
+                .await
             }
             Step::Replace(lease) => {
                 let lease = self.introduced(lease);
-                self.ask("update", async { self.leases.replace(LEASE, &params, &lease).await.map(Some) }).await
+                self.ask("update", async {
+                    self.leases.replace(LEASE, &params, &lease).await.map(Some)
+                })
+                .await
             }
             Step::Remove(uid) => {
                 tracing::warn!(
                     "the terms of the Lease are used up: it is removed, and the next one begins a new epoch"
                 );
-                let preconditions = Preconditions { uid: Some(uid.clone()), resource_version: None };
-                let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-                self.ask("delete", async { self.leases.delete(LEASE, &params).await.map(|_| None) }).await
+                let preconditions = Preconditions {
+                    uid: Some(uid.clone()),
+                    resource_version: None,
+                };
+                let params = DeleteParams {
+                    preconditions: Some(preconditions),
+                    ..DeleteParams::default()
+                };
+                self.ask("delete", async {
+                    self.leases.delete(LEASE, &params).await.map(|_| None)
+                })
+                .await
             }
         };
         let now = Instant::now();
         match answer {
-            Answer::Lease(Some(lease)) if step != Step::Look => self.candidate.wrote(*lease, sent, now),
+            Answer::Lease(Some(lease)) if step != Step::Look => {
+                self.candidate.wrote(*lease, sent, now)
+            }
             Answer::Lease(None) if step != Step::Look => self.candidate.failed(true, now),
             Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
             Answer::Changed => self.candidate.failed(true, now),
@@ -138,15 +180,27 @@ impl Election {
 
     fn introduced(&self, lease: &Lease) -> Lease {
         let authorities = self.hub_state.authorities.borrow();
-        let authority = authorities.first().and_then(|der| Fingerprint::of_certificate(der).ok());
-        introduced(lease.clone(), &self.hub_state.settings.hub_id, authority.map(|fingerprint| fingerprint.to_string()))
+        let authority = authorities
+            .first()
+            .and_then(|der| Fingerprint::of_certificate(der).ok());
+        introduced(
+            lease.clone(),
+            &self.hub_state.settings.hub_id,
+            authority.map(|fingerprint| fingerprint.to_string()),
+        )
     }
 
     /// Sends one request, within a part of the time in which a renewal must succeed.
-    async fn ask(&self, verb: &str, call: impl Future<Output = Result<Option<Lease>, kube::Error>>) -> Answer {
+    async fn ask(
+        &self,
+        verb: &str,
+        call: impl Future<Output = Result<Option<Lease>, kube::Error>>,
+    ) -> Answer {
         match tokio::time::timeout(self.timing.renew / 2, call).await {
             Ok(Ok(lease)) => Answer::Lease(lease.map(Box::new)),
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Answer::Changed,
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
+                Answer::Changed
+            }
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
                 let why = &status.message;
                 tracing::error!(
@@ -174,7 +228,10 @@ impl Election {
         self.say(lead.as_ref());
         // Before anybody is told anything by this right.
         *self.hub_state.leader_position.write() = self.candidate.standing(Instant::now());
-        self.hub_state.rounds.renewed(lead.as_ref().and_then(|lead| lead.valid_until.checked_sub(self.timing.renew)));
+        self.hub_state.rounds.renewed(
+            lead.as_ref()
+                .and_then(|lead| lead.valid_until.checked_sub(self.timing.renew)),
+        );
         self.hub_state.set_lead(lead);
         let leader = self.candidate.leader();
         self.hub_state.leader.send_if_modified(|known| {
@@ -195,7 +252,9 @@ impl Election {
         let before = self.hub_state.lead.borrow().clone();
         match (before, lead) {
             (Some(before), Some(lead)) if before.is_same(lead) => {}
-            (_, Some(lead)) => tracing::info!(epoch = lead.epoch, term = lead.term, "this replica leads"),
+            (_, Some(lead)) => {
+                tracing::info!(epoch = lead.epoch, term = lead.term, "this replica leads")
+            }
             (Some(_), None) => tracing::warn!("this replica does not lead any more, and stands by"),
             (None, None) => {}
         }
@@ -216,17 +275,29 @@ impl Election {
             if tokio::time::Instant::now() >= over {
                 break;
             }
-            let Some(released) = self.candidate.release() else { break };
+            let Some(released) = self.candidate.release() else {
+                break;
+            };
             self.publish();
             let params = PostParams::default();
-            match self.ask("update", async { self.leases.replace(LEASE, &params, &released).await.map(Some) }).await {
+            match self
+                .ask("update", async {
+                    self.leases
+                        .replace(LEASE, &params, &released)
+                        .await
+                        .map(Some)
+                })
+                .await
+            {
                 Answer::Lease(_) => {
                     tracing::info!("the Lease is given away");
                     break;
                 }
                 // A renewal that was cut off may have arrived.
                 Answer::Changed => match self.ask("read", self.leases.get_opt(LEASE)).await {
-                    Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), Instant::now()),
+                    Answer::Lease(seen) => self
+                        .candidate
+                        .observe(seen.map(|lease| *lease), Instant::now()),
                     Answer::Changed | Answer::Failed => break,
                 },
                 Answer::Failed => break,
@@ -237,6 +308,8 @@ impl Election {
 }
 
 fn events(leases: Api<Lease>) -> impl Stream<Item = Result<Event<Lease>, watcher::Error>> + Send {
-    let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}")).timeout(WATCH_SECONDS);
+    let config = watcher::Config::default()
+        .fields(&format!("metadata.name={LEASE}"))
+        .timeout(WATCH_SECONDS);
     watcher::watcher(leases, config).default_backoff()
 }

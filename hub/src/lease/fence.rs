@@ -84,7 +84,10 @@ impl ConnectionGuard {
     fn go_on(&self, context: &Context<'_>) -> io::Result<()> {
         self.0.task.register(context.waker());
         if self.0.over.load(Ordering::Acquire) {
-            Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session is not allowed any more"))
+            Err(io::Error::new(
+                io::ErrorKind::BrokenPipe,
+                "the session is not allowed any more",
+            ))
         } else {
             Ok(())
         }
@@ -175,7 +178,11 @@ impl ConnectionGuards {
         loop {
             look.tick().await;
             let now = Instant::now();
-            let late = self.all().into_iter().filter(|guard_state| guard_state.look(now)).count();
+            let late = self
+                .all()
+                .into_iter()
+                .filter(|guard_state| guard_state.look(now))
+                .count();
             self.1.limited(PeerLimit::IdleConnections, late as u64);
         }
     }
@@ -220,9 +227,21 @@ pub fn fenced(
 ) -> impl Stream<Item = io::Result<Fenced>> + Send {
     connections.filter_map(move |connection| {
         let (hub_state, lead) = (hub_state.clone(), hub_state.current_lead());
-        let peer = connection.as_ref().ok().and_then(|connection| connection.peer().certificate.as_deref());
+        let peer = connection
+            .as_ref()
+            .ok()
+            .and_then(|connection| connection.peer().certificate.as_deref());
         let guard = guards.guard(peer);
-        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, hub_state, guard })) }
+        async move {
+            lead.map(|lead| {
+                connection.map(|connection| Fenced {
+                    connection,
+                    lead,
+                    hub_state,
+                    guard,
+                })
+            })
+        }
     })
 }
 
@@ -231,7 +250,10 @@ impl Fenced {
         if self.hub_state.holds(&self.lead) {
             Ok(())
         } else {
-            Err(io::Error::new(io::ErrorKind::BrokenPipe, "this replica does not lead any more"))
+            Err(io::Error::new(
+                io::ErrorKind::BrokenPipe,
+                "this replica does not lead any more",
+            ))
         }
     }
 }
@@ -240,7 +262,10 @@ impl Connected for Fenced {
     type ConnectInfo = Caller;
 
     fn connect_info(&self) -> Caller {
-        Caller { peer: self.connection.connect_info(), guard: self.guard.clone() }
+        Caller {
+            peer: self.connection.connect_info(),
+            guard: self.guard.clone(),
+        }
     }
 }
 
@@ -256,7 +281,11 @@ impl AsyncRead for Fenced {
 }
 
 impl AsyncWrite for Fenced {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.check()?;
         self.guard.go_on(context)?;
         Pin::new(&mut self.connection).poll_write(context, bytes)
@@ -320,20 +349,31 @@ mod tests {
         assert!(timeout(some_looks, &mut over).await.is_err());
         allowed.store(false, Ordering::Relaxed);
         let began = Instant::now();
-        timeout(Duration::from_secs(20), &mut over).await.expect("the end of the connection");
+        timeout(Duration::from_secs(20), &mut over)
+            .await
+            .expect("the end of the connection");
         assert!(began.elapsed() >= look, "no time for a last word");
         drop((guard, over));
-        assert!(guards.all().is_empty(), "a connection that is gone is looked after");
+        assert!(
+            guards.all().is_empty(),
+            "a connection that is gone is looked after"
+        );
     }
 
     fn guard_state_of(key: u8) -> Arc<GuardState> {
-        Arc::new(GuardState::new(Some(MemberKey { uid: "uid".into(), key: Fingerprint::of_key(&[key]) })))
+        Arc::new(GuardState::new(Some(MemberKey {
+            uid: "uid".into(),
+            key: Fingerprint::of_key(&[key]),
+        })))
     }
 
     #[test]
     fn connection_without_a_session_ends_after_its_time() {
         let guard_state = guard_state_of(0);
-        let (before, after) = (Instant::now() + IDLE_LIFE / 2, Instant::now() + 2 * IDLE_LIFE);
+        let (before, after) = (
+            Instant::now() + IDLE_LIFE / 2,
+            Instant::now() + 2 * IDLE_LIFE,
+        );
         assert!(!guard_state.look(before) && guard_state.is_idle());
         let session = ConnectionGuard(guard_state.clone()).registered();
         assert!(!guard_state.look(after), "it has a session");
@@ -352,16 +392,30 @@ mod tests {
         assert_eq!(members.enter(&own), 0);
         // Whoever has an old key of the member, or a hundred connections with one.
         let many: Vec<_> = (0..100).map(|_| guard_state_of(2)).collect();
-        let ended: u64 = many.iter().map(|guard_state| members.enter(guard_state)).sum();
-        let left = many.iter().filter(|guard_state| guard_state.is_idle()).count();
+        let ended: u64 = many
+            .iter()
+            .map(|guard_state| members.enter(guard_state))
+            .sum();
+        let left = many
+            .iter()
+            .filter(|guard_state| guard_state.is_idle())
+            .count();
         assert_eq!((left, ended), (PER_KEY, (100 - PER_KEY) as u64));
         assert!(own.is_idle() && many[99].is_idle() && !registered.over.load(Ordering::Acquire));
         let others: Vec<_> = (3..60).map(guard_state_of).collect();
         for guard_state in &others {
             members.enter(guard_state);
         }
-        let idle = many.iter().chain(&others).chain([&own]).filter(|guard_state| guard_state.is_idle()).count();
-        assert!(idle <= PER_MEMBER && !registered.over.load(Ordering::Acquire), "{idle}");
+        let idle = many
+            .iter()
+            .chain(&others)
+            .chain([&own])
+            .filter(|guard_state| guard_state.is_idle())
+            .count();
+        assert!(
+            idle <= PER_MEMBER && !registered.over.load(Ordering::Acquire),
+            "{idle}"
+        );
         drop((many, others, own, registered, session));
         members.drop_gone();
         assert!(members.is_empty());

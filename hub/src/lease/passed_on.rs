@@ -32,7 +32,10 @@ pub(super) fn origin(preamble: &[u8; PREAMBLE], key: &RevisionKey) -> Option<Soc
     let is_ours = words.starts_with(&MAGIC) && key.seal(&key.seal(words)) == key.seal(seal);
     let address: [u8; 16] = words.get(8..24)?.try_into().ok()?;
     let port: [u8; 2] = words.get(24..)?.try_into().ok()?;
-    let origin = SocketAddr::new(Ipv6Addr::from(address).to_canonical(), u16::from_be_bytes(port));
+    let origin = SocketAddr::new(
+        Ipv6Addr::from(address).to_canonical(),
+        u16::from_be_bytes(port),
+    );
     is_ours.then_some(origin)
 }
 
@@ -44,7 +47,9 @@ pub(super) fn passed_on_limit(open_files: usize) -> usize {
 
 /// The soft limit of open files, as `/proc/self/limits` shows it.
 pub(super) fn open_files(limits: &str) -> Option<usize> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_whitespace().next()? {
         "unlimited" => Some(usize::MAX),
         number => number.parse().ok(),
@@ -75,7 +80,10 @@ mod tests {
     fn passed_on_connections_leave_files_for_others() {
         let limits = "Limit      Soft Limit   Hard Limit  Units\nMax open files            8192                 524288               files\n";
         assert_eq!(open_files(limits).map(passed_on_limit), Some(3584));
-        assert_eq!(open_files("Max open files  unlimited unlimited files").map(passed_on_limit), Some(20_000));
+        assert_eq!(
+            open_files("Max open files  unlimited unlimited files").map(passed_on_limit),
+            Some(20_000)
+        );
         assert_eq!((open_files(""), passed_on_limit(10)), (None, 64));
     }
 }

@@ -27,9 +27,14 @@ impl Attempts {
 
     /// Remembers a wrong token.
     pub fn failed(&mut self, from: IpAddr, now: Instant) {
-        self.0.retain(|_, (since, _)| now.duration_since(*since) < WINDOW);
+        self.0
+            .retain(|_, (since, _)| now.duration_since(*since) < WINDOW);
         if !self.0.contains_key(&from) && self.0.len() >= REMEMBERED {
-            let oldest = self.0.iter().min_by_key(|(_, (since, _))| *since).map(|(key, _)| *key);
+            let oldest = self
+                .0
+                .iter()
+                .min_by_key(|(_, (since, _))| *since)
+                .map(|(key, _)| *key);
             if let Some(oldest) = oldest {
                 self.0.remove(&oldest);
             }

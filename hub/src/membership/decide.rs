@@ -13,10 +13,14 @@ use runnel_api::{Join, KeyRecord, MemberCluster, UsedToken, limits};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinRefusal {
     /// There is no such cluster, no join for it, or the token is another. Which of them it is, a stranger is not told.
-    #[error("the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`")]
+    #[error(
+        "the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`"
+    )]
     WrongToken(String),
     /// The token is the one that is allowed, by its id, and its secret is another. A stranger is told the same as above.
-    #[error("the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`")]
+    #[error(
+        "the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`"
+    )]
     WrongSecret(String),
     /// Too many wrong secrets, now or before a restart.
     #[error(
@@ -31,7 +35,9 @@ pub enum JoinRefusal {
     )]
     TooManyTokens(String),
     /// Too late.
-    #[error("the token for cluster {0} has expired: make a new join string with `runnel-hub token create {0}`")]
+    #[error(
+        "the token for cluster {0} has expired: make a new join string with `runnel-hub token create {0}`"
+    )]
     Expired(String),
     /// Another key was faster.
     #[error(
@@ -46,16 +52,24 @@ pub enum JoinRefusal {
     )]
     TooManyTries(String),
     /// Not wanted now.
-    #[error("cluster {0} is not accepted: set spec.accepted of the MemberCluster to true on the hub")]
+    #[error(
+        "cluster {0} is not accepted: set spec.accepted of the MemberCluster to true on the hub"
+    )]
     NotAccepted(String),
     /// On its way out.
-    #[error("cluster {0} is being deleted on the hub: create it again and join with a new join string")]
+    #[error(
+        "cluster {0} is being deleted on the hub: create it again and join with a new join string"
+    )]
     Deleting(String),
     /// The certificate is for a cluster that was deleted, or for another hub's.
-    #[error("the certificate is for a cluster {0} that is no longer there: join again with a new join string")]
+    #[error(
+        "the certificate is for a cluster {0} that is no longer there: join again with a new join string"
+    )]
     Gone(String),
     /// The key is not known for the cluster (any more).
-    #[error("the certificate's key is not known for cluster {0}: join again with a new join string")]
+    #[error(
+        "the certificate's key is not known for cluster {0}: join again with a new join string"
+    )]
     UnknownKey(String),
     /// The key was given up for a newer one: whoever has it still made a copy.
     #[error(
@@ -95,7 +109,10 @@ impl JoinRefusal {
 
     /// Whether the hub's administrator wants this cluster no more.
     pub fn is_revocation(&self) -> bool {
-        matches!(self, Self::NotAccepted(_) | Self::Deleting(_) | Self::Gone(_))
+        matches!(
+            self,
+            Self::NotAccepted(_) | Self::Deleting(_) | Self::Gone(_)
+        )
     }
 }
 
@@ -157,29 +174,51 @@ pub fn redeem(
     now: Timestamp,
 ) -> Result<Redeemed, JoinRefusal> {
     let mut record = tokens::record(member, join);
-    if record.key_fingerprint.as_ref().is_some_and(|first| *first != key.fingerprint) {
+    if record
+        .key_fingerprint
+        .as_ref()
+        .is_some_and(|first| *first != key.fingerprint)
+    {
         return Err(JoinRefusal::Spent(cluster.to_owned()));
     }
     record.key_fingerprint = Some(key.fingerprint.clone());
-    Ok(Redeemed { tokens: tokens::with(member, record, now), keys: vec![key] })
+    Ok(Redeemed {
+        tokens: tokens::with(member, record, now),
+        keys: vec![key],
+    })
 }
 
 /// The record of a key that was certified.
 pub fn key_record(key: Fingerprint, now: Timestamp, expires_at: Timestamp) -> KeyRecord {
-    KeyRecord { fingerprint: key.to_string(), issued_at: Time(now), expires_at: Time(expires_at), authority: None }
+    KeyRecord {
+        fingerprint: key.to_string(),
+        issued_at: Time(now),
+        expires_at: Time(expires_at),
+        authority: None,
+    }
 }
 
 /// The keys with this one added as the newest: expired ones go, and the oldest when there are too many, but never the
 /// caller's. Their order is that of their making, which [`super::keys::used`] goes by.
-pub fn renewed(keys: &[KeyRecord], caller: &Fingerprint, new: KeyRecord, now: Timestamp) -> Vec<KeyRecord> {
+pub fn renewed(
+    keys: &[KeyRecord],
+    caller: &Fingerprint,
+    new: KeyRecord,
+    now: Timestamp,
+) -> Vec<KeyRecord> {
     let caller = caller.to_string();
     let mut kept: Vec<KeyRecord> = keys
         .iter()
-        .filter(|key| key.fingerprint != new.fingerprint && (key.expires_at.0 > now || key.fingerprint == caller))
+        .filter(|key| {
+            key.fingerprint != new.fingerprint
+                && (key.expires_at.0 > now || key.fingerprint == caller)
+        })
         .cloned()
         .collect();
     while kept.len() >= limits::KEYS {
-        let Some(oldest) = kept.iter().position(|key| key.fingerprint != caller) else { break };
+        let Some(oldest) = kept.iter().position(|key| key.fingerprint != caller) else {
+            break;
+        };
         kept.remove(oldest);
     }
     kept.push(new);
@@ -224,7 +263,10 @@ pub fn admit_renewal<'a>(
 
 /// Whether a certificate ended longer ago than this.
 fn is_over(peer: &PeerCertificate, since: Duration, now: Timestamp) -> bool {
-    let end = peer.not_after.checked_add(since).and_then(|end| Timestamp::try_from(end).ok());
+    let end = peer
+        .not_after
+        .checked_add(since)
+        .and_then(|end| Timestamp::try_from(end).ok());
     end.is_some_and(|end| end <= now)
 }
 
@@ -240,14 +282,22 @@ fn is_member<'a, 'b>(
     hub_id: &str,
     peer: &'b PeerCertificate,
 ) -> Result<(&'b str, &'a MemberCluster), JoinRefusal> {
-    let SpiffeId::Cluster { hub_id: of, cluster, uid } = &peer.id else {
+    let SpiffeId::Cluster {
+        hub_id: of,
+        cluster,
+        uid,
+    } = &peer.id
+    else {
         return Err(JoinRefusal::Gone("of another kind".to_owned()));
     };
     let is_same = |member: &&'a MemberCluster| {
         member.metadata.uid.as_ref() == Some(uid) && member.metadata.name.as_ref() == Some(cluster)
     };
     let gone = || JoinRefusal::Gone(cluster.clone());
-    let member = member.filter(is_same).filter(|_| of == hub_id).ok_or_else(gone)?;
+    let member = member
+        .filter(is_same)
+        .filter(|_| of == hub_id)
+        .ok_or_else(gone)?;
     check_wanted(member, cluster)?;
     let key = peer.key.to_string();
     if keys(member).iter().any(|record| record.fingerprint == key) {
@@ -261,8 +311,13 @@ fn is_member<'a, 'b>(
 
 /// The keys that a cluster is known by.
 pub fn keys(member: &MemberCluster) -> &[KeyRecord] {
-    let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
-    identity.map(|identity| &identity.keys[..]).unwrap_or_default()
+    let identity = member
+        .status
+        .as_ref()
+        .and_then(|status| status.identity.as_ref());
+    identity
+        .map(|identity| &identity.keys[..])
+        .unwrap_or_default()
 }
 
 fn check_wanted(member: &MemberCluster, cluster: &str) -> Result<(), JoinRefusal> {

@@ -14,7 +14,10 @@ use runnel_api::{Identity, MemberCluster, RetiredKey, limits};
 /// The identity after a session with this key, if that changes it. A key that was given up is remembered until its
 /// certificate can neither be used nor, for `limit` after its end, renewed.
 pub fn used(identity: &Identity, key: &str, limit: Duration, now: Timestamp) -> Option<Identity> {
-    let place = identity.keys.iter().position(|known| known.fingerprint == key)?;
+    let place = identity
+        .keys
+        .iter()
+        .position(|known| known.fingerprint == key)?;
     if place == 0 {
         return None;
     }
@@ -24,22 +27,39 @@ pub fn used(identity: &Identity, key: &str, limit: Duration, now: Timestamp) -> 
         expires_at: key.expires_at.clone(),
         seen_at: None,
     });
-    let known = identity.retired.iter().filter(|known| !older.iter().any(|key| key.fingerprint == known.fingerprint));
+    let known = identity
+        .retired
+        .iter()
+        .filter(|known| !older.iter().any(|key| key.fingerprint == known.fingerprint));
     let mut all: Vec<RetiredKey> = known.cloned().chain(retired).collect();
-    let is_useless = |key: &RetiredKey| key.expires_at.0.checked_add(limit).is_ok_and(|end| end <= now);
+    let is_useless = |key: &RetiredKey| {
+        key.expires_at
+            .0
+            .checked_add(limit)
+            .is_ok_and(|end| end <= now)
+    };
     all.retain(|key| key.seen_at.is_some() || !is_useless(key));
     // The first that go are old ones that nobody has used.
     while all.len() > limits::RETIRED_KEYS {
-        let first = all.iter().position(|key| key.seen_at.is_none()).unwrap_or_default();
+        let first = all
+            .iter()
+            .position(|key| key.seen_at.is_none())
+            .unwrap_or_default();
         all.remove(first);
     }
-    Some(Identity { keys: kept.to_vec(), retired: all })
+    Some(Identity {
+        keys: kept.to_vec(),
+        retired: all,
+    })
 }
 
 /// The identity after somebody came with a key that was given up, if that changes it: only the first time of each key is
 /// written down.
 pub fn seen(identity: &Identity, key: &str, now: Timestamp) -> Option<Identity> {
-    let place = identity.retired.iter().position(|known| known.fingerprint == key && known.seen_at.is_none())?;
+    let place = identity
+        .retired
+        .iter()
+        .position(|known| known.fingerprint == key && known.seen_at.is_none())?;
     let mut changed = identity.clone();
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     changed.retired.get_mut(place)?.seen_at = Some(Time(now));
@@ -49,8 +69,16 @@ pub fn seen(identity: &Identity, key: &str, now: Timestamp) -> Option<Identity> 
 /// Whether the member once gave this key up.
 pub fn is_retired(member: &MemberCluster, key: &Fingerprint) -> bool {
     let key = key.to_string();
-    let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
-    identity.is_some_and(|identity| identity.retired.iter().any(|known| known.fingerprint == key))
+    let identity = member
+        .status
+        .as_ref()
+        .and_then(|status| status.identity.as_ref());
+    identity.is_some_and(|identity| {
+        identity
+            .retired
+            .iter()
+            .any(|known| known.fingerprint == key)
+    })
 }
 
 #[cfg(test)]
@@ -65,41 +93,78 @@ mod tests {
 
     fn key(name: usize, end: i64) -> KeyRecord {
         let fingerprint = format!("sha256:{name}");
-        KeyRecord { fingerprint, issued_at: Time(at(0)), expires_at: Time(at(end)), authority: None }
+        KeyRecord {
+            fingerprint,
+            issued_at: Time(at(0)),
+            expires_at: Time(at(end)),
+            authority: None,
+        }
     }
 
     const LIMIT: Duration = Duration::from_secs(100);
 
     #[test]
     fn older_keys_go_at_the_first_use_and_not_before() {
-        let before = Identity { keys: vec![key(1, 10), key(2, 20), key(3, 30)], retired: vec![] };
-        assert_eq!(used(&before, "sha256:1", LIMIT, at(0)), None, "the newer ones were never used");
+        let before = Identity {
+            keys: vec![key(1, 10), key(2, 20), key(3, 30)],
+            retired: vec![],
+        };
+        assert_eq!(
+            used(&before, "sha256:1", LIMIT, at(0)),
+            None,
+            "the newer ones were never used"
+        );
         assert_eq!(used(&before, "sha256:9", LIMIT, at(0)), None);
         let after = used(&before, "sha256:2", LIMIT, at(0)).unwrap();
         assert_eq!(after.keys, [key(2, 20), key(3, 30)]);
         assert_eq!(after.retired.len(), 1);
-        assert_eq!(used(&after, "sha256:2", LIMIT, at(0)), None, "only the first use");
+        assert_eq!(
+            used(&after, "sha256:2", LIMIT, at(0)),
+            None,
+            "only the first use"
+        );
         let last = used(&after, "sha256:3", LIMIT, at(0)).unwrap();
         let names: Vec<_> = last.retired.iter().map(|key| &*key.fingerprint).collect();
         assert_eq!(names, ["sha256:1", "sha256:2"]);
         assert_eq!(
-            used(&Identity { keys: vec![key(3, 9), key(4, 9)], ..last }, "sha256:4", LIMIT, at(130)).unwrap().retired,
+            used(
+                &Identity {
+                    keys: vec![key(3, 9), key(4, 9)],
+                    ..last
+                },
+                "sha256:4",
+                LIMIT,
+                at(130)
+            )
+            .unwrap()
+            .retired,
             []
         );
     }
 
     #[test]
     fn a_retired_key_is_seen_once_and_kept() {
-        let before = Identity { keys: vec![key(1, 10), key(2, 20)], retired: vec![] };
+        let before = Identity {
+            keys: vec![key(1, 10), key(2, 20)],
+            retired: vec![],
+        };
         let retired = used(&before, "sha256:2", LIMIT, at(0)).unwrap();
         assert_eq!(seen(&retired, "sha256:2", at(5)), None, "it is in use");
         assert_eq!(seen(&before, "sha256:1", at(5)), None, "it still holds");
         let noted = seen(&retired, "sha256:1", at(5)).unwrap();
         assert_eq!(noted.retired[0].seen_at, Some(Time(at(5))));
         assert_eq!(seen(&noted, "sha256:1", at(6)), None);
-        let later = Identity { keys: vec![key(2, 20), key(3, 30)], ..noted };
+        let later = Identity {
+            keys: vec![key(2, 20), key(3, 30)],
+            ..noted
+        };
         let later = used(&later, "sha256:3", LIMIT, at(100_000)).unwrap();
-        assert_eq!(later.retired.len(), 1, "what was seen is not forgotten: {:?}", later.retired);
+        assert_eq!(
+            later.retired.len(),
+            1,
+            "what was seen is not forgotten: {:?}",
+            later.retired
+        );
     }
 
     proptest! {

@@ -18,6 +18,9 @@ pub struct CertificateLifetimes {
 impl Default for CertificateLifetimes {
     fn default() -> Self {
         let day = Duration::from_secs(24 * 60 * 60);
-        Self { certificate: day, expired_renewal: 30 * day }
+        Self {
+            certificate: day,
+            expired_renewal: 30 * day,
+        }
     }
 }

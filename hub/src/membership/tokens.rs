@@ -17,7 +17,11 @@ pub fn is_named(join: &Join, token: &Token) -> bool {
 
 /// What the status remembers.
 pub fn used(member: &MemberCluster) -> &[UsedToken] {
-    member.status.as_ref().map(|status| &status.tokens[..]).unwrap_or_default()
+    member
+        .status
+        .as_ref()
+        .map(|status| &status.tokens[..])
+        .unwrap_or_default()
 }
 
 fn find<'a>(used: &'a [UsedToken], join: &Join) -> Option<&'a UsedToken> {
@@ -26,7 +30,8 @@ fn find<'a>(used: &'a [UsedToken], join: &Join) -> Option<&'a UsedToken> {
 
 /// Whether so many wrong secrets came that even the right one is refused.
 pub fn is_burnt(used: &[UsedToken], join: &Join) -> bool {
-    find(used, join).is_some_and(|used| used.key_fingerprint.is_none() && used.wrong_secrets >= WRONG_SECRETS)
+    find(used, join)
+        .is_some_and(|used| used.key_fingerprint.is_none() && used.wrong_secrets >= WRONG_SECRETS)
 }
 
 /// Whether some key has redeemed it.
@@ -36,15 +41,23 @@ pub fn is_redeemed(used: &[UsedToken], join: &Join) -> bool {
 
 /// Whether the join is remembered, or can be without forgetting one that has not expired.
 pub fn has_room(used: &[UsedToken], join: &Join, now: Timestamp) -> bool {
-    used.len() < limits::TOKENS || find(used, join).is_some() || used.iter().any(|used| is_over(used, now))
+    used.len() < limits::TOKENS
+        || find(used, join).is_some()
+        || used.iter().any(|used| is_over(used, now))
 }
 
 /// What is to be remembered of a join, as far as it is known.
 pub fn record(member: &MemberCluster, join: &Join) -> UsedToken {
     let known = find(used(member), join).cloned();
-    let mut record = known.unwrap_or_else(|| UsedToken { token_hash: join.token_hash.clone(), ..UsedToken::default() });
+    let mut record = known.unwrap_or_else(|| UsedToken {
+        token_hash: join.token_hash.clone(),
+        ..UsedToken::default()
+    });
     // A longer life in the spec makes nothing new of it.
-    let end = record.expires_at.take().map_or(join.expires_at.0, |end| end.0.max(join.expires_at.0));
+    let end = record
+        .expires_at
+        .take()
+        .map_or(join.expires_at.0, |end| end.0.max(join.expires_at.0));
     record.expires_at = Some(Time(end));
     record
 }
@@ -60,8 +73,11 @@ pub fn wronged(member: &MemberCluster, join: &Join, now: Timestamp) -> (Vec<Used
 /// The memory with this record. It holds more than it must: only where there is no room, the first to expire goes, and
 /// never one that has not.
 pub fn with(member: &MemberCluster, record: UsedToken, now: Timestamp) -> Vec<UsedToken> {
-    let mut all: Vec<UsedToken> =
-        used(member).iter().filter(|used| used.token_hash != record.token_hash).cloned().collect();
+    let mut all: Vec<UsedToken> = used(member)
+        .iter()
+        .filter(|used| used.token_hash != record.token_hash)
+        .cloned()
+        .collect();
     all.sort_by_key(|used| used.expires_at.as_ref().map(|end| end.0));
     while all.len() >= limits::TOKENS && is_over(&all[0], now) {
         all.remove(0);
@@ -84,12 +100,19 @@ mod tests {
     }
 
     fn join(n: i64, end: i64) -> Join {
-        Join { token_hash: format!("sha256:{n:064x}"), token_id: None, expires_at: Time(at(end)) }
+        Join {
+            token_hash: format!("sha256:{n:064x}"),
+            token_id: None,
+            expires_at: Time(at(end)),
+        }
     }
 
     fn with_used(tokens: Vec<UsedToken>) -> MemberCluster {
         let mut member = MemberCluster::new("eu-3", MemberClusterSpec::default());
-        member.status = Some(MemberClusterStatus { tokens, ..MemberClusterStatus::default() });
+        member.status = Some(MemberClusterStatus {
+            tokens,
+            ..MemberClusterStatus::default()
+        });
         member
     }
 
@@ -109,7 +132,10 @@ mod tests {
         // Remembered a second time, it takes no second place, and the longest life counts.
         let again = with(&with_used(all), record(&member, &join(3, 50)), at(0));
         assert_eq!(again.len(), limits::TOKENS);
-        assert_eq!(find(&again, &join(3, 0)).unwrap().expires_at, Some(Time(at(103))));
+        assert_eq!(
+            find(&again, &join(3, 0)).unwrap().expires_at,
+            Some(Time(at(103)))
+        );
     }
 
     #[test]

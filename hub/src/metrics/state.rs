@@ -48,7 +48,12 @@ struct Samples<const LABELS: usize> {
 
 impl<const LABELS: usize> Samples<LABELS> {
     fn new(name: &'static str, help: &'static str, labels: [&'static str; LABELS]) -> Self {
-        Self { name, help, labels, values: Vec::new() }
+        Self {
+            name,
+            help,
+            labels,
+            values: Vec::new(),
+        }
     }
 
     fn add(&mut self, labels: [&str; LABELS], value: f64) {
@@ -56,9 +61,15 @@ impl<const LABELS: usize> Samples<LABELS> {
     }
 
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let mut family = encoder.encode_descriptor(self.name, self.help, None, MetricType::Gauge)?;
+        let mut family =
+            encoder.encode_descriptor(self.name, self.help, None, MetricType::Gauge)?;
         for (values, value) in &self.values {
-            let pairs: Vec<_> = self.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+            let pairs: Vec<_> = self
+                .labels
+                .iter()
+                .copied()
+                .zip(values.iter().map(String::as_str))
+                .collect();
             let gauge = ConstGauge::new(*value);
             gauge.encode(family.encode_family(&pairs)?)?;
         }
@@ -68,8 +79,15 @@ impl<const LABELS: usize> Samples<LABELS> {
 
 /// Adds up a count of each rule. The index is not kept from others for all rules at a time.
 fn sum_of_rules(hub_state: &HubState, count: impl Fn(&RuleEntry) -> usize) -> usize {
-    let uids: Vec<_> = hub_state.index.read().rules().map(|(uid, _)| uid.clone()).collect();
-    uids.iter().map(|uid| hub_state.index.read().rule(uid).map_or(0, &count)).sum()
+    let uids: Vec<_> = hub_state
+        .index
+        .read()
+        .rules()
+        .map(|(uid, _)| uid.clone())
+        .collect();
+    uids.iter()
+        .map(|uid| hub_state.index.read().rule(uid).map_or(0, &count))
+        .sum()
 }
 
 impl Collector for StateCollector {
@@ -92,14 +110,35 @@ impl Collector for StateCollector {
 impl StateCollector {
     fn counts(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let index = self.hub_state.index.read();
-        let intents: usize = index.rules().map(|(_, entry)| entry.plan.intents.len()).sum();
-        let blocked = index.rules().filter(|(uid, _)| index.is_blocked(uid)).count();
-        let pending: usize = index.clusters().map(|(_, cluster)| cluster.pending.len()).sum();
+        let intents: usize = index
+            .rules()
+            .map(|(_, entry)| entry.plan.intents.len())
+            .sum();
+        let blocked = index
+            .rules()
+            .filter(|(uid, _)| index.is_blocked(uid))
+            .count();
+        let pending: usize = index
+            .clusters()
+            .map(|(_, cluster)| cluster.pending.len())
+            .sum();
         let counts = [
-            ("runnel_leader", "Whether this replica of the hub leads", usize::from(self.hub_state.leads())),
+            (
+                "runnel_leader",
+                "Whether this replica of the hub leads",
+                usize::from(self.hub_state.leads()),
+            ),
             ("runnel_hub_rules", "Rules", index.rules().count()),
-            ("runnel_hub_members", "Member clusters", index.clusters().count()),
-            ("runnel_hub_intents", "Intents, each for all clusters of its rule", intents),
+            (
+                "runnel_hub_members",
+                "Member clusters",
+                index.clusters().count(),
+            ),
+            (
+                "runnel_hub_intents",
+                "Intents, each for all clusters of its rule",
+                intents,
+            ),
             (
                 "runnel_hub_authorities",
                 "Authorities that members may rely on: more than one while one is being replaced",
@@ -122,8 +161,9 @@ impl StateCollector {
             ),
         ];
         drop(index);
-        let differing =
-            sum_of_rules(&self.hub_state, |entry| Sent::from(entry).differing(&self.hub_state.report_store.lock()));
+        let differing = sum_of_rules(&self.hub_state, |entry| {
+            Sent::from(entry).differing(&self.hub_state.report_store.lock())
+        });
         let differing = (
             "runnel_rule_clusters_differ",
             "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
@@ -146,11 +186,22 @@ impl StateCollector {
     fn index_holds(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let holds = &self.hub_state.index_holds;
         let help = "How long one change held the lock of the hub's index, for which everything else in the hub waits";
-        let histogram = encoder.encode_descriptor("runnel_index_lock_seconds", help, None, MetricType::Histogram)?;
+        let histogram = encoder.encode_descriptor(
+            "runnel_index_lock_seconds",
+            help,
+            None,
+            MetricType::Histogram,
+        )?;
         holds.histogram().encode(histogram)?;
-        let help = "The longest that one change has held the lock of the hub's index since the start";
+        let help =
+            "The longest that one change has held the lock of the hub's index since the start";
         let longest = ConstGauge::new(holds.longest().as_secs_f64());
-        longest.encode(encoder.encode_descriptor("runnel_index_lock_longest_seconds", help, None, MetricType::Gauge)?)
+        longest.encode(encoder.encode_descriptor(
+            "runnel_index_lock_longest_seconds",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)
     }
 
     /// Whether each cluster that the hub talks to is connected.
@@ -160,21 +211,31 @@ impl StateCollector {
         let (index, now) = (self.hub_state.index.read(), Instant::now());
         let report_store = self.hub_state.report_store.lock();
         for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
-            samples.add([name.as_str()], f64::from(u8::from(report_store.session(name, now).is_some())));
+            samples.add(
+                [name.as_str()],
+                f64::from(u8::from(report_store.session(name, now).is_some())),
+            );
         }
         samples
     }
 
     /// Whether each rule is Ready, as its status says. A rule that rests on purpose is left out.
     fn rules(&self) -> Samples<2> {
-        let help = "Whether a rule's condition Ready is True; a suspended rule and a dry run are left out";
+        let help =
+            "Whether a rule's condition Ready is True; a suspended rule and a dry run are left out";
         // Not `namespace`: that label is the one of the pod that was scraped.
         let mut samples = Samples::new("runnel_rule_ready", help, ["rule_namespace", "rule"]);
         let index = self.hub_state.index.read();
-        for (uid, entry) in index.rules().filter(|(_, entry)| !entry.rule.terms.is_frozen()) {
+        for (uid, entry) in index
+            .rules()
+            .filter(|(_, entry)| !entry.rule.terms.is_frozen())
+        {
             let known = self.object_cache.with_rule(uid, |object| {
                 let conditions = &object?.status.conditions;
-                Some(condition(conditions, ConditionType::Ready)?.status == ConditionStatus::True.as_str())
+                Some(
+                    condition(conditions, ConditionType::Ready)?.status
+                        == ConditionStatus::True.as_str(),
+                )
             });
             let Some(ready) = known else { continue };
             let name = &entry.rule.terms.rule;
@@ -187,15 +248,28 @@ impl StateCollector {
     fn deliveries(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let index = self.hub_state.index.read();
         // Who gets nothing any more would be waited for in vain.
-        self.metrics.rules_delivered(self.hub_state.drop_unsent(&index));
+        self.metrics
+            .rules_delivered(self.hub_state.drop_unsent(&index));
         let help = "From a source's new version in the hub's watch until the last connected cluster of the rule in which no copy \
                     fails has applied it";
-        let mut family =
-            encoder.encode_descriptor("runnel_rule_delivery_seconds", help, None, MetricType::Histogram)?;
-        for (uid, histogram) in self.metrics.rule_deliveries(|uid| index.rule(uid).is_some()) {
-            let Some(entry) = index.rule(&uid) else { continue };
+        let mut family = encoder.encode_descriptor(
+            "runnel_rule_delivery_seconds",
+            help,
+            None,
+            MetricType::Histogram,
+        )?;
+        for (uid, histogram) in self
+            .metrics
+            .rule_deliveries(|uid| index.rule(uid).is_some())
+        {
+            let Some(entry) = index.rule(&uid) else {
+                continue;
+            };
             let name = &entry.rule.terms.rule;
-            let labels = [("rule_namespace", name.namespace.as_str()), ("rule", name.name.as_str())];
+            let labels = [
+                ("rule_namespace", name.namespace.as_str()),
+                ("rule", name.name.as_str()),
+            ];
             histogram.encode(family.encode_family(&labels)?)?;
         }
         Ok(())
@@ -233,8 +307,15 @@ impl StateCollector {
         let help = "When a certificate expires, in seconds since 1970: the hub's authority, what it serves with, and of each member the one of its newest session";
         let name = "runnel_certificate_expiry_timestamp_seconds";
         let mut samples = Samples::new(name, help, ["certificate", "member"]);
-        let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        samples.add(["authority", ""], seconds(self.authorities.identity().authority.not_after()));
+        let seconds = |at: SystemTime| {
+            at.duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs_f64()
+        };
+        samples.add(
+            ["authority", ""],
+            seconds(self.authorities.identity().authority.not_after()),
+        );
         samples.add(["serving", ""], seconds(self.tls.expires()));
         let index = self.hub_state.index.read();
         let report_store = self.hub_state.report_store.lock();
@@ -262,7 +343,8 @@ mod tests {
                 "metadata": {"name": name, "namespace": "home", "uid": name, "generation": 1},
                 "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
             }));
-            let rule = runnel_hub_core::plan::Rule::namespaced(&object.unwrap(), "runnel-system").unwrap();
+            let rule =
+                runnel_hub_core::plan::Rule::namespaced(&object.unwrap(), "runnel-system").unwrap();
             hub_state.change(|index| index.set_rule(rule));
         }
         let (changed, is_changed) = channel();
@@ -281,7 +363,9 @@ mod tests {
                     std::thread::yield_now();
                 }
             } else if calls.get() == 2 {
-                is_changed.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+                is_changed
+                    .recv_timeout(std::time::Duration::from_secs(60))
+                    .unwrap();
             }
             1
         });

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{
-    ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef, Terms,
+    ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef,
+    Terms,
 };
 
 use runnel_hub_core::index::{Index, RuleEntry};
@@ -56,14 +57,27 @@ pub fn wishes(
     cluster: &ClusterName,
     copy: &SourceRef,
 ) -> Vec<RuleExplanation> {
-    rules.into_iter().flat_map(|uid| look(&|index: &Index| of_rule(index, &uid, cluster, copy))).take(RULES).collect()
+    rules
+        .into_iter()
+        .flat_map(|uid| look(&|index: &Index| of_rule(index, &uid, cluster, copy)))
+        .take(RULES)
+        .collect()
 }
 
-fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef) -> Vec<RuleExplanation> {
-    let Some(entry) = index.rule(uid) else { return vec![] };
+fn of_rule(
+    index: &Index,
+    uid: &RuleUid,
+    cluster: &ClusterName,
+    copy: &SourceRef,
+) -> Vec<RuleExplanation> {
+    let Some(entry) = index.rule(uid) else {
+        return vec![];
+    };
     let wish = |source: SourceRef| {
         let obstacle = obstacle(index, entry, cluster, &source, copy);
-        let content = entry.assignment(cluster).and_then(|assignment| assignment.content(&source).cloned());
+        let content = entry
+            .assignment(cluster)
+            .and_then(|assignment| assignment.content(&source).cloned());
         let (state, message) = obstacle.unwrap_or_else(|| ("NotReported", String::new()));
         RuleExplanation {
             uid: uid.clone(),
@@ -74,33 +88,66 @@ fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef
             revision: content.map(|content| content.revision),
         }
     };
-    sources(entry, cluster, copy).into_iter().take(SOURCES).map(wish).collect()
+    sources(entry, cluster, copy)
+        .into_iter()
+        .take(SOURCES)
+        .map(wish)
+        .collect()
 }
 
 /// The sources of a rule whose copies have this name; those of other namespaces only where the rule says which namespaces
 /// get copies.
 fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeSet<SourceRef> {
     let sent = entry.assignment(cluster).map(|assignment| assignment.plan);
-    let made = sent.iter().flat_map(|plan| plan.intents.keys()).filter(|intent| intent.copy_name() == &copy.name);
+    let made = sent
+        .iter()
+        .flat_map(|plan| plan.intents.keys())
+        .filter(|intent| intent.copy_name() == &copy.name);
     let render_errors = sent.iter().flat_map(|plan| plan.render_errors.keys());
-    let plain = entry.plan.selected().chain(render_errors).filter(|source| source.name == copy.name);
+    let plain = entry
+        .plan
+        .selected()
+        .chain(render_errors)
+        .filter(|source| source.name == copy.name);
     // What is sent under another name is not meant by its own.
     let renamed = |source: &SourceRef| {
-        sent.iter().flat_map(|plan| plan.intents.keys()).any(|intent| intent.is_renamed() && intent.plain() == *source)
+        sent.iter()
+            .flat_map(|plan| plan.intents.keys())
+            .any(|intent| intent.is_renamed() && intent.plain() == *source)
     };
-    let own = |source: &SourceRef| entry.rule.terms.namespaces.is_some() || source.namespace == copy.namespace;
-    let all = made.cloned().chain(plain.filter(|source| !renamed(source)).cloned());
-    all.filter(|source| source.resource == copy.resource && own(source)).collect()
+    let own = |source: &SourceRef| {
+        entry.rule.terms.namespaces.is_some() || source.namespace == copy.namespace
+    };
+    let all = made
+        .cloned()
+        .chain(plain.filter(|source| !renamed(source)).cloned());
+    all.filter(|source| source.resource == copy.resource && own(source))
+        .collect()
 }
 
-fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &SourceRef, copy: &SourceRef) -> Obstacle {
+fn obstacle(
+    index: &Index,
+    entry: &RuleEntry,
+    cluster: &ClusterName,
+    source: &SourceRef,
+    copy: &SourceRef,
+) -> Obstacle {
     let because = |state: &'static str, message: &str| Some((state, message.to_owned()));
     let Some(terms) = entry.target_clusters.clusters.get(cluster) else {
-        let labels = index.cluster(cluster).map(|known| known.labels.clone()).unwrap_or_default();
+        let labels = index
+            .cluster(cluster)
+            .map(|known| known.labels.clone())
+            .unwrap_or_default();
         return if entry.rule.chooses(cluster, &labels) {
-            because("ClusterNotGranted", "no DistributionGrant lets the rule send to this cluster, or it leaves")
+            because(
+                "ClusterNotGranted",
+                "no DistributionGrant lets the rule send to this cluster, or it leaves",
+            )
         } else {
-            because("ClusterNotChosen", "spec.clusters does not choose this cluster")
+            because(
+                "ClusterNotChosen",
+                "spec.clusters does not choose this cluster",
+            )
         };
     };
     if entry.rule.deleting {
@@ -111,9 +158,15 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
         return Some(obstacle);
     }
     if !terms.grants_kind(&copy.resource) {
-        return because("NotGranted", "no DistributionGrant lets the rule send this kind to this cluster");
+        return because(
+            "NotGranted",
+            "no DistributionGrant lets the rule send this kind to this cluster",
+        );
     }
-    let plans = [Some(entry.plan.clone()), entry.assignment(cluster).map(|assignment| assignment.plan)];
+    let plans = [
+        Some(entry.plan.clone()),
+        entry.assignment(cluster).map(|assignment| assignment.plan),
+    ];
     let plain = source.plain();
     for plan in plans.iter().flatten() {
         if let Some(render_errors) = plan.render_errors.get(&plain) {
@@ -130,13 +183,25 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
         }
     }
     if terms.suspend {
-        because("Suspended", "spec.suspend is true: nothing is created, corrected or removed")
+        because(
+            "Suspended",
+            "spec.suspend is true: nothing is created, corrected or removed",
+        )
     } else if terms.is_dry_run() {
-        because("DryRun", "spec.enforcement is DryRun: agents report what they would do and write nothing")
+        because(
+            "DryRun",
+            "spec.enforcement is DryRun: agents report what they would do and write nothing",
+        )
     } else if entry.target_clusters.cordoned.contains(cluster) {
-        because("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
+        because(
+            "Cordoned",
+            "the cluster is cordoned: it keeps what it has and gets nothing new",
+        )
     } else if entry.awaits(cluster) {
-        because("RollingOut", "its turn in the rollout of the newest has not come: it keeps what it has")
+        because(
+            "RollingOut",
+            "its turn in the rollout of the newest has not come: it keeps what it has",
+        )
     } else if entry.rollback().is_some() {
         because(
             REVERTED,
@@ -151,17 +216,26 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
 
 /// What of the namespace speaks against it, without its labels, which only the agent knows.
 fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
-    let Some(choice) = &terms.namespaces else { return None };
+    let Some(choice) = &terms.namespaces else {
+        return None;
+    };
     let closed = runnel_proto::model::is_closed_namespace(&copy.namespace);
     let open = choice.selector.is_some() && !closed && &*copy.namespace != runnel;
     let excluded = runnel_proto::model::matches_any(&choice.exclude, &copy.namespace);
     let chosen = choice.takes(&copy.namespace, None, runnel) || (open && !excluded);
-    (!chosen).then(|| ("NamespaceNotChosen", "spec.namespaces does not choose this namespace".to_owned()))
+    (!chosen).then(|| {
+        (
+            "NamespaceNotChosen",
+            "spec.namespaces does not choose this namespace".to_owned(),
+        )
+    })
 }
 
 fn why_refused(refused: UnsupportedSource) -> &'static str {
     match refused {
-        UnsupportedSource::Type => "its type is a credential of its cluster, or a Helm release: never copied",
+        UnsupportedSource::Type => {
+            "its type is a credential of its cluster, or a Helm release: never copied"
+        }
         UnsupportedSource::TooLarge => "it is larger than an agent takes",
         UnsupportedSource::Annotation => "its owner says so by an annotation",
     }
@@ -205,9 +279,13 @@ fn with_rollback(wish: &mut RuleExplanation, why: &str) {
 /// The agent knows nothing of a copy that the hub would send.
 fn unsaid(namespace: NamespaceState) -> (&'static str, String) {
     let why = match namespace {
-        NamespaceState::Missing => "the namespace does not exist there, and the rule does not name it literally",
+        NamespaceState::Missing => {
+            "the namespace does not exist there, and the rule does not name it literally"
+        }
         NamespaceState::Terminating => "the namespace is being deleted there",
-        NamespaceState::Closed => "the member's policy, or the namespace's own annotation, takes no copies there",
+        NamespaceState::Closed => {
+            "the member's policy, or the namespace's own annotation, takes no copies there"
+        }
         NamespaceState::Ready | NamespaceState::Unknown => {
             "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the \
              source stands there itself"
@@ -278,13 +356,24 @@ mod tests {
         let grant = RuleGrant::read(&serde_json::from_value(grant).unwrap());
         index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
         index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
-        let cluster = Cluster { uid: "u".into(), accepted: true, ..Cluster::default() };
+        let cluster = Cluster {
+            uid: "u".into(),
+            accepted: true,
+            ..Cluster::default()
+        };
         index.set_cluster("one".into(), cluster);
         for rule in rules {
             index.set_rule(rule);
         }
-        let body = SourceState::Read(Arc::new(SourceContent::new(Revision([7; 16]), Payload::encode(vec![]))));
-        index.set_source(SourceRef::new("configmaps", "home", "s"), BTreeMap::new(), Some(body));
+        let body = SourceState::Read(Arc::new(SourceContent::new(
+            Revision([7; 16]),
+            Payload::encode(vec![]),
+        )));
+        index.set_source(
+            SourceRef::new("configmaps", "home", "s"),
+            BTreeMap::new(),
+            Some(body),
+        );
         index
     }
 
@@ -293,14 +382,24 @@ mod tests {
         wishes(rules, |look| look(index), &ClusterName::from(cluster), copy)
     }
 
-    fn states(index: &Index, cluster: &str, namespace: &str, name: &str) -> Vec<(String, &'static str)> {
+    fn states(
+        index: &Index,
+        cluster: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Vec<(String, &'static str)> {
         let copy = SourceRef::new("configmaps", namespace, name);
         let wishes = all(index, cluster, &copy);
-        wishes.into_iter().map(|wish| (wish.rule.name, wish.state)).collect()
+        wishes
+            .into_iter()
+            .map(|wish| (wish.rule.name, wish.state))
+            .collect()
     }
 
     fn because(all: &[(&str, &'static str)]) -> Vec<(String, &'static str)> {
-        all.iter().map(|(name, state)| ((*name).to_owned(), *state)).collect()
+        all.iter()
+            .map(|(name, state)| ((*name).to_owned(), *state))
+            .collect()
     }
 
     #[test]
@@ -309,51 +408,99 @@ mod tests {
         let rules = vec![
             rule("a-named", json!({"namespaces": {"names": ["x"]}})),
             rule("b-labels", labels),
-            rule("c-elsewhere", json!({"clusters": {"names": ["two"]}, "namespaces": {"names": ["x"]}})),
+            rule(
+                "c-elsewhere",
+                json!({"clusters": {"names": ["two"]}, "namespaces": {"names": ["x"]}}),
+            ),
             rule("d-own", json!({})),
-            rule("e-rests", json!({"suspend": true, "namespaces": {"names": ["x"]}})),
-            rule("f-renamed", json!({"namespaces": {"names": ["x"]}, "transform": {"name": "other"}})),
+            rule(
+                "e-rests",
+                json!({"suspend": true, "namespaces": {"names": ["x"]}}),
+            ),
+            rule(
+                "f-renamed",
+                json!({"namespaces": {"names": ["x"]}, "transform": {"name": "other"}}),
+            ),
         ];
         let index = index(rules, json!({"all": true}));
-        let common = [("b-labels", "NotReported"), ("c-elsewhere", "ClusterNotChosen")];
+        let common = [
+            ("b-labels", "NotReported"),
+            ("c-elsewhere", "ClusterNotChosen"),
+        ];
         let mut expected = because(&[("a-named", "NotReported")]);
         expected.extend(because(&common));
         expected.extend(because(&[("e-rests", "Suspended")]));
         assert_eq!(states(&index, "one", "x", "s"), expected);
         let own = states(&index, "one", "home", "s");
-        assert!(own.contains(&("d-own".to_owned(), "NotReported")), "{own:?}");
-        assert!(own.contains(&("a-named".to_owned(), "NamespaceNotChosen")), "{own:?}");
-        assert_eq!(states(&index, "one", "x", "other"), because(&[("f-renamed", "NotReported")]));
+        assert!(
+            own.contains(&("d-own".to_owned(), "NotReported")),
+            "{own:?}"
+        );
+        assert!(
+            own.contains(&("a-named".to_owned(), "NamespaceNotChosen")),
+            "{own:?}"
+        );
+        assert_eq!(
+            states(&index, "one", "x", "other"),
+            because(&[("f-renamed", "NotReported")])
+        );
         assert_eq!(states(&index, "one", "x", "nothing"), because(&[]));
         // No selector finds kube-*.
-        assert!(states(&index, "one", "kube-system", "s").contains(&("b-labels".to_owned(), "NamespaceNotChosen")));
+        assert!(
+            states(&index, "one", "kube-system", "s")
+                .contains(&("b-labels".to_owned(), "NamespaceNotChosen"))
+        );
     }
 
     #[test]
     fn the_index_is_looked_at_rule_by_rule() {
         let named = |name: &str| rule(name, json!({"namespaces": {"names": ["x"]}}));
-        let index = index((0..RULES + 9).map(|number| named(&format!("r{number:03}"))).collect(), json!({"all": true}));
+        let index = index(
+            (0..RULES + 9)
+                .map(|number| named(&format!("r{number:03}")))
+                .collect(),
+            json!({"all": true}),
+        );
         let copy = SourceRef::new("configmaps", "x", "s");
         let looks = Cell::new(0);
         let look = |one: &dyn Fn(&Index) -> Vec<RuleExplanation>| {
             looks.set(looks.get() + 1);
             let found = one(&index);
-            assert!(found.iter().all(|wish| wish.uid == found[0].uid), "one look at several rules: {found:?}");
+            assert!(
+                found.iter().all(|wish| wish.uid == found[0].uid),
+                "one look at several rules: {found:?}"
+            );
             found
         };
         // One is gone by the time of its look, and no more are looked at than are told of.
-        let rules = ["gone".into()].into_iter().chain(index.rules().map(|(uid, _)| uid.clone()));
-        assert_eq!((wishes(rules, look, &"one".into(), &copy).len(), looks.get()), (RULES, RULES + 1));
+        let rules = ["gone".into()]
+            .into_iter()
+            .chain(index.rules().map(|(uid, _)| uid.clone()));
+        assert_eq!(
+            (wishes(rules, look, &"one".into(), &copy).len(), looks.get()),
+            (RULES, RULES + 1)
+        );
     }
 
     #[test]
     fn the_agents_word_comes_first() {
-        let index = index(vec![rule("r", json!({"namespaces": {"names": ["x"]}}))], json!({"all": true}));
+        let index = index(
+            vec![rule("r", json!({"namespaces": {"names": ["x"]}}))],
+            json!({"all": true}),
+        );
         let copy = SourceRef::new("configmaps", "x", "s");
         let of = |states: Vec<CopyState>| {
             let mut wishes = all(&index, "one", &copy);
             let namespace = NamespaceState::Missing;
-            with_answer(&mut wishes, &Inspected { question: 1, namespace, states, stands: None });
+            with_answer(
+                &mut wishes,
+                &Inspected {
+                    question: 1,
+                    namespace,
+                    states,
+                    stands: None,
+                },
+            );
             (wishes[0].state, wishes[0].message.clone())
         };
         let failed = CopyState {
@@ -361,7 +508,10 @@ mod tests {
             outcome: CopyOutcome::Failed,
             copy_error: Some((Reason::Conflict, "not Runnel's".to_owned())),
         };
-        assert_eq!(of(vec![failed]), ("Failed", "Conflict: not Runnel's".to_owned()));
+        assert_eq!(
+            of(vec![failed]),
+            ("Failed", "Conflict: not Runnel's".to_owned())
+        );
         assert_eq!(of(vec![]).0, "NamespaceNotChosen");
         assert!(of(vec![]).1.contains("does not exist"));
     }
@@ -370,28 +520,70 @@ mod tests {
     fn a_copy_that_waits_for_its_turn_or_went_back_says_so() {
         let more = json!({"rollout": {"onFailure": "Revert"}, "namespaces": {"names": ["x"]}});
         let mut index = index(vec![rule("r", more)], json!({"all": true}));
-        assert_eq!(states(&index, "one", "x", "s"), because(&[("r", "RollingOut")]));
+        assert_eq!(
+            states(&index, "one", "x", "s"),
+            because(&[("r", "RollingOut")])
+        );
         let uid = RuleUid::from("r");
         let revision = index.rule(&uid).unwrap().target().to_owned();
         let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
         let state = index.rule(&uid).unwrap().completed_state().ok().unwrap();
         let back_to = Some(state.revision.clone());
-        index.set_completed_state(&uid, Some(StoredState { revision: revision.clone(), state: Ok(state) }));
-        index.let_in(&uid, Gate { revision, reach, is_settled: true, back_to });
-        assert_eq!(states(&index, "one", "x", "s"), because(&[("r", "Reverted")]), "without the agent's word");
+        index.set_completed_state(
+            &uid,
+            Some(StoredState {
+                revision: revision.clone(),
+                state: Ok(state),
+            }),
+        );
+        index.let_in(
+            &uid,
+            Gate {
+                revision,
+                reach,
+                is_settled: true,
+                back_to,
+            },
+        );
+        assert_eq!(
+            states(&index, "one", "x", "s"),
+            because(&[("r", "Reverted")]),
+            "without the agent's word"
+        );
 
         let copy = SourceRef::new("configmaps", "x", "s");
         let of = |outcome: CopyOutcome, copy_error: Option<(Reason, String)>| {
             let mut wishes = all(&index, "one", &copy);
-            let states = vec![CopyState { rule: "r".into(), outcome, copy_error }];
+            let states = vec![CopyState {
+                rule: "r".into(),
+                outcome,
+                copy_error,
+            }];
             let namespace = NamespaceState::Ready;
-            with_answer(&mut wishes, &Inspected { question: 1, namespace, states, stands: None });
+            with_answer(
+                &mut wishes,
+                &Inspected {
+                    question: 1,
+                    namespace,
+                    states,
+                    stands: None,
+                },
+            );
             (wishes[0].state, wishes[0].message.clone())
         };
         let (state, message) = of(CopyOutcome::Applied, None);
-        assert!(state == "Reverted" && message.contains("set spec.rollout.paused"), "{state}: {message}");
-        let (state, message) = of(CopyOutcome::Failed, Some((Reason::Forbidden, "no right".to_owned())));
+        assert!(
+            state == "Reverted" && message.contains("set spec.rollout.paused"),
+            "{state}: {message}"
+        );
+        let (state, message) = of(
+            CopyOutcome::Failed,
+            Some((Reason::Forbidden, "no right".to_owned())),
+        );
         let expected = "Forbidden: no right. Besides: the rollout of the newest failed";
-        assert!(state == "Failed" && message.starts_with(expected), "{state}: {message}");
+        assert!(
+            state == "Failed" && message.starts_with(expected),
+            "{state}: {message}"
+        );
     }
 }

@@ -3,7 +3,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use data_encoding::HEXLOWER;
-use runnel_proto::model::{ClusterName, Inspected, Kind, Revision, RuleUid, SourceRef, StandingObject};
+use runnel_proto::model::{
+    ClusterName, Inspected, Kind, Revision, RuleUid, SourceRef, StandingObject,
+};
 use runnel_proto::wire;
 use tonic::{Request, Response, Status};
 
@@ -20,18 +22,35 @@ impl Questions {
         request: Request<wire::CopyQuestion>,
     ) -> Result<Response<wire::CopyExplained>, Status> {
         let (address, token) = (address(&request), review::bearer(request.metadata())?);
-        let wire::CopyQuestion { cluster, resource, namespace, name } = request.into_inner();
+        let wire::CopyQuestion {
+            cluster,
+            resource,
+            namespace,
+            name,
+        } = request.into_inner();
         let user = self.reviewer.who(address, &token).await?;
         if Kind::by_resource(&resource).is_none() {
-            return Err(Status::invalid_argument("the kind is unknown: ask for configmaps or secrets"));
+            return Err(Status::invalid_argument(
+                "the kind is unknown: ask for configmaps or secrets",
+            ));
         }
         self.can_answer()?;
-        let (cluster, copy) = (ClusterName::from(cluster), SourceRef::new(&resource, &namespace, &name));
+        let (cluster, copy) = (
+            ClusterName::from(cluster),
+            SourceRef::new(&resource, &namespace, &name),
+        );
         let mut wishes = self.wishes(&cluster, &copy).await?;
         let visible = self.visible(&user, &wishes).await?;
-        let member = self.reviewer.allows(&user, "memberclusters", "", cluster.as_str()).await?;
+        let member = self
+            .reviewer
+            .allows(&user, "memberclusters", "", cluster.as_str())
+            .await?;
         // Nobody learns here which clusters there are.
-        if !member && !wishes.iter().any(|wish| visible.contains(&wish.uid) && wish.goes_there()) {
+        if !member
+            && !wishes
+                .iter()
+                .any(|wish| visible.contains(&wish.uid) && wish.goes_there())
+        {
             return Err(Status::permission_denied(format!(
                 "{} may get no rule that wants this copy there, nor the MemberCluster {cluster}",
                 user.name()
@@ -40,19 +59,35 @@ impl Questions {
         let Some(known) = self.hub_state.index.read().cluster(&cluster).cloned() else {
             return Err(Status::not_found(format!("there is no member {cluster}")));
         };
-        let connected = self.hub_state.report_store.lock().session(&cluster, Instant::now()).is_some();
+        let connected = self
+            .hub_state
+            .report_store
+            .lock()
+            .session(&cluster, Instant::now())
+            .is_some();
         // Nor how namespaces are where none of the caller's rules has a copy.
         let may_look = |wishes: &[RuleExplanation]| {
-            member || wishes.iter().any(|wish| visible.contains(&wish.uid) && wish.has_a_place())
+            member
+                || wishes
+                    .iter()
+                    .any(|wish| visible.contains(&wish.uid) && wish.has_a_place())
         };
         let asks = connected && may_look(&wishes);
-        let mut answer = if asks { self.inspect(&cluster, &copy).await } else { None };
+        let mut answer = if asks {
+            self.inspect(&cluster, &copy).await
+        } else {
+            None
+        };
         let answered = answer.is_some();
         if let Some(answer) = &answer {
             because::with_answer(&mut wishes, answer);
         }
         answer = answer.filter(|_| may_look(&wishes));
-        let hidden = wishes.iter().map(|wish| &wish.uid).filter(|uid| !visible.contains(uid)).collect::<BTreeSet<_>>();
+        let hidden = wishes
+            .iter()
+            .map(|wish| &wish.uid)
+            .filter(|uid| !visible.contains(uid))
+            .collect::<BTreeSet<_>>();
         let hidden = u32::try_from(hidden.len()).unwrap_or(u32::MAX);
         let words = if !known.accepted {
             "is not accepted"
@@ -71,31 +106,59 @@ impl Questions {
         Ok(Response::new(wire::CopyExplained {
             cluster: format!("{cluster} {words}"),
             answered,
-            namespace: answer.as_ref().map(|one| because::namespace_text(one.namespace)).unwrap_or_default().to_owned(),
-            rules: wishes.into_iter().filter(|wish| visible.contains(&wish.uid)).map(rule).collect(),
+            namespace: answer
+                .as_ref()
+                .map(|one| because::namespace_text(one.namespace))
+                .unwrap_or_default()
+                .to_owned(),
+            rules: wishes
+                .into_iter()
+                .filter(|wish| visible.contains(&wish.uid))
+                .map(rule)
+                .collect(),
             stands: stands.map(|stands| self.object(stands, &visible, member)),
             hidden,
         }))
     }
 
     /// What the rules say of a copy. There may be many, and nobody waits for the index while they are gone through.
-    async fn wishes(&self, cluster: &ClusterName, copy: &SourceRef) -> Result<Vec<RuleExplanation>, Status> {
+    async fn wishes(
+        &self,
+        cluster: &ClusterName,
+        copy: &SourceRef,
+    ) -> Result<Vec<RuleExplanation>, Status> {
         let (hub_state, cluster, copy) = (self.hub_state.clone(), cluster.clone(), copy.clone());
         aside(move || {
-            let rules: Vec<RuleUid> = hub_state.index.read().rules().map(|(uid, _)| uid.clone()).collect();
+            let rules: Vec<RuleUid> = hub_state
+                .index
+                .read()
+                .rules()
+                .map(|(uid, _)| uid.clone())
+                .collect();
             because::wishes(rules, |look| look(&hub_state.index.read()), &cluster, &copy)
         })
         .await
     }
 
     /// The rules among these that the caller may get.
-    async fn visible(&self, user: &User, wishes: &[RuleExplanation]) -> Result<BTreeSet<RuleUid>, Status> {
+    async fn visible(
+        &self,
+        user: &User,
+        wishes: &[RuleExplanation],
+    ) -> Result<BTreeSet<RuleUid>, Status> {
         let mut visible = BTreeSet::new();
         for wish in wishes {
-            let Some(resource) = resource_of(&wish.rule).ok().filter(|_| !visible.contains(&wish.uid)) else {
+            let Some(resource) = resource_of(&wish.rule)
+                .ok()
+                .filter(|_| !visible.contains(&wish.uid))
+            else {
                 continue;
             };
-            if self.reviewer.allows(user, resource, &wish.rule.namespace, &wish.rule.name).await? {
+            if self
+                .reviewer
+                .allows(user, resource, &wish.rule.namespace, &wish.rule.name)
+                .await?
+            {
                 visible.insert(wish.uid.clone());
             }
         }
@@ -110,8 +173,16 @@ impl Questions {
         tokio::time::timeout(ANSWER, answered).await.ok()?.ok()
     }
 
-    fn object(&self, stands: &StandingObject, visible: &BTreeSet<RuleUid>, member: bool) -> wire::ExplainedObject {
-        let sealed = stands.sealed.as_ref().filter(|(uid, ..)| member || visible.contains(uid));
+    fn object(
+        &self,
+        stands: &StandingObject,
+        visible: &BTreeSet<RuleUid>,
+        member: bool,
+    ) -> wire::ExplainedObject {
+        let sealed = stands
+            .sealed
+            .as_ref()
+            .filter(|(uid, ..)| member || visible.contains(uid));
         let index = self.hub_state.index.read();
         let name = |uid: &RuleUid| match index.rule(uid) {
             Some(entry) => entry.rule.terms.rule.to_string(),
@@ -121,8 +192,12 @@ impl Questions {
             ours: stands.ours,
             intact: stands.intact,
             rule: sealed.map(|(uid, ..)| name(uid)).unwrap_or_default(),
-            source: sealed.map(|(_, source, _)| source.plain().to_string()).unwrap_or_default(),
-            revision: sealed.map(|(.., revision)| hex(revision)).unwrap_or_default(),
+            source: sealed
+                .map(|(_, source, _)| source.plain().to_string())
+                .unwrap_or_default(),
+            revision: sealed
+                .map(|(.., revision)| hex(revision))
+                .unwrap_or_default(),
             applied_at: stands.applied_at,
             uid: stands.uid.clone(),
         }

@@ -35,8 +35,10 @@ const QUESTION_LIMIT: usize = 256 * 1024;
 const PLANS: usize = 4;
 
 /// The kinds of rules, with the resource by which rights to them are given.
-const KINDS: [(&str, &str); 2] =
-    [("DistributionRule", "distributionrules"), ("ClusterDistributionRule", "clusterdistributionrules")];
+const KINDS: [(&str, &str); 2] = [
+    ("DistributionRule", "distributionrules"),
+    ("ClusterDistributionRule", "clusterdistributionrules"),
+];
 
 /// The gRPC service.
 pub struct Questions {
@@ -57,7 +59,13 @@ impl Questions {
         reviewer: Reviewer,
         planner: Option<String>,
     ) -> Self {
-        Self { hub_state, object_cache, reviewer, planner, plans: Semaphore::new(PLANS) }
+        Self {
+            hub_state,
+            object_cache,
+            reviewer,
+            planner,
+            plans: Semaphore::new(PLANS),
+        }
     }
 
     /// The service for a tonic router.
@@ -68,8 +76,14 @@ impl Questions {
     fn details(&self, rule: &RuleName) -> Option<Vec<ClusterDetail>> {
         let since = self.hub_state.serving_since()?;
         let index = self.hub_state.index.read();
-        let (uid, _) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
-        let status = self.object_cache.rule(uid).map(|object| object.status).unwrap_or_default();
+        let (uid, _) = index
+            .rules()
+            .find(|(_, entry)| entry.rule.terms.rule == *rule)?;
+        let status = self
+            .object_cache
+            .rule(uid)
+            .map(|object| object.status)
+            .unwrap_or_default();
         let report_store = self.hub_state.report_store.lock();
         let view = view(&index, &report_store, uid, &status, since, false)?;
         Some(details(&view, &report_store, Instant::now()))
@@ -79,22 +93,49 @@ impl Questions {
     fn entries(&self, rule: &RuleName) -> Option<AllBlocked> {
         self.hub_state.serving_since()?;
         let index = self.hub_state.index.read();
-        let (uid, entry) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
+        let (uid, entry) = index
+            .rules()
+            .find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let report_store = self.hub_state.report_store.lock();
         let mut all = AllBlocked::default();
         if let Some(pending) = entry.guard.pending() {
-            all.add(pending.digest.clone(), u64::try_from(pending.copies).unwrap_or_default());
-            all.items.extend(entry.guard.blocked().iter().map(|item| blocked_item(uid, item, &report_store)));
+            all.add(
+                pending.digest.clone(),
+                u64::try_from(pending.copies).unwrap_or_default(),
+            );
+            all.items.extend(
+                entry
+                    .guard
+                    .blocked()
+                    .iter()
+                    .map(|item| blocked_item(uid, item, &report_store)),
+            );
         }
         Some(all)
     }
 
     /// The rule that is asked about, where the caller may get it and this hub can answer.
     async fn asked(&self, request: &Request<wire::RuleQuestion>) -> Result<RuleName, Status> {
-        let wire::RuleQuestion { kind, namespace, name } = request.get_ref().clone();
-        let rule = RuleName { kind, namespace, name };
+        let wire::RuleQuestion {
+            kind,
+            namespace,
+            name,
+        } = request.get_ref().clone();
+        let rule = RuleName {
+            kind,
+            namespace,
+            name,
+        };
         let (address, token) = (address(request), review::bearer(request.metadata())?);
-        self.reviewer.may_get(address, &token, resource_of(&rule)?, &rule.namespace, &rule.name).await?;
+        self.reviewer
+            .may_get(
+                address,
+                &token,
+                resource_of(&rule)?,
+                &rule.namespace,
+                &rule.name,
+            )
+            .await?;
         self.can_answer()?;
         Ok(rule)
     }
@@ -102,7 +143,9 @@ impl Questions {
     /// Who does not lead, or is starting, knows too little to answer.
     fn can_answer(&self) -> Result<(), Status> {
         if self.hub_state.current_lead().is_none() || self.hub_state.serving_since().is_none() {
-            return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
+            return Err(Status::unavailable(
+                "the hub is starting, or another replica has taken the lead: try again",
+            ));
         }
         Ok(())
     }
@@ -110,14 +153,22 @@ impl Questions {
 
 /// The resource by which rights to a rule are given.
 fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
-    let known = KINDS.iter().find(|(kind, _)| *kind == rule.kind).map(|(_, resource)| *resource);
-    known
-        .ok_or_else(|| Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule"))
+    let known = KINDS
+        .iter()
+        .find(|(kind, _)| *kind == rule.kind)
+        .map(|(_, resource)| *resource);
+    known.ok_or_else(|| {
+        Status::invalid_argument(
+            "kind is unknown: ask for DistributionRule or ClusterDistributionRule",
+        )
+    })
 }
 
 /// Does what takes time, and what nothing else in the hub waits for.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| broken())
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| broken())
 }
 
 fn broken() -> Status {
@@ -143,7 +194,9 @@ fn page(details: &[ClusterDetail]) -> wire::RuleClustersPage {
         newest: detail.newest,
         proof: format!("{:?}", detail.proved),
     });
-    wire::RuleClustersPage { clusters: clusters.collect() }
+    wire::RuleClustersPage {
+        clusters: clusters.collect(),
+    }
 }
 
 fn failure(failure: &runnel_proto::model::Failure) -> wire::RuleFailure {
@@ -171,7 +224,10 @@ impl AllBlocked {
 
     /// At least one page where something is held, as the digest stands on it.
     fn pages(&self) -> Vec<wire::RuleBlockedPage> {
-        let (digest, copies) = (self.digests.join(","), i64::try_from(self.copies).unwrap_or(i64::MAX));
+        let (digest, copies) = (
+            self.digests.join(","),
+            i64::try_from(self.copies).unwrap_or(i64::MAX),
+        );
         let page = |items: &[wire::BlockedItem]| wire::RuleBlockedPage {
             digest: digest.clone(),
             copies,
@@ -194,14 +250,22 @@ fn blocked_item(uid: &RuleUid, item: &Item, report_store: &ReportStore) -> wire:
         Item::Name(intent) => ("Name", None, intent.to_string()),
         Item::Source(source) => ("Source", None, source.to_string()),
         Item::Prune(cluster, _) => {
-            let copies =
-                report_store.holding(uid, cluster).and_then(|entries| entries.prunes).map_or(0, |asked| asked.objects);
+            let copies = report_store
+                .holding(uid, cluster)
+                .and_then(|entries| entries.prunes)
+                .map_or(0, |asked| asked.objects);
             let namespaces = report_store.namespaces_of_prunes(uid, cluster).join(", ");
             ("Prune", Some(cluster), format!("{copies} ({namespaces})"))
         }
     };
-    let cluster = cluster.map(|cluster| cluster.as_str().to_owned()).unwrap_or_default();
-    wire::BlockedItem { what: what.to_owned(), cluster, object }
+    let cluster = cluster
+        .map(|cluster| cluster.as_str().to_owned())
+        .unwrap_or_default();
+    wire::BlockedItem {
+        what: what.to_owned(),
+        cluster,
+        object,
+    }
 }
 
 type BlockedPages = Pin<Box<dyn Stream<Item = Result<wire::RuleBlockedPage, Status>> + Send>>;
@@ -217,8 +281,13 @@ impl Query for Questions {
         request: Request<wire::RuleQuestion>,
     ) -> Result<Response<Self::RuleClustersStream>, Status> {
         let rule = self.asked(&request).await?;
-        let details = self.details(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
-        let pages: Vec<_> = details.chunks(PAGE).map(|clusters| Ok(page(clusters))).collect();
+        let details = self
+            .details(&rule)
+            .ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
+        let pages: Vec<_> = details
+            .chunks(PAGE)
+            .map(|clusters| Ok(page(clusters)))
+            .collect();
         Ok(Response::new(Box::pin(stream::iter(pages))))
     }
 
@@ -231,9 +300,14 @@ impl Query for Questions {
 
     type PlanStream = PlanPages;
 
-    async fn plan(&self, request: Request<wire::PlanQuestion>) -> Result<Response<Self::PlanStream>, Status> {
+    async fn plan(
+        &self,
+        request: Request<wire::PlanQuestion>,
+    ) -> Result<Response<Self::PlanStream>, Status> {
         let pages = self.plan_pages(request).await?;
-        Ok(Response::new(Box::pin(stream::iter(pages.into_iter().map(Ok)))))
+        Ok(Response::new(Box::pin(stream::iter(
+            pages.into_iter().map(Ok),
+        ))))
     }
 
     type RuleBlockedStream = BlockedPages;
@@ -243,7 +317,11 @@ impl Query for Questions {
         request: Request<wire::RuleQuestion>,
     ) -> Result<Response<Self::RuleBlockedStream>, Status> {
         let rule = self.asked(&request).await?;
-        let entries = self.entries(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
-        Ok(Response::new(Box::pin(stream::iter(entries.pages().into_iter().map(Ok)))))
+        let entries = self
+            .entries(&rule)
+            .ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
+        Ok(Response::new(Box::pin(stream::iter(
+            entries.pages().into_iter().map(Ok),
+        ))))
     }
 }

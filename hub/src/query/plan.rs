@@ -92,30 +92,46 @@ impl ReportedHoldings {
 }
 
 impl Questions {
-    pub(super) async fn plan_pages(&self, request: Request<wire::PlanQuestion>) -> Result<Vec<wire::PlanPage>, Status> {
+    pub(super) async fn plan_pages(
+        &self,
+        request: Request<wire::PlanQuestion>,
+    ) -> Result<Vec<wire::PlanPage>, Status> {
         let by = Deadline::now() + QUESTION;
         let (address, token) = (address(&request), review::bearer(request.metadata())?);
         let asked = request.into_inner();
         let user = self.reviewer.who(address, &token).await?;
         let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
-        let _turn = turn.map_err(|_| Status::resource_exhausted("the hub plans for others just now: try again"))?;
+        let _turn = turn.map_err(|_| {
+            Status::resource_exhausted("the hub plans for others just now: try again")
+        })?;
         self.can_answer()?;
         if let Some(kind) = change::kind_of(&asked) {
             let change = self.change(&user, kind, &asked).await?;
             return self.change_pages(change, &asked, by).await;
         }
         let rule = if asked.object.is_empty() {
-            self.saved(&user, asked.rule.clone().unwrap_or_default(), asked.dry_run, asked.delete).await?
+            self.saved(
+                &user,
+                asked.rule.clone().unwrap_or_default(),
+                asked.dry_run,
+                asked.delete,
+            )
+            .await?
         } else {
             self.unsaved(&user, &asked.object).await?
         };
         self.may_read_sources(&user, &rule).await?;
         // The question is what the rule does once it is enforced, or deleted.
-        let rule = if asked.delete && asked.object.is_empty() { rule.deleted() } else { rule.enforced() };
+        let rule = if asked.delete && asked.object.is_empty() {
+            rule.deleted()
+        } else {
+            rule.enforced()
+        };
         let around = self.hub_state.index.read().around(&rule);
         let preview = aside(move || PreviewIndex::new(around, rule)).await?;
         let uid = preview.uid().clone();
-        self.preview_pages(preview, vec![(uid, None)], &asked, by).await
+        self.preview_pages(preview, vec![(uid, None)], &asked, by)
+            .await
     }
 
     /// What a grant or a member cluster would do: page by page for each rule of which agents are asked.
@@ -125,7 +141,14 @@ impl Questions {
         asked: &wire::PlanQuestion,
         by: Deadline,
     ) -> Result<Vec<wire::PlanPage>, Status> {
-        let Change { object, exists, rules, asked: sent, more, notes } = change;
+        let Change {
+            object,
+            exists,
+            rules,
+            asked: sent,
+            more,
+            notes,
+        } = change;
         let summary = wire::PlanPage {
             exists,
             notes,
@@ -140,7 +163,10 @@ impl Questions {
         let preview = aside(tried).await?;
         let mut pages = vec![summary];
         if let Some(preview) = preview {
-            let sent = sent.into_iter().map(|(uid, name)| (uid, Some(name))).collect();
+            let sent = sent
+                .into_iter()
+                .map(|(uid, name)| (uid, Some(name)))
+                .collect();
             pages.extend(self.preview_pages(preview, sent, asked, by).await?);
         }
         Ok(pages)
@@ -162,7 +188,10 @@ impl Questions {
             (preview, Arc::new(known))
         };
         let (preview, known) = aside(judged).await?;
-        let room = Mutex::new(Room { copies: COPIES, diffs: DIFFS });
+        let room = Mutex::new(Room {
+            copies: COPIES,
+            diffs: DIFFS,
+        });
         let mut hearing = Hearing {
             preview: Arc::new(preview),
             asking: Asking::new(random_key()?, asked.dry_run, asked.diff).into(),
@@ -203,7 +232,10 @@ impl Questions {
         for uid in preview.rules() {
             let all = preview.index().clusters();
             let of_rule = all.filter_map(|(cluster, _)| {
-                Some(((uid.clone(), cluster.clone()), report_store.holding(&uid, cluster)?))
+                Some((
+                    (uid.clone(), cluster.clone()),
+                    report_store.holding(&uid, cluster)?,
+                ))
             });
             blocked.extend(of_rule);
         }
@@ -211,7 +243,11 @@ impl Questions {
     }
 
     /// What no saved rule has needed so far is looked for now; what is not found in time is not known.
-    async fn list_and_read(&self, mut preview: PreviewIndex, by: Deadline) -> Result<PreviewIndex, Status> {
+    async fn list_and_read(
+        &self,
+        mut preview: PreviewIndex,
+        by: Deadline,
+    ) -> Result<PreviewIndex, Status> {
         let mut listed = Vec::new();
         for place in preview.unlisted() {
             let Some(rule) = preview.rule() else { break };
@@ -230,7 +266,9 @@ impl Questions {
         let mut preview = aside(list).await?;
         let unread: Vec<_> = preview.unread().iter().take(READS).cloned().collect();
         let read = async |source: SourceRef| (self.read(&source).await, source);
-        let reads = stream::iter(unread).map(read).buffer_unordered(READS_AT_A_TIME);
+        let reads = stream::iter(unread)
+            .map(read)
+            .buffer_unordered(READS_AT_A_TIME);
         let mut bytes = 0usize;
         let fits = move |(body, _): &(SourceState, SourceRef)| {
             if let SourceState::Read(content) | SourceState::Stale(content) = body {
@@ -238,7 +276,11 @@ impl Questions {
             }
             std::future::ready(bytes <= READ_BYTES)
         };
-        let bodies: Vec<_> = reads.take_while(fits).take_until(sleep_until(by)).collect().await;
+        let bodies: Vec<_> = reads
+            .take_while(fits)
+            .take_until(sleep_until(by))
+            .collect()
+            .await;
         let take_in = move || {
             for (body, source) in bodies {
                 preview.read(&source, body);
@@ -255,7 +297,9 @@ impl Questions {
     ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, &'static str> {
         let kind = Kind::by_resource(place.resource).ok_or("the hub does not know this kind")?;
         let api: Api<DynamicObject> = match &place.namespace {
-            Some(namespace) => Api::namespaced_with(self.reviewer.client(), namespace, &api_resource(kind)),
+            Some(namespace) => {
+                Api::namespaced_with(self.reviewer.client(), namespace, &api_resource(kind))
+            }
             None => Api::all_with(self.reviewer.client(), &api_resource(kind)),
         };
         let mut params = ListParams::default().limit(OBJECTS_AT_A_TIME);
@@ -270,7 +314,8 @@ impl Questions {
             sources.extend(list.items.into_iter().filter_map(|object| {
                 let (name, metadata) = (object.name_any(), object.metadata);
                 let labels = metadata.labels.unwrap_or_default();
-                let is_source = metadata.deletion_timestamp.is_none() && !is_never_a_source(kind, &name, &labels);
+                let is_source = metadata.deletion_timestamp.is_none()
+                    && !is_never_a_source(kind, &name, &labels);
                 let reference = SourceRef::new(kind.resource, &metadata.namespace?, &name);
                 (is_source && rule.needs(&reference, &labels)).then_some((reference, labels))
             }));
@@ -284,9 +329,12 @@ impl Questions {
     }
 
     async fn read(&self, source: &SourceRef) -> SourceState {
-        let Some(kind) = Kind::by_resource(&source.resource) else { return SourceState::Unreadable };
+        let Some(kind) = Kind::by_resource(&source.resource) else {
+            return SourceState::Unreadable;
+        };
         let client = self.reviewer.client();
-        let api: Api<DynamicObject> = Api::namespaced_with(client, &source.namespace, &api_resource(kind));
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(client, &source.namespace, &api_resource(kind));
         match tokio::time::timeout(LOOK, api.get_opt(&source.name)).await {
             Ok(Ok(Some(object))) => body_of(&self.hub_state, kind, &object),
             _ => SourceState::Unreadable,
@@ -297,12 +345,22 @@ impl Questions {
     async fn receive(&self, hearing: &Hearing, ask: Ask, within: bool) -> ClusterAnswer {
         let name = ask.cluster.clone();
         let received = |state: &str, message: &str, more: usize, reply: Option<AgentAnswer>| {
-            let message = if message.is_empty() { ask.message.clone() } else { message.to_owned() };
+            let message = if message.is_empty() {
+                ask.message.clone()
+            } else {
+                message.to_owned()
+            };
             let more = more.saturating_add(reply.as_ref().map_or(0, |reply| reply.more));
             let more = u32::try_from(more).unwrap_or(u32::MAX);
             let name = ask.cluster.as_str().to_owned();
             ClusterAnswer {
-                cluster: wire::PlanCluster { name, state: state.to_owned(), message, wave: ask.wave, more },
+                cluster: wire::PlanCluster {
+                    name,
+                    state: state.to_owned(),
+                    message,
+                    wave: ask.wave,
+                    more,
+                },
                 reply,
             }
         };
@@ -317,7 +375,12 @@ impl Questions {
         if !state.is_empty() {
             return received(state, "", 0, None);
         }
-        let connected = self.hub_state.report_store.lock().session(&name, Instant::now()).is_some();
+        let connected = self
+            .hub_state
+            .report_store
+            .lock()
+            .session(&name, Instant::now())
+            .is_some();
         let diverged = self.hub_state.divergences.lock().of(&name).is_some();
         if !connected {
             return received("NotConnected", "not asked: it is not connected", 0, None);
@@ -327,7 +390,12 @@ impl Questions {
             return received("InDoubt", message, 0, None);
         }
         if !within {
-            return received("NotAsked", "not asked: there are too many clusters", 0, None);
+            return received(
+                "NotAsked",
+                "not asked: there are too many clusters",
+                0,
+                None,
+            );
         }
         if Deadline::now() >= hearing.by {
             return received("NotAsked", "not asked: the question took too long", 0, None);
@@ -336,13 +404,28 @@ impl Questions {
         let question = match aside(move || preview.ask(&name, &asking)).await {
             Ok(Some(question)) => question,
             Ok(None) => return received("Idle", "", 0, None),
-            Err(_) => return received("NotAsked", "not asked: the hub could not say what it would be told", 0, None),
+            Err(_) => {
+                return received(
+                    "NotAsked",
+                    "not asked: the hub could not say what it would be told",
+                    0,
+                    None,
+                );
+            }
         };
         let AgentQuestion { asked, left_out } = question;
-        let Some(live) = self.hub_state.sessions.get(&ask.cluster).map(|live| live.clone()) else {
+        let Some(live) = self
+            .hub_state
+            .sessions
+            .get(&ask.cluster)
+            .map(|live| live.clone())
+        else {
             return received("NotConnected", "not asked: it is not connected", 0, None);
         };
-        let untried = match (hearing.asking.is_dry_run() && !asked.dry_run, ask.message.as_str()) {
+        let untried = match (
+            hearing.asking.is_dry_run() && !asked.dry_run,
+            ask.message.as_str(),
+        ) {
             (false, _) => String::new(),
             (true, "") => UNTRIED.to_owned(),
             (true, before) => format!("{before}; {UNTRIED}"),
@@ -350,16 +433,28 @@ impl Questions {
         let answered = match live.inquiries.preview(asked) {
             Ok(answered) => answered,
             Err(Unasked::Busy) => {
-                return received("Busy", "not asked: it is answering somebody else, try again", 0, None);
+                return received(
+                    "Busy",
+                    "not asked: it is answering somebody else, try again",
+                    0,
+                    None,
+                );
             }
             Err(Unasked::TooLarge) => {
-                return received("TooLarge", "not asked: the question is too large for one message", 0, None);
+                return received(
+                    "TooLarge",
+                    "not asked: the question is too large for one message",
+                    0,
+                    None,
+                );
             }
         };
         live.wake.notify_one();
         drop(live);
         match timeout_at(hearing.by.min(Deadline::now() + ANSWER), answered).await {
-            Ok(Ok(answer)) if !answer.unanswered.is_empty() => received("Unanswered", &answer.unanswered, 0, None),
+            Ok(Ok(answer)) if !answer.unanswered.is_empty() => {
+                received("Unanswered", &answer.unanswered, 0, None)
+            }
             Ok(Ok(answer)) => {
                 let reply = AgentAnswer::of(answer, &mut hearing.room.lock());
                 received("Answered", &untried, left_out, Some(reply))
@@ -386,30 +481,49 @@ fn pages(
     for RuleAnswers { uid, name, answers } in all {
         let (mut clusters, mut of_clusters) = (Vec::new(), BTreeMap::new());
         for one in answers {
-            of_clusters.extend(one.reply.map(|reply| (ClusterName::from(one.cluster.name.as_str()), reply)));
+            of_clusters.extend(
+                one.reply
+                    .map(|reply| (ClusterName::from(one.cluster.name.as_str()), reply)),
+            );
             clusters.push(one.cluster);
         }
         heads.insert(uid.clone(), (name, clusters));
         reply.push((uid, of_clusters));
     }
-    let all = preview.conclude_all(reply, &|rule, cluster| known.holding(rule, cluster), now(), diffs);
+    let all = preview.conclude_all(
+        reply,
+        &|rule, cluster| known.holding(rule, cluster),
+        now(),
+        diffs,
+    );
     let mut pages = Vec::new();
     for (uid, rows) in all {
         preview.focus_on(&uid);
         let (name, clusters) = heads.remove(&uid).unwrap_or_default();
         pages.push(wire::PlanPage {
-            sources: preview.sources(SOURCES).into_iter().map(source_row).collect(),
+            sources: preview
+                .sources(SOURCES)
+                .into_iter()
+                .map(source_row)
+                .collect(),
             clusters,
             notes: preview.notes(),
             exists: preview.exists(),
             incomplete: preview.is_incomplete(),
             sent: u32::try_from(preview.sent()).unwrap_or(u32::MAX),
-            rule: name.map(|name| wire::RuleQuestion { kind: name.kind, namespace: name.namespace, name: name.name }),
+            rule: name.map(|name| wire::RuleQuestion {
+                kind: name.kind,
+                namespace: name.namespace,
+                name: name.name,
+            }),
             ..wire::PlanPage::default()
         });
         let mut rows = rows.into_iter().map(copy_row).peekable();
         while rows.peek().is_some() {
-            pages.push(wire::PlanPage { copies: rows.by_ref().take(PAGE).collect(), ..wire::PlanPage::default() });
+            pages.push(wire::PlanPage {
+                copies: rows.by_ref().take(PAGE).collect(),
+                ..wire::PlanPage::default()
+            });
         }
     }
     pages
@@ -420,7 +534,10 @@ fn source_row(row: SourceRow) -> wire::PlanSource {
         source: row.source,
         state: row.state,
         message: row.message,
-        cluster: row.cluster.map(|cluster| cluster.as_str().to_owned()).unwrap_or_default(),
+        cluster: row
+            .cluster
+            .map(|cluster| cluster.as_str().to_owned())
+            .unwrap_or_default(),
     }
 }
 
@@ -436,5 +553,8 @@ fn copy_row(row: Row) -> wire::PlanCopy {
     }
 }
 fn now() -> Now {
-    Now { instant: Instant::now(), wall: jiff::Timestamp::now() }
+    Now {
+        instant: Instant::now(),
+        wall: jiff::Timestamp::now(),
+    }
 }

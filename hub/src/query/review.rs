@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use parking_lot::Mutex;
@@ -29,10 +31,19 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// `UNAUTHENTICATED`, which says what is missing.
 pub(super) fn bearer(metadata: &MetadataMap) -> Result<String, Status> {
     let missing = || {
-        Status::unauthenticated("this question needs `authorization: Bearer TOKEN`, a token of the hub's API server")
+        Status::unauthenticated(
+            "this question needs `authorization: Bearer TOKEN`, a token of the hub's API server",
+        )
     };
-    let header = metadata.get("authorization").and_then(|value| value.to_str().ok()).ok_or_else(missing)?;
-    let token = header.strip_prefix("Bearer ").map(str::trim).filter(|token| !token.is_empty()).ok_or_else(missing)?;
+    let header = metadata
+        .get("authorization")
+        .and_then(|value| value.to_str().ok())
+        .ok_or_else(missing)?;
+    let token = header
+        .strip_prefix("Bearer ")
+        .map(str::trim)
+        .filter(|token| !token.is_empty())
+        .ok_or_else(missing)?;
     if token.len() > TOKEN_LIMIT {
         return Err(Status::unauthenticated("the token is too long"));
     }
@@ -95,8 +106,15 @@ impl Reviewer {
         if self.allows(&user, resource, namespace, name).await? {
             return Ok(());
         }
-        let place = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
-        Err(Status::permission_denied(format!("{} may not get {resource}.runnel.dev{place}", user.name())))
+        let place = if namespace.is_empty() {
+            String::new()
+        } else {
+            format!(" in namespace {namespace}")
+        };
+        Err(Status::permission_denied(format!(
+            "{} may not get {resource}.runnel.dev{place}",
+            user.name()
+        )))
     }
 
     /// Who a token belongs to.
@@ -105,15 +123,20 @@ impl Reviewer {
     /// The status that `query.proto` names, with the cure.
     pub(super) async fn who(&self, address: Option<IpAddr>, token: &str) -> Result<User, Status> {
         if address.is_some_and(|address| !self.attempts.lock().allows(address, Instant::now())) {
-            return Err(Status::resource_exhausted("too many wrong tokens from your address: wait ten minutes"));
+            return Err(Status::resource_exhausted(
+                "too many wrong tokens from your address: wait ten minutes",
+            ));
         }
         let turn = tokio::time::timeout(LIMIT, self.turns.acquire()).await;
-        let _turn = turn.map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
+        let _turn = turn
+            .map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
         let Some(user) = self.user_of(token).await? else {
             if let Some(address) = address {
                 self.attempts.lock().failed(address, Instant::now());
             }
-            return Err(Status::unauthenticated("the hub's API server does not know this token, or it has expired"));
+            return Err(Status::unauthenticated(
+                "the hub's API server does not know this token, or it has expired",
+            ));
         };
         Ok(User(user))
     }
@@ -129,7 +152,17 @@ impl Reviewer {
         namespace: &str,
         name: &str,
     ) -> Result<bool, Status> {
-        self.may(user, &Access { verb: "get", group: "runnel.dev", resource, namespace, name }).await
+        self.may(
+            user,
+            &Access {
+                verb: "get",
+                group: "runnel.dev",
+                resource,
+                namespace,
+                name,
+            },
+        )
+        .await
     }
 
     /// Whether he may do something.
@@ -138,7 +171,8 @@ impl Reviewer {
     /// `UNAVAILABLE`, when the API server does not say.
     pub(super) async fn may(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
         let turn = tokio::time::timeout(LIMIT, self.turns.acquire()).await;
-        let _turn = turn.map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
+        let _turn = turn
+            .map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
         let optional = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let attributes = ResourceAttributes {
             verb: optional(access.verb),
@@ -159,18 +193,36 @@ impl Reviewer {
     async fn user_of(&self, token: &str) -> Result<Option<UserInfo>, Status> {
         // A token of our own audience is good for nothing else; then one of the API server's own.
         for audiences in [Some(vec![AUDIENCE.to_owned()]), None] {
-            let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences };
-            let review = TokenReview { spec, ..TokenReview::default() };
-            let answer = tokio::time::timeout(LIMIT, self.tokens.create(&PostParams::default(), &review)).await;
-            let answer = answer.map_err(|_| silent())?.map_err(|error| unasked("tokenreviews", &error))?;
-            if let Some(user) = answer.status.filter(|status| status.authenticated == Some(true)).and_then(|s| s.user) {
+            let spec = TokenReviewSpec {
+                token: Some(token.to_owned()),
+                audiences,
+            };
+            let review = TokenReview {
+                spec,
+                ..TokenReview::default()
+            };
+            let answer =
+                tokio::time::timeout(LIMIT, self.tokens.create(&PostParams::default(), &review))
+                    .await;
+            let answer = answer
+                .map_err(|_| silent())?
+                .map_err(|error| unasked("tokenreviews", &error))?;
+            if let Some(user) = answer
+                .status
+                .filter(|status| status.authenticated == Some(true))
+                .and_then(|s| s.user)
+            {
                 return Ok(Some(user));
             }
         }
         Ok(None)
     }
 
-    async fn is_allowed(&self, user: UserInfo, attributes: ResourceAttributes) -> Result<bool, Status> {
+    async fn is_allowed(
+        &self,
+        user: UserInfo,
+        attributes: ResourceAttributes,
+    ) -> Result<bool, Status> {
         let extra: Option<BTreeMap<String, Vec<String>>> = user.extra;
         let spec = SubjectAccessReviewSpec {
             user: user.username,
@@ -180,9 +232,16 @@ impl Reviewer {
             resource_attributes: Some(attributes),
             ..SubjectAccessReviewSpec::default()
         };
-        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-        let answer = tokio::time::timeout(LIMIT, self.accesses.create(&PostParams::default(), &review)).await;
-        let answer = answer.map_err(|_| silent())?.map_err(|error| unasked("subjectaccessreviews", &error))?;
+        let review = SubjectAccessReview {
+            spec,
+            ..SubjectAccessReview::default()
+        };
+        let answer =
+            tokio::time::timeout(LIMIT, self.accesses.create(&PostParams::default(), &review))
+                .await;
+        let answer = answer
+            .map_err(|_| silent())?
+            .map_err(|error| unasked("subjectaccessreviews", &error))?;
         Ok(answer.status.is_some_and(|status| status.allowed))
     }
 }
@@ -195,8 +254,13 @@ fn unasked(resource: &str, error: &kube::Error) -> Status {
     // The request holds the caller's token; what the API server answers does not.
     match error {
         kube::Error::Api(status) if status.code == 403 => {
-            tracing::error!(resource, "may not create {resource}: upgrade the hub's chart, which gives that right");
-            Status::unavailable(format!("the hub may not create {resource}: upgrade its chart"))
+            tracing::error!(
+                resource,
+                "may not create {resource}: upgrade the hub's chart, which gives that right"
+            );
+            Status::unavailable(format!(
+                "the hub may not create {resource}: upgrade its chart"
+            ))
         }
         _ => Status::unavailable("the hub cannot reach its API server now: try again"),
     }
@@ -214,7 +278,13 @@ mod tests {
             bearer(&metadata)
         };
         assert_eq!(with("Bearer abc").unwrap(), "abc");
-        for wrong in ["", "Bearer ", "Basic abc", "abc", &format!("Bearer {}", "x".repeat(TOKEN_LIMIT + 1))] {
+        for wrong in [
+            "",
+            "Bearer ",
+            "Basic abc",
+            "abc",
+            &format!("Bearer {}", "x".repeat(TOKEN_LIMIT + 1)),
+        ] {
             let refused = with(wrong).unwrap_err();
             assert_eq!(refused.code(), tonic::Code::Unauthenticated);
             assert!(!refused.message().contains("abc"), "{refused}");

@@ -18,7 +18,10 @@ use runnel_hub_core::status::{Sent, SessionFacts};
 const TEXT_LIMIT: usize = 128;
 
 fn short(mut text: String) -> String {
-    let end = (0..=TEXT_LIMIT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    let end = (0..=TEXT_LIMIT.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or_default();
     text.truncate(end);
     text
 }
@@ -26,7 +29,9 @@ fn short(mut text: String) -> String {
 impl Running {
     /// The agent has said what it holds: from now on the hub counts it as connected.
     pub(super) fn register(&mut self) {
-        let Some(hello) = self.hello.clone() else { return };
+        let Some(hello) = self.hello.clone() else {
+            return;
+        };
         let cluster = self.identity.cluster.clone();
         if !self.leads() {
             return;
@@ -50,7 +55,11 @@ impl Running {
         self.bounds.registered();
         let acked = acked.into_states();
         if self.may_log() {
-            tracing::info!(agent = hello.agent_version, rules = acked.len(), "agent connected");
+            tracing::info!(
+                agent = hello.agent_version,
+                rules = acked.len(),
+                "agent connected"
+            );
         }
         let facts = SessionFacts {
             agent_version: short(hello.agent_version),
@@ -58,7 +67,8 @@ impl Running {
             cluster_uid: short(hello.cluster_uid),
             key: self.identity.certificate.key.to_string(),
             boot_id: short(hello.boot_id),
-            certificate_expires: Timestamp::try_from(self.identity.certificate.not_after).unwrap_or(Timestamp::MAX),
+            certificate_expires: Timestamp::try_from(self.identity.certificate.not_after)
+                .unwrap_or(Timestamp::MAX),
         };
         {
             let mut session = self.live.session.lock();
@@ -68,7 +78,9 @@ impl Running {
             session.hello_done();
         }
         let rules: Vec<_> = acked.iter().map(|state| state.uid.clone()).collect();
-        let with_copies = acked.iter().filter(|state| state.intents > 0 || state.counts.copies > 0);
+        let with_copies = acked
+            .iter()
+            .filter(|state| state.intents > 0 || state.counts.copies > 0);
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         let key = facts.key.clone();
         let shares_key = {
@@ -82,7 +94,8 @@ impl Running {
         }
         self.note_restriction();
         if left_out == 0 {
-            self.hub_state.change(|index| index.holds_only(&cluster, &with_copies));
+            self.hub_state
+                .change(|index| index.holds_only(&cluster, &with_copies));
         }
         self.hub_state.mark_rules_of(&cluster);
         // What agents ask for is judged by what waits now, and said only then.
@@ -94,15 +107,25 @@ impl Running {
     /// The agent has said again what it holds of some rules.
     pub(super) fn resynced(&mut self, states: Vec<RuleState>) {
         let cluster = &self.identity.cluster;
-        let uids: Vec<_> = states.iter().filter(|state| !state.gone).map(|state| state.uid.clone()).collect();
+        let uids: Vec<_> = states
+            .iter()
+            .filter(|state| !state.gone)
+            .map(|state| state.uid.clone())
+            .collect();
         if self.may_log() {
-            tracing::info!(rules = uids.len(), "copies came to light in a cluster: its agent is asked about them");
+            tracing::info!(
+                rules = uids.len(),
+                "copies came to light in a cluster: its agent is asked about them"
+            );
         }
         let left_out = self.live.session.lock().resync(states.clone());
         self.metrics.limited(PeerLimit::Hello, left_out as u64);
         let index = self.hub_state.index.read();
         if index.talks_to(cluster, self.identity.uid()) {
-            let directives: Vec<_> = uids.iter().map(|uid| (uid.clone(), index.directive(uid, cluster))).collect();
+            let directives: Vec<_> = uids
+                .iter()
+                .map(|uid| (uid.clone(), index.directive(uid, cluster)))
+                .collect();
             drop(index);
             self.live.session.lock().update(directives);
         } else {
@@ -116,7 +139,12 @@ impl Running {
     pub(super) fn lost_watches(&self, watches: Vec<LostWatch>) {
         let cluster = &self.identity.cluster;
         let resources: Vec<_> = watches.iter().map(|watch| watch.resource).collect();
-        if self.hub_state.report_store.lock().lost_watches(cluster, self.live.number, watches) {
+        if self
+            .hub_state
+            .report_store
+            .lock()
+            .lost_watches(cluster, self.live.number, watches)
+        {
             tracing::warn!(resource = ?resources, "the watches that an agent has lost in its cluster have changed");
             self.hub_state.dirty_members.add([cluster.clone()]);
             self.hub_state.mark_rules_of(cluster);
@@ -145,13 +173,21 @@ impl Running {
         let mut session = self.live.session.lock();
         let acked: Vec<_> = session.acked_rules().cloned().collect();
         let unknown = acked.iter().filter(|uid| index.rule(uid).is_none());
-        let directives: Vec<_> = unknown.map(|uid| (uid.clone(), index.directive(uid, cluster))).collect();
+        let directives: Vec<_> = unknown
+            .map(|uid| (uid.clone(), index.directive(uid, cluster)))
+            .collect();
         session.update(directives);
         // What was left out may be what an order speaks of.
         let is_whole = session.left_out_rules() == 0;
-        let pending = index.cluster(cluster).filter(|_| is_whole).into_iter().flat_map(|known| known.pending.keys());
-        let done: Vec<_> =
-            pending.filter(|uid| !acked.contains(uid)).map(|uid| (cluster.clone(), uid.clone())).collect();
+        let pending = index
+            .cluster(cluster)
+            .filter(|_| is_whole)
+            .into_iter()
+            .flat_map(|known| known.pending.keys());
+        let done: Vec<_> = pending
+            .filter(|uid| !acked.contains(uid))
+            .map(|uid| (cluster.clone(), uid.clone()))
+            .collect();
         drop(session);
         drop(index);
         self.settle(done);
@@ -162,17 +198,28 @@ impl Running {
     pub(super) fn say_beyond(&mut self) {
         let with_room = self.live.session.lock().beyond_with_room();
         self.say_again(with_room);
-        let Some(beyond) = self.live.session.lock().take_beyond_change() else { return };
+        let Some(beyond) = self.live.session.lock().take_beyond_change() else {
+            return;
+        };
         let cluster = &self.identity.cluster;
-        tracing::warn!(rules = beyond.len(), "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one");
-        let changed = self.hub_state.report_store.lock().set_beyond(cluster, self.live.number, beyond);
+        tracing::warn!(
+            rules = beyond.len(),
+            "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one"
+        );
+        let changed =
+            self.hub_state
+                .report_store
+                .lock()
+                .set_beyond(cluster, self.live.number, beyond);
         self.mark_statuses(changed);
     }
 
     fn settle(&self, done: Vec<(ClusterName, RuleUid)>) {
         if !done.is_empty() {
             self.hub_state.settled_removals.add(done);
-            self.hub_state.dirty_members.add([self.identity.cluster.clone()]);
+            self.hub_state
+                .dirty_members
+                .add([self.identity.cluster.clone()]);
         }
     }
 
@@ -184,8 +231,12 @@ impl Running {
             if state.gone && self.live.session.lock().gone(&uid, state.last_batch) {
                 // Also where nothing was ever reported of it: the rule may wait for just this.
                 changed.push(uid.clone());
-                let ordered =
-                    self.hub_state.index.read().cluster(&cluster).is_some_and(|c| c.pending.contains_key(&uid));
+                let ordered = self
+                    .hub_state
+                    .index
+                    .read()
+                    .cluster(&cluster)
+                    .is_some_and(|c| c.pending.contains_key(&uid));
                 if ordered {
                     self.settle(vec![(cluster.clone(), uid.clone())]);
                 }
@@ -199,7 +250,11 @@ impl Running {
             if unknown {
                 state.failures = Vec::new();
             }
-            let news = self.hub_state.report_store.lock().report(&cluster, self.live.number, state);
+            let news = self
+                .hub_state
+                .report_store
+                .lock()
+                .report(&cluster, self.live.number, state);
             if news && self.differs(&uid) && self.may_log() {
                 tracing::warn!(rule = %uid, "the agent shows other copies than it says it has applied");
             }
@@ -215,7 +270,10 @@ impl Running {
         self.judge_again(&again);
         self.say_again(lapsed);
         self.say_beyond();
-        self.metrics.limited(PeerLimit::Details, self.hub_state.report_store.lock().take_shortened());
+        self.metrics.limited(
+            PeerLimit::Details,
+            self.hub_state.report_store.lock().take_shortened(),
+        );
         self.mark_statuses(changed);
         self.come_again_for_left_out();
     }
@@ -224,8 +282,10 @@ impl Running {
     fn say_again(&self, rules: Vec<RuleUid>) {
         let index = self.hub_state.index.read();
         if !rules.is_empty() && index.talks_to(&self.identity.cluster, self.identity.uid()) {
-            let directives: Vec<_> =
-                rules.into_iter().map(|uid| (uid.clone(), index.directive(&uid, &self.identity.cluster))).collect();
+            let directives: Vec<_> = rules
+                .into_iter()
+                .map(|uid| (uid.clone(), index.directive(&uid, &self.identity.cluster)))
+                .collect();
             drop(index);
             self.live.session.lock().update(directives);
         }
@@ -234,23 +294,41 @@ impl Running {
     /// What waits for the hub's word is judged when it is another set than it was.
     pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
         let judge: BTreeSet<_> = {
-            let (index, report_store) = (self.hub_state.index.read(), self.hub_state.report_store.lock());
+            let (index, report_store) = (
+                self.hub_state.index.read(),
+                self.hub_state.report_store.lock(),
+            );
             let message = |uid: &RuleUid| report_store.holding(uid, cluster).unwrap_or_default();
-            rules.iter().filter(|uid| index.prune_differs(uid, cluster, message(uid))).cloned().collect()
+            rules
+                .iter()
+                .filter(|uid| index.prune_differs(uid, cluster, message(uid)))
+                .cloned()
+                .collect()
         };
         let judge = self.judged_now(judge);
         if !judge.is_empty() {
-            self.hub_state.change(|_| Effect { judge, ..Effect::default() });
+            self.hub_state.change(|_| Effect {
+                judge,
+                ..Effect::default()
+            });
         }
     }
 
     /// Notes what the agent waits for. Returns false for a rule of which it should hold nothing.
-    fn note_waiting(&self, state: &RuleState, again: &mut BTreeSet<RuleUid>, lapsed: &mut Vec<RuleUid>) -> bool {
+    fn note_waiting(
+        &self,
+        state: &RuleState,
+        again: &mut BTreeSet<RuleUid>,
+        lapsed: &mut Vec<RuleUid>,
+    ) -> bool {
         let mut session = self.live.session.lock();
         if !state.gone && !session.holds(&state.uid) {
             return false;
         }
-        let waits = state.namespace_prunes.as_ref().map(|namespace_prunes| namespace_prunes.digest);
+        let waits = state
+            .namespace_prunes
+            .as_ref()
+            .map(|namespace_prunes| namespace_prunes.digest);
         // What was approved and waits all the same.
         if waits.is_some_and(|asked| session.prune_approval_consumed(&state.uid, asked)) {
             again.insert(state.uid.clone());
@@ -264,8 +342,13 @@ impl Running {
     fn judge_again(&self, again: &BTreeSet<RuleUid>) {
         if !again.is_empty() {
             self.hub_state.change(|index| {
-                again.iter().for_each(|uid| index.prune_again(uid, &self.identity.cluster));
-                Effect { judge: again.clone(), ..Effect::default() }
+                again
+                    .iter()
+                    .for_each(|uid| index.prune_again(uid, &self.identity.cluster));
+                Effect {
+                    judge: again.clone(),
+                    ..Effect::default()
+                }
             });
         }
     }
@@ -276,16 +359,24 @@ impl Running {
         let (unchosen, leaves): (Vec<_>, bool) = {
             let index = self.hub_state.index.read();
             let elsewhere = |uid: &&RuleUid| {
-                index.rule(uid).is_some_and(|entry| !entry.target_clusters.clusters.contains_key(cluster))
+                index
+                    .rule(uid)
+                    .is_some_and(|entry| !entry.target_clusters.clusters.contains_key(cluster))
             };
-            let leaves = index.cluster(cluster).is_some_and(|cluster| cluster.leaving);
+            let leaves = index
+                .cluster(cluster)
+                .is_some_and(|cluster| cluster.leaving);
             (rules.iter().filter(elsewhere).collect(), leaves)
         };
         if leaves {
             self.hub_state.dirty_members.add([cluster.clone()]);
         }
-        for uid in unchosen.into_iter().filter(|uid| self.live.session.lock().holds(uid)) {
-            self.hub_state.change(|index| index.orphaned_cluster(uid, cluster));
+        for uid in unchosen
+            .into_iter()
+            .filter(|uid| self.live.session.lock().holds(uid))
+        {
+            self.hub_state
+                .change(|index| index.orphaned_cluster(uid, cluster));
         }
     }
 
@@ -294,7 +385,8 @@ impl Running {
         let index = self.hub_state.index.read();
         let entry = index.rule(rule);
         entry.is_some_and(|entry| {
-            Sent::from(entry).differs_in(&self.hub_state.report_store.lock(), &self.identity.cluster)
+            Sent::from(entry)
+                .differs_in(&self.hub_state.report_store.lock(), &self.identity.cluster)
         })
     }
 
@@ -306,7 +398,12 @@ impl Running {
         // What a rollback sends is no edit.
         let edited = entry.filter(|entry| entry.rollback().is_none());
         let assignment = || edited.and_then(|entry| entry.assignment(&self.identity.cluster));
-        let took = self.hub_state.deliveries.lock().reported(&self.identity.cluster, state, assignment, Instant::now());
+        let took = self.hub_state.deliveries.lock().reported(
+            &self.identity.cluster,
+            state,
+            assignment,
+            Instant::now(),
+        );
         if let Some(took) = took.and_then(|took| took.cluster) {
             self.metrics.delivered(took);
         }

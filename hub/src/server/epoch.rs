@@ -28,22 +28,47 @@ pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<Hist
 
 /// What a member gives rise to, and whether the process that told it last is one that the hub will remember for long.
 /// `None`: this process does not lead.
-fn weigh(hub_state: &HubState, to: TokenRecipient, history_token: &HistoryToken) -> Option<(Option<Divergence>, bool)> {
+fn weigh(
+    hub_state: &HubState,
+    to: TokenRecipient,
+    history_token: &HistoryToken,
+) -> Option<(Option<Divergence>, bool)> {
     let standing = hub_state.leader_position.read();
     let standing = standing.as_ref()?;
-    let facts = Facts { line: &standing.line, since: standing.since, to };
-    Some((judge(&facts, history_token), standing.line.newer().any(|taking| history_token.is_of(taking))))
+    let facts = Facts {
+        line: &standing.line,
+        since: standing.since,
+        to,
+    };
+    Some((
+        judge(&facts, history_token),
+        standing
+            .line
+            .newer()
+            .any(|taking| history_token.is_of(taking)),
+    ))
 }
 
-fn is_confirmed(object_cache: &ObjectCache, cluster: &ClusterName, divergence: &Divergence) -> bool {
+fn is_confirmed(
+    object_cache: &ObjectCache,
+    cluster: &ClusterName,
+    divergence: &Divergence,
+) -> bool {
     let text = |member: &runnel_api::MemberCluster| {
-        member.annotations().get(CONFIRMED).map(|text| text.trim() == divergence.name())
+        member
+            .annotations()
+            .get(CONFIRMED)
+            .map(|text| text.trim() == divergence.name())
     };
     object_cache.with_member(cluster, |member| member.and_then(text).unwrap_or_default())
 }
 
 fn note(hub_state: &HubState, cluster: &ClusterName, divergence: &Divergence) {
-    if hub_state.divergences.lock().set(cluster, divergence.clone(), Instant::now()) {
+    if hub_state
+        .divergences
+        .lock()
+        .set(cluster, divergence.clone(), Instant::now())
+    {
         tracing::error!(%cluster, "{}", divergence.message(cluster.as_str()));
         hub_state.dirty_members.add([cluster.clone()]);
     }
@@ -51,7 +76,10 @@ fn note(hub_state: &HubState, cluster: &ClusterName, divergence: &Divergence) {
 
 /// As one whom only a person can help: it looks for a new join string now and then.
 fn refusal(message: String) -> Status {
-    with_reason(Status::new(Code::FailedPrecondition, message), "key-unknown")
+    with_reason(
+        Status::new(Code::FailedPrecondition, message),
+        "key-unknown",
+    )
 }
 
 impl Server {
@@ -63,13 +91,18 @@ impl Server {
         history_token: Option<&HistoryToken>,
         status: Status,
     ) -> Status {
-        let to = history_token.map_or(TokenRecipient::new("", ""), |history_token| history_token.to);
-        let divergence = history_token.and_then(|history_token| weigh(&self.hub_state, to, history_token)?.0);
+        let to = history_token.map_or(TokenRecipient::new("", ""), |history_token| {
+            history_token.to
+        });
+        let divergence =
+            history_token.and_then(|history_token| weigh(&self.hub_state, to, history_token)?.0);
         let weighs = |divergence: &Divergence| {
             divergence.restriction() == SendRestriction::Everything
                 && !is_confirmed(&self.object_cache, &identity.cluster, divergence)
         };
-        let Some(divergence) = divergence.filter(weighs) else { return status };
+        let Some(divergence) = divergence.filter(weighs) else {
+            return status;
+        };
         note(&self.hub_state, &identity.cluster, &divergence);
         refusal(format!(
             "this hub knows less than it did and does not admit this cluster now ({}): its copies stay. If the hub was restored \
@@ -82,32 +115,55 @@ impl Server {
 impl Running {
     /// The cluster that has this name, by its uid: what the status says, unless another one has taken its place just now.
     fn known_cluster(&self) -> Option<String> {
-        let (cluster, key) = (&self.identity.cluster, self.identity.certificate.key.to_string());
+        let (cluster, key) = (
+            &self.identity.cluster,
+            self.identity.certificate.key.to_string(),
+        );
         let report_store = self.hub_state.report_store.lock();
-        let live =
-            report_store.session(cluster, Instant::now()).map(|session| (&session.cluster_uid, session.key == key));
+        let live = report_store
+            .session(cluster, Instant::now())
+            .map(|session| (&session.cluster_uid, session.key == key));
         let live = live.map(|(uid, same_key)| (uid.clone(), same_key));
         drop(report_store);
         self.object_cache.with_member(cluster, |member| {
             let member = member?;
             let confirmed = member.annotations().get(CONFIRMED).map(|text| text.trim());
             let is_confirmed = |(uid, _): &&(String, bool)| confirmed == Some(uid.as_str());
-            let reported = member.status.as_ref().and_then(|status| status.cluster_uid.clone());
-            let newest = live.as_ref().filter(is_confirmed).map(|(uid, _)| uid.clone());
-            newest.or(reported).or_else(|| live.filter(|(_, same_key)| *same_key).map(|(uid, _)| uid))
+            let reported = member
+                .status
+                .as_ref()
+                .and_then(|status| status.cluster_uid.clone());
+            let newest = live
+                .as_ref()
+                .filter(is_confirmed)
+                .map(|(uid, _)| uid.clone());
+            newest
+                .or(reported)
+                .or_else(|| live.filter(|(_, same_key)| *same_key).map(|(uid, _)| uid))
         })
     }
 
     /// Weighs what the agent showed, now that it has said which cluster it is in.
     pub(super) fn weigh(&mut self, cluster_uid: &str) {
         // It becomes a part of a command that an administrator is shown.
-        let is_plain = cluster_uid.len() <= 64 && cluster_uid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        let is_plain = cluster_uid.len() <= 64
+            && cluster_uid
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '-');
         if !is_plain {
-            return self.end(Status::invalid_argument("cluster_uid: not the uid of a namespace"));
+            return self.end(Status::invalid_argument(
+                "cluster_uid: not the uid of a namespace",
+            ));
         }
         let cluster = &self.identity.cluster;
-        if let Some(known) = self.known_cluster().filter(|known| !known.is_empty() && known != cluster_uid) {
-            let divergence = Divergence::Cloned { known, other: cluster_uid.to_owned() };
+        if let Some(known) = self
+            .known_cluster()
+            .filter(|known| !known.is_empty() && known != cluster_uid)
+        {
+            let divergence = Divergence::Cloned {
+                known,
+                other: cluster_uid.to_owned(),
+            };
             if !is_confirmed(&self.object_cache, cluster, &divergence) {
                 note(&self.hub_state, cluster, &divergence);
                 return self.end(refusal(divergence.message(cluster.as_str())));
@@ -119,7 +175,9 @@ impl Running {
             self.gives_history_token = true;
             return;
         };
-        let Some((divergence, is_of_newer)) = weigh(&self.hub_state, self.to, history_token) else { return };
+        let Some((divergence, is_of_newer)) = weigh(&self.hub_state, self.to, history_token) else {
+            return;
+        };
         let Some(divergence) = divergence else {
             // An agent that is told nothing new for very long would come to remember what the hub has forgotten.
             self.gives_history_token = !is_of_newer;
@@ -128,7 +186,10 @@ impl Running {
         // What was confirmed is to be forgotten there.
         self.gives_history_token = is_confirmed(&self.object_cache, cluster, &divergence);
         if self.gives_history_token {
-            tracing::warn!(reason = divergence.name(), "an administrator lets the cluster follow this hub");
+            tracing::warn!(
+                reason = divergence.name(),
+                "an administrator lets the cluster follow this hub"
+            );
             return;
         }
         if divergence.restriction() == SendRestriction::Everything {
@@ -139,14 +200,20 @@ impl Running {
 
     /// What is not said.
     pub(super) fn restriction(&self) -> SendRestriction {
-        self.divergence.as_ref().map_or(SendRestriction::Nothing, Divergence::restriction)
+        self.divergence
+            .as_ref()
+            .map_or(SendRestriction::Nothing, Divergence::restriction)
     }
 
     /// The session counts as connected.
     pub(super) fn note_restriction(&self) {
         let cluster = &self.identity.cluster;
         match self.restriction() {
-            SendRestriction::Everything => self.hub_state.report_store.lock().waits_for_confirmation(cluster, true),
+            SendRestriction::Everything => self
+                .hub_state
+                .report_store
+                .lock()
+                .waits_for_confirmation(cluster, true),
             SendRestriction::Removals | SendRestriction::Nothing => {
                 if self.hub_state.divergences.lock().settle(cluster) {
                     self.hub_state.dirty_members.add([cluster.clone()]);
@@ -157,11 +224,16 @@ impl Running {
 
     /// A cluster that joined anew gives rise to a doubt only where something of what it has is not wanted.
     pub(super) fn note_kept_back(&mut self) {
-        let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.divergence else { return };
+        let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.divergence else {
+            return;
+        };
         let cluster = &self.identity.cluster;
         if !self.kept_back && self.live.session.lock().has_kept_back() {
             note(&self.hub_state, cluster, divergence);
-            self.hub_state.report_store.lock().waits_for_confirmation(cluster, true);
+            self.hub_state
+                .report_store
+                .lock()
+                .waits_for_confirmation(cluster, true);
             self.hub_state.mark_rules_of(cluster);
             self.kept_back = true;
         }
@@ -181,9 +253,9 @@ impl Running {
 
     /// Whether an administrator has confirmed meanwhile: the agent is to come again.
     pub(super) fn is_confirmed(&self) -> bool {
-        self.divergence
-            .as_ref()
-            .is_some_and(|divergence| is_confirmed(&self.object_cache, &self.identity.cluster, divergence))
+        self.divergence.as_ref().is_some_and(|divergence| {
+            is_confirmed(&self.object_cache, &self.identity.cluster, divergence)
+        })
     }
 
     /// The agent opens another stream at once, which is judged anew.
@@ -212,9 +284,15 @@ impl Running {
         let standing = self.hub_state.leader_position.read();
         let history_token = standing.as_ref().filter(|_| tells).and_then(|standing| {
             let newest = standing.line.newest()?;
-            Some(HistoryToken::of(newest, (standing.version, standing.renewed_at), self.remembered_as()?))
+            Some(HistoryToken::of(
+                newest,
+                (standing.version, standing.renewed_at),
+                self.remembered_as()?,
+            ))
         });
-        history_token.map(|history_token| history_token.seal(&self.hub_state.settings.revision_key)).unwrap_or_default()
+        history_token
+            .map(|history_token| history_token.seal(&self.hub_state.settings.revision_key))
+            .unwrap_or_default()
     }
 }
 
@@ -224,9 +302,10 @@ impl Running {
     fn remembered_as(&self) -> Option<TokenRecipient> {
         match &self.divergence {
             None => Some(self.to),
-            Some(Divergence::PreviousMembership { .. }) => {
-                self.history_token.as_ref().map(|history_token| history_token.to)
-            }
+            Some(Divergence::PreviousMembership { .. }) => self
+                .history_token
+                .as_ref()
+                .map(|history_token| history_token.to),
             Some(_) => None,
         }
     }
@@ -235,6 +314,7 @@ impl Running {
 /// Whether all that is said of a rule is that the hub does not know it.
 fn is_only_unclaimed(delta: &RuleDelta) -> bool {
     let says_terms = delta.terms.is_some() || delta.prune.is_some();
-    let says_copies = !delta.upserts.is_empty() || !delta.tombstones.is_empty() || delta.removal.is_some();
+    let says_copies =
+        !delta.upserts.is_empty() || !delta.tombstones.is_empty() || delta.removal.is_some();
     delta.orphaned && !says_terms && !says_copies
 }

@@ -18,11 +18,20 @@ use runnel_hub_core::session::RULES_LIMIT;
 
 /// States of rules and refusals that a session reads: all that an agent with 20,000 rules says at its beginning at once, and
 /// 2,000 a second from then on.
-const READS: Rate = Rate { burst: 60_000, every: Duration::from_micros(500) };
+const READS: Rate = Rate {
+    burst: 60_000,
+    every: Duration::from_micros(500),
+};
 /// Statuses that a session marks as out of date. Each may cost a write.
-const STATUSES: Rate = Rate { burst: 5000, every: Duration::from_millis(10) };
+const STATUSES: Rate = Rate {
+    burst: 5000,
+    every: Duration::from_millis(10),
+};
 /// Rules that are judged because a session asks for something else than before. Each looks at all clusters of the rule.
-const JUDGEMENTS: Rate = Rate { burst: 1000, every: Duration::from_millis(50) };
+const JUDGEMENTS: Rate = Rate {
+    burst: 1000,
+    every: Duration::from_millis(50),
+};
 /// How long what came too early waits beyond its time, so that it goes on together.
 const TOGETHER: Duration = Duration::from_millis(100);
 /// Refusals that one session logs.
@@ -56,7 +65,11 @@ pub(super) struct Bounds {
 
 impl Bounds {
     /// Those of a stream that begins on a connection.
-    pub(super) fn new(peers: Arc<Peers>, stream: Option<UnregisteredStream>, guard: Option<ConnectionGuard>) -> Self {
+    pub(super) fn new(
+        peers: Arc<Peers>,
+        stream: Option<UnregisteredStream>,
+        guard: Option<ConnectionGuard>,
+    ) -> Self {
         Self {
             peers,
             stream,
@@ -93,7 +106,8 @@ impl Bounds {
 
     fn spend_reads(&mut self, items: usize, metrics: &HubMetrics) {
         let now = Instant::now();
-        self.reads.spend(u32::try_from(items).unwrap_or(u32::MAX), now);
+        self.reads
+            .spend(u32::try_from(items).unwrap_or(u32::MAX), now);
         let read_at = self.reads.room_at(now);
         if read_at.is_some() && self.read_at.is_none() {
             metrics.limited(PeerLimit::Reports, 1);
@@ -104,7 +118,8 @@ impl Bounds {
     /// The rules whose status may be marked now; the others wait.
     fn statuses_now(&mut self, rules: Vec<RuleUid>, metrics: &HubMetrics) -> Vec<RuleUid> {
         let now = Instant::now();
-        let (soon, late): (Vec<_>, Vec<_>) = rules.into_iter().partition(|_| self.statuses.take(now));
+        let (soon, late): (Vec<_>, Vec<_>) =
+            rules.into_iter().partition(|_| self.statuses.take(now));
         metrics.limited(PeerLimit::Statuses, late.len() as u64);
         self.late_statuses.extend(late);
         self.set_late(now);
@@ -112,9 +127,14 @@ impl Bounds {
     }
 
     /// The rules that may be judged now; the others wait.
-    fn judgements_now(&mut self, rules: BTreeSet<RuleUid>, metrics: &HubMetrics) -> BTreeSet<RuleUid> {
+    fn judgements_now(
+        &mut self,
+        rules: BTreeSet<RuleUid>,
+        metrics: &HubMetrics,
+    ) -> BTreeSet<RuleUid> {
         let now = Instant::now();
-        let (soon, late): (BTreeSet<_>, BTreeSet<_>) = rules.into_iter().partition(|_| self.judgements.take(now));
+        let (soon, late): (BTreeSet<_>, BTreeSet<_>) =
+            rules.into_iter().partition(|_| self.judgements.take(now));
         metrics.limited(PeerLimit::Judgements, late.len() as u64);
         self.late_judgements.extend(late);
         self.set_late(now);
@@ -122,9 +142,15 @@ impl Bounds {
     }
 
     fn set_late(&mut self, now: Instant) {
-        let statuses = (!self.late_statuses.is_empty()).then(|| self.statuses.room_at(now).unwrap_or(now));
-        let judgements = (!self.late_judgements.is_empty()).then(|| self.judgements.room_at(now).unwrap_or(now));
-        self.late_at = statuses.into_iter().chain(judgements).min().map(|at| at + TOGETHER);
+        let statuses =
+            (!self.late_statuses.is_empty()).then(|| self.statuses.room_at(now).unwrap_or(now));
+        let judgements =
+            (!self.late_judgements.is_empty()).then(|| self.judgements.room_at(now).unwrap_or(now));
+        self.late_at = statuses
+            .into_iter()
+            .chain(judgements)
+            .min()
+            .map(|at| at + TOGETHER);
     }
 }
 
@@ -149,7 +175,9 @@ impl Running {
         self.bounds.spend_reads(1, &self.metrics);
         let (frame, refused) = match convert::agent_frame(frame) {
             Ok(read) => read,
-            Err(error) if self.hello.is_none() => return self.end(Status::invalid_argument(error.to_string())),
+            Err(error) if self.hello.is_none() => {
+                return self.end(Status::invalid_argument(error.to_string()));
+            }
             Err(error) => return self.pass_over_frame(&error),
         };
         self.pass_over_items(refused);
@@ -177,18 +205,25 @@ impl Running {
                 self.refused(&refused);
             }
             (AgentFrame::Report(rules), _, true) => self.reported(rules),
-            (AgentFrame::Want(uid, sources), _, true) => self.live.session.lock().want(&uid, sources),
+            (AgentFrame::Want(uid, sources), _, true) => {
+                self.live.session.lock().want(&uid, sources)
+            }
             (AgentFrame::Inspected(answer), _, true) => self.live.inquiries.answered(*answer),
-            (AgentFrame::PreviewResult(answer), _, true) => self.live.inquiries.preview_result(answer),
+            (AgentFrame::PreviewResult(answer), _, true) => {
+                self.live.inquiries.preview_result(answer)
+            }
             (AgentFrame::Handover, _, true) => self.hand_over(),
             (AgentFrame::Alive, true, _) => {}
-            _ => self.end(Status::failed_precondition("a frame out of order: Hello, HeldRules, then all others")),
+            _ => self.end(Status::failed_precondition(
+                "a frame out of order: Hello, HeldRules, then all others",
+            )),
         }
     }
 
     /// Newer streams of this member began before this one said what its agent holds.
     pub(super) fn displaced(&mut self) {
-        let text = "other streams of this cluster began before this one had said what the agent holds";
+        let text =
+            "other streams of this cluster began before this one had said what the agent holds";
         self.end(Status::resource_exhausted(text));
     }
 
@@ -222,7 +257,13 @@ impl Running {
             if self.bounds.refusals > REFUSALS_LOGGED {
                 continue;
             }
-            let Refusal { rule, source, reason, message: why, .. } = refusal;
+            let Refusal {
+                rule,
+                source,
+                reason,
+                message: why,
+                ..
+            } = refusal;
             tracing::warn!(%rule, %source, reason = reason.as_str(), why, "the agent refused an intent");
             if self.bounds.refusals == REFUSALS_LOGGED {
                 tracing::warn!("further refusals of this session are only counted");
@@ -246,7 +287,9 @@ impl Running {
     pub(super) fn catch_up_late(&mut self) {
         let late = std::mem::take(&mut self.bounds.late_statuses);
         self.mark_statuses(late.into_iter().collect());
-        let late: Vec<_> = std::mem::take(&mut self.bounds.late_judgements).into_iter().collect();
+        let late: Vec<_> = std::mem::take(&mut self.bounds.late_judgements)
+            .into_iter()
+            .collect();
         let cluster = self.identity.cluster.clone();
         self.judge_asked(&cluster, &late);
         self.bounds.set_late(Instant::now());

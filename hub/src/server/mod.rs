@@ -81,7 +81,10 @@ impl PeerIdentity {
 
     /// Whom limits are counted for.
     fn caller(&self) -> MemberKey {
-        MemberKey { uid: self.uid().into(), key: self.certificate.key }
+        MemberKey {
+            uid: self.uid().into(),
+            key: self.certificate.key,
+        }
     }
 }
 
@@ -96,7 +99,16 @@ impl Server {
         shutdown: CancellationToken,
     ) -> Self {
         let peers = Arc::new(Peers::new(metrics.clone(), registrar.certificate_life()));
-        Self { hub_state, object_cache, registrar, metrics, client, shutdown, numbers: AtomicU64::new(1), peers }
+        Self {
+            hub_state,
+            object_cache,
+            registrar,
+            metrics,
+            client,
+            shutdown,
+            numbers: AtomicU64::new(1),
+            peers,
+        }
     }
 
     /// The service for a tonic router.
@@ -107,27 +119,37 @@ impl Server {
     async fn until_ready(&self) -> Result<(), Status> {
         let mut ready = self.hub_state.ready.subscribe();
         let waited = tokio::time::timeout(START_LIMIT, ready.wait_for(Option::is_some)).await;
-        let starting = || Status::unavailable("the hub is starting and has not read its rules yet: try again");
+        let starting =
+            || Status::unavailable("the hub is starting and has not read its rules yet: try again");
         waited.map_err(|_| starting())?.map_err(|_| starting())?;
         Ok(())
     }
 
     fn identify<T>(&self, request: &Request<T>) -> Result<PeerIdentity, Status> {
-        let certificate =
-            request.extensions().get::<lease::Caller>().and_then(|caller| caller.peer.certificate.clone());
-        let certificate = certificate
-            .ok_or_else(|| Status::unauthenticated("this call needs the client certificate that a join gives"))?;
+        let certificate = request
+            .extensions()
+            .get::<lease::Caller>()
+            .and_then(|caller| caller.peer.certificate.clone());
+        let certificate = certificate.ok_or_else(|| {
+            Status::unauthenticated("this call needs the client certificate that a join gives")
+        })?;
         match &certificate.id {
-            SpiffeId::Cluster { cluster, .. } => {
-                Ok(PeerIdentity { cluster: cluster.as_str().into(), certificate, admitted_at: Arc::default() })
-            }
-            SpiffeId::Hub { .. } => Err(Status::unauthenticated("the client certificate is not a member's")),
+            SpiffeId::Cluster { cluster, .. } => Ok(PeerIdentity {
+                cluster: cluster.as_str().into(),
+                certificate,
+                admitted_at: Arc::default(),
+            }),
+            SpiffeId::Hub { .. } => Err(Status::unauthenticated(
+                "the client certificate is not a member's",
+            )),
         }
     }
 
     /// Whether the token's id is that of the cluster's join.
     fn knows_token(&self, request: &wire::JoinRequest) -> bool {
-        let Ok(token) = Token::parse(&request.token) else { return false };
+        let Ok(token) = Token::parse(&request.token) else {
+            return false;
+        };
         let cluster = ClusterName::from(request.cluster.as_str());
         self.object_cache.with_member(&cluster, |member| {
             let join = member.and_then(|member| member.spec.join.as_ref());
@@ -142,28 +164,44 @@ impl Server {
             return Ok(());
         }
         let caller = identity.caller();
-        if let Some(status) =
-            self.peers.refused_before(Call::Session(identity.certificate.not_after), &caller, Instant::now())
-        {
+        if let Some(status) = self.peers.refused_before(
+            Call::Session(identity.certificate.not_after),
+            &caller,
+            Instant::now(),
+        ) {
             return Err(status);
         }
         let members: Api<MemberCluster> = Api::all(self.client.clone());
-        let look = tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
+        let look =
+            tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
         match look {
             Ok(Ok(Some(member))) => take_in_member(member, &self.hub_state, &self.object_cache),
             Ok(Ok(None)) => {}
             // Who cannot be looked up is not revoked.
-            _ => return Err(Status::unavailable("the hub cannot reach its API server now: try again")),
+            _ => {
+                return Err(Status::unavailable(
+                    "the hub cannot reach its API server now: try again",
+                ));
+            }
         }
-        let Err(refusal) = admission(&self.hub_state, &self.object_cache, identity) else { return Ok(()) };
+        let Err(refusal) = admission(&self.hub_state, &self.object_cache, identity) else {
+            return Ok(());
+        };
         let status = refused(&refusal);
-        self.peers.refuse(Call::Session(identity.certificate.not_after), &caller, &status, Instant::now());
+        self.peers.refuse(
+            Call::Session(identity.certificate.not_after),
+            &caller,
+            &status,
+            Instant::now(),
+        );
         if let Some(skipped) = self.peers.line(&caller.uid, Instant::now()) {
             tracing::warn!(cluster = %identity.cluster, why = %refusal, skipped, "a member was refused");
         }
         // Only the leader writes.
         if self.hub_state.leads() {
-            self.registrar.retired_key_seen(&refusal, &identity.certificate).await;
+            self.registrar
+                .retired_key_seen(&refusal, &identity.certificate)
+                .await;
         }
         Err(status)
     }
@@ -172,16 +210,31 @@ impl Server {
     /// server, and is repeated without one.
     fn may_renew(&self, identity: &PeerIdentity, caller: &MemberKey) -> Result<(), Status> {
         let now = Instant::now();
-        if let Some(status) = self.peers.refused_before(Call::Renew(identity.certificate.not_after), caller, now) {
+        if let Some(status) =
+            self.peers
+                .refused_before(Call::Renew(identity.certificate.not_after), caller, now)
+        {
             return Err(status);
         }
-        let (hub_id, limit) = (&self.hub_state.settings.hub_id, self.hub_state.settings.expired_renewal_limit);
+        let (hub_id, limit) = (
+            &self.hub_state.settings.hub_id,
+            self.hub_state.settings.expired_renewal_limit,
+        );
         let is_known = self.object_cache.with_member(&identity.cluster, |member| {
-            admit_renewal(member, hub_id, &identity.certificate, limit, Timestamp::now()).is_ok()
+            admit_renewal(
+                member,
+                hub_id,
+                &identity.certificate,
+                limit,
+                Timestamp::now(),
+            )
+            .is_ok()
         });
         if is_known && !self.peers.may_renew(caller, now) {
-            let text =
-                format!("the certificate of cluster {} was renewed just now: try again in a minute", identity.cluster);
+            let text = format!(
+                "the certificate of cluster {} was renewed just now: try again in a minute",
+                identity.cluster
+            );
             return Err(Status::resource_exhausted(text));
         }
         Ok(())
@@ -200,33 +253,53 @@ fn not_leading() -> Status {
 
 /// Whether a session with this identity is allowed now. Every connection asks each second: its member is looked at only when
 /// one has changed.
-fn admission(hub_state: &HubState, object_cache: &ObjectCache, identity: &PeerIdentity) -> Result<(), JoinRefusal> {
+fn admission(
+    hub_state: &HubState,
+    object_cache: &ObjectCache,
+    identity: &PeerIdentity,
+) -> Result<(), JoinRefusal> {
     let version = object_cache.members_version();
     let is_valid = identity.certificate.not_after > SystemTime::now();
     if is_valid && identity.admitted_at.load(Ordering::Acquire) == version {
         return Ok(());
     }
     let hub_id = &hub_state.settings.hub_id;
-    object_cache
-        .with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()))?;
+    object_cache.with_member(&identity.cluster, |member| {
+        admit(member, hub_id, &identity.certificate, Timestamp::now())
+    })?;
     identity.admitted_at.store(version, Ordering::Release);
     Ok(())
 }
 
 #[tonic::async_trait]
 impl Runnel for Server {
-    async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
+    async fn join(
+        &self,
+        request: Request<wire::JoinRequest>,
+    ) -> Result<Response<wire::CertificateResponse>, Status> {
         // A join writes, which only the leader may.
         self.until_ready().await?;
         self.hub_state.current_lead().ok_or_else(not_leading)?;
-        let address = request.extensions().get::<lease::Caller>().map(|caller| caller.peer.address.ip());
+        let address = request
+            .extensions()
+            .get::<lease::Caller>()
+            .map(|caller| caller.peer.address.ip());
         let address = address.filter(|address| !address.is_unspecified());
         let request = request.into_inner();
-        let caller = Caller { address, known: self.knows_token(&request) };
-        self.registrar.join(caller, request).await.map(Response::new)
+        let caller = Caller {
+            address,
+            known: self.knows_token(&request),
+        };
+        self.registrar
+            .join(caller, request)
+            .await
+            .map(Response::new)
     }
 
-    async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
+    async fn renew(
+        &self,
+        request: Request<wire::RenewRequest>,
+    ) -> Result<Response<wire::CertificateResponse>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
         let history_token = epoch::shown(&self.hub_state, request.metadata());
@@ -234,11 +307,19 @@ impl Runnel for Server {
         let caller = identity.caller();
         self.may_renew(&identity, &caller)?;
         // The registrar reads the member itself, from the API server.
-        let renewed = self.registrar.renew(&identity.certificate, request.into_inner()).await;
+        let renewed = self
+            .registrar
+            .renew(&identity.certificate, request.into_inner())
+            .await;
         // A certificate that is too old to be renewed shows in the member's status.
         self.hub_state.dirty_members.add([identity.cluster.clone()]);
         if let Err(status) = &renewed {
-            self.peers.refuse(Call::Renew(identity.certificate.not_after), &caller, status, Instant::now());
+            self.peers.refuse(
+                Call::Renew(identity.certificate.not_after),
+                &caller,
+                status,
+                Instant::now(),
+            );
         }
         renewed.map(Response::new).map_err(|status| {
             if status.metadata().contains_key(REASON_METADATA) {
@@ -264,7 +345,9 @@ impl Runnel for Server {
         let lead = self.hub_state.current_lead().ok_or_else(not_leading)?;
         let caller = request.extensions().get::<lease::Caller>();
         let guard = caller.map(|caller| caller.guard.clone());
-        let meter = caller.map(|caller| caller.peer.meter.clone()).unwrap_or_default();
+        let meter = caller
+            .map(|caller| caller.peer.meter.clone())
+            .unwrap_or_default();
         if let Some(guard) = &guard {
             self.attach_guard(guard, identity.clone());
         }
@@ -277,7 +360,10 @@ impl Runnel for Server {
             identity,
             (lead, number, history_token),
             Bounds::new(self.peers.clone(), Some(stream), guard),
-            (request.into_inner(), signals::signals(&self.hub_state, meter, self.shutdown.clone())),
+            (
+                request.into_inner(),
+                signals::signals(&self.hub_state, meter, self.shutdown.clone()),
+            ),
         );
         Ok(Response::new(Box::pin(running.frames())))
     }

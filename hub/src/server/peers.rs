@@ -17,18 +17,30 @@ const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Refusals that are remembered at a time.
 const REFUSALS: usize = 4096;
 /// One key is renewed once, or twice when the answer was lost.
-const RENEWALS_OF_A_KEY: Rate = Rate { burst: 2, every: Duration::from_secs(60) };
+const RENEWALS_OF_A_KEY: Rate = Rate {
+    burst: 2,
+    every: Duration::from_secs(60),
+};
 /// Each renewal is a write, and gives another key.
-const RENEWALS_OF_A_MEMBER: Rate = Rate { burst: 10, every: Duration::from_secs(10) };
+const RENEWALS_OF_A_MEMBER: Rate = Rate {
+    burst: 10,
+    every: Duration::from_secs(10),
+};
 /// Lines about one member that are no news to the hub's administrator any more.
-const LINES: Rate = Rate { burst: 20, every: Duration::from_secs(6) };
+const LINES: Rate = Rate {
+    burst: 20,
+    every: Duration::from_secs(6),
+};
 /// An agent renews when half of a certificate's life is over, and a new session follows: in each such part of that life there
 /// is room for one more of anything.
 const PARTS_OF_A_LIFE: u32 = 8;
 
 /// This rate; a higher one where certificates live so short that a well-behaved agent needs it.
 fn at_least(rate: Rate, certificate_life: Duration) -> Rate {
-    Rate { every: rate.every.min(certificate_life / PARTS_OF_A_LIFE), ..rate }
+    Rate {
+        every: rate.every.min(certificate_life / PARTS_OF_A_LIFE),
+        ..rate
+    }
 }
 /// Streams of one key that have not said what they hold: the next one, and one that a broken network left behind.
 const STREAMS_OF_A_KEY: usize = 2;
@@ -67,7 +79,12 @@ impl Peers {
     }
 
     /// What this caller was refused with a moment ago.
-    pub(super) fn refused_before(&self, call: Call, caller: &MemberKey, now: Instant) -> Option<Status> {
+    pub(super) fn refused_before(
+        &self,
+        call: Call,
+        caller: &MemberKey,
+        now: Instant,
+    ) -> Option<Status> {
         let refused = self.refused.lock();
         let (at, status) = refused.get(&(call, caller.clone()))?;
         let status = (now.saturating_duration_since(*at) < REFUSED_FOR).then(|| status.clone())?;
@@ -88,7 +105,10 @@ impl Peers {
 
     /// Whether a certificate may be renewed now. Only who would be given one is counted.
     pub(super) fn may_renew(&self, caller: &MemberKey, now: Instant) -> bool {
-        let (mut keys, mut members) = (self.renewals_of_keys.lock(), self.renewals_of_members.lock());
+        let (mut keys, mut members) = (
+            self.renewals_of_keys.lock(),
+            self.renewals_of_members.lock(),
+        );
         let may = keys.has_room(caller, now) && members.take(&caller.uid, now);
         if may {
             keys.take(caller, now);
@@ -111,7 +131,12 @@ impl Peers {
     pub(super) fn stream(&self, caller: MemberKey) -> UnregisteredStream {
         let (stream, ended) = self.streams.lock().begin(&caller);
         self.metrics.limited(PeerLimit::Streams, ended);
-        UnregisteredStream { streams: self.streams.clone(), uid: caller.uid, number: stream.0, displaced: stream.1 }
+        UnregisteredStream {
+            streams: self.streams.clone(),
+            uid: caller.uid,
+            number: stream.0,
+            displaced: stream.1,
+        }
     }
 }
 
@@ -137,7 +162,9 @@ impl Streams {
             } else {
                 None
             };
-            let Some(oldest) = oldest else { return ((self.number, displaced), ended) };
+            let Some(oldest) = oldest else {
+                return ((self.number, displaced), ended);
+            };
             streams.remove(oldest).2.cancel();
             ended += 1;
         }
@@ -185,7 +212,10 @@ mod tests {
     const SESSION: Call = Call::Session(SystemTime::UNIX_EPOCH);
 
     fn key(uid: &str, number: u8) -> MemberKey {
-        MemberKey { uid: uid.into(), key: Fingerprint::of_key(&[number]) }
+        MemberKey {
+            uid: uid.into(),
+            key: Fingerprint::of_key(&[number]),
+        }
     }
 
     fn peers() -> Peers {
@@ -194,12 +224,18 @@ mod tests {
 
     #[test]
     fn agents_with_short_lived_certificates_are_not_limited() {
-        let (peers, start) = (Peers::new(Arc::default(), Duration::from_secs(4)), Instant::now());
+        let (peers, start) = (
+            Peers::new(Arc::default(), Duration::from_secs(4)),
+            Instant::now(),
+        );
         for number in 0..100 {
             let now = start + Duration::from_secs(2) * u32::from(number);
             assert!(peers.may_renew(&key("a", number), now), "renewal {number}");
             // The end of a session, and the next one.
-            assert!(peers.line("a", now).is_some() && peers.line("a", now).is_some(), "line {number}");
+            assert!(
+                peers.line("a", now).is_some() && peers.line("a", now).is_some(),
+                "line {number}"
+            );
         }
     }
 
@@ -209,15 +245,37 @@ mod tests {
         let caller = key("a", 1);
         assert!(peers.refused_before(SESSION, &caller, start).is_none());
         peers.refuse(SESSION, &caller, &Status::unauthenticated("why"), start);
-        let again = peers.refused_before(SESSION, &caller, start + REFUSED_FOR / 2).unwrap();
+        let again = peers
+            .refused_before(SESSION, &caller, start + REFUSED_FOR / 2)
+            .unwrap();
         assert_eq!(again.message(), "why");
-        assert!(peers.refused_before(Call::Renew(SystemTime::UNIX_EPOCH), &caller, start).is_none(), "another call");
-        assert!(peers.refused_before(SESSION, &key("a", 2), start).is_none(), "another key");
+        assert!(
+            peers
+                .refused_before(Call::Renew(SystemTime::UNIX_EPOCH), &caller, start)
+                .is_none(),
+            "another call"
+        );
+        assert!(
+            peers.refused_before(SESSION, &key("a", 2), start).is_none(),
+            "another key"
+        );
         let newer = Call::Session(SystemTime::UNIX_EPOCH + REFUSED_FOR);
-        assert!(peers.refused_before(newer, &caller, start).is_none(), "another certificate");
-        assert!(peers.refused_before(SESSION, &caller, start + REFUSED_FOR).is_none());
+        assert!(
+            peers.refused_before(newer, &caller, start).is_none(),
+            "another certificate"
+        );
+        assert!(
+            peers
+                .refused_before(SESSION, &caller, start + REFUSED_FOR)
+                .is_none()
+        );
         for number in 0..3 * REFUSALS {
-            peers.refuse(SESSION, &key(&number.to_string(), 1), &Status::unauthenticated("why"), start);
+            peers.refuse(
+                SESSION,
+                &key(&number.to_string(), 1),
+                &Status::unauthenticated("why"),
+                start,
+            );
         }
         assert!(peers.refused.lock().len() <= REFUSALS);
     }
@@ -225,10 +283,14 @@ mod tests {
     #[test]
     fn renewals_are_bounded_by_key_and_by_member() {
         let (peers, start) = (peers(), Instant::now());
-        let of_one = (0..100).filter(|_| peers.may_renew(&key("a", 1), start)).count();
+        let of_one = (0..100)
+            .filter(|_| peers.may_renew(&key("a", 1), start))
+            .count();
         assert_eq!(of_one, 2);
         // Each renewal gives a key that can be renewed.
-        let of_chain = (2..200).filter(|number| peers.may_renew(&key("a", *number), start)).count();
+        let of_chain = (2..200)
+            .filter(|number| peers.may_renew(&key("a", *number), start))
+            .count();
         assert_eq!(of_chain, 8);
         assert!(peers.may_renew(&key("b", 1), start), "another member");
         assert!(peers.may_renew(&key("a", 1), start + Duration::from_secs(60)));
@@ -240,14 +302,27 @@ mod tests {
         let peers = peers();
         let other = peers.stream(key("a", 9));
         let mut streams: Vec<_> = (0..40).map(|_| peers.stream(key("a", 1))).collect();
-        let open = |streams: &[UnregisteredStream]| streams.iter().filter(|s| !s.displaced.is_cancelled()).count();
-        assert_eq!((open(&streams), peers.metrics.times_limited(PeerLimit::Streams)), (STREAMS_OF_A_KEY, 38));
+        let open = |streams: &[UnregisteredStream]| {
+            streams
+                .iter()
+                .filter(|s| !s.displaced.is_cancelled())
+                .count()
+        };
+        assert_eq!(
+            (
+                open(&streams),
+                peers.metrics.times_limited(PeerLimit::Streams)
+            ),
+            (STREAMS_OF_A_KEY, 38)
+        );
         assert!(!other.displaced.is_cancelled() && !streams[39].displaced.is_cancelled());
         // One that registered makes room.
         drop(streams.pop());
         streams.push(peers.stream(key("a", 1)));
         assert_eq!(open(&streams), STREAMS_OF_A_KEY);
-        let many: Vec<_> = (10..60).map(|number| peers.stream(key("a", number))).collect();
+        let many: Vec<_> = (10..60)
+            .map(|number| peers.stream(key("a", number)))
+            .collect();
         assert_eq!(open(&many), STREAMS_OF_A_MEMBER);
         drop((other, streams, many));
         assert!(peers.streams.lock().of_members.is_empty());

@@ -200,12 +200,16 @@ impl Running {
 
     /// The agent has said what it holds: from now on the session lasts as long as its certificate.
     pub(super) fn lasts(&mut self) {
-        self.limit.as_mut().reset(tokio::time::Instant::now() + life_left(&self.identity));
+        self.limit
+            .as_mut()
+            .reset(tokio::time::Instant::now() + life_left(&self.identity));
     }
 
     /// The agent has said more of what it holds: a slow link takes longer for all of it.
     pub(super) fn extend_hello(&mut self) {
-        self.limit.as_mut().reset(tokio::time::Instant::now() + HELLO_LIMIT.min(life_left(&self.identity)));
+        self.limit
+            .as_mut()
+            .reset(tokio::time::Instant::now() + HELLO_LIMIT.min(life_left(&self.identity)));
     }
 
     fn time_is_up(&mut self) {
@@ -215,7 +219,9 @@ impl Running {
             // The clock was set back.
             self.lasts();
         } else {
-            self.end(Status::deadline_exceeded("the agent did not say what it holds"));
+            self.end(Status::deadline_exceeded(
+                "the agent did not say what it holds",
+            ));
         }
     }
 
@@ -259,16 +265,25 @@ impl Running {
         }
         self.end(refused(refusal));
         if refusal.is_revocation() {
-            self.out.push_back(HubFrame::Revoked(refusal.code().to_owned()));
+            self.out
+                .push_back(HubFrame::Revoked(refusal.code().to_owned()));
         }
     }
 
     /// The index changed: is the session still allowed, and is there something to say?
     fn woken(&mut self) {
-        let newest = self.hub_state.sessions.get(&self.identity.cluster).map(|live| live.number);
+        let newest = self
+            .hub_state
+            .sessions
+            .get(&self.identity.cluster)
+            .map(|live| live.number);
         if newest.is_some_and(|newest| newest > self.live.number) {
-            self.end(with_reason(Status::aborted("another session of this cluster took over"), "replaced"));
-        } else if let Err(refusal) = admission(&self.hub_state, &self.object_cache, &self.identity) {
+            self.end(with_reason(
+                Status::aborted("another session of this cluster took over"),
+                "replaced",
+            ));
+        } else if let Err(refusal) = admission(&self.hub_state, &self.object_cache, &self.identity)
+        {
             self.cut(&refusal);
         } else if self.is_confirmed() {
             self.come_again();
@@ -287,12 +302,20 @@ impl Running {
         let has_forgotten = index.has_forgotten_since(before);
         let (directives, version) = index.directives_since(&self.identity.cluster, before);
         let is_deleted = |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.deleting);
-        let deleted: Vec<_> = directives.iter().map(|(uid, _)| uid).filter(|uid| is_deleted(uid)).cloned().collect();
+        let deleted: Vec<_> = directives
+            .iter()
+            .map(|(uid, _)| uid)
+            .filter(|uid| is_deleted(uid))
+            .cloned()
+            .collect();
         drop(index);
         let mut session = self.live.session.lock();
         session.catch_up(directives, version);
         // Nobody else says that this cluster has nothing of a rule that waits to be released.
-        let free: Vec<_> = deleted.into_iter().filter(|uid| session.is_free_of(uid, version)).collect();
+        let free: Vec<_> = deleted
+            .into_iter()
+            .filter(|uid| session.is_free_of(uid, version))
+            .collect();
         drop(session);
         if !free.is_empty() {
             self.hub_state.dirty_rules.add(free);
@@ -327,7 +350,11 @@ impl Running {
 
     /// Puts what is to be said now into `out`.
     fn fill(&mut self) {
-        if !self.registered || !self.out.is_empty() || self.ending.is_some() || self.handed_over.is_some() {
+        if !self.registered
+            || !self.out.is_empty()
+            || self.ending.is_some()
+            || self.handed_over.is_some()
+        {
             return;
         }
         if let Some(asked) = self.live.inquiries.next() {
@@ -360,7 +387,11 @@ impl Running {
                 "the agent speaks protocols {} to {}, this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {}",
                 hello.protocol_min,
                 hello.protocol_max,
-                if hello.protocol_min > PROTOCOL_MAX { "hub" } else { "agent" },
+                if hello.protocol_min > PROTOCOL_MAX {
+                    "hub"
+                } else {
+                    "agent"
+                },
             );
             return self.end(Status::failed_precondition(message));
         }
@@ -382,7 +413,11 @@ impl Running {
 
 /// For how long a session's certificate is still good.
 fn life_left(identity: &PeerIdentity) -> Duration {
-    identity.certificate.not_after.duration_since(SystemTime::now()).unwrap_or_default()
+    identity
+        .certificate
+        .not_after
+        .duration_since(SystemTime::now())
+        .unwrap_or_default()
 }
 
 impl Drop for Running {
@@ -399,8 +434,13 @@ impl Drop for Running {
             if self.may_log() {
                 tracing::info!("session ended");
             }
-            self.metrics.rules_delivered(self.hub_state.deliveries.lock().lost(cluster));
-            self.hub_state.report_store.lock().disconnected(cluster, self.live.number, Instant::now());
+            self.metrics
+                .rules_delivered(self.hub_state.deliveries.lock().lost(cluster));
+            self.hub_state.report_store.lock().disconnected(
+                cluster,
+                self.live.number,
+                Instant::now(),
+            );
             self.hub_state.dirty_members.add([cluster.clone()]);
         }
     }

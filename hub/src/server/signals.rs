@@ -26,16 +26,26 @@ pub(super) enum Signal {
 pub(super) type Signals = SelectAll<BoxStream<'static, Signal>>;
 
 /// The signals of a session on a connection with this meter, until `shutdown` is cancelled.
-pub(super) fn signals(hub_state: &HubState, meter: Arc<Meter>, shutdown: CancellationToken) -> Signals {
+pub(super) fn signals(
+    hub_state: &HubState,
+    meter: Arc<Meter>,
+    shutdown: CancellationToken,
+) -> Signals {
     let owed = stream::unfold(meter, |meter| async {
         meter.owes().await;
         Some((Signal::SignOfLifeOwed, meter))
     });
     stream::select_all([
-        changes(hub_state.lead.subscribe()).map(|()| Signal::Lead).boxed(),
-        changes(hub_state.authorities.subscribe()).map(|()| Signal::Authorities).boxed(),
+        changes(hub_state.lead.subscribe())
+            .map(|()| Signal::Lead)
+            .boxed(),
+        changes(hub_state.authorities.subscribe())
+            .map(|()| Signal::Authorities)
+            .boxed(),
         owed.boxed(),
-        stream::once(shutdown.cancelled_owned()).map(|()| Signal::Shutdown).boxed(),
+        stream::once(shutdown.cancelled_owned())
+            .map(|()| Signal::Shutdown)
+            .boxed(),
     ])
 }
 

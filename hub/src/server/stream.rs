@@ -49,7 +49,12 @@ impl Calls {
     pub(super) fn of(server: Server) -> Self {
         let server = Arc::new(server);
         let others = RunnelServer::from_arc(server.clone());
-        Self { others: others.max_decoding_message_size(RECEIVE_LIMIT).max_encoding_message_size(FRAME_LIMIT), server }
+        Self {
+            others: others
+                .max_decoding_message_size(RECEIVE_LIMIT)
+                .max_encoding_message_size(FRAME_LIMIT),
+            server,
+        }
     }
 }
 
@@ -71,7 +76,11 @@ impl Service<Request<Body>> for Calls {
             return self.others.call(request);
         }
         let server = self.server.clone();
-        Box::pin(async move { Ok(open(&server, request).await.unwrap_or_else(Status::into_http)) })
+        Box::pin(async move {
+            Ok(open(&server, request)
+                .await
+                .unwrap_or_else(Status::into_http))
+        })
     }
 }
 
@@ -79,9 +88,20 @@ async fn open(server: &Server, request: Request<Body>) -> Result<Response<Body>,
     let (head, body) = request.into_parts();
     let received = Streaming::new_request(FrameDecoder, body, None, Some(RECEIVE_LIMIT));
     let metadata = MetadataMap::from_headers(head.headers);
-    let frames = server.session(tonic::Request::from_parts(metadata, head.extensions, received)).await?.into_inner();
-    let mut response = Response::new(Body::new(FrameBody { frames: Some(frames) }));
-    response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    let frames = server
+        .session(tonic::Request::from_parts(
+            metadata,
+            head.extensions,
+            received,
+        ))
+        .await?
+        .into_inner();
+    let mut response = Response::new(Body::new(FrameBody {
+        frames: Some(frames),
+    }));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
 }
 
@@ -92,7 +112,9 @@ impl Decoder for FrameDecoder {
     type Error = Status;
 
     fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<AgentFrame>, Status> {
-        AgentFrame::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
+        AgentFrame::decode(message)
+            .map(Some)
+            .map_err(|error| Status::internal(error.to_string()))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
@@ -109,16 +131,28 @@ impl<S: Stream<Item = Result<HubFrame, Status>> + Unpin> http_body::Body for Fra
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Some(frames) = &mut self.frames else { return Poll::Ready(None) };
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Some(frames) = &mut self.frames else {
+            return Poll::Ready(None);
+        };
         let text = ready!(Pin::new(frames).poll_next(context));
-        let status = match text.unwrap_or_else(|| Err(Status::ok(""))).and_then(|frame| bytes_of(&frame)) {
+        let status = match text
+            .unwrap_or_else(|| Err(Status::ok("")))
+            .and_then(|frame| bytes_of(&frame))
+        {
             Ok(bytes) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
             Err(status) => status,
         };
         self.frames = None;
         let mut trailers = HeaderMap::new();
-        Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+        Poll::Ready(Some(
+            status
+                .add_header(&mut trailers)
+                .map(|()| Frame::trailers(trailers)),
+        ))
     }
 }
 
@@ -126,8 +160,11 @@ impl<S: Stream<Item = Result<HubFrame, Status>> + Unpin> http_body::Body for Fra
 fn bytes_of(frame: &HubFrame) -> Result<Bytes, Status> {
     let length = frame.encoded_len();
     let length_prefix = u32::try_from(length).ok().filter(|_| length <= FRAME_LIMIT);
-    let length_prefix = length_prefix
-        .ok_or_else(|| Status::out_of_range(format!("a frame of {length} bytes: the limit is {FRAME_LIMIT}")))?;
+    let length_prefix = length_prefix.ok_or_else(|| {
+        Status::out_of_range(format!(
+            "a frame of {length} bytes: the limit is {FRAME_LIMIT}"
+        ))
+    })?;
     let mut bytes = BytesMut::with_capacity(HEADER + length);
     bytes.put_u8(0);
     bytes.put_u32(length_prefix);
@@ -143,21 +180,33 @@ mod tests {
 
     /// The frames of a body, in order: lengths of data, and the status at the end.
     fn frames(text: Vec<Result<HubFrame, Status>>) -> Vec<String> {
-        let mut body = FrameBody { frames: Some(stream::iter(text)) };
+        let mut body = FrameBody {
+            frames: Some(stream::iter(text)),
+        };
         let mut seen = Vec::new();
         loop {
-            let next = std::future::poll_fn(|context| http_body::Body::poll_frame(Pin::new(&mut body), context));
-            let Some(Some(frame)) = next.now_or_never() else { return seen };
+            let next = std::future::poll_fn(|context| {
+                http_body::Body::poll_frame(Pin::new(&mut body), context)
+            });
+            let Some(Some(frame)) = next.now_or_never() else {
+                return seen;
+            };
             let frame = frame.unwrap();
-            let status = |trailers: &HeaderMap| format!("status {}", trailers["grpc-status"].to_str().unwrap());
-            seen.push(
-                frame.data_ref().map_or_else(|| status(frame.trailers_ref().unwrap()), |data| format!("{data:?}")),
-            );
+            let status = |trailers: &HeaderMap| {
+                format!("status {}", trailers["grpc-status"].to_str().unwrap())
+            };
+            seen.push(frame.data_ref().map_or_else(
+                || status(frame.trailers_ref().unwrap()),
+                |data| format!("{data:?}"),
+            ));
         }
     }
 
     fn frame(epoch: &str) -> HubFrame {
-        HubFrame { epoch: epoch.to_owned(), ..HubFrame::default() }
+        HubFrame {
+            epoch: epoch.to_owned(),
+            ..HubFrame::default()
+        }
     }
 
     #[test]
@@ -166,12 +215,21 @@ mod tests {
         assert_eq!(epoch.len(), 3);
         let header = [0, 0, 0, 0, 3];
         let whole: Bytes = [&header[..], &epoch].concat().into();
-        assert_eq!(frames(vec![Ok(frame("a"))]), [format!("{whole:?}"), "status 0".to_owned()]);
-        assert_eq!(frames(vec![Err(Status::aborted("over")), Ok(frame("a"))]), ["status 10"]);
+        assert_eq!(
+            frames(vec![Ok(frame("a"))]),
+            [format!("{whole:?}"), "status 0".to_owned()]
+        );
+        assert_eq!(
+            frames(vec![Err(Status::aborted("over")), Ok(frame("a"))]),
+            ["status 10"]
+        );
     }
 
     #[test]
     fn a_frame_that_no_agent_takes_ends_the_stream() {
-        assert_eq!(frames(vec![Ok(frame(&"x".repeat(FRAME_LIMIT + 1)))]), ["status 11"]);
+        assert_eq!(
+            frames(vec![Ok(frame(&"x".repeat(FRAME_LIMIT + 1)))]),
+            ["status 11"]
+        );
     }
 }

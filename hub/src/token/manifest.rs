@@ -10,7 +10,11 @@ use runnel_api::{Join, MemberCluster};
 ///
 /// # Errors
 /// Never: these values can all be written.
-pub fn member_cluster(cluster: &str, labels: BTreeMap<String, String>, join: Join) -> anyhow::Result<String> {
+pub fn member_cluster(
+    cluster: &str,
+    labels: BTreeMap<String, String>,
+    join: Join,
+) -> anyhow::Result<String> {
     let mut metadata = json!({"name": cluster});
     if !labels.is_empty() {
         metadata["labels"] = json!(labels);
@@ -45,9 +49,15 @@ mod tests {
         let labels = BTreeMap::from([("env".to_owned(), "true".to_owned())]);
         let text = member_cluster("eu-3", labels.clone(), join.clone()).unwrap();
         let read: MemberCluster = serde_saphyr::from_str(&text).unwrap();
-        assert_eq!((read.metadata.name.as_deref(), read.metadata.labels), (Some("eu-3"), Some(labels)));
+        assert_eq!(
+            (read.metadata.name.as_deref(), read.metadata.labels),
+            (Some("eu-3"), Some(labels))
+        );
         assert_eq!(read.spec.join, Some(join));
         let secret = token.expose().split_once('.').unwrap().1;
-        assert!(!text.contains(secret) && text.starts_with("apiVersion: runnel.dev/v1alpha1\nkind: MemberCluster\n"));
+        assert!(
+            !text.contains(secret)
+                && text.starts_with("apiVersion: runnel.dev/v1alpha1\nkind: MemberCluster\n")
+        );
     }
 }

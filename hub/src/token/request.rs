@@ -37,7 +37,9 @@ pub struct Checked {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The cluster's name.
-    #[error("`{0}` is not a cluster name: use at most 63 lower-case letters, digits, `-` and `.`, such as eu-3")]
+    #[error(
+        "`{0}` is not a cluster name: use at most 63 lower-case letters, digits, `-` and `.`, such as eu-3"
+    )]
     Cluster(String),
     /// A label's form.
     #[error("--label `{0}` is not a label: write key=value, such as --label env=prod")]
@@ -78,19 +80,29 @@ impl TokenRequest {
 }
 
 fn ttl(text: &str) -> Result<SignedDuration, RequestError> {
-    let read = any_duration(text.trim()).ok().and_then(|ttl| SignedDuration::try_from(ttl).ok());
+    let read = any_duration(text.trim())
+        .ok()
+        .and_then(|ttl| SignedDuration::try_from(ttl).ok());
     let ttl = read.ok_or_else(|| RequestError::Ttl(text.to_owned()))?;
     let range = SignedDuration::from_mins(1)..=SignedDuration::from_hours(24);
-    if range.contains(&ttl) { Ok(ttl) } else { Err(RequestError::TtlRange(text.to_owned())) }
+    if range.contains(&ttl) {
+        Ok(ttl)
+    } else {
+        Err(RequestError::TtlRange(text.to_owned()))
+    }
 }
 
 fn labels(texts: &[String]) -> Result<BTreeMap<String, String>, RequestError> {
     let mut labels = BTreeMap::new();
     for text in texts {
-        let pair =
-            text.split_once('=').filter(|(key, value)| is_label_key(key) && (value.is_empty() || is_name_part(value)));
+        let pair = text
+            .split_once('=')
+            .filter(|(key, value)| is_label_key(key) && (value.is_empty() || is_name_part(value)));
         let (key, value) = pair.ok_or_else(|| RequestError::Label(text.clone()))?;
-        if labels.insert(key.to_owned(), value.to_owned()).is_some_and(|before| before != value) {
+        if labels
+            .insert(key.to_owned(), value.to_owned())
+            .is_some_and(|before| before != value)
+        {
             return Err(RequestError::LabelTwice(key.to_owned()));
         }
     }
@@ -110,14 +122,27 @@ mod tests {
     use super::*;
 
     fn request() -> TokenRequest {
-        TokenRequest { cluster: "eu-3".into(), ttl: "1h".into(), ..TokenRequest::default() }
+        TokenRequest {
+            cluster: "eu-3".into(),
+            ttl: "1h".into(),
+            ..TokenRequest::default()
+        }
     }
 
     #[test]
     fn a_good_command_line_is_understood() {
-        let labels = ["env=prod", "example.com/zone=a_1", "empty=", "env=prod"].map(str::to_owned).to_vec();
+        let labels = ["env=prod", "example.com/zone=a_1", "empty=", "env=prod"]
+            .map(str::to_owned)
+            .to_vec();
         let advertise = vec!["hub.example.com:8443".to_owned()];
-        let checked = TokenRequest { labels, advertise, ttl: "1h30m".into(), ..request() }.check().unwrap();
+        let checked = TokenRequest {
+            labels,
+            advertise,
+            ttl: "1h30m".into(),
+            ..request()
+        }
+        .check()
+        .unwrap();
         assert_eq!(checked.ttl, SignedDuration::from_mins(90));
         assert_eq!(checked.labels.len(), 3);
         assert_eq!(checked.labels["empty"], "");
@@ -126,24 +151,57 @@ mod tests {
     #[test]
     fn each_mistake_names_its_part_and_a_hint() {
         for cluster in ["", "EU", "a_b", "a/b"] {
-            let error = TokenRequest { cluster: cluster.into(), ..request() }.check().unwrap_err();
+            let error = TokenRequest {
+                cluster: cluster.into(),
+                ..request()
+            }
+            .check()
+            .unwrap_err();
             assert!(matches!(error, RequestError::Cluster(_)), "{error}");
         }
-        for label in ["env", "=x", "a b=c", "-a=b", "/a=b", "a/=b", "a=b=c", "a=ü", "A_/b=c"] {
-            let error = TokenRequest { labels: vec![label.into()], ..request() }.check().unwrap_err();
+        for label in [
+            "env", "=x", "a b=c", "-a=b", "/a=b", "a/=b", "a=b=c", "a=ü", "A_/b=c",
+        ] {
+            let error = TokenRequest {
+                labels: vec![label.into()],
+                ..request()
+            }
+            .check()
+            .unwrap_err();
             assert_eq!(error, RequestError::Label(label.to_owned()));
         }
-        let twice = TokenRequest { labels: vec!["a=1".into(), "a=2".into()], ..request() };
+        let twice = TokenRequest {
+            labels: vec!["a=1".into(), "a=2".into()],
+            ..request()
+        };
         assert_eq!(twice.check(), Err(RequestError::LabelTwice("a".into())));
         for ttl in ["", "soon", "1x", "-1h"] {
-            let error = TokenRequest { ttl: ttl.into(), ..request() }.check().unwrap_err();
+            let error = TokenRequest {
+                ttl: ttl.into(),
+                ..request()
+            }
+            .check()
+            .unwrap_err();
             assert_eq!(error, RequestError::Ttl(ttl.to_owned()));
         }
         for ttl in ["0s", "59s", "25h", "2d"] {
-            let error = TokenRequest { ttl: ttl.into(), ..request() }.check().unwrap_err();
+            let error = TokenRequest {
+                ttl: ttl.into(),
+                ..request()
+            }
+            .check()
+            .unwrap_err();
             assert_eq!(error, RequestError::TtlRange(ttl.to_owned()));
         }
-        let error = TokenRequest { advertise: vec!["hub".into()], ..request() }.check().unwrap_err();
-        assert!(error.to_string().starts_with("--advertise `hub`"), "{error}");
+        let error = TokenRequest {
+            advertise: vec!["hub".into()],
+            ..request()
+        }
+        .check()
+        .unwrap_err();
+        assert!(
+            error.to_string().starts_with("--advertise `hub`"),
+            "{error}"
+        );
     }
 }

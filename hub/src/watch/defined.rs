@@ -53,7 +53,11 @@ where
 {
     /// For the kind whose definition is looked at by this.
     pub(super) fn by(look: Look) -> Self {
-        Self { memory: Arc::default(), look, again: AGAIN }
+        Self {
+            memory: Arc::default(),
+            look,
+            again: AGAIN,
+        }
     }
 
     /// These events, as far as they count.
@@ -135,7 +139,12 @@ pub(super) async fn look(client: Client, name: &str) -> Definition {
     let only = ListParams::default().fields(&format!("metadata.name={name}"));
     let listed = tokio::time::timeout(READ_LIMIT, api.list_metadata(&only)).await;
     match listed {
-        Ok(Ok(list)) if list.items.iter().any(|found| found.metadata.deletion_timestamp.is_none()) => {
+        Ok(Ok(list))
+            if list
+                .items
+                .iter()
+                .any(|found| found.metadata.deletion_timestamp.is_none()) =>
+        {
             Definition::Stands
         }
         Ok(Ok(_)) => Definition::Gone,
@@ -150,16 +159,25 @@ mod tests {
 
     fn list(names: &[&'static str]) -> Vec<WatchEvent<&'static str>> {
         let applied = names.iter().map(|name| Ok(Event::InitApply(*name)));
-        std::iter::once(Ok(Event::Init)).chain(applied).chain([Ok(Event::InitDone)]).collect()
+        std::iter::once(Ok(Event::Init))
+            .chain(applied)
+            .chain([Ok(Event::InitDone)])
+            .collect()
     }
 
     /// What comes of these events while the definition is like this.
-    async fn received<Look, Looked>(defined: &Defined<Look>, events: Vec<WatchEvent<&'static str>>) -> String
+    async fn received<Look, Looked>(
+        defined: &Defined<Look>,
+        events: Vec<WatchEvent<&'static str>>,
+    ) -> String
     where
         Look: Fn() -> Looked + Clone + Send + 'static,
         Looked: Future<Output = Definition> + Send + 'static,
     {
-        let all: Vec<_> = defined.events(futures::stream::iter(events).boxed()).collect().await;
+        let all: Vec<_> = defined
+            .events(futures::stream::iter(events).boxed())
+            .collect()
+            .await;
         let text = all.into_iter().map(|event| match event {
             Ok(Event::Init) => "init".to_owned(),
             Ok(Event::InitApply(name) | Event::Apply(name)) => format!("+{name}"),
@@ -178,15 +196,25 @@ mod tests {
             let seen = seen.clone();
             async move { *seen.lock() }
         });
-        let defined = Defined { again: Duration::ZERO, ..looked };
+        let defined = Defined {
+            again: Duration::ZERO,
+            ..looked
+        };
         let deletion = || vec![Ok(Event::Delete("a")), Ok(Event::Delete("b"))];
-        assert_eq!(received(&defined, list(&["a", "b"])).await, "init +a +b done");
+        assert_eq!(
+            received(&defined, list(&["a", "b"])).await,
+            "init +a +b done"
+        );
         assert_eq!(received(&defined, deletion()).await, "-a -b");
 
         *now.lock() = Definition::Unknown;
         assert_eq!(received(&defined, deletion()).await, "unknown");
         *now.lock() = Definition::Stands;
-        assert_eq!(received(&defined, list(&[])).await, "init done", "nobody has deleted the definition");
+        assert_eq!(
+            received(&defined, list(&[])).await,
+            "init done",
+            "nobody has deleted the definition"
+        );
 
         *now.lock() = Definition::Gone;
         assert_eq!(received(&defined, deletion()).await, "unknown");
@@ -196,8 +224,14 @@ mod tests {
         assert_eq!(received(&defined, list(&[])).await, "init unknown");
         assert_eq!(received(&defined, list(&[])).await, "init unknown");
         assert_eq!(received(&defined, list(&["a"])).await, "init +a unknown");
-        assert_eq!(received(&defined, list(&["a", "b"])).await, "init +a +b unknown");
-        assert_eq!(received(&defined, list(&["a", "b"])).await, "init +a +b done");
+        assert_eq!(
+            received(&defined, list(&["a", "b"])).await,
+            "init +a +b unknown"
+        );
+        assert_eq!(
+            received(&defined, list(&["a", "b"])).await,
+            "init +a +b done"
+        );
         assert_eq!(received(&defined, deletion()).await, "-a -b");
     }
 }

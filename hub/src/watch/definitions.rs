@@ -24,9 +24,12 @@ pub async fn watch_definition<K: CustomResourceExt>(client: Client, hub_state: A
     };
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
-        events_of(api.clone(), K::crd_name()).map(|event| mapped(event, Own::from)).boxed()
+        events_of(api.clone(), K::crd_name())
+            .map(|event| mapped(event, Own::from))
+            .boxed()
     });
-    let is_terminating =
-        |definition: PartialObjectMeta<CustomResourceDefinition>| definition.metadata.deletion_timestamp.is_some();
+    let is_terminating = |definition: PartialObjectMeta<CustomResourceDefinition>| {
+        definition.metadata.deletion_timestamp.is_some()
+    };
     into.follow(events, &hub_state, is_terminating).await;
 }

@@ -8,7 +8,8 @@ use runnel_proto::model::KINDS;
 
 use crate::call::{ApiError, within};
 use runnel_api::{
-    Clusters, DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
+    Clusters, DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies,
+    GrantedRules,
 };
 
 /// The name of the grant.
@@ -25,11 +26,22 @@ const IDENTITY: &str = "runnel-hub-identity";
 pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), ApiError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let mut identity = within(format!("read Secret {IDENTITY}"), secrets.get(IDENTITY)).await?;
-    if identity.data.as_ref().is_some_and(|data| data.contains_key(DONE)) {
+    if identity
+        .data
+        .as_ref()
+        .is_some_and(|data| data.contains_key(DONE))
+    {
         return Ok(());
     }
     let grants: Api<DistributionGrant> = Api::all(client.clone());
-    if within("list DistributionGrants", grants.list(&ListParams::default().limit(1))).await?.items.is_empty() {
+    if within(
+        "list DistributionGrants",
+        grants.list(&ListParams::default().limit(1)),
+    )
+    .await?
+    .items
+    .is_empty()
+    {
         match within(
             format!("create DistributionGrant {EVERYTHING}"),
             grants.create(&PostParams::default(), &everything()),
@@ -43,21 +55,37 @@ pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), Ap
             Err(error) => return Err(error),
         }
     }
-    identity.data.get_or_insert_default().insert(DONE.to_owned(), ByteString(EVERYTHING.into()));
-    within(format!("write Secret {IDENTITY}"), secrets.replace(IDENTITY, &PostParams::default(), &identity))
-        .await
-        .map(drop)
+    identity
+        .data
+        .get_or_insert_default()
+        .insert(DONE.to_owned(), ByteString(EVERYTHING.into()));
+    within(
+        format!("write Secret {IDENTITY}"),
+        secrets.replace(IDENTITY, &PostParams::default(), &identity),
+    )
+    .await
+    .map(drop)
 }
 
 /// All that rules can ask for.
 fn everything() -> DistributionGrant {
-    let all = || GrantedNamespaces { all: true, ..GrantedNamespaces::default() };
+    let all = || GrantedNamespaces {
+        all: true,
+        ..GrantedNamespaces::default()
+    };
     let spec = DistributionGrantSpec {
         rules: GrantedRules { namespaces: all() },
         resources: KINDS.iter().map(|kind| kind.resource.to_owned()).collect(),
-        clusters: Clusters { all: true, ..Clusters::default() },
+        clusters: Clusters {
+            all: true,
+            ..Clusters::default()
+        },
         namespaces: all(),
-        policies: GrantedPolicies { overwrite: true, adopt: true, create_namespaces: true },
+        policies: GrantedPolicies {
+            overwrite: true,
+            adopt: true,
+            create_namespaces: true,
+        },
         max_copies: None,
         max_bytes: None,
     };

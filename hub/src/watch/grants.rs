@@ -60,7 +60,8 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
     let defined = Defined::by(move || look(looked.clone(), DistributionGrant::crd_name()));
     let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.rounds.subscribe(), grants);
-    into.follow(events, &hub_state, |grant| RuleGrant::read(&grant)).await;
+    into.follow(events, &hub_state, |grant| RuleGrant::read(&grant))
+        .await;
 }
 
 /// Watches the `Fleet` for ever. While it cannot be read, what it said last holds.
@@ -94,9 +95,17 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
 /// Watches the labels of the hub's namespaces for ever.
 pub async fn watch_hub_namespaces(client: Client, hub_state: Arc<HubState>) {
     let (one, all) = (Index::set_seen_namespace, Index::set_seen_namespaces);
-    let into = Into { resource: "namespaces", one, all, known: |_, _| None, without: WITHOUT };
+    let into = Into {
+        resource: "namespaces",
+        one,
+        all,
+        known: |_, _| None,
+        without: WITHOUT,
+    };
     let api: Api<Own<PartialObjectMeta<Namespace>>> = Api::all(client);
-    let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || events(api.clone()).boxed());
+    let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
+        events(api.clone()).boxed()
+    });
     let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
         labels: namespace.labels().clone(),
         terminating: namespace.metadata.deletion_timestamp.is_some(),
@@ -148,7 +157,13 @@ impl<T: Clone + 'static> Into<T> {
                 patience.begin(Instant::now());
                 continue;
             };
-            if self.take_in(event, (&mut seen, &mut patience), hub_state, events.round, &read) {
+            if self.take_in(
+                event,
+                (&mut seen, &mut patience),
+                hub_state,
+                events.round,
+                &read,
+            ) {
                 wait(&mut events.rounds.asked).await;
                 let round = events.round;
                 events.again();
@@ -161,10 +176,18 @@ impl<T: Clone + 'static> Into<T> {
     }
 
     /// What an object says; of one that this build cannot read, what was known of it.
-    fn read<K: Resource>(&self, object: Own<K>, hub_state: &HubState, read: &impl Fn(K) -> T) -> Option<T> {
+    fn read<K: Resource>(
+        &self,
+        object: Own<K>,
+        hub_state: &HubState,
+        read: &impl Fn(K) -> T,
+    ) -> Option<T> {
         match object {
             Own::Read(object) => Some(read(*object)),
-            Own::Unreadable(meta) => (self.known)(&hub_state.index.read(), meta.name.as_deref().unwrap_or_default()),
+            Own::Unreadable(meta) => (self.known)(
+                &hub_state.index.read(),
+                meta.name.as_deref().unwrap_or_default(),
+            ),
         }
     }
 
@@ -203,7 +226,9 @@ impl<T: Clone + 'static> Into<T> {
                     hub_state.change(|index| (self.one)(index, &name, Some(one)));
                 }
             }
-            Ok(Event::Delete(object)) => hub_state.change(|index| (self.one)(index, &object.name(), None)),
+            Ok(Event::Delete(object)) => {
+                hub_state.change(|index| (self.one)(index, &object.name(), None))
+            }
             Err(error) => return self.log_watch_error(&error, patience, hub_state, round),
         }
         false
@@ -217,13 +242,19 @@ impl<T: Clone + 'static> Into<T> {
         round: u64,
     ) -> bool {
         let (resource, without) = (self.resource, self.without);
-        let Some(why) = refusal(error, "give the hub get, list and watch on it by a ClusterRole") else {
+        let Some(why) = refusal(
+            error,
+            "give the hub get, list and watch on it by a ClusterRole",
+        ) else {
             tracing::warn!(resource, %error, "the watch of {resource} broke; trying again");
             patience.failed(failure(error));
             return false;
         };
         if !patience.refused(Instant::now()) {
-            tracing::warn!(resource, "cannot watch {resource}: {why}; trying again before that is believed");
+            tracing::warn!(
+                resource,
+                "cannot watch {resource}: {why}; trying again before that is believed"
+            );
             return true;
         }
         tracing::error!(

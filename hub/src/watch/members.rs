@@ -26,11 +26,14 @@ pub async fn watch_members(
     listed: impl Fn() + Send,
 ) {
     let own = client.clone();
-    let mut events =
-        RelistingWatch::new(hub_state.rounds.subscribe(), move || own_events::<MemberCluster>(own.clone()).boxed());
+    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
+        own_events::<MemberCluster>(own.clone()).boxed()
+    });
     let mut seen = BTreeSet::new();
     loop {
-        let Some(event) = events.next().await else { continue };
+        let Some(event) = events.next().await else {
+            continue;
+        };
         match event {
             Ok(Event::Init) => {
                 seen.clear();
@@ -44,20 +47,32 @@ pub async fn watch_members(
             }
             Ok(Event::InitDone) => {
                 let unsure = forget_unlisted(&seen, &hub_state, &object_cache);
-                if look_up(unsure, &client, &hub_state, &object_cache).await.is_none() {
+                if look_up(unsure, &client, &hub_state, &object_cache)
+                    .await
+                    .is_none()
+                {
                     tokio::time::sleep(AFTER_FAILURE).await;
                     events.again();
                     continue;
                 }
-                hub_state.rounds.done(Watched::Own("memberclusters"), events.round);
+                hub_state
+                    .rounds
+                    .done(Watched::Own("memberclusters"), events.round);
                 listed();
             }
-            Ok(Event::Apply(Own::Read(object))) => take_in_member(*object, &hub_state, &object_cache),
+            Ok(Event::Apply(Own::Read(object))) => {
+                take_in_member(*object, &hub_state, &object_cache)
+            }
             // It stays as it was.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
             Ok(Event::Delete(object)) => {
                 let name = ClusterName::from(object.name());
-                forget_if(&name, object.meta().uid.as_deref(), &hub_state, &object_cache);
+                forget_if(
+                    &name,
+                    object.meta().uid.as_deref(),
+                    &hub_state,
+                    &object_cache,
+                );
             }
             Err(error) => match refusal(&error, "give the hub get, list and watch on it") {
                 Some(why) => tracing::error!(
@@ -79,7 +94,11 @@ pub fn take_in_member(mut object: MemberCluster, hub_state: &HubState, object_ca
     if !object_cache.set_member(name.clone(), object) {
         return;
     }
-    let reborn = hub_state.index.read().cluster(&name).is_some_and(|known| known.uid != cluster.uid);
+    let reborn = hub_state
+        .index
+        .read()
+        .cluster(&name)
+        .is_some_and(|known| known.uid != cluster.uid);
     if reborn {
         hub_state.report_store.lock().forget(&name);
         hub_state.divergences.lock().forget(&name);
@@ -94,17 +113,26 @@ pub fn take_in_member(mut object: MemberCluster, hub_state: &HubState, object_ca
 
 fn note_leaving(name: &ClusterName, leaving: bool, hub_state: &HubState) {
     let index = hub_state.index.read();
-    let retains =
-        |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.terms.deletion_policy == DeletionPolicy::Retain);
+    let retains = |uid: &RuleUid| {
+        index
+            .rule(uid)
+            .is_some_and(|entry| entry.rule.terms.deletion_policy == DeletionPolicy::Retain)
+    };
     hub_state.report_store.lock().leaves(name, leaving, retains);
 }
 
 /// A complete list has not named these: those that were known when it began are gone. Returns the others, which have
 /// been taken in since, after or before the list was made.
-fn forget_unlisted(seen: &BTreeSet<ClusterName>, hub_state: &HubState, object_cache: &ObjectCache) -> Vec<ClusterName> {
+fn forget_unlisted(
+    seen: &BTreeSet<ClusterName>,
+    hub_state: &HubState,
+    object_cache: &ObjectCache,
+) -> Vec<ClusterName> {
     let _turn = object_cache.turn();
-    let (gone, unsure): (Vec<_>, Vec<_>) =
-        object_cache.members_not_in(seen).into_iter().partition(|(_, before)| *before);
+    let (gone, unsure): (Vec<_>, Vec<_>) = object_cache
+        .members_not_in(seen)
+        .into_iter()
+        .partition(|(_, before)| *before);
     for (name, _) in &gone {
         forget(name, hub_state, object_cache);
     }
@@ -131,9 +159,16 @@ async fn look_up(
 }
 
 /// The member of this uid is gone. The name may have been given to another one already.
-fn forget_if(name: &ClusterName, uid: Option<&str>, hub_state: &HubState, object_cache: &ObjectCache) {
+fn forget_if(
+    name: &ClusterName,
+    uid: Option<&str>,
+    hub_state: &HubState,
+    object_cache: &ObjectCache,
+) {
     let _turn = object_cache.turn();
-    if object_cache.with_member(name, |known| known.is_none_or(|known| known.metadata.uid.as_deref() == uid)) {
+    if object_cache.with_member(name, |known| {
+        known.is_none_or(|known| known.metadata.uid.as_deref() == uid)
+    }) {
         forget(name, hub_state, object_cache);
     }
 }
@@ -142,7 +177,10 @@ fn forget_if(name: &ClusterName, uid: Option<&str>, hub_state: &HubState, object
 fn forget(name: &ClusterName, hub_state: &HubState, object_cache: &ObjectCache) {
     object_cache.remove_member(name);
     let mut report_store = hub_state.report_store.lock();
-    for (_, rule, copies) in report_store.copies_by_rule(name).filter(|(.., copies)| *copies > 0) {
+    for (_, rule, copies) in report_store
+        .copies_by_rule(name)
+        .filter(|(.., copies)| *copies > 0)
+    {
         tracing::warn!(cluster = %name, %rule, copies, "the MemberCluster was deleted: these copies are left behind there");
     }
     report_store.forget(name);
@@ -182,9 +220,15 @@ mod tests {
         let unsure = forget_unlisted(&["old".into()].into(), &hub_state, &object_cache);
         assert_eq!(unsure, ["new".into()]);
         let known = |name: &str| {
-            (object_cache.member(&name.into()).is_some(), hub_state.index.read().cluster(&name.into()).is_some())
+            (
+                object_cache.member(&name.into()).is_some(),
+                hub_state.index.read().cluster(&name.into()).is_some(),
+            )
         };
-        assert_eq!([known("old"), known("new"), known("gone")], [(true, true), (true, true), (false, false)]);
+        assert_eq!(
+            [known("old"), known("new"), known("gone")],
+            [(true, true), (true, true), (false, false)]
+        );
     }
 
     #[test]
@@ -193,7 +237,14 @@ mod tests {
         take_in_member(member("eu-1", 900, true), &hub_state, &object_cache);
         object_cache.mark_members_stale();
         take_in_member(member("eu-1", 400, false), &hub_state, &object_cache);
-        assert!(!hub_state.index.read().cluster(&"eu-1".into()).unwrap().accepted);
+        assert!(
+            !hub_state
+                .index
+                .read()
+                .cluster(&"eu-1".into())
+                .unwrap()
+                .accepted
+        );
     }
 
     #[test]
@@ -201,13 +252,16 @@ mod tests {
         let (hub_state, object_cache) = hub();
         std::thread::scope(|scope| {
             let index = hub_state.index.read();
-            let taking = scope.spawn(|| take_in_member(member("eu-1", 1, true), &hub_state, &object_cache));
+            let taking =
+                scope.spawn(|| take_in_member(member("eu-1", 1, true), &hub_state, &object_cache));
             while object_cache.member(&"eu-1".into()).is_none() && !taking.is_finished() {
                 std::thread::yield_now();
             }
             assert!(!taking.is_finished() && object_cache.is_in_turn());
             drop(index);
         });
-        assert!(!object_cache.is_in_turn() && hub_state.index.read().cluster(&"eu-1".into()).is_some());
+        assert!(
+            !object_cache.is_in_turn() && hub_state.index.read().cluster(&"eu-1".into()).is_some()
+        );
     }
 }

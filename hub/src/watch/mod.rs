@@ -58,16 +58,23 @@ fn events<K>(api: Api<K>) -> impl Stream<Item = WatchEvent<K>> + Send
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+    let config = watcher::Config::default()
+        .page_size(PAGE)
+        .timeout(WATCH_SECONDS);
     watcher::watcher(api, config).default_backoff()
 }
 
 /// The events of the one object of this name.
-pub(crate) fn events_of<K>(api: Api<K>, name: &str) -> impl Stream<Item = WatchEvent<K>> + Send + use<K>
+pub(crate) fn events_of<K>(
+    api: Api<K>,
+    name: &str,
+) -> impl Stream<Item = WatchEvent<K>> + Send + use<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECONDS);
+    let config = watcher::Config::default()
+        .fields(&format!("metadata.name={name}"))
+        .timeout(WATCH_SECONDS);
     watcher::watcher(api, config).default_backoff()
 }
 
@@ -93,7 +100,15 @@ impl<K> RelistingWatch<K> {
     ) -> Self {
         let round = *rounds.asked.borrow_and_update();
         let events = begin();
-        Self { rounds, events, begin: Box::new(begin), round, listed: false, doubtful: false, waiting: None }
+        Self {
+            rounds,
+            events,
+            begin: Box::new(begin),
+            round,
+            listed: false,
+            doubtful: false,
+            waiting: None,
+        }
     }
 
     /// Begins anew, with a new list.
@@ -118,7 +133,9 @@ impl<K> RelistingWatch<K> {
                 event = self.events.next() => event,
             };
             match event {
-                Some(event) if self.is_doubtful(&event) => self.waiting = Some((Instant::now(), event)),
+                Some(event) if self.is_doubtful(&event) => {
+                    self.waiting = Some((Instant::now(), event))
+                }
                 Some(event) => return Some(event),
                 None => {
                     self.again();
@@ -126,7 +143,10 @@ impl<K> RelistingWatch<K> {
                 }
             }
         }
-        let read_at = self.waiting.as_ref().map_or_else(Instant::now, |(at, _)| *at);
+        let read_at = self
+            .waiting
+            .as_ref()
+            .map_or_else(Instant::now, |(at, _)| *at);
         let mut renewed = self.rounds.renewed.clone();
         let begins = tokio::select! {
             biased;
@@ -179,8 +199,12 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Own<K> {
         Readable::deserialize(deserializer).map(|object| match object {
             Readable::Read(object) => Own::Read(object),
             Readable::Unreadable(known) => {
-                let (name, namespace, uid, resource_version) =
-                    (known.name, known.namespace, known.uid, known.resource_version);
+                let (name, namespace, uid, resource_version) = (
+                    known.name,
+                    known.namespace,
+                    known.uid,
+                    known.resource_version,
+                );
                 Own::Unreadable(Box::new(ObjectMeta {
                     name,
                     namespace,
@@ -249,9 +273,15 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     events(Api::<Own<K>>::all(client)).inspect(|event| {
-        if let Ok(Event::Apply(Own::Unreadable(meta)) | Event::InitApply(Own::Unreadable(meta))) = event {
+        if let Ok(Event::Apply(Own::Unreadable(meta)) | Event::InitApply(Own::Unreadable(meta))) =
+            event
+        {
             let (namespace, name, kind) = (&meta.namespace, &meta.name, K::kind(&()));
-            tracing::error!(?namespace, ?name, "cannot read a {kind}: upgrade the hub, or correct it");
+            tracing::error!(
+                ?namespace,
+                ?name,
+                "cannot read a {kind}: upgrade the hub, or correct it"
+            );
         }
     })
 }
@@ -262,7 +292,9 @@ pub(crate) fn failure(error: &watcher::Error) -> String {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
         | watcher::Error::WatchFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => format!("answers {} {}", status.code, status.reason),
+        | watcher::Error::WatchError(status) => {
+            format!("answers {} {}", status.code, status.reason)
+        }
         _ => "cannot be reached".to_owned(),
     }
 }
@@ -324,10 +356,20 @@ mod tests {
         rounds.renewed(Some(before));
         let (say, message) = mpsc::unbounded::<WatchEvent<&str>>();
         let message = Mutex::new(Some(message));
-        let begin = move || message.lock().take().map_or_else(|| futures::stream::pending().boxed(), StreamExt::boxed);
+        let begin = move || {
+            message
+                .lock()
+                .take()
+                .map_or_else(|| futures::stream::pending().boxed(), StreamExt::boxed)
+        };
         let mut events = RelistingWatch::new(rounds.subscribe(), begin);
         let list = |name| {
-            for event in [Event::Init, Event::InitApply(name), Event::InitDone, Event::Apply(name)] {
+            for event in [
+                Event::Init,
+                Event::InitApply(name),
+                Event::InitDone,
+                Event::Apply(name),
+            ] {
                 say.unbounded_send(Ok(event)).unwrap();
             }
         };
@@ -337,18 +379,27 @@ mod tests {
             None => "waits".to_owned(),
         };
         list("a");
-        assert_eq!([next(), next(), next(), next()], ["Init", "InitApply(\"a\")", "InitDone", "Apply(\"a\")"]);
+        assert_eq!(
+            [next(), next(), next(), next()],
+            ["Init", "InitApply(\"a\")", "InitDone", "Apply(\"a\")"]
+        );
         list("b");
         assert_eq!([next(), next(), next()], ["Init", "waits", "waits"]);
         rounds.renewed(Some(before));
         assert_eq!(next(), "waits");
         rounds.renewed(Some(Instant::now()));
-        assert_eq!([next(), next(), next()], ["InitApply(\"b\")", "InitDone", "Apply(\"b\")"]);
+        assert_eq!(
+            [next(), next(), next()],
+            ["InitApply(\"b\")", "InitDone", "Apply(\"b\")"]
+        );
         // Without the lead nobody is told anything; with a new one all is listed anew.
         list("c");
         assert_eq!([next(), next()], ["Init", "waits"]);
         rounds.renewed(None);
-        assert_eq!([next(), next(), next()], ["InitApply(\"c\")", "InitDone", "Apply(\"c\")"]);
+        assert_eq!(
+            [next(), next(), next()],
+            ["InitApply(\"c\")", "InitDone", "Apply(\"c\")"]
+        );
         rounds.renewed(Some(before));
         list("d");
         assert_eq!([next(), next()], ["Init", "waits"]);

@@ -30,7 +30,10 @@ pub(super) struct Origins {
 
 impl Origins {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, failed: None }
+        Self {
+            client,
+            failed: None,
+        }
     }
 
     /// Reads the namespace and the definition of a deleted rule into the index. Returns whether both were read.
@@ -54,7 +57,12 @@ impl Origins {
             }
             None => ClusterDistributionRule::crd_name(),
         };
-        if is_terminating(Api::<CustomResourceDefinition>::all(self.client.clone()), definition).await? {
+        if is_terminating(
+            Api::<CustomResourceDefinition>::all(self.client.clone()),
+            definition,
+        )
+        .await?
+        {
             hub_state.change(|index: &mut Index| index.set_definition(definition, Some(true)));
         }
         Ok(())
@@ -66,6 +74,11 @@ async fn is_terminating<K>(api: Api<K>, name: &str) -> kube::Result<bool>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let list = api.list_metadata(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
-    Ok(list.items.first().is_none_or(|object| object.metadata.deletion_timestamp.is_some()))
+    let list = api
+        .list_metadata(&ListParams::default().fields(&format!("metadata.name={name}")))
+        .await?;
+    Ok(list
+        .items
+        .first()
+        .is_none_or(|object| object.metadata.deletion_timestamp.is_some()))
 }

@@ -26,7 +26,13 @@ pub(super) struct Patience {
 impl Patience {
     /// A list has been asked for.
     pub(super) fn new(now: Instant) -> Self {
-        Self { refused: None, progress: now, settled: false, gave_up: false, error: None }
+        Self {
+            refused: None,
+            progress: now,
+            settled: false,
+            gave_up: false,
+            error: None,
+        }
     }
 
     /// A list of a new round has been asked for. One that did not come in the round before is not waited for again: a leader
@@ -71,7 +77,9 @@ impl Patience {
 
     /// When nobody waits any longer for the list of this round.
     pub(super) fn ends(&self) -> Option<Instant> {
-        (!self.settled).then_some(self.progress).and_then(|progress| progress.checked_add(SILENT_FOR))
+        (!self.settled)
+            .then_some(self.progress)
+            .and_then(|progress| progress.checked_add(SILENT_FOR))
     }
 
     /// Why there is no list, for people.
@@ -94,7 +102,10 @@ mod tests {
         patience.progress(at(11));
         assert!(!patience.refused(at(12)), "it was allowed meanwhile");
         patience.failed("answers 500".to_owned());
-        assert!(!patience.refused(at(30)), "another failure says nothing about rights");
+        assert!(
+            !patience.refused(at(30)),
+            "another failure says nothing about rights"
+        );
     }
 
     #[test]
@@ -104,7 +115,11 @@ mod tests {
         assert_eq!(patience.ends(), Some(start + SILENT_FOR));
         let later = start + Duration::from_secs(20);
         patience.progress(later);
-        assert_eq!(patience.ends(), Some(later + SILENT_FOR), "a long list takes its time");
+        assert_eq!(
+            patience.ends(),
+            Some(later + SILENT_FOR),
+            "a long list takes its time"
+        );
         patience.failed("answers 500".to_owned());
         assert!(patience.why().contains("answers 500"));
         patience.settle();

@@ -18,7 +18,10 @@ pub(super) struct ListScope {
 
 impl ListScope {
     fn of(source: &SourceRef) -> Self {
-        Self { resource: source.resource.clone(), namespace: source.namespace.clone() }
+        Self {
+            resource: source.resource.clone(),
+            namespace: source.namespace.clone(),
+        }
     }
 }
 
@@ -45,7 +48,10 @@ impl ReadQueue {
     /// These wait, too.
     pub(super) fn add(&mut self, sources: impl IntoIterator<Item = SourceRef>) {
         for source in sources {
-            self.waiting.entry(ListScope::of(&source)).or_default().insert(source);
+            self.waiting
+                .entry(ListScope::of(&source))
+                .or_default()
+                .insert(source);
         }
     }
 
@@ -66,7 +72,8 @@ impl ReadQueue {
                 }
                 // Where most is not wanted, reading all would cost more than it saves.
                 if 2 * sources.len() >= all(scope) {
-                    let wanted: BTreeSet<_> = sources.difference(&self.under_way).cloned().collect();
+                    let wanted: BTreeSet<_> =
+                        sources.difference(&self.under_way).cloned().collect();
                     if wanted.len() >= MANY {
                         self.is_listing = true;
                         return Some(self.taken(NextRead::Many(scope.clone(), wanted)));
@@ -74,7 +81,10 @@ impl ReadQueue {
                 }
                 self.one_by_one.insert(scope.clone());
             }
-            if let Some(source) = sources.iter().find(|source| !self.under_way.contains(*source)) {
+            if let Some(source) = sources
+                .iter()
+                .find(|source| !self.under_way.contains(*source))
+            {
                 return Some(self.taken(NextRead::One(source.clone())));
             }
         }
@@ -86,7 +96,9 @@ impl ReadQueue {
             NextRead::One(source) => ListScope::of(source),
             NextRead::Many(scope, _) => scope.clone(),
         };
-        let Some(waiting) = self.waiting.get_mut(&scope) else { return next };
+        let Some(waiting) = self.waiting.get_mut(&scope) else {
+            return next;
+        };
         match &next {
             NextRead::One(source) => self.under_way.extend(waiting.take(source)),
             NextRead::Many(_, sources) => {
@@ -125,7 +137,9 @@ impl ReadQueue {
     fn over(&mut self, source: &SourceRef, is_read: &impl Fn(&SourceRef) -> bool) {
         self.under_way.remove(source);
         let scope = ListScope::of(source);
-        let Some(waiting) = self.waiting.get_mut(&scope) else { return };
+        let Some(waiting) = self.waiting.get_mut(&scope) else {
+            return;
+        };
         if waiting.contains(source) && is_read(source) {
             waiting.remove(source);
             self.drop_if_empty(&scope);
@@ -145,7 +159,9 @@ mod tests {
     use super::*;
 
     fn sources(namespace: &str, range: std::ops::Range<usize>) -> Vec<SourceRef> {
-        range.map(|number| SourceRef::new("configmaps", namespace, &format!("s{number:04}"))).collect()
+        range
+            .map(|number| SourceRef::new("configmaps", namespace, &format!("s{number:04}")))
+            .collect()
     }
 
     fn next(queue: &mut ReadQueue, all: usize) -> Option<NextRead> {
@@ -169,19 +185,37 @@ mod tests {
     #[test]
     fn many_sources_are_listed_one_namespace_at_a_time() {
         let mut queue = ReadQueue::default();
-        queue.add(sources("a", 0..1000).into_iter().chain(sources("b", 0..30)).chain(sources("c", 0..1)));
-        let Some(NextRead::Many(scope, wanted)) = next(&mut queue, 1000) else { panic!("no list") };
+        queue.add(
+            sources("a", 0..1000)
+                .into_iter()
+                .chain(sources("b", 0..30))
+                .chain(sources("c", 0..1)),
+        );
+        let Some(NextRead::Many(scope, wanted)) = next(&mut queue, 1000) else {
+            panic!("no list")
+        };
         assert_eq!((&*scope.namespace, wanted.len()), ("a", 1000));
         // Another namespace waits for its list, single sources do not.
-        assert_eq!(next(&mut queue, 30), Some(NextRead::One(sources("c", 0..1).remove(0))));
+        assert_eq!(
+            next(&mut queue, 30),
+            Some(NextRead::One(sources("c", 0..1).remove(0)))
+        );
         assert_eq!(next(&mut queue, 30), None);
         queue.add(sources("a", 7..8));
         assert_eq!(next(&mut queue, 30), None, "it is being read");
         queue.add(sources("a", 500..900));
         let has_changed = &sources("a", 7..8)[0];
-        queue.listed(scope, &wanted, BTreeSet::new(), |source| source != has_changed);
-        assert_eq!(next(&mut queue, 30), Some(NextRead::One(sources("a", 7..8).remove(0))), "it has changed since");
-        assert!(matches!(next(&mut queue, 30), Some(NextRead::Many(scope, _)) if &*scope.namespace == "b"));
+        queue.listed(scope, &wanted, BTreeSet::new(), |source| {
+            source != has_changed
+        });
+        assert_eq!(
+            next(&mut queue, 30),
+            Some(NextRead::One(sources("a", 7..8).remove(0))),
+            "it has changed since"
+        );
+        assert!(
+            matches!(next(&mut queue, 30), Some(NextRead::Many(scope, _)) if &*scope.namespace == "b")
+        );
     }
 
     #[test]
@@ -189,22 +223,37 @@ mod tests {
         let mut queue = ReadQueue::default();
         queue.add(sources("a", 0..30));
         for read in 0..30 {
-            assert!(matches!(next(&mut queue, 61), Some(NextRead::One(_))), "{read}");
+            assert!(
+                matches!(next(&mut queue, 61), Some(NextRead::One(_))),
+                "{read}"
+            );
         }
         assert_eq!(next(&mut queue, 61), None);
         // It was decided for those alone.
         queue.add(sources("a", 100..140));
-        assert!(matches!(next(&mut queue, 61), Some(NextRead::Many(_, wanted)) if wanted.len() == 40));
+        assert!(
+            matches!(next(&mut queue, 61), Some(NextRead::Many(_, wanted)) if wanted.len() == 40)
+        );
     }
 
     #[test]
     fn sources_that_a_list_left_out_are_read_one_by_one() {
         let mut queue = ReadQueue::default();
         queue.add(sources("a", 0..50));
-        let Some(NextRead::Many(scope, wanted)) = next(&mut queue, 50) else { panic!("no list") };
-        queue.listed(scope, &wanted, sources("a", 10..50).into_iter().collect(), |_| true);
+        let Some(NextRead::Many(scope, wanted)) = next(&mut queue, 50) else {
+            panic!("no list")
+        };
+        queue.listed(
+            scope,
+            &wanted,
+            sources("a", 10..50).into_iter().collect(),
+            |_| true,
+        );
         for read in 0..40 {
-            assert!(matches!(next(&mut queue, 50), Some(NextRead::One(_))), "{read}");
+            assert!(
+                matches!(next(&mut queue, 50), Some(NextRead::One(_))),
+                "{read}"
+            );
         }
         assert_eq!(next(&mut queue, 50), None);
     }
@@ -214,7 +263,9 @@ mod tests {
         let mut queue = ReadQueue::default();
         queue.add(sources("a", 0..3).into_iter().chain(sources("b", 0..1)));
         let ready = |scope: &ListScope| &*scope.namespace == "b";
-        assert!(matches!(queue.next(ready, |_| 9), Some(NextRead::One(source)) if &*source.namespace == "b"));
+        assert!(
+            matches!(queue.next(ready, |_| 9), Some(NextRead::One(source)) if &*source.namespace == "b")
+        );
         assert_eq!(queue.next(ready, |_| 9), None);
         assert!(queue.next(|_| true, |_| 9).is_some());
     }

@@ -18,7 +18,9 @@ use super::{Own, READ_LIMIT};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_hub_core::index::version_number;
-use runnel_hub_core::plan::{SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source};
+use runnel_hub_core::plan::{
+    SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source,
+};
 
 /// Reads at a time.
 const READS: usize = 8;
@@ -35,14 +37,27 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
     loop {
         let now = Instant::now();
         queue.add(hub_state.to_read.take());
-        queue.add(failed.extract_if(.., |(at, _)| *at <= now).map(|(_, source)| source));
+        queue.add(
+            failed
+                .extract_if(.., |(at, _)| *at <= now)
+                .map(|(_, source)| source),
+        );
         while reads.len() < READS {
-            let all = |scope: &ListScope| hub_state.index.read().sources_in(&scope.resource, &scope.namespace);
-            let Some(next) = queue.next(|scope| is_ready(&hub_state, scope), all) else { break };
+            let all = |scope: &ListScope| {
+                hub_state
+                    .index
+                    .read()
+                    .sources_in(&scope.resource, &scope.namespace)
+            };
+            let Some(next) = queue.next(|scope| is_ready(&hub_state, scope), all) else {
+                break;
+            };
             let (client, hub_state) = (client.clone(), hub_state.clone());
             reads.push(match next {
                 NextRead::One(source) => read(client, hub_state, source).boxed(),
-                NextRead::Many(scope, wanted) => read_many(client, hub_state, scope, wanted, LIST_LIMIT).boxed(),
+                NextRead::Many(scope, wanted) => {
+                    read_many(client, hub_state, scope, wanted, LIST_LIMIT).boxed()
+                }
             });
         }
         let next_try = failed.iter().map(|(at, _)| *at).min();
@@ -76,8 +91,13 @@ enum Done {
 /// Whether sources may be read from there now. While the hub does not serve, they wait until all of them are known: then
 /// one list reads them.
 fn is_ready(hub_state: &HubState, scope: &ListScope) -> bool {
-    let Some(kind) = Kind::by_resource(&scope.resource) else { return true };
-    let place = hub_state.settings.scope.place(kind.resource, &scope.namespace);
+    let Some(kind) = Kind::by_resource(&scope.resource) else {
+        return true;
+    };
+    let place = hub_state
+        .settings
+        .scope
+        .place(kind.resource, &scope.namespace);
     hub_state.serving_since().is_some() || hub_state.rounds.have_all([Watched::Sources(place)])
 }
 
@@ -125,12 +145,19 @@ async fn list(
     scope: &ListScope,
     left: &mut BTreeSet<SourceRef>,
 ) -> Result<(), ListError> {
-    let Some(kind) = Kind::by_resource(&scope.resource) else { return Err(ListError::UnknownKind) };
-    let path = Request::new(DynamicObject::url_path(&api_resource(kind), Some(&scope.namespace)));
-    let (mut size, mut next, mut shown, wanted) = (PageSize::default(), None::<String>, 0, left.len());
+    let Some(kind) = Kind::by_resource(&scope.resource) else {
+        return Err(ListError::UnknownKind);
+    };
+    let path = Request::new(DynamicObject::url_path(
+        &api_resource(kind),
+        Some(&scope.namespace),
+    ));
+    let (mut size, mut next, mut shown, wanted) =
+        (PageSize::default(), None::<String>, 0, left.len());
     let mut all_readable = true;
     loop {
-        let bytes = match page(client, &path, (size.limit(), next.as_deref()), size.bytes()).await? {
+        let bytes = match page(client, &path, (size.limit(), next.as_deref()), size.bytes()).await?
+        {
             Some(bytes) => bytes,
             None if size.shrink() => continue,
             None => return Err(ListError::TooLarge),
@@ -138,8 +165,16 @@ async fn list(
         size.fits(bytes.len());
         let (hub_state, wished) = (hub_state.clone(), left.clone());
         // Beside the threads that serve agents.
-        let taken = tokio::task::spawn_blocking(move || take_in_page(&hub_state, kind, &wished, &bytes)).await;
-        let Ok(Some(Page { seen, count, readable, go_on })) = taken else {
+        let taken =
+            tokio::task::spawn_blocking(move || take_in_page(&hub_state, kind, &wished, &bytes))
+                .await;
+        let Ok(Some(Page {
+            seen,
+            count,
+            readable,
+            go_on,
+        })) = taken
+        else {
             return Err(ListError::Unreadable);
         };
         shown += count;
@@ -170,7 +205,10 @@ async fn page(
         params = params.continue_token(token);
     }
     let request = path.list(&params).map_err(|_| ListError::NoSuchRequest)?;
-    let body = client.request_stream(request).await.map_err(ListError::Api)?;
+    let body = client
+        .request_stream(request)
+        .await
+        .map_err(ListError::Api)?;
     read_page(body, bytes).await.map_err(|_| ListError::Broken)
 }
 
@@ -187,15 +225,29 @@ struct Page {
 }
 
 /// Takes in what is wanted of a page.
-fn take_in_page(hub_state: &HubState, kind: &'static Kind, wanted: &BTreeSet<SourceRef>, bytes: &[u8]) -> Option<Page> {
-    let mut page = Page { seen: BTreeSet::new(), count: 0, readable: true, go_on: None };
+fn take_in_page(
+    hub_state: &HubState,
+    kind: &'static Kind,
+    wanted: &BTreeSet<SourceRef>,
+    bytes: &[u8],
+) -> Option<Page> {
+    let mut page = Page {
+        seen: BTreeSet::new(),
+        count: 0,
+        readable: true,
+        go_on: None,
+    };
     let metadata = parse_page(bytes, |object| {
         page.count += 1;
         let Readable::<DynamicObject>::Read(object) = object else {
             page.readable = false;
             return;
         };
-        let source = SourceRef::new(kind.resource, &object.namespace().unwrap_or_default(), &object.name_any());
+        let source = SourceRef::new(
+            kind.resource,
+            &object.namespace().unwrap_or_default(),
+            &object.name_any(),
+        );
         if wanted.contains(&source) {
             take_in(hub_state, kind, &source, *object);
             page.seen.insert(source);
@@ -207,17 +259,22 @@ fn take_in_page(hub_state: &HubState, kind: &'static Kind, wanted: &BTreeSet<Sou
 
 /// Reads one source into the index.
 async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Done {
-    let Some(kind) = Kind::by_resource(&source.resource) else { return Done::One(source, true) };
-    let api: Api<Own<DynamicObject>> = Api::namespaced_with(client, &source.namespace, &api_resource(kind));
+    let Some(kind) = Kind::by_resource(&source.resource) else {
+        return Done::One(source, true);
+    };
+    let api: Api<Own<DynamicObject>> =
+        Api::namespaced_with(client, &source.namespace, &api_resource(kind));
     let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
     let done = match answer {
         Ok(Ok(Some(Own::Read(object)))) => {
             take_in(&hub_state, kind, &source, *object);
             true
         }
-        Ok(Ok(Some(Own::Unreadable(_)))) => {
-            unreadable(&hub_state, &source, "it is not an object as Kubernetes has them")
-        }
+        Ok(Ok(Some(Own::Unreadable(_)))) => unreadable(
+            &hub_state,
+            &source,
+            "it is not an object as Kubernetes has them",
+        ),
         // The watch says what became of it.
         Ok(Ok(None)) => true,
         Ok(Err(error)) => unreadable(&hub_state, &source, &describe(&error)),
@@ -242,7 +299,9 @@ fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {
 
 fn take_in(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object: DynamicObject) {
     let labels = object.labels().clone();
-    if object.metadata.deletion_timestamp.is_some() || is_never_a_source(kind, &source.name, &labels) {
+    if object.metadata.deletion_timestamp.is_some()
+        || is_never_a_source(kind, &source.name, &labels)
+    {
         return;
     }
     let version = version_number(object.metadata.resource_version.as_deref());
@@ -256,7 +315,9 @@ fn take_in(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object
 
 /// The content of an object as the API server gave it, or why it is none.
 pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject) -> SourceState {
-    let Ok(object) = serde_json::to_value(object) else { return SourceState::Unreadable };
+    let Ok(object) = serde_json::to_value(object) else {
+        return SourceState::Unreadable;
+    };
     match content_of(kind, &object) {
         Err(refused) => SourceState::Refused(refused),
         Ok(content) => {
@@ -264,7 +325,10 @@ pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject
             if canonical.len() > PAYLOAD_LIMIT {
                 return SourceState::Refused(UnsupportedSource::TooLarge);
             }
-            let revision = hub_state.settings.revision_key.revision(kind.resource, &canonical);
+            let revision = hub_state
+                .settings
+                .revision_key
+                .revision(kind.resource, &canonical);
             let mut read = SourceContent::of(revision, &content, canonical);
             read.denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
             SourceState::Read(Arc::new(read))
@@ -279,7 +343,9 @@ pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
         let (next, judgement) = {
             let index = hub_state.index.read();
             // Who does not serve judges nothing; who begins to looks again.
-            let judgement = index.next_judgement().filter(|_| hub_state.serving_since().is_some());
+            let judgement = index
+                .next_judgement()
+                .filter(|_| hub_state.serving_since().is_some());
             (index.next_expiry(grace), judgement)
         };
         tokio::select! {

@@ -29,17 +29,27 @@ impl FakeApi {
         let object = |number: usize| {
             let name = format!("s{number:04}");
             let metadata = json!({"name": name, "namespace": NAMESPACE, "resourceVersion": (number + 1).to_string()});
-            (name, json!({"metadata": metadata, "data": {"value": "x".repeat(bytes)}}))
+            (
+                name,
+                json!({"metadata": metadata, "data": {"value": "x".repeat(bytes)}}),
+            )
         };
-        Self { objects: (0..objects).map(object).collect(), ..Self::default() }
+        Self {
+            objects: (0..objects).map(object).collect(),
+            ..Self::default()
+        }
     }
 
     fn client(self: &Arc<Self>) -> Client {
         let api = self.clone();
         let service = tower::service_fn(move |request: http::Request<HttpBody>| {
             let (code, body) = api.answer(request.uri());
-            let answer = Response::builder().status(code).body(HttpBody::from(body.to_string().into_bytes()));
-            let is_answered = api.answers.is_none_or(|answers| api.asked("list") <= answers);
+            let answer = Response::builder()
+                .status(code)
+                .body(HttpBody::from(body.to_string().into_bytes()));
+            let is_answered = api
+                .answers
+                .is_none_or(|answers| api.asked("list") <= answers);
             async move {
                 if !is_answered {
                     std::future::pending::<()>().await;
@@ -52,7 +62,11 @@ impl FakeApi {
 
     fn answer(&self, uri: &http::Uri) -> (StatusCode, Value) {
         let place = format!("/api/v1/namespaces/{NAMESPACE}/configmaps");
-        let name = uri.path().strip_prefix(&place).unwrap().trim_start_matches('/');
+        let name = uri
+            .path()
+            .strip_prefix(&place)
+            .unwrap()
+            .trim_start_matches('/');
         let verb = if name.is_empty() { "list" } else { "get" };
         self.asked.lock().push(verb.to_owned());
         if !name.is_empty() {
@@ -64,17 +78,39 @@ impl FakeApi {
             return (StatusCode::FORBIDDEN, status);
         }
         let number = |key: &str| {
-            let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-            pairs.filter(|(name, _)| *name == key).find_map(|(_, value)| value.parse::<usize>().ok())
+            let pairs = uri
+                .query()
+                .unwrap_or_default()
+                .split('&')
+                .filter_map(|pair| pair.split_once('='));
+            pairs
+                .filter(|(name, _)| *name == key)
+                .find_map(|(_, value)| value.parse::<usize>().ok())
         };
-        let (from, limit) = (number("continue").unwrap_or_default(), number("limit").unwrap());
-        let items: Vec<_> = self.objects.values().skip(from).take(limit).cloned().collect();
+        let (from, limit) = (
+            number("continue").unwrap_or_default(),
+            number("limit").unwrap(),
+        );
+        let items: Vec<_> = self
+            .objects
+            .values()
+            .skip(from)
+            .take(limit)
+            .cloned()
+            .collect();
         let more = (from + limit < self.objects.len()).then(|| (from + limit).to_string());
-        (StatusCode::OK, json!({"metadata": {"resourceVersion": "9999", "continue": more}, "items": items}))
+        (
+            StatusCode::OK,
+            json!({"metadata": {"resourceVersion": "9999", "continue": more}, "items": items}),
+        )
     }
 
     fn asked(&self, verb: &str) -> usize {
-        self.asked.lock().iter().filter(|asked| *asked == verb).count()
+        self.asked
+            .lock()
+            .iter()
+            .filter(|asked| *asked == verb)
+            .count()
     }
 }
 
@@ -101,12 +137,16 @@ fn source(name: &str) -> SourceRef {
 
 fn is_read(hub_state: &HubState, name: &str) -> bool {
     let index = hub_state.index.read();
-    index.source(&source(name)).is_some_and(|source| matches!(source.body, SourceState::Read(_)))
+    index
+        .source(&source(name))
+        .is_some_and(|source| matches!(source.body, SourceState::Read(_)))
 }
 
 /// The list of the place is over.
 fn is_listed(hub_state: &HubState) {
-    hub_state.rounds.done(Watched::Sources(WatchScope::everywhere("configmaps")), 0);
+    hub_state
+        .rounds
+        .done(Watched::Sources(WatchScope::everywhere("configmaps")), 0);
     hub_state.to_read.wake();
 }
 
@@ -133,9 +173,18 @@ async fn sources_of_a_new_hub_are_read_in_pages() {
     reads_until(&api, &hub_state, || turns.replace(turns.get() + 1) > 20).await;
     assert_eq!(*api.asked.lock(), Vec::<String>::new());
     is_listed(&hub_state);
-    hub_state.to_read.add(api.objects.keys().map(|name| source(name)));
-    reads_until(&api, &hub_state, || api.objects.keys().all(|name| is_read(&hub_state, name))).await;
-    assert_eq!((api.asked("get"), api.asked("list")), (0, 5), "100, 200 and 3 times 250 objects");
+    hub_state
+        .to_read
+        .add(api.objects.keys().map(|name| source(name)));
+    reads_until(&api, &hub_state, || {
+        api.objects.keys().all(|name| is_read(&hub_state, name))
+    })
+    .await;
+    assert_eq!(
+        (api.asked("get"), api.asked("list")),
+        (0, 5),
+        "100, 200 and 3 times 250 objects"
+    );
 }
 
 #[tokio::test]
@@ -143,33 +192,65 @@ async fn pages_of_large_sources_are_bounded_in_bytes() {
     let api = Arc::new(FakeApi::with(120, 200_000));
     let hub_state = hub(&api, json!(["*"]));
     is_listed(&hub_state);
-    reads_until(&api, &hub_state, || api.objects.keys().all(|name| is_read(&hub_state, name))).await;
+    reads_until(&api, &hub_state, || {
+        api.objects.keys().all(|name| is_read(&hub_state, name))
+    })
+    .await;
     // A page of 100 has 20 MB, one of 25 has 5.
     assert_eq!((api.asked("get"), api.asked("list")), (0, 6));
 }
 
 #[tokio::test]
 async fn sources_are_read_one_by_one_where_a_list_is_no_use() {
-    let no_right = FakeApi { forbids_lists: true, ..FakeApi::with(50, 10) };
-    let all = |count: usize| (0..count).map(|number| format!("s{number:04}")).collect::<Vec<_>>();
-    for (api, selected, lists) in [(no_right, all(50), 1), (FakeApi::with(1000, 10), all(30), 0)] {
+    let no_right = FakeApi {
+        forbids_lists: true,
+        ..FakeApi::with(50, 10)
+    };
+    let all = |count: usize| {
+        (0..count)
+            .map(|number| format!("s{number:04}"))
+            .collect::<Vec<_>>()
+    };
+    for (api, selected, lists) in [
+        (no_right, all(50), 1),
+        (FakeApi::with(1000, 10), all(30), 0),
+    ] {
         let api = Arc::new(api);
         let hub_state = hub(&api, json!(selected));
         is_listed(&hub_state);
-        reads_until(&api, &hub_state, || selected.iter().all(|name| is_read(&hub_state, name))).await;
-        assert_eq!((api.asked("get"), api.asked("list")), (selected.len(), lists));
+        reads_until(&api, &hub_state, || {
+            selected.iter().all(|name| is_read(&hub_state, name))
+        })
+        .await;
+        assert_eq!(
+            (api.asked("get"), api.asked("list")),
+            (selected.len(), lists)
+        );
     }
 }
 
 #[tokio::test]
 async fn list_that_takes_too_long_leaves_its_sources_to_single_reads() {
     for answers in [0, 2] {
-        let api = Arc::new(FakeApi { answers: Some(answers), ..FakeApi::with(1000, 10) });
+        let api = Arc::new(FakeApi {
+            answers: Some(answers),
+            ..FakeApi::with(1000, 10)
+        });
         let hub_state = hub(&api, json!(["*"]));
         let wanted: BTreeSet<_> = api.objects.keys().map(|name| source(name)).collect();
-        let scope = ListScope { resource: "configmaps".into(), namespace: NAMESPACE.into() };
+        let scope = ListScope {
+            resource: "configmaps".into(),
+            namespace: NAMESPACE.into(),
+        };
         let limit = Duration::from_secs(2);
-        let Done::Many(_, _, left) = read_many(api.client(), hub_state, scope, wanted, limit).await else { panic!() };
-        assert_eq!(left.len(), if answers == 0 { 1000 } else { 700 }, "pages of 100 and 200 objects");
+        let Done::Many(_, _, left) = read_many(api.client(), hub_state, scope, wanted, limit).await
+        else {
+            panic!()
+        };
+        assert_eq!(
+            left.len(),
+            if answers == 0 { 1000 } else { 700 },
+            "pages of 100 and 200 objects"
+        );
     }
 }

@@ -27,12 +27,18 @@ pub async fn render_rules(hub_state: Arc<HubState>) {
         resting.retain(|_, until| *until > now);
         while jobs.len() < JOBS {
             let is_free = |uid: &&RuleUid| !under_way.contains(*uid) && !resting.contains_key(*uid);
-            let Some(uid) = waiting.iter().find(is_free).cloned() else { break };
+            let Some(uid) = waiting.iter().find(is_free).cloned() else {
+                break;
+            };
             waiting.remove(&uid);
             under_way.insert(uid.clone());
             jobs.push(render(hub_state.clone(), uid));
         }
-        let next = resting.iter().filter(|(uid, _)| waiting.contains(*uid)).map(|(_, until)| *until).min();
+        let next = resting
+            .iter()
+            .filter(|(uid, _)| waiting.contains(*uid))
+            .map(|(_, until)| *until)
+            .min();
         tokio::select! {
             () = hub_state.to_render.added() => {}
             Some((uid, took)) = jobs.next(), if !jobs.is_empty() => {
@@ -50,7 +56,9 @@ async fn render(hub_state: Arc<HubState>, uid: RuleUid) -> (RuleUid, Duration) {
     let began = Instant::now();
     let rendering = uid.clone();
     let work = move || {
-        let Some(job) = hub_state.change_quietly(|index| index.render_job(&rendering)) else { return };
+        let Some(job) = hub_state.change_quietly(|index| index.render_job(&rendering)) else {
+            return;
+        };
         let mut rendered = job.run();
         hub_state.change(|index| {
             let effect: Effect = index.take_rendered(&mut rendered);

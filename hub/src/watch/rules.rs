@@ -30,12 +30,15 @@ pub async fn watch_rules<K: RuleKind>(
     listed: impl Fn() + Send,
 ) {
     let watching = client.clone();
-    let mut events =
-        RelistingWatch::new(hub_state.rounds.subscribe(), move || own_events::<K>(watching.clone()).boxed());
+    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
+        own_events::<K>(watching.clone()).boxed()
+    });
     let mut seen = BTreeSet::new();
     let mut origins = Origins::new(client);
     loop {
-        let Some(event) = events.next().await else { continue };
+        let Some(event) = events.next().await else {
+            continue;
+        };
         match event {
             Ok(Event::Init) => {
                 seen.clear();
@@ -51,12 +54,14 @@ pub async fn watch_rules<K: RuleKind>(
                 for uid in object_cache.rules_not_in::<K>(&seen) {
                     forget(&uid, &hub_state, &object_cache);
                 }
-                hub_state.rounds.done(Watched::Own(K::RESOURCE), events.round);
+                hub_state
+                    .rounds
+                    .done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
             Ok(Event::Apply(Own::Read(object))) => {
-                let is_origin_known =
-                    is_newly_deleted(&*object, &hub_state) && origins.read(&*object, &hub_state).await;
+                let is_origin_known = is_newly_deleted(&*object, &hub_state)
+                    && origins.read(&*object, &hub_state).await;
                 take_in(&*object, is_origin_known, &hub_state, &object_cache);
             }
             // It stays as it was.
@@ -84,22 +89,42 @@ fn log_watch_error<K: RuleKind>(error: &kube::runtime::watcher::Error) {
 }
 
 fn has_finalizer<K: RuleKind>(object: &K) -> bool {
-    object.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+    object
+        .finalizers()
+        .iter()
+        .any(|finalizer| finalizer == FINALIZER)
 }
 
 /// Whether a rule is terminating that was not when the index last saw it.
 fn is_newly_deleted<K: RuleKind>(object: &K, hub_state: &HubState) -> bool {
-    let Some(uid) = object.uid().map(RuleUid::from) else { return false };
-    let was_alive = || hub_state.index.read().latest_rule(&uid).is_some_and(|rule| !rule.deleting);
+    let Some(uid) = object.uid().map(RuleUid::from) else {
+        return false;
+    };
+    let was_alive = || {
+        hub_state
+            .index
+            .read()
+            .latest_rule(&uid)
+            .is_some_and(|rule| !rule.deleting)
+    };
     object.meta().deletion_timestamp.is_some() && was_alive()
 }
 
-fn take_in<K: RuleKind>(object: &K, is_origin_known: bool, hub_state: &HubState, object_cache: &ObjectCache) {
-    let Some(mut rule) = object.rule(&hub_state.settings.namespace) else { return };
+fn take_in<K: RuleKind>(
+    object: &K,
+    is_origin_known: bool,
+    hub_state: &HubState,
+    object_cache: &ObjectCache,
+) {
+    let Some(mut rule) = object.rule(&hub_state.settings.namespace) else {
+        return;
+    };
     rule.is_origin_known = is_origin_known;
     let uid = rule.uid.clone();
     let has_finalizer = has_finalizer(object);
-    let known = object_cache.with_rule(&uid, |known| known.map(|known| (known.has_finalizer, known.finalizer_seen)));
+    let known = object_cache.with_rule(&uid, |known| {
+        known.map(|known| (known.has_finalizer, known.finalizer_seen))
+    });
     let finalizer_seen = match known {
         Some((false, _)) if has_finalizer => Some(Instant::now()),
         Some((_, seen)) => seen,
@@ -112,8 +137,9 @@ fn take_in<K: RuleKind>(object: &K, is_origin_known: bool, hub_state: &HubState,
     let known = hub_state.index.read().latest_rule(&uid).map(message);
     // Most events of a rule are our own writes of its status, and change nothing that it says.
     let (news, is_known) = (doubted || known != Some(message(&rule)), known.is_some());
-    let is_planned =
-        known.is_some_and(|(generation, deleting, _)| (generation, deleting) == (rule.generation, rule.deleting));
+    let is_planned = known.is_some_and(|(generation, deleting, _)| {
+        (generation, deleting) == (rule.generation, rule.deleting)
+    });
     if news && is_planned && !doubted {
         hub_state.change(|index| index.set_removal(&uid, rule.removal));
     } else if (has_finalizer || is_known) && news {
@@ -131,12 +157,17 @@ fn take_in<K: RuleKind>(object: &K, is_origin_known: bool, hub_state: &HubState,
 /// purpose like any other, and its copies may be under way: it stays in the index until every cluster is free of it or has the
 /// order written down. Somebody who takes the finalizer off wants the copies to be left alone.
 fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectCache) {
-    let Some(uid) = object.uid().map(RuleUid::from) else { return };
+    let Some(uid) = object.uid().map(RuleUid::from) else {
+        return;
+    };
     let seen = object_cache.with_rule(&uid, |known| known.and_then(|known| known.finalizer_seen));
     let is_young = seen.is_some_and(|seen| seen.elapsed() < LONGEST_DELETE);
     let is_fulfilled = has_finalizer(object) && object.meta().deletion_timestamp.is_none();
     let slipped = is_young && is_fulfilled && hub_state.index.read().rule(&uid).is_some();
-    let Some(mut rule) = object.rule(&hub_state.settings.namespace).filter(|_| slipped) else {
+    let Some(mut rule) = object
+        .rule(&hub_state.settings.namespace)
+        .filter(|_| slipped)
+    else {
         return forget(&uid, hub_state, object_cache);
     };
     let name = object_cache.name_of(&uid);
@@ -181,14 +212,28 @@ mod tests {
 
     /// Whether the index still has the rule, as one that is being deleted, when it was shown like this and then deleted.
     fn is_seen_to(shown: &[DistributionRule], last: &DistributionRule) -> bool {
-        let (hub_state, object_cache) = (HubState::new(Settings::for_tests()), ObjectCache::default());
-        shown.iter().for_each(|object| take_in(object, false, &hub_state, &object_cache));
+        let (hub_state, object_cache) =
+            (HubState::new(Settings::for_tests()), ObjectCache::default());
+        shown
+            .iter()
+            .for_each(|object| take_in(object, false, &hub_state, &object_cache));
         deleted(last, &hub_state, &object_cache);
         let uid = RuleUid::from("r");
-        let is_deleting = hub_state.index.read().rule(&uid).is_some_and(|entry| entry.rule.deleting);
-        assert_eq!(object_cache.rule(&uid).is_some_and(|object| object.is_gone), is_deleting);
+        let is_deleting = hub_state
+            .index
+            .read()
+            .rule(&uid)
+            .is_some_and(|entry| entry.rule.deleting);
+        assert_eq!(
+            object_cache.rule(&uid).is_some_and(|object| object.is_gone),
+            is_deleting
+        );
         // No list that comes later forgets it.
-        assert!(object_cache.rules_not_in::<DistributionRule>(&BTreeSet::new()).is_empty());
+        assert!(
+            object_cache
+                .rules_not_in::<DistributionRule>(&BTreeSet::new())
+                .is_empty()
+        );
         is_deleting
     }
 
@@ -200,8 +245,14 @@ mod tests {
         assert!(!is_seen_to(std::slice::from_ref(&new), &new));
         // Released, or the finalizer was taken off by hand.
         let going = object(true, true);
-        assert!(!is_seen_to(&[new.clone(), former.clone(), going.clone()], &going));
-        assert!(!is_seen_to(&[new.clone(), former.clone(), new.clone()], &new));
+        assert!(!is_seen_to(
+            &[new.clone(), former.clone(), going.clone()],
+            &going
+        ));
+        assert!(!is_seen_to(
+            &[new.clone(), former.clone(), new.clone()],
+            &new
+        ));
         // The finalizer was there before this process was.
         assert!(!is_seen_to(std::slice::from_ref(&former), &former));
     }

@@ -27,8 +27,21 @@ struct Kept {
 }
 
 fn kept<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
-    let Kept { name, namespace, resource_version, labels, deletion_timestamp } = Kept::deserialize(deserializer)?;
-    Ok(ObjectMeta { name, namespace, resource_version, labels, deletion_timestamp, ..ObjectMeta::default() })
+    let Kept {
+        name,
+        namespace,
+        resource_version,
+        labels,
+        deletion_timestamp,
+    } = Kept::deserialize(deserializer)?;
+    Ok(ObjectMeta {
+        name,
+        namespace,
+        resource_version,
+        labels,
+        deletion_timestamp,
+        ..ObjectMeta::default()
+    })
 }
 
 impl Resource for SourceMeta {

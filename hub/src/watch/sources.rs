@@ -26,29 +26,56 @@ const BETWEEN_LISTS: Duration = Duration::from_secs(10);
 
 /// How the API server calls a kind.
 pub fn api_resource(kind: &Kind) -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(kind.group, kind.version, kind.kind), kind.plural)
+    ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk(kind.group, kind.version, kind.kind),
+        kind.plural,
+    )
 }
 
 /// Watches the metadata of one kind in one place for ever, from the moment that some rule looks for sources there.
-pub async fn watch_sources(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, place: WatchScope) {
-    let span = tracing::info_span!("watch", resource = kind.resource, namespace = place.namespace.as_deref());
-    follow(client, hub_state, kind, place).instrument(span).await;
+pub async fn watch_sources(
+    client: Client,
+    hub_state: Arc<HubState>,
+    kind: &'static Kind,
+    place: WatchScope,
+) {
+    let span = tracing::info_span!(
+        "watch",
+        resource = kind.resource,
+        namespace = place.namespace.as_deref()
+    );
+    follow(client, hub_state, kind, place)
+        .instrument(span)
+        .await;
 }
 
 async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, place: WatchScope) {
     let mut needed = hub_state.needed.subscribe();
-    if needed.wait_for(|needed| needed.contains(&place)).await.is_err() {
+    if needed
+        .wait_for(|needed| needed.contains(&place))
+        .await
+        .is_err()
+    {
         return;
     }
     let api: Api<SourceMeta> = match &place.namespace {
         Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
         None => Api::all_with(client, &api_resource(kind)),
     };
-    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || events(api.clone()).boxed());
+    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
+        events(api.clone()).boxed()
+    });
     let patience = Patience::new(Instant::now());
     let mut relist = hub_state.relist.subscribe();
     let (mut listed_at, mut relist_at) = (None, None);
-    let mut watch = SourceWatch { hub_state, kind, place, seen: BTreeSet::new(), round: events.round, patience };
+    let mut watch = SourceWatch {
+        hub_state,
+        kind,
+        place,
+        seen: BTreeSet::new(),
+        round: events.round,
+        patience,
+    };
     loop {
         let event = tokio::select! {
             event = events.next() => event,
@@ -92,7 +119,9 @@ fn missing_right(place: &WatchScope) -> String {
                 "give the hub's ServiceAccount get, list and watch on {resource} by a Role in the namespace {namespace}"
             )
         }
-        None => format!("give the hub's ServiceAccount get, list and watch on {resource} by a ClusterRole"),
+        None => format!(
+            "give the hub's ServiceAccount get, list and watch on {resource} by a ClusterRole"
+        ),
     }
 }
 
@@ -118,13 +147,16 @@ impl SourceWatch {
         if self.round != round {
             self.round = round;
             self.patience.begin(Instant::now());
-            self.hub_state.change_quietly(|index| index.mark_stale(&self.place));
+            self.hub_state
+                .change_quietly(|index| index.mark_stale(&self.place));
         }
     }
 
     fn received_all(&mut self) {
         self.patience.settle();
-        self.hub_state.rounds.done(Watched::Sources(self.place.clone()), self.round);
+        self.hub_state
+            .rounds
+            .done(Watched::Sources(self.place.clone()), self.round);
         self.hub_state.to_read.wake();
         self.hub_state.progress.notify_one();
     }
@@ -132,7 +164,10 @@ impl SourceWatch {
     /// The list of this round is not waited for any longer: rules that need this place are stalled, and all others served.
     fn give_up(&mut self) {
         let why = self.patience.why();
-        tracing::error!("cannot list {}: {why}; the rules that need it are stalled, their copies stay", self.place);
+        tracing::error!(
+            "cannot list {}: {why}; the rules that need it are stalled, their copies stay",
+            self.place
+        );
         self.patience.give_up();
         self.cannot_read(why);
     }
@@ -146,7 +181,10 @@ impl SourceWatch {
         self.received_all();
     }
 
-    fn take_in(&mut self, event: Result<Event<SourceMeta>, kube::runtime::watcher::Error>) -> WatchActivity {
+    fn take_in(
+        &mut self,
+        event: Result<Event<SourceMeta>, kube::runtime::watcher::Error>,
+    ) -> WatchActivity {
         if !matches!(event, Ok(Event::Init) | Err(_)) {
             self.patience.progress(Instant::now());
         }
@@ -159,9 +197,12 @@ impl SourceWatch {
             }
             Ok(Event::InitDone) => {
                 let seen = std::mem::take(&mut self.seen);
-                self.hub_state.change_quietly(|index| index.retain_sources(&self.place, &seen, Instant::now()));
+                self.hub_state.change_quietly(|index| {
+                    index.retain_sources(&self.place, &seen, Instant::now())
+                });
                 self.hub_state.deadline_changed.notify_one();
-                self.hub_state.change(|index| index.set_place(self.place.clone(), PlaceState::Known));
+                self.hub_state
+                    .change(|index| index.set_place(self.place.clone(), PlaceState::Known));
                 self.received_all();
             }
             Ok(Event::Apply(object)) => {
@@ -179,12 +220,19 @@ impl SourceWatch {
 
     /// Whether a refusal is believed: it is repeated, or nothing else was known before.
     fn is_believed(&mut self) -> bool {
-        let known = matches!(self.hub_state.index.read().place(&self.place), PlaceState::Unreadable(_));
+        let known = matches!(
+            self.hub_state.index.read().place(&self.place),
+            PlaceState::Unreadable(_)
+        );
         self.patience.refused(Instant::now()) || known
     }
 
     fn reference(&self, object: &SourceMeta) -> Option<SourceRef> {
-        Some(SourceRef::new(self.kind.resource, &object.namespace()?, &object.name_any()))
+        Some(SourceRef::new(
+            self.kind.resource,
+            &object.namespace()?,
+            &object.name_any(),
+        ))
     }
 
     /// Takes in an object that is there, and returns its name if it can be a source. What a list shows may have been
@@ -192,7 +240,9 @@ impl SourceWatch {
     fn seen_now(&mut self, object: &SourceMeta, fresh: bool) -> Option<SourceRef> {
         let source = self.reference(object)?;
         let labels = object.labels();
-        if is_never_a_source(self.kind, &source.name, labels) || object.meta().deletion_timestamp.is_some() {
+        if is_never_a_source(self.kind, &source.name, labels)
+            || object.meta().deletion_timestamp.is_some()
+        {
             self.mark_deleted(&source);
             return None;
         }
@@ -200,7 +250,11 @@ impl SourceWatch {
         self.hub_state.change(|index| {
             let effect = index.observe(&source, version, labels.clone());
             if fresh && effect.read.contains(&source) {
-                self.hub_state.edits.lock().entry(source.clone()).or_insert_with(Instant::now);
+                self.hub_state
+                    .edits
+                    .lock()
+                    .entry(source.clone())
+                    .or_insert_with(Instant::now);
             }
             effect
         });
@@ -209,14 +263,18 @@ impl SourceWatch {
 
     fn mark_deleted(&mut self, source: &SourceRef) {
         self.hub_state.edits.lock().remove(source);
-        self.hub_state.change_quietly(|index| index.mark_source_deleted(source, Instant::now()));
+        self.hub_state
+            .change_quietly(|index| index.mark_source_deleted(source, Instant::now()));
         self.hub_state.deadline_changed.notify_one();
     }
 
     fn log_watch_error(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {
         match refusal(error, &missing_right(&self.place)) {
             Some(why) if !self.is_believed() => {
-                tracing::warn!("cannot watch {}: {why}; trying again before that is believed", self.place);
+                tracing::warn!(
+                    "cannot watch {}: {why}; trying again before that is believed",
+                    self.place
+                );
                 WatchActivity::Refusal
             }
             Some(why) => {

@@ -25,16 +25,29 @@ impl Notes {
         if self.0.len() >= NOTES {
             self.0.clear();
         }
-        let object = reference.uid.clone().or_else(|| reference.name.clone()).unwrap_or_default();
-        let before = self.0.insert((object, notice.reason.as_str()), notice.message.clone());
+        let object = reference
+            .uid
+            .clone()
+            .or_else(|| reference.name.clone())
+            .unwrap_or_default();
+        let before = self
+            .0
+            .insert((object, notice.reason.as_str()), notice.message.clone());
         before.is_some_and(|before| before != notice.message)
     }
 }
 
 /// Publishes Events for ever; repeats are merged by the recorder, other notes are Events of their own. `instance` names this
 /// process.
-pub async fn publish_events(client: Client, instance: String, mut events: mpsc::Receiver<(ObjectReference, Notice)>) {
-    let reporter = Reporter { controller: "runnel.dev/hub".into(), instance: Some(instance) };
+pub async fn publish_events(
+    client: Client,
+    instance: String,
+    mut events: mpsc::Receiver<(ObjectReference, Notice)>,
+) {
+    let reporter = Reporter {
+        controller: "runnel.dev/hub".into(),
+        instance: Some(instance),
+    };
     let mut recorder = Recorder::new(client.clone(), reporter.clone());
     let mut notes = Notes::default();
     while let Some((reference, notice)) = events.recv().await {
@@ -43,7 +56,11 @@ pub async fn publish_events(client: Client, instance: String, mut events: mpsc::
             recorder = Recorder::new(client.clone(), reporter.clone());
         }
         let event = Event {
-            type_: if notice.warning { EventType::Warning } else { EventType::Normal },
+            type_: if notice.warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
             reason: notice.reason.as_str().to_owned(),
             note: Some(notice.message),
             action: "Distribute".to_owned(),
@@ -62,7 +79,10 @@ mod tests {
 
     #[test]
     fn lost_cluster_with_another_name_is_an_event_of_its_own() {
-        let rule = |uid: &str| ObjectReference { uid: Some(uid.to_owned()), ..ObjectReference::default() };
+        let rule = |uid: &str| ObjectReference {
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
         let lost = |cluster: &str| Notice {
             warning: true,
             reason: EventReason::ClusterLost,

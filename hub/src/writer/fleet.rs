@@ -22,7 +22,11 @@ pub struct FleetWriter {
 impl FleetWriter {
     /// A writer.
     pub fn new(client: Client, hub_state: Arc<HubState>, object_cache: Arc<ObjectCache>) -> Self {
-        Self { client, hub_state, object_cache }
+        Self {
+            client,
+            hub_state,
+            object_cache,
+        }
     }
 
     /// Writes for ever.
@@ -61,32 +65,52 @@ impl FleetWriter {
 
     /// Whether clusters may still connect to a hub that has just begun to serve: until then the status stays.
     fn is_settling(&self, status: &FleetStatus) -> bool {
-        let is_young = self.hub_state.serving_since().is_some_and(|since| since.elapsed() < SETTLING);
-        let all_connected = status.clusters.split_once('/').is_some_and(|(connected, all)| connected == all);
+        let is_young = self
+            .hub_state
+            .serving_since()
+            .is_some_and(|since| since.elapsed() < SETTLING);
+        let all_connected = status
+            .clusters
+            .split_once('/')
+            .is_some_and(|(connected, all)| connected == all);
         is_young && !all_connected && status.pending == 0
     }
 
     fn status(&self, previous: &FleetStatus) -> FleetStatus {
-        let now = Now { instant: Instant::now(), wall: jiff::Timestamp::now() };
+        let now = Now {
+            instant: Instant::now(),
+            wall: jiff::Timestamp::now(),
+        };
         let (pending, clusters, uids) = {
             let index = self.hub_state.index.read();
-            let accepted: Vec<_> =
-                index.clusters().filter(|(_, cluster)| cluster.accepted).map(|(name, _)| name.clone()).collect();
+            let accepted: Vec<_> = index
+                .clusters()
+                .filter(|(_, cluster)| cluster.accepted)
+                .map(|(name, _)| name.clone())
+                .collect();
             let uids: Vec<_> = index.rules().map(|(uid, _)| uid.clone()).collect();
             (index.pending_causes(), accepted, uids)
         };
-        let mut counts =
-            FleetCounts { clusters: clusters.len() as u64, rules: uids.len() as u64, ..FleetCounts::default() };
+        let mut counts = FleetCounts {
+            clusters: clusters.len() as u64,
+            rules: uids.len() as u64,
+            ..FleetCounts::default()
+        };
         {
             let report_store = self.hub_state.report_store.lock();
-            let connected = clusters.iter().filter(|name| report_store.session(name, now.instant).is_some());
+            let connected = clusters
+                .iter()
+                .filter(|name| report_store.session(name, now.instant).is_some());
             counts.connected = connected.count() as u64;
         }
         for uid in uids {
             self.object_cache.with_rule(&uid, |object| {
-                let Some(status) = object.map(|object| &object.status) else { return };
+                let Some(status) = object.map(|object| &object.status) else {
+                    return;
+                };
                 counts.ready += u64::from(
-                    condition(&status.conditions, ConditionType::Ready).is_some_and(|ready| ready.status == "True"),
+                    condition(&status.conditions, ConditionType::Ready)
+                        .is_some_and(|ready| ready.status == "True"),
                 );
                 if let Some(summary) = status.summary {
                     counts.copies += u64::try_from(summary.copies).unwrap_or_default();

@@ -22,10 +22,18 @@ const ALARMS: [ConditionType; 5] = [
 ];
 
 impl Writer {
-    pub(super) async fn write_member(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
+    pub(super) async fn write_member(
+        &self,
+        name: &ClusterName,
+        now: Now,
+    ) -> Result<(), WriteError> {
         self.give_up_keys(name, now).await?;
-        let Some(member) = self.object_cache.member(name) else { return Ok(()) };
-        let Some(status) = self.member_status(name, &member, now) else { return Ok(()) };
+        let Some(member) = self.object_cache.member(name) else {
+            return Ok(());
+        };
+        let Some(status) = self.member_status(name, &member, now) else {
+            return Ok(());
+        };
         let patch = Patch::Merge(json!({
             "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
             "status": {
@@ -38,7 +46,9 @@ impl Writer {
             },
         }));
         let api: Api<MemberCluster> = Api::all(self.client.clone());
-        let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
+        let written = self
+            .unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
+            .await?;
         if let Some(written) = written {
             self.tell_alarms(&member, &written);
             self.object_cache.set_member(name.clone(), written);
@@ -49,11 +59,24 @@ impl Writer {
     /// At the first session with a newer key, the older ones of the member go: nobody else writes them meanwhile, as the
     /// write is only for the object that was looked at.
     async fn give_up_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
-        let Some(member) = self.object_cache.member(name) else { return Ok(()) };
-        let key = self.hub_state.report_store.lock().session(name, now.instant).map(|session| session.key.clone());
-        let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
+        let Some(member) = self.object_cache.member(name) else {
+            return Ok(());
+        };
+        let key = self
+            .hub_state
+            .report_store
+            .lock()
+            .session(name, now.instant)
+            .map(|session| session.key.clone());
+        let identity = member
+            .status
+            .as_ref()
+            .and_then(|status| status.identity.as_ref());
         let limit = self.hub_state.settings.expired_renewal_limit;
-        let Some(kept) = key.zip(identity).and_then(|(key, known)| used(known, &key, limit, now.wall)) else {
+        let Some(kept) = key
+            .zip(identity)
+            .and_then(|(key, known)| used(known, &key, limit, now.wall))
+        else {
             return Ok(());
         };
         let patch = Patch::Merge(json!({
@@ -61,7 +84,9 @@ impl Writer {
             "status": {"identity": {"keys": kept.keys, "retired": kept.retired}},
         }));
         let api: Api<MemberCluster> = Api::all(self.client.clone());
-        let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
+        let written = self
+            .unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
+            .await?;
         if let Some(written) = written {
             tracing::info!(cluster = %name, "the agent uses its new key: the older ones are given up");
             take_in_member(written, &self.hub_state, &self.object_cache);
@@ -72,23 +97,37 @@ impl Writer {
     /// An Event, once, when a condition appears that a person must see to.
     fn tell_alarms(&self, before: &MemberCluster, after: &MemberCluster) {
         for alarm in ALARMS {
-            let raised = |member: &MemberCluster| condition(&member.status.as_ref()?.conditions, alarm).cloned();
+            let raised = |member: &MemberCluster| {
+                condition(&member.status.as_ref()?.conditions, alarm).cloned()
+            };
             if let (None, Some(raised)) = (raised(before), raised(after)) {
-                let notice = Notice { warning: true, reason: alarm.into(), message: raised.message };
+                let notice = Notice {
+                    warning: true,
+                    reason: alarm.into(),
+                    message: raised.message,
+                };
                 let _ = self.events.try_send((after.object_ref(&()), notice));
             }
         }
     }
 
-    fn member_status(&self, name: &ClusterName, member: &MemberCluster, now: Now) -> Option<MemberClusterStatus> {
+    fn member_status(
+        &self,
+        name: &ClusterName,
+        member: &MemberCluster,
+        now: Now,
+    ) -> Option<MemberClusterStatus> {
         let unknown = MemberClusterStatus::default();
         let previous = member.status.as_ref().unwrap_or(&unknown);
         let index = self.hub_state.index.read();
         let cluster = index.cluster(name)?;
         let report_store = self.hub_state.report_store.lock();
         let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
-        let orphaned: Vec<&RuleName> =
-            report_store.acked_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
+        let orphaned: Vec<&RuleName> = report_store
+            .acked_rules(name)
+            .filter(|(uid, _)| !known(*uid))
+            .map(|(_, rule)| rule)
+            .collect();
         let divergences = self.hub_state.divergences.lock();
         let young = self.uptime(now) < SETTLING;
         let view = MemberView {
@@ -97,12 +136,20 @@ impl Writer {
             cordoned: cluster.cordoned,
             leaving: cluster.leaving,
             // A session that was cut on purpose does not come back by itself, so its end is told at once.
-            session: report_store.session(name, now.instant).filter(|_| cluster.accepted),
-            acked: report_store.acked_rules(name).filter(|(uid, _)| known(*uid)).count(),
+            session: report_store
+                .session(name, now.instant)
+                .filter(|_| cluster.accepted),
+            acked: report_store
+                .acked_rules(name)
+                .filter(|(uid, _)| known(*uid))
+                .count(),
             retained: report_store.retained(name),
             orphaned,
             awaited: young && !report_store.has_connected(name),
-            renewable_until: renewable_until(keys(member), self.hub_state.settings.expired_renewal_limit),
+            renewable_until: renewable_until(
+                keys(member),
+                self.hub_state.settings.expired_renewal_limit,
+            ),
             divergence: divergences.of(name).map(|divergence| (name, divergence)),
             lost_watch: report_store
                 .lost_watch(name, KINDS.iter().map(|kind| kind.resource))

@@ -173,23 +173,31 @@ impl Writer {
     fn beat(&mut self) {
         let now = Instant::now();
         let serving = self.hub_state.serving_since();
-        if self.settled != serving && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING) {
+        if self.settled != serving
+            && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING)
+        {
             self.settled = serving;
             self.hub_state.mark_everything();
         }
         if now.saturating_duration_since(self.looked) >= LOOK {
             self.looked = now;
             // A certificate ends without anybody saying so.
-            self.hub_state.dirty_members.add(self.object_cache.members());
+            self.hub_state
+                .dirty_members
+                .add(self.object_cache.members());
         }
-        let is_member = |name: &ClusterName| self.object_cache.with_member(name, |member| member.is_some());
+        let is_member = |name: &ClusterName| {
+            self.object_cache
+                .with_member(name, |member| member.is_some())
+        };
         let expired = self.hub_state.divergences.lock().expire(now, is_member);
         self.hub_state.dirty_members.add(expired);
         let rolling = self.hub_state.index.read().rolling();
         self.hub_state.dirty_rules.add(rolling);
         let deleting = self.object_cache.deleting();
         self.hub_state.dirty_rules.add(deleting);
-        self.paces.retain(|_, pace| pace.is_dirty() || pace.is_recent(now));
+        self.paces
+            .retain(|_, pace| pace.is_dirty() || pace.is_recent(now));
         for (_, retry) in self.retries.extract_if(.., |(at, _)| *at <= now) {
             match retry {
                 Retry::Rule(uid) => self.hub_state.dirty_rules.add([uid]),
@@ -217,10 +225,17 @@ impl Writer {
     fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> (Option<Look>, Option<Instant>) {
         let status = pace.due(|| self.is_settled(uid, now));
         if status.is_some_and(|at| at <= now) {
-            return (Some(Look::Whole { overdue: pace.is_overdue(now) }), None);
+            return (
+                Some(Look::Whole {
+                    overdue: pace.is_overdue(now),
+                }),
+                None,
+            );
         }
         let released = pace.release_due().is_some_and(|at| at <= now)
-            && self.object_cache.with_rule(uid, |rule| rule.is_some_and(is_to_be_released));
+            && self
+                .object_cache
+                .with_rule(uid, |rule| rule.is_some_and(is_to_be_released));
         (released.then_some(Look::Release), status)
     }
 
@@ -231,7 +246,9 @@ impl Writer {
         let index = self.hub_state.index.read();
         let report_store = self.hub_state.report_store.lock();
         self.object_cache.with_rule(uid, |object| {
-            let Some(object) = object.filter(|object| object.has_finalizer) else { return true };
+            let Some(object) = object.filter(|object| object.has_finalizer) else {
+                return true;
+            };
             if object.deleting {
                 return index.is_blocked(uid);
             }
@@ -242,7 +259,10 @@ impl Writer {
 
     /// How long the hub has been serving.
     fn uptime(&self, now: Now) -> Duration {
-        self.hub_state.serving_since().map(|since| now.instant.saturating_duration_since(since)).unwrap_or_default()
+        self.hub_state
+            .serving_since()
+            .map(|since| now.instant.saturating_duration_since(since))
+            .unwrap_or_default()
     }
 
     /// Runs a write while this process leads and knows everything; an object that is gone needs none.
@@ -268,7 +288,10 @@ impl Writer {
             let result = this.write_rule(&uid, look, now).instrument(span).await;
             (uid, look, result)
         });
-        let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
+        let results: Vec<_> = futures::stream::iter(writes)
+            .buffer_unordered(WRITES)
+            .collect()
+            .await;
         for (uid, look, result) in results {
             if self.conflicts.take_in(Retry::Rule(uid.clone()), &result) {
                 let rule = self.object_cache.name_of(&uid);
@@ -287,7 +310,9 @@ impl Writer {
             } else if let Some(pace) = self.paces.get_mut(&uid) {
                 match looked {
                     Looked::Unreleased => pace.tried_release(),
-                    Looked::Written | Looked::Nothing => pace.done(Instant::now(), looked == Looked::Written),
+                    Looked::Written | Looked::Nothing => {
+                        pace.done(Instant::now(), looked == Looked::Written)
+                    }
                 }
             }
         }
@@ -300,7 +325,10 @@ impl Writer {
             let result = this.write_member(&name, now).await;
             (name, result)
         });
-        let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
+        let results: Vec<_> = futures::stream::iter(writes)
+            .buffer_unordered(WRITES)
+            .collect()
+            .await;
         for (name, result) in results {
             if self.conflicts.take_in(Retry::Member(name.clone()), &result) {
                 tracing::warn!(cluster = %name, "cannot write about a member: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
@@ -331,7 +359,9 @@ async fn unless_gone<T>(
     match within(call).await {
         Ok(done) => Ok(Some(done)),
         Err(WriteError::Api(kube::Error::Api(status))) if status.code == 404 => Ok(None),
-        Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => Err(WriteError::Changed),
+        Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => {
+            Err(WriteError::Changed)
+        }
         Err(error) => Err(error),
     }
 }
@@ -345,7 +375,10 @@ fn again_at(error: &WriteError) -> Instant {
 }
 
 fn wall_now() -> Now {
-    Now { instant: Instant::now(), wall: jiff::Timestamp::now() }
+    Now {
+        instant: Instant::now(),
+        wall: jiff::Timestamp::now(),
+    }
 }
 
 /// Why a write failed.
@@ -366,7 +399,9 @@ pub(crate) enum WriteError {
 }
 
 async fn within<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, WriteError> {
-    Ok(tokio::time::timeout(WRITE_LIMIT, call).await.map_err(|_| WriteError::Timeout)??)
+    Ok(tokio::time::timeout(WRITE_LIMIT, call)
+        .await
+        .map_err(|_| WriteError::Timeout)??)
 }
 
 fn describe(error: &WriteError) -> String {
@@ -388,7 +423,9 @@ mod tests {
         let (rule, member) = (Retry::Rule("a".into()), Retry::Member("a".into()));
         let changed = || Err::<(), _>(WriteError::Changed);
         let messages = |conflicts: &mut Conflicts, times: usize| {
-            (0..times).filter(|_| conflicts.take_in(rule.clone(), &changed())).count()
+            (0..times)
+                .filter(|_| conflicts.take_in(rule.clone(), &changed()))
+                .count()
         };
         assert_eq!(messages(&mut conflicts, 9), 0);
         assert!(!conflicts.take_in(member, &changed()));
@@ -401,14 +438,22 @@ mod tests {
     }
 
     fn writer(hub_state: &Arc<HubState>, object_cache: &Arc<ObjectCache>) -> Writer {
-        let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-        Writer::new(client, hub_state.clone(), object_cache.clone(), mpsc::channel(1).0)
+        let client =
+            Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        Writer::new(
+            client,
+            hub_state.clone(),
+            object_cache.clone(),
+            mpsc::channel(1).0,
+        )
     }
 
     #[tokio::test]
     async fn deleted_rule_is_due_at_once_after_a_status_write() {
-        let (hub_state, object_cache) =
-            (HubState::new(crate::hub_state::Settings::for_tests()), Arc::<ObjectCache>::default());
+        let (hub_state, object_cache) = (
+            HubState::new(crate::hub_state::Settings::for_tests()),
+            Arc::<ObjectCache>::default(),
+        );
         let writer = writer(&hub_state, &object_cache);
         let mut object = serde_json::json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
@@ -417,7 +462,8 @@ mod tests {
         });
         let (uid, start) = (RuleUid::from("r"), Instant::now());
         let see = |object: &serde_json::Value| {
-            let rule: runnel_api::DistributionRule = serde_json::from_value(object.clone()).unwrap();
+            let rule: runnel_api::DistributionRule =
+                serde_json::from_value(object.clone()).unwrap();
             object_cache.set_rule(uid.clone(), RuleObject::of(&rule, true), true);
         };
         let mut pace = Pace::default();
@@ -435,7 +481,10 @@ mod tests {
         assert!(later >= Some(start + BEAT));
         pace.tried_release();
         let (look, later) = writer.due(&uid, &pace, changed);
-        assert!(look.is_none() && later >= Some(start + BEAT), "until something changes");
+        assert!(
+            look.is_none() && later >= Some(start + BEAT),
+            "until something changes"
+        );
         let after = start + BEAT * 3;
         assert!(writer.due(&uid, &pace, after) == (Some(Look::Whole { overdue: true }), None));
     }

@@ -24,7 +24,12 @@ enum Answer {
 
 impl Writer {
     /// Returns whether the rule was released.
-    pub(super) async fn release(&self, uid: &RuleUid, object: &RuleObject, now: Now) -> Result<bool, WriteError> {
+    pub(super) async fn release(
+        &self,
+        uid: &RuleUid,
+        object: &RuleObject,
+        now: Now,
+    ) -> Result<bool, WriteError> {
         if !self.hub_state.index.read().may_go(uid) {
             if object.is_gone && self.hub_state.index.read().is_blocked(uid) {
                 let rule = self.object_cache.name_of(uid);
@@ -33,15 +38,19 @@ impl Writer {
             }
             return Ok(false);
         }
-        let since = object
-            .deleted_at
-            .map_or(Duration::ZERO, |at| Duration::try_from(now.wall.duration_since(at)).unwrap_or_default());
+        let since = object.deleted_at.map_or(Duration::ZERO, |at| {
+            Duration::try_from(now.wall.duration_since(at)).unwrap_or_default()
+        });
         // What is gone is known to this process alone until the orders are written down.
         let waits = !object.is_gone && since.min(self.uptime(now)) < PATIENCE;
-        let Some(orders) = self.orders(uid, waits, now) else { return Ok(false) };
+        let Some(orders) = self.orders(uid, waits, now) else {
+            return Ok(false);
+        };
         if !orders.is_empty() {
             // They are written down for all rules together; then the rule is looked at again.
-            self.hub_state.removal_orders.add(orders.into_iter().map(|cluster| (cluster, uid.clone())));
+            self.hub_state
+                .removal_orders
+                .add(orders.into_iter().map(|cluster| (cluster, uid.clone())));
             return Ok(false);
         }
         if object.is_gone {
@@ -49,7 +58,9 @@ impl Writer {
         } else {
             self.remove_finalizer(object).await?;
         }
-        self.hub_state.removal_overflow.remove(|(_, rule)| rule == uid);
+        self.hub_state
+            .removal_overflow
+            .remove(|(_, rule)| rule == uid);
         tracing::info!(rule = %self.object_cache.name_of(uid), "finalizer removed from deleted rule");
         Ok(true)
     }
@@ -57,31 +68,47 @@ impl Writer {
     /// The clusters for which an order has to be written down; `None` while the rule waits for the answer of a cluster.
     fn orders(&self, uid: &RuleUid, waits: bool, now: Now) -> Option<Vec<ClusterName>> {
         let index = self.hub_state.index.read();
-        let overflow = self.hub_state.removal_overflow.peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
+        let overflow = self
+            .hub_state
+            .removal_overflow
+            .peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
         let mut orders = Vec::new();
         for (name, cluster) in index.clusters() {
             match self.answer((uid, &index), (name, cluster), now) {
                 Answer::Awaited if waits => return None,
-                Answer::Awaited | Answer::Away if !overflow.contains(&Some(name.clone())) => orders.push(name.clone()),
+                Answer::Awaited | Answer::Away if !overflow.contains(&Some(name.clone())) => {
+                    orders.push(name.clone())
+                }
                 Answer::Awaited | Answer::Away | Answer::Free => {}
             }
         }
         Some(orders)
     }
 
-    fn answer(&self, (uid, index): (&RuleUid, &Index), (name, cluster): (&ClusterName, &Cluster), now: Now) -> Answer {
+    fn answer(
+        &self,
+        (uid, index): (&RuleUid, &Index),
+        (name, cluster): (&ClusterName, &Cluster),
+        now: Now,
+    ) -> Answer {
         if cluster.pending.contains_key(uid) {
             return Answer::Free;
         }
         // One that is shut out may be let in again, and is not waited for.
         if !cluster.accepted {
-            return if cluster.was_connected { Answer::Away } else { Answer::Free };
+            return if cluster.was_connected {
+                Answer::Away
+            } else {
+                Answer::Free
+            };
         }
         if let Some(live) = self.hub_state.sessions.get(name) {
             let version = index.version_of(uid).unwrap_or_default();
             let session = live.session.lock();
             let report_store = self.hub_state.report_store.lock();
-            let holds = report_store.acked_rules(name).any(|(acked, _)| acked == uid);
+            let holds = report_store
+                .acked_rules(name)
+                .any(|(acked, _)| acked == uid);
             if !holds && session.is_free_of(uid, version) {
                 return Answer::Free;
             }
@@ -90,16 +117,24 @@ impl Writer {
                 live.wake.notify_one();
             }
             // It hears of no removal before an administrator confirms that it may.
-            return if report_store.is_unconfirmed(name) { Answer::Away } else { Answer::Awaited };
+            return if report_store.is_unconfirmed(name) {
+                Answer::Away
+            } else {
+                Answer::Awaited
+            };
         }
         let report_store = self.hub_state.report_store.lock();
         if !cluster.was_connected && !report_store.has_connected(name) {
             return Answer::Free;
         }
         let young = self.uptime(now) < SETTLING;
-        let may_be_back =
-            report_store.session(name, now.instant).is_some() || (young && !report_store.has_connected(name));
-        if may_be_back { Answer::Awaited } else { Answer::Away }
+        let may_be_back = report_store.session(name, now.instant).is_some()
+            || (young && !report_store.has_connected(name));
+        if may_be_back {
+            Answer::Awaited
+        } else {
+            Answer::Away
+        }
     }
 }
 
@@ -129,18 +164,30 @@ mod tests {
         .unwrap();
         hub_state.change(|index| index.set_cluster("eu-1".into(), Cluster::read(&member)));
         hub_state.change(|index| index.set_rule(Rule::namespaced(&rule, "runnel-system").unwrap()));
-        let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-        let writer = Writer::new(client, hub_state, Arc::default(), tokio::sync::mpsc::channel(1).0);
-        let now = Now { instant: Instant::now(), wall: jiff::Timestamp::now() };
+        let client =
+            kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap()))
+                .unwrap();
+        let writer = Writer::new(
+            client,
+            hub_state,
+            Arc::default(),
+            tokio::sync::mpsc::channel(1).0,
+        );
+        let now = Now {
+            instant: Instant::now(),
+            wall: jiff::Timestamp::now(),
+        };
         writer.orders(&"r".into(), false, now).unwrap()
     }
 
     #[tokio::test]
     async fn rejoined_cluster_gets_the_order_of_a_deleted_rule() {
-        let key =
-            json!({"fingerprint": "sha256:1", "issuedAt": "2026-01-01T00:00:00Z", "expiresAt": "2027-01-01T00:00:00Z"});
+        let key = json!({"fingerprint": "sha256:1", "issuedAt": "2026-01-01T00:00:00Z", "expiresAt": "2027-01-01T00:00:00Z"});
         let eu = [ClusterName::from("eu-1")];
-        assert_eq!(orders(&json!({"clusterUid": "c", "identity": {"keys": [key]}})), eu);
+        assert_eq!(
+            orders(&json!({"clusterUid": "c", "identity": {"keys": [key]}})),
+            eu
+        );
         // It has joined again and not connected since: its copies are those of before.
         assert_eq!(orders(&json!({"identity": {"keys": [key]}})), eu);
         assert_eq!(orders(&json!({})), [], "it has never joined");

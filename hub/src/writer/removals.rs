@@ -28,7 +28,11 @@ pub struct RemovalRecorder {
 impl RemovalRecorder {
     /// A recorder.
     pub fn new(client: Client, hub_state: Arc<HubState>, object_cache: Arc<ObjectCache>) -> Self {
-        Self { client, hub_state, object_cache }
+        Self {
+            client,
+            hub_state,
+            object_cache,
+        }
     }
 
     /// Records for ever.
@@ -57,7 +61,11 @@ impl RemovalRecorder {
         for (cluster, uid) in self.hub_state.removal_orders.take() {
             orders.entry(cluster).or_default().insert(uid);
         }
-        for cluster in self.hub_state.settled_removals.peek(|(cluster, _)| cluster.clone()) {
+        for cluster in self
+            .hub_state
+            .settled_removals
+            .peek(|(cluster, _)| cluster.clone())
+        {
             orders.entry(cluster).or_default();
         }
         let rules: BTreeSet<_> = orders.values().flatten().cloned().collect();
@@ -65,30 +73,49 @@ impl RemovalRecorder {
             let result = self.record(&cluster, &rules).await;
             (cluster, rules, result)
         });
-        let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
+        let results: Vec<_> = futures::stream::iter(writes)
+            .buffer_unordered(WRITES)
+            .collect()
+            .await;
         let mut failed = false;
         for (cluster, rules, result) in results {
             let Err(error) = result else { continue };
             if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                 tracing::warn!(%cluster, why = %describe(&error), "cannot write down what is to be removed; trying again");
             }
-            self.hub_state.removal_orders.add(rules.into_iter().map(|uid| (cluster.clone(), uid)));
+            self.hub_state
+                .removal_orders
+                .add(rules.into_iter().map(|uid| (cluster.clone(), uid)));
             failed = true;
         }
         self.hub_state.dirty_rules.add(rules);
         failed
     }
 
-    async fn record(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) -> Result<(), WriteError> {
-        let settled = self.hub_state.settled_removals.peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
+    async fn record(
+        &self,
+        name: &ClusterName,
+        rules: &BTreeSet<RuleUid>,
+    ) -> Result<(), WriteError> {
+        let settled = self
+            .hub_state
+            .settled_removals
+            .peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
         let done: BTreeSet<_> = settled.into_iter().flatten().collect();
-        let strike_out =
-            || self.hub_state.settled_removals.remove(|(cluster, uid)| cluster == name && done.contains(uid));
+        let strike_out = || {
+            self.hub_state
+                .settled_removals
+                .remove(|(cluster, uid)| cluster == name && done.contains(uid))
+        };
         let Some(member) = self.object_cache.member(name) else {
             strike_out();
             return Ok(());
         };
-        let known = member.status.as_ref().map(|status| status.pending_removals.clone()).unwrap_or_default();
+        let known = member
+            .status
+            .as_ref()
+            .map(|status| status.pending_removals.clone())
+            .unwrap_or_default();
         let list = PendingList::new(&known, &done, self.removals(rules));
         if list.removals != known {
             self.write(name, &member, &list.removals).await?;
@@ -101,7 +128,10 @@ impl RemovalRecorder {
         if !list.overflow.is_empty() {
             let rules = list.overflow.len();
             tracing::warn!(cluster = %name, rules, "too many removals wait for this cluster: the copies of these rules stay there");
-            let overflow = list.overflow.iter().map(|removal| (name.clone(), removal.rule_uid.as_str().into()));
+            let overflow = list
+                .overflow
+                .iter()
+                .map(|removal| (name.clone(), removal.rule_uid.as_str().into()));
             self.hub_state.removal_overflow.add(overflow);
         }
         Ok(())
@@ -109,11 +139,18 @@ impl RemovalRecorder {
 
     /// Whoever has answered while the order was written answers no more.
     fn settle_at_once(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) {
-        let Some(live) = self.hub_state.sessions.get(name).map(|live| live.clone()) else { return };
+        let Some(live) = self.hub_state.sessions.get(name).map(|live| live.clone()) else {
+            return;
+        };
         let index = self.hub_state.index.read();
         let session = live.session.lock();
-        let is_free = |uid: &&RuleUid| session.is_free_of(uid, index.version_of(uid).unwrap_or_default());
-        let free: Vec<_> = rules.iter().filter(is_free).map(|uid| (name.clone(), uid.clone())).collect();
+        let is_free =
+            |uid: &&RuleUid| session.is_free_of(uid, index.version_of(uid).unwrap_or_default());
+        let free: Vec<_> = rules
+            .iter()
+            .filter(is_free)
+            .map(|uid| (name.clone(), uid.clone()))
+            .collect();
         if !free.is_empty() {
             self.hub_state.settled_removals.add(free);
         }

@@ -98,7 +98,8 @@ impl RollbackStore {
         let (mut slots, mut versions) = (Vec::new(), Vec::new());
         for number in 0..self.slots {
             let name = name(number);
-            let secret = match within(format!("read Secret {name}"), self.api.get_opt(&name)).await {
+            let secret = match within(format!("read Secret {name}"), self.api.get_opt(&name)).await
+            {
                 Err(error) if error.is_forbidden() => {
                     tracing::error!(%error, "no rollout can be rolled back: upgrade the chart of the hub for the right");
                     self.is_readable = false;
@@ -106,13 +107,22 @@ impl RollbackStore {
                 }
                 read => read?,
             };
-            versions.push(secret.as_ref().and_then(|secret| secret.metadata.resource_version.clone()));
+            versions.push(
+                secret
+                    .as_ref()
+                    .and_then(|secret| secret.metadata.resource_version.clone()),
+            );
             let data = secret.and_then(|secret| secret.data).unwrap_or_default();
-            slots.push(data.into_iter().map(|(part, ByteString(bytes))| (part, bytes)).collect());
+            slots.push(
+                data.into_iter()
+                    .map(|(part, ByteString(bytes))| (part, bytes))
+                    .collect(),
+            );
         }
         if !self.is_readable {
             let states = BTreeMap::new();
-            self.hub_state.change(|index| index.set_completed_states(states, RollbackBlocker::Unreadable));
+            self.hub_state
+                .change(|index| index.set_completed_states(states, RollbackBlocker::Unreadable));
             return Ok(());
         }
         (self.archive, self.versions) = (Archive::new(slots), versions);
@@ -122,11 +132,15 @@ impl RollbackStore {
             if state.is_none() {
                 tracing::error!(rule = %uid, "the stored state of the rule's last completed rollout is damaged");
             }
-            let revision = state.as_ref().map(|state| state.revision.clone()).unwrap_or_default();
+            let revision = state
+                .as_ref()
+                .map(|state| state.revision.clone())
+                .unwrap_or_default();
             let state = state.map(Arc::new).ok_or(RollbackBlocker::Damaged);
             states.insert(uid, StoredState { revision, state });
         }
-        self.hub_state.change(|index| index.set_completed_states(states, RollbackBlocker::NoneCompleted));
+        self.hub_state
+            .change(|index| index.set_completed_states(states, RollbackBlocker::NoneCompleted));
         Ok(())
     }
 
@@ -135,23 +149,33 @@ impl RollbackStore {
         for uid in self.hub_state.completed_rules.take() {
             let stored = self.hub_state.index.read().stored_state(&uid).cloned();
             match stored {
-                Some(StoredState { state: Ok(state), .. }) => self.put(&uid, &state).await,
+                Some(StoredState {
+                    state: Ok(state), ..
+                }) => self.put(&uid, &state).await,
                 Some(_) | None => self.unwritten.extend(self.archive.remove(&uid)),
             }
         }
         let gone: Vec<_> = {
             let index = self.hub_state.index.read();
-            self.archive.rules().into_iter().filter(|uid| index.latest_rule(uid).is_none()).collect()
+            self.archive
+                .rules()
+                .into_iter()
+                .filter(|uid| index.latest_rule(uid).is_none())
+                .collect()
         };
         for uid in gone {
             self.unwritten.extend(self.archive.remove(&uid));
-            self.hub_state.change(|index| index.set_completed_state(&uid, None));
+            self.hub_state
+                .change(|index| index.set_completed_state(&uid, None));
         }
     }
 
     async fn put(&mut self, uid: &RuleUid, state: &Arc<CompletedState>) {
         let (rule, encoded, limit) = (uid.clone(), state.clone(), self.archive.room_for(uid));
-        let bytes = tokio::task::spawn_blocking(move || encoded.encode(&rule, limit)).await.ok().flatten();
+        let bytes = tokio::task::spawn_blocking(move || encoded.encode(&rule, limit))
+            .await
+            .ok()
+            .flatten();
         let put = bytes.and_then(|bytes| self.archive.put(uid, &bytes).ok());
         if let Some(writes) = put {
             self.unwritten.extend(writes);
@@ -159,8 +183,12 @@ impl RollbackStore {
         }
         tracing::warn!(rule = %uid, "the state of a completed rollout does not fit: the rule's next one stops if it fails");
         self.unwritten.extend(self.archive.remove(uid));
-        let too_large = StoredState { revision: state.revision.clone(), state: Err(RollbackBlocker::TooLarge) };
-        self.hub_state.change(|index| index.set_completed_state(uid, Some(too_large)));
+        let too_large = StoredState {
+            revision: state.revision.clone(),
+            state: Err(RollbackBlocker::TooLarge),
+        };
+        self.hub_state
+            .change(|index| index.set_completed_state(uid, Some(too_large)));
     }
 
     async fn write(&mut self) -> Result<(), ApiError> {
@@ -172,7 +200,11 @@ impl RollbackStore {
             let (name, secret) = (name(*number), secret(*number, slot, version));
             let params = PatchParams::apply(FIELD_MANAGER).force();
             let patch = Patch::Apply(&secret);
-            let written = within(format!("write Secret {name}"), self.api.patch(&name, &params, &patch)).await?;
+            let written = within(
+                format!("write Secret {name}"),
+                self.api.patch(&name, &params, &patch),
+            )
+            .await?;
             if let Some(version) = self.versions.get_mut(*number) {
                 *version = written.metadata.resource_version;
             }
@@ -184,7 +216,10 @@ impl RollbackStore {
 
 async fn decoded(uid: &RuleUid, bytes: Option<Vec<u8>>) -> Option<CompletedState> {
     let (uid, bytes) = (uid.clone(), bytes?);
-    tokio::task::spawn_blocking(move || CompletedState::decode(&uid, &bytes)).await.ok().flatten()
+    tokio::task::spawn_blocking(move || CompletedState::decode(&uid, &bytes))
+        .await
+        .ok()
+        .flatten()
 }
 
 fn name(number: usize) -> String {
@@ -192,9 +227,17 @@ fn name(number: usize) -> String {
 }
 
 fn secret(number: usize, slot: &Slot, version: Option<String>) -> Secret {
-    let labels = [("app.kubernetes.io/name", "runnel"), ("app.kubernetes.io/component", "hub")];
-    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    let data = slot.iter().map(|(part, bytes)| (part.clone(), ByteString(bytes.clone()))).collect();
+    let labels = [
+        ("app.kubernetes.io/name", "runnel"),
+        ("app.kubernetes.io/component", "hub"),
+    ];
+    let labels = labels
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+    let data = slot
+        .iter()
+        .map(|(part, bytes)| (part.clone(), ByteString(bytes.clone())))
+        .collect();
     Secret {
         metadata: ObjectMeta {
             name: Some(name(number)),

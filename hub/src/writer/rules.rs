@@ -32,7 +32,8 @@ pub(crate) fn view<'a>(
         pending: entry.guard.pending().cloned(),
         blocks_removals: entry.guard.blocks_removals(),
         blocks_prunes: entry.guard.blocks_prunes(),
-        planned_removals: index.planned_removals(uid, &|rule, cluster| report_store.holding(rule, cluster)),
+        planned_removals: index
+            .planned_removals(uid, &|rule, cluster| report_store.holding(rule, cluster)),
         rule: &entry.rule,
         plan: &entry.plan,
         cluster_plans,
@@ -54,27 +55,47 @@ pub(crate) fn view<'a>(
 }
 
 /// What is to be kept of a rule's completed rollout from now on; `None`: nothing has changed.
-fn completed_state(index: &Index, uid: &RuleUid, view: &mut View<'_>) -> Option<Option<StoredState>> {
+fn completed_state(
+    index: &Index,
+    uid: &RuleUid,
+    view: &mut View<'_>,
+) -> Option<Option<StoredState>> {
     let entry = index.rule(uid)?;
-    let reverts = entry.rule.rollout.as_ref().is_some_and(|rollout| rollout.reverts);
+    let reverts = entry
+        .rule
+        .rollout
+        .as_ref()
+        .is_some_and(|rollout| rollout.reverts);
     let progress = view.progress();
     if !reverts && !progress.is_some_and(|progress| progress.phase.goes_back()) {
         return index.stored_state(uid).map(|_| None);
     }
-    let is_completed = |progress: &&Progress| progress.phase == Phase::Completed && progress.revision == entry.target();
+    let is_completed = |progress: &&Progress| {
+        progress.phase == Phase::Completed && progress.revision == entry.target()
+    };
     let revision = progress.filter(is_completed)?.revision.clone();
     if entry.former_state().is_decided(&revision) || index.state_blocker().is_some() {
         return None;
     }
     let state = entry.completed_state();
     view.note_kept(state.as_ref().map(drop));
-    Some(Some(StoredState { revision, state: Ok(state.ok()?) }))
+    Some(Some(StoredState {
+        revision,
+        state: Ok(state.ok()?),
+    }))
 }
 
 impl Writer {
     /// Does what is to be done about a rule.
-    pub(super) async fn write_rule(&self, uid: &RuleUid, look: Look, now: Now) -> Result<Looked, WriteError> {
-        let Some(object) = self.object_cache.rule(uid) else { return Ok(Looked::Nothing) };
+    pub(super) async fn write_rule(
+        &self,
+        uid: &RuleUid,
+        look: Look,
+        now: Now,
+    ) -> Result<Looked, WriteError> {
+        let Some(object) = self.object_cache.rule(uid) else {
+            return Ok(Looked::Nothing);
+        };
         if !object.deleting && !object.has_finalizer {
             self.add_finalizer(&object).await?;
             return Ok(Looked::Nothing);
@@ -82,13 +103,19 @@ impl Writer {
         if is_to_be_released(&object) && self.release(uid, &object, now).await? {
             return Ok(Looked::Nothing);
         }
-        let Look::Whole { overdue } = look else { return Ok(Looked::Unreleased) };
+        let Look::Whole { overdue } = look else {
+            return Ok(Looked::Unreleased);
+        };
         if object.is_gone {
             return Ok(Looked::Nothing);
         }
         self.settle_guard(uid, now);
         let written = self.write_status(uid, &object, overdue, now).await?;
-        Ok(if written { Looked::Written } else { Looked::Nothing })
+        Ok(if written {
+            Looked::Written
+        } else {
+            Looked::Nothing
+        })
     }
 
     /// Once every cluster has said what it holds, or has been away for long, nothing is left that only an earlier process of
@@ -103,9 +130,14 @@ impl Writer {
             let silent = |(name, cluster): &(&ClusterName, &Cluster)| {
                 cluster.accepted && cluster.was_connected && !report_store.has_connected(name)
             };
-            index.clusters().filter(silent).map(|(name, _)| name.clone()).collect()
+            index
+                .clusters()
+                .filter(silent)
+                .map(|(name, _)| name.clone())
+                .collect()
         };
-        self.hub_state.change(|index| index.settle_guard(uid, &away));
+        self.hub_state
+            .change(|index| index.settle_guard(uid, &away));
     }
 
     fn api_of(&self, object: &RuleObject) -> Api<DynamicObject> {
@@ -122,12 +154,20 @@ impl Writer {
     }
 
     pub(super) async fn remove_finalizer(&self, object: &RuleObject) -> Result<(), WriteError> {
-        let others = object.finalizers.iter().filter(|finalizer| *finalizer != FINALIZER);
-        self.set_finalizers(object, &others.cloned().collect::<Vec<_>>()).await
+        let others = object
+            .finalizers
+            .iter()
+            .filter(|finalizer| *finalizer != FINALIZER);
+        self.set_finalizers(object, &others.cloned().collect::<Vec<_>>())
+            .await
     }
 
     /// Sets the finalizers, provided that the object is the one that was seen.
-    async fn set_finalizers(&self, object: &RuleObject, finalizers: &[String]) -> Result<(), WriteError> {
+    async fn set_finalizers(
+        &self,
+        object: &RuleObject,
+        finalizers: &[String],
+    ) -> Result<(), WriteError> {
         let patch = json!({
             "metadata": {
                 "uid": object.reference.uid,
@@ -136,7 +176,9 @@ impl Writer {
             },
         });
         let api = self.api_of(object);
-        let done = self.unless_gone(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch))).await;
+        let done = self
+            .unless_gone(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch)))
+            .await;
         match done {
             // Somebody was faster; the watch brings the newer object and with it another try.
             Err(WriteError::Changed) => Ok(()),
@@ -156,7 +198,8 @@ impl Writer {
             let started = self.hub_state.serving_since().unwrap_or(now.instant);
             let index = self.hub_state.index.read();
             let report_store = self.hub_state.report_store.lock();
-            let Some(mut view) = view(&index, &report_store, uid, &object.status, started, overdue) else {
+            let Some(mut view) = view(&index, &report_store, uid, &object.status, started, overdue)
+            else {
                 return Ok(false);
             };
             let gate = view.take_step(index.turns(uid, view.progress()), &report_store, now);
@@ -176,13 +219,21 @@ impl Writer {
         let params = PatchParams::default();
         let patch: Patch<()> = Patch::Json(patch);
         self.object_cache.writes_rule(uid, true);
-        let written = self.unless_gone(api.patch_status(&object.name, &params, &patch)).await;
+        let written = self
+            .unless_gone(api.patch_status(&object.name, &params, &patch))
+            .await;
         self.object_cache.writes_rule(uid, false);
         if let Some(written) = written? {
             // As it reads back, so that it compares with what the watch shows.
-            let stored = written.data.get("status").and_then(|stored| RuleStatus::deserialize(stored).ok());
+            let stored = written
+                .data
+                .get("status")
+                .and_then(|stored| RuleStatus::deserialize(stored).ok());
             let stored = stored.unwrap_or_else(|| status.clone());
-            if self.object_cache.wrote_rule(uid, stored, written.metadata.resource_version) {
+            if self
+                .object_cache
+                .wrote_rule(uid, stored, written.metadata.resource_version)
+            {
                 self.hub_state.dirty_rules.add([uid.clone()]);
             }
             self.tell(object, &status);
@@ -195,7 +246,8 @@ impl Writer {
     /// What a completed rollout sends is kept, so that a later one can be rolled back to it.
     fn keep_completed(&self, uid: &RuleUid, completed: Option<Option<StoredState>>) {
         if let Some(state) = completed {
-            self.hub_state.change(|index| index.set_completed_state(uid, state));
+            self.hub_state
+                .change(|index| index.set_completed_state(uid, state));
             self.hub_state.completed_rules.add([uid.clone()]);
         }
     }
@@ -215,7 +267,11 @@ impl Writer {
             if notice.reason == runnel_api::conditions::ConditionType::ApprovalRequired.into() {
                 tracing::warn!(rule = %object.name, namespace = object.namespace, "{}", notice.message);
             }
-            if self.events.try_send((object.reference.clone(), notice)).is_err() {
+            if self
+                .events
+                .try_send((object.reference.clone(), notice))
+                .is_err()
+            {
                 tracing::debug!(rule = %object.name, "too many Events at once: one is dropped");
             }
         }
@@ -227,9 +283,18 @@ fn status_patch(uid: &RuleUid, version: Option<String>, status: &RuleStatus) -> 
     let path = |tokens: &[&str]| PointerBuf::from_tokens(tokens.iter().copied());
     let status = serde_json::to_value(status).expect("a status has only texts as keys of maps");
     json_patch::Patch(vec![
-        PatchOperation::Test(TestOperation { path: path(&["metadata", "uid"]), value: json!(uid.as_str()) }),
-        PatchOperation::Add(AddOperation { path: path(&["metadata", "resourceVersion"]), value: json!(version) }),
-        PatchOperation::Add(AddOperation { path: path(&["status"]), value: status }),
+        PatchOperation::Test(TestOperation {
+            path: path(&["metadata", "uid"]),
+            value: json!(uid.as_str()),
+        }),
+        PatchOperation::Add(AddOperation {
+            path: path(&["metadata", "resourceVersion"]),
+            value: json!(version),
+        }),
+        PatchOperation::Add(AddOperation {
+            path: path(&["status"]),
+            value: status,
+        }),
     ])
 }
 
@@ -239,7 +304,10 @@ mod tests {
 
     #[test]
     fn status_patch_tests_the_uid_and_sets_version_and_status() {
-        let status = RuleStatus { observed_generation: Some(3), ..RuleStatus::default() };
+        let status = RuleStatus {
+            observed_generation: Some(3),
+            ..RuleStatus::default()
+        };
         let patch = status_patch(&RuleUid::from("u"), Some("7".to_owned()), &status);
         let expected = json!([
             {"op": "test", "path": "/metadata/uid", "value": "u"},

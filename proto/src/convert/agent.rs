@@ -1,14 +1,15 @@
 //! Frames of an agent, read by the hub.
 use super::inspect::{inspected, inspected_to_wire};
 use super::parts::{
-    Unreadable, message, named_source, no_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
-    rule_uid, source, source_to_wire,
+    Unreadable, message, named_source, no_source, reason, reason_to_wire, revision, rule_name,
+    rule_name_to_wire, rule_uid, source, source_to_wire,
 };
 use super::preview::{preview_result, preview_result_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AckedIntent, AgentFrame, AskedDigest, Counts, FAILURES_LIMIT, Failure, Hello, KINDS, LostWatch, NAMESPACES,
-    NAMESPACES_LIMIT, NamespacePrunes, Proof, Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
+    AckedIntent, AgentFrame, AskedDigest, Counts, FAILURES_LIMIT, Failure, Hello, KINDS, LostWatch,
+    NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, Proof, Refusal, RuleState, SetDigest,
+    TermsDigest, is_label, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -19,36 +20,57 @@ use crate::wire::agent_frame::Frame;
 /// # Errors
 /// [`FrameError`], when the frame is of a kind that this hub does not know, or names no rule.
 pub fn agent_frame(wire: wire::AgentFrame) -> Result<(AgentFrame, usize), FrameError> {
-    let frame = wire.frame.ok_or(FrameError::Unknown { peer: "agent", own: "hub" })?;
+    let frame = wire.frame.ok_or(FrameError::Unknown {
+        peer: "agent",
+        own: "hub",
+    })?;
     let mut refused = 0;
-    let frame = read(frame, &mut refused).map_err(|part| FrameError::Malformed { peer: "agent", part })?;
+    let frame = read(frame, &mut refused).map_err(|part| FrameError::Malformed {
+        peer: "agent",
+        part,
+    })?;
     Ok((frame, refused))
 }
 
 fn read(frame: Frame, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
     Ok(match frame {
         Frame::Hello(wire) => AgentFrame::Hello(hello(&wire)),
-        Frame::AckedRules(wire) => AgentFrame::AckedRules(readable(wire.rules, rule_state, refused), wire.last),
-        Frame::Detail(wire) => {
-            AgentFrame::Detail(rule_uid(wire.rule_uid)?, readable(wire.intents, acked_intent, refused), wire.last)
+        Frame::AckedRules(wire) => {
+            AgentFrame::AckedRules(readable(wire.rules, rule_state, refused), wire.last)
         }
-        Frame::Ack(wire) => AgentFrame::Ack(wire.nonce, wire.refused.into_iter().map(refusal).collect()),
+        Frame::Detail(wire) => AgentFrame::Detail(
+            rule_uid(wire.rule_uid)?,
+            readable(wire.intents, acked_intent, refused),
+            wire.last,
+        ),
+        Frame::Ack(wire) => {
+            AgentFrame::Ack(wire.nonce, wire.refused.into_iter().map(refusal).collect())
+        }
         Frame::Report(wire) => AgentFrame::Report(readable(wire.rules, rule_state, refused)),
         Frame::Want(wire) => {
             let sources = readable(wire.sources, |wire| source(Some(wire)), refused);
             AgentFrame::Want(rule_uid(wire.rule_uid)?, sources)
         }
         Frame::Handover(_) => AgentFrame::Handover,
-        Frame::LostWatches(wire) => AgentFrame::LostWatches(wire.watches.iter().filter_map(lost_watch).collect()),
+        Frame::LostWatches(wire) => {
+            AgentFrame::LostWatches(wire.watches.iter().filter_map(lost_watch).collect())
+        }
         Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
         Frame::PreviewResult(wire) => AgentFrame::PreviewResult(preview_result(wire)),
         Frame::Alive(_) => AgentFrame::Alive,
     })
 }
 
-fn readable<W, M>(items: Vec<W>, read: impl Fn(W) -> Result<M, Unreadable>, refused: &mut usize) -> Vec<M> {
+fn readable<W, M>(
+    items: Vec<W>,
+    read: impl Fn(W) -> Result<M, Unreadable>,
+    refused: &mut usize,
+) -> Vec<M> {
     let all = items.len();
-    let read: Vec<M> = items.into_iter().filter_map(|item| read(item).ok()).collect();
+    let read: Vec<M> = items
+        .into_iter()
+        .filter_map(|item| read(item).ok())
+        .collect();
     *refused += all - read.len();
     read
 }
@@ -67,11 +89,17 @@ fn hello(wire: &wire::Hello) -> Hello {
 
 /// What is held of which rule must be readable; of the rest, what is not counts as not said.
 fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
-    let namespace_prunes = asked_digest(&wire.namespace_prunes_digest).map(|digest| NamespacePrunes {
-        copies: wire.namespace_prunes,
-        digest,
-        namespaces: wire.pruned_namespaces.into_iter().take(NAMESPACES_LIMIT).filter(|name| is_label(name)).collect(),
-    });
+    let namespace_prunes =
+        asked_digest(&wire.namespace_prunes_digest).map(|digest| NamespacePrunes {
+            copies: wire.namespace_prunes,
+            digest,
+            namespaces: wire
+                .pruned_namespaces
+                .into_iter()
+                .take(NAMESPACES_LIMIT)
+                .filter(|name| is_label(name))
+                .collect(),
+        });
     let counts = wire.counts.unwrap_or_default();
     Ok(RuleState {
         uid: rule_uid(wire.rule_uid)?,
@@ -90,7 +118,12 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
             to_update: counts.to_update,
             to_delete: counts.to_delete,
         },
-        failures: wire.failures.into_iter().take(FAILURES_LIMIT).filter_map(|wire| failure(wire).ok()).collect(),
+        failures: wire
+            .failures
+            .into_iter()
+            .take(FAILURES_LIMIT)
+            .filter_map(|wire| failure(wire).ok())
+            .collect(),
         gone: wire.gone,
         last_batch: wire.last_batch,
         namespace_prunes,
@@ -103,11 +136,17 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
 fn lost_watch(wire: &wire::LostWatch) -> Option<LostWatch> {
     let known = KINDS.iter().map(|kind| kind.resource).chain([NAMESPACES]);
     let resource = known.into_iter().find(|known| *known == wire.resource)?;
-    Some(LostWatch { resource, status: u16::try_from(wire.status).unwrap_or(u16::MAX) })
+    Some(LostWatch {
+        resource,
+        status: u16::try_from(wire.status).unwrap_or(u16::MAX),
+    })
 }
 
 fn lost_watch_to_wire(watch: &LostWatch) -> wire::LostWatch {
-    wire::LostWatch { resource: watch.resource.to_owned(), status: watch.status.into() }
+    wire::LostWatch {
+        resource: watch.resource.to_owned(),
+        status: watch.status.into(),
+    }
 }
 
 fn asked_digest(bytes: &[u8]) -> Option<AskedDigest> {
@@ -116,17 +155,34 @@ fn asked_digest(bytes: &[u8]) -> Option<AskedDigest> {
 
 /// A failure names a copy, or nothing where it is of the rule itself.
 fn failure(wire: wire::Failure) -> Result<Failure, Unreadable> {
-    let wire::Failure { resource, namespace, name, .. } = wire;
+    let wire::Failure {
+        resource,
+        namespace,
+        name,
+        ..
+    } = wire;
     let copy = if resource.is_empty() && namespace.is_empty() && name.is_empty() {
         no_source()
     } else {
-        source(Some(wire::Source { resource, namespace, name, ..wire::Source::default() }))?
+        source(Some(wire::Source {
+            resource,
+            namespace,
+            name,
+            ..wire::Source::default()
+        }))?
     };
-    Ok(Failure { reason: reason(wire.reason), copy, message: message(&wire.message) })
+    Ok(Failure {
+        reason: reason(wire.reason),
+        copy,
+        message: message(&wire.message),
+    })
 }
 
 fn acked_intent(wire: wire::AckedIntent) -> Result<AckedIntent, Unreadable> {
-    Ok(AckedIntent { source: source(wire.source)?, revision: revision(&wire.revision)? })
+    Ok(AckedIntent {
+        source: source(wire.source)?,
+        revision: revision(&wire.revision)?,
+    })
 }
 
 /// A refusal gives back what the hub sent, which may be what the agent could not read: so every part is optional.
@@ -151,27 +207,30 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
             boot_id: hello.boot_id.clone(),
             cluster_uid: hello.cluster_uid.clone(),
         }),
-        AgentFrame::AckedRules(rules, last) => {
-            Frame::AckedRules(wire::AckedRules { rules: rules.iter().map(rule_state_to_wire).collect(), last: *last })
-        }
+        AgentFrame::AckedRules(rules, last) => Frame::AckedRules(wire::AckedRules {
+            rules: rules.iter().map(rule_state_to_wire).collect(),
+            last: *last,
+        }),
         AgentFrame::Detail(uid, intents, last) => Frame::Detail(wire::Detail {
             rule_uid: uid.to_string(),
             intents: intents.iter().map(acked_intent_to_wire).collect(),
             last: *last,
         }),
-        AgentFrame::Ack(nonce, refused) => {
-            Frame::Ack(wire::Ack { nonce: *nonce, refused: refused.iter().map(refusal_to_wire).collect() })
-        }
-        AgentFrame::Report(rules) => {
-            Frame::Report(wire::Report { rules: rules.iter().map(rule_state_to_wire).collect() })
-        }
-        AgentFrame::Want(uid, sources) => {
-            Frame::Want(wire::Want { rule_uid: uid.to_string(), sources: sources.iter().map(source_to_wire).collect() })
-        }
+        AgentFrame::Ack(nonce, refused) => Frame::Ack(wire::Ack {
+            nonce: *nonce,
+            refused: refused.iter().map(refusal_to_wire).collect(),
+        }),
+        AgentFrame::Report(rules) => Frame::Report(wire::Report {
+            rules: rules.iter().map(rule_state_to_wire).collect(),
+        }),
+        AgentFrame::Want(uid, sources) => Frame::Want(wire::Want {
+            rule_uid: uid.to_string(),
+            sources: sources.iter().map(source_to_wire).collect(),
+        }),
         AgentFrame::Handover => Frame::Handover(wire::Handover {}),
-        AgentFrame::LostWatches(watches) => {
-            Frame::LostWatches(wire::LostWatches { watches: watches.iter().map(lost_watch_to_wire).collect() })
-        }
+        AgentFrame::LostWatches(watches) => Frame::LostWatches(wire::LostWatches {
+            watches: watches.iter().map(lost_watch_to_wire).collect(),
+        }),
         AgentFrame::Inspected(answer) => Frame::Inspected(inspected_to_wire(answer)),
         AgentFrame::PreviewResult(answer) => Frame::PreviewResult(preview_result_to_wire(answer)),
         AgentFrame::Alive => Frame::Alive(wire::Alive {}),
@@ -185,7 +244,10 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         rule_uid: state.uid.to_string(),
         rule: Some(rule_name_to_wire(&state.rule)),
         intents_digest: state.intents_digest.to_bytes().to_vec().into(),
-        terms_digest: state.terms_digest.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
+        terms_digest: state
+            .terms_digest
+            .map(|digest| digest.0.to_vec().into())
+            .unwrap_or_default(),
         counts: Some(wire::Counts {
             copies: counts.copies,
             applied: counts.applied,
@@ -197,7 +259,12 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
             to_update: counts.to_update,
             to_delete: counts.to_delete,
         }),
-        failures: state.failures.iter().take(FAILURES_LIMIT).map(failure_to_wire).collect(),
+        failures: state
+            .failures
+            .iter()
+            .take(FAILURES_LIMIT)
+            .map(failure_to_wire)
+            .collect(),
         gone: state.gone,
         last_batch: state.last_batch,
         intents: state.intents,
@@ -209,7 +276,10 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
             .map(|namespace_prunes| namespace_prunes.namespaces.clone())
             .unwrap_or_default(),
         suspended: state.suspended,
-        proof: state.proof.map(|proof| proof.0.to_vec().into()).unwrap_or_default(),
+        proof: state
+            .proof
+            .map(|proof| proof.0.to_vec().into())
+            .unwrap_or_default(),
     }
 }
 
@@ -225,7 +295,10 @@ fn failure_to_wire(failure: &Failure) -> wire::Failure {
 }
 
 pub(super) fn acked_intent_to_wire(acked: &AckedIntent) -> wire::AckedIntent {
-    wire::AckedIntent { source: Some(source_to_wire(&acked.source)), revision: acked.revision.0.to_vec().into() }
+    wire::AckedIntent {
+        source: Some(source_to_wire(&acked.source)),
+        revision: acked.revision.0.to_vec().into(),
+    }
 }
 
 pub(super) fn refusal_to_wire(refusal: &Refusal) -> wire::Refusal {

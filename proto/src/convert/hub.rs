@@ -1,14 +1,15 @@
 //! Frames of the hub, read by an agent.
 use super::inspect::{inspect, inspect_to_wire};
 use super::parts::{
-    Unreadable, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision, rule_uid, source,
-    source_to_wire, terms, terms_to_wire, text_or_empty,
+    Unreadable, deletion_policy, deletion_policy_to_wire, message, named_source, no_source,
+    revision, rule_uid, source, source_to_wire, terms, terms_to_wire, text_or_empty,
 };
 use super::preview::{preview_request, preview_request_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, ProofKey, Reason, Refusal, Revision,
-    RuleDelta, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, Tombstone, plain_text,
+    AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, ProofKey, Reason,
+    Refusal, Revision, RuleDelta, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, SourceRef,
+    Tombstone, plain_text,
 };
 use crate::wire;
 use crate::wire::hub_frame::Frame;
@@ -27,19 +28,38 @@ const AUTHORITIES_LIMIT: usize = 32;
 pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), FrameError> {
     let malformed = |part| FrameError::Malformed { peer: "hub", part };
     let mut refused = vec![];
-    let frame = match wire.frame.ok_or(FrameError::Unknown { peer: "hub", own: "agent" })? {
-        Frame::SnapshotBegin(wire) => HubFrame::SnapshotBegin(snapshot_begin(wire).map_err(malformed)?),
+    let frame = match wire.frame.ok_or(FrameError::Unknown {
+        peer: "hub",
+        own: "agent",
+    })? {
+        Frame::SnapshotBegin(wire) => {
+            HubFrame::SnapshotBegin(snapshot_begin(wire).map_err(malformed)?)
+        }
         Frame::WantDetail(wire) => {
-            let uids = wire.rule_uids.into_iter().map(rule_uid).collect::<Result<_, _>>();
+            let uids = wire
+                .rule_uids
+                .into_iter()
+                .map(rule_uid)
+                .collect::<Result<_, _>>();
             HubFrame::WantDetail(uids.map_err(malformed)?)
         }
         Frame::Batch(wire) => {
-            let rules = wire.rules.into_iter().map(|delta| rule_delta(delta, &mut refused)).collect();
-            HubFrame::Batch(Batch { nonce: wire.nonce, rules })
+            let rules = wire
+                .rules
+                .into_iter()
+                .map(|delta| rule_delta(delta, &mut refused))
+                .collect();
+            HubFrame::Batch(Batch {
+                nonce: wire.nonce,
+                rules,
+            })
         }
         Frame::SnapshotEnd(wire) => {
             let digest = SetDigest::from_bytes(&wire.digest).ok_or(malformed("digest"))?;
-            HubFrame::SnapshotEnd(SnapshotEnd { intents: wire.intents, digest })
+            HubFrame::SnapshotEnd(SnapshotEnd {
+                intents: wire.intents,
+                digest,
+            })
         }
         Frame::Drain(wire) if wire.handover => HubFrame::HandedOver,
         Frame::Drain(wire) => HubFrame::Drain(wire.within_milliseconds),
@@ -48,7 +68,9 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         }
         Frame::Authorities(wire) => HubFrame::Authorities(wire.certificates),
         Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(malformed)?),
-        Frame::PreviewRequest(wire) => HubFrame::PreviewRequest(Box::new(preview_request(wire, &mut refused))),
+        Frame::PreviewRequest(wire) => {
+            HubFrame::PreviewRequest(Box::new(preview_request(wire, &mut refused)))
+        }
         Frame::Alive(_) => HubFrame::Alive,
         Frame::Revoked(wire) => HubFrame::Revoked(plain_text(&wire.reason, NAME_LIMIT)),
     };
@@ -90,19 +112,39 @@ impl Refusals<'_> {
     fn add(&mut self, source: SourceRef, revision: Revision, error: ItemError) {
         let (reason, text) = match error {
             ItemError::Unreadable(part) => {
-                let text = format!("this agent cannot read {part} of what the hub sent: upgrade the agent");
+                let text = format!(
+                    "this agent cannot read {part} of what the hub sent: upgrade the agent"
+                );
                 (Reason::Unsupported, text)
             }
-            ItemError::TooLarge => {
-                (Reason::TooLarge, format!("the content is larger than {PAYLOAD_LIMIT} bytes: make the object smaller"))
-            }
+            ItemError::TooLarge => (
+                Reason::TooLarge,
+                format!(
+                    "the content is larger than {PAYLOAD_LIMIT} bytes: make the object smaller"
+                ),
+            ),
         };
         let message = message(&text);
-        self.all.push(Refusal { rule: self.rule.clone(), source, revision, reason, message });
+        self.all.push(Refusal {
+            rule: self.rule.clone(),
+            source,
+            revision,
+            reason,
+            message,
+        });
     }
 
-    pub(super) fn add_item(&mut self, source: Option<&wire::Source>, revision: Option<&[u8]>, error: ItemError) {
-        self.add(named_source(source), shown_revision(revision.unwrap_or_default()), error);
+    pub(super) fn add_item(
+        &mut self,
+        source: Option<&wire::Source>,
+        revision: Option<&[u8]>,
+        error: ItemError,
+    ) {
+        self.add(
+            named_source(source),
+            shown_revision(revision.unwrap_or_default()),
+            error,
+        );
     }
 
     pub(super) fn add_rule(&mut self, error: ItemError) {
@@ -151,7 +193,10 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
             Err(part) => refused.add_item(shown.as_ref(), None, part.into()),
         }
     }
-    match wire.removal.map(|removal| deletion_policy(removal.deletion_policy)) {
+    match wire
+        .removal
+        .map(|removal| deletion_policy(removal.deletion_policy))
+    {
         None => {}
         Some(Ok(policy)) => delta.removal = Some(policy),
         Some(Err(part)) => refused.add_rule(part.into()),
@@ -178,11 +223,18 @@ pub(super) fn intent(wire: wire::Intent) -> Result<Intent, ItemError> {
     if wire.size as usize > PAYLOAD_LIMIT || wire.payload.len() > PAYLOAD_LIMIT {
         return Err(ItemError::TooLarge);
     }
-    Ok(Intent { source, revision, payload: Payload::from_wire(encoding, wire.payload, wire.size) })
+    Ok(Intent {
+        source,
+        revision,
+        payload: Payload::from_wire(encoding, wire.payload, wire.size),
+    })
 }
 
 pub(super) fn tombstone(wire: wire::Tombstone) -> Result<Tombstone, Unreadable> {
-    Ok(Tombstone { source: source(wire.source)?, deletion_policy: deletion_policy(wire.deletion_policy)? })
+    Ok(Tombstone {
+        source: source(wire.source)?,
+        deletion_policy: deletion_policy(wire.deletion_policy)?,
+    })
 }
 
 /// Writes a frame of the hub. Payload bytes are shared, not copied. Epoch, term and witness are for the sender to fill in.
@@ -193,11 +245,15 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             hub_id: begin.hub_id.clone(),
             hub_cluster_uid: begin.hub_cluster_uid.clone(),
             behind: begin.behind,
-            proof_key: begin.proof_key.as_ref().map(|key| key.bytes().to_vec().into()).unwrap_or_default(),
+            proof_key: begin
+                .proof_key
+                .as_ref()
+                .map(|key| key.bytes().to_vec().into())
+                .unwrap_or_default(),
         }),
-        HubFrame::WantDetail(uids) => {
-            Frame::WantDetail(wire::WantDetail { rule_uids: uids.iter().map(RuleUid::to_string).collect() })
-        }
+        HubFrame::WantDetail(uids) => Frame::WantDetail(wire::WantDetail {
+            rule_uids: uids.iter().map(RuleUid::to_string).collect(),
+        }),
         HubFrame::Batch(batch) => Frame::Batch(wire::Batch {
             nonce: batch.nonce,
             rules: batch.rules.iter().map(rule_delta_to_wire).collect(),
@@ -206,28 +262,49 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             intents: end.intents,
             digest: end.digest.to_bytes().to_vec().into(),
         }),
-        HubFrame::Drain(within_milliseconds) => {
-            Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds, handover: false })
-        }
+        HubFrame::Drain(within_milliseconds) => Frame::Drain(wire::Drain {
+            within_milliseconds: *within_milliseconds,
+            handover: false,
+        }),
         HubFrame::Alive => Frame::Alive(wire::Alive {}),
-        HubFrame::HandedOver => Frame::Drain(wire::Drain { within_milliseconds: 0, handover: true }),
-        HubFrame::Authorities(all) => Frame::Authorities(wire::Authorities { certificates: all.clone() }),
+        HubFrame::HandedOver => Frame::Drain(wire::Drain {
+            within_milliseconds: 0,
+            handover: true,
+        }),
+        HubFrame::Authorities(all) => Frame::Authorities(wire::Authorities {
+            certificates: all.clone(),
+        }),
         HubFrame::Inspect(question) => Frame::Inspect(inspect_to_wire(question)),
-        HubFrame::PreviewRequest(question) => Frame::PreviewRequest(preview_request_to_wire(question)),
-        HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked { reason: reason.clone() }),
+        HubFrame::PreviewRequest(question) => {
+            Frame::PreviewRequest(preview_request_to_wire(question))
+        }
+        HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked {
+            reason: reason.clone(),
+        }),
     };
-    wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }
+    wire::HubFrame {
+        frame: Some(frame),
+        ..wire::HubFrame::default()
+    }
 }
 
 fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
     wire::RuleDelta {
         rule_uid: delta.uid.to_string(),
-        terms: delta.terms.as_ref().map(|(terms, digest)| terms_to_wire(terms, digest)),
+        terms: delta
+            .terms
+            .as_ref()
+            .map(|(terms, digest)| terms_to_wire(terms, digest)),
         upserts: delta.upserts.iter().map(intent_to_wire).collect(),
         tombstones: delta.tombstones.iter().map(tombstone_to_wire).collect(),
-        removal: delta.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
+        removal: delta.removal.map(|policy| wire::Removal {
+            deletion_policy: deletion_policy_to_wire(policy),
+        }),
         orphaned: delta.orphaned,
-        prune: delta.prune.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
+        prune: delta
+            .prune
+            .map(|digest| digest.0.to_vec().into())
+            .unwrap_or_default(),
         suspend: delta.suspend,
     }
 }

@@ -1,17 +1,26 @@
 //! The question about one copy, and its answer.
 use super::NAME_LIMIT;
-use super::parts::{Unreadable, message, reason, reason_to_wire, revision, rule_uid, source, source_to_wire};
+use super::parts::{
+    Unreadable, message, reason, reason_to_wire, revision, rule_uid, source, source_to_wire,
+};
 use crate::model::{
-    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject, plain_text,
+    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject,
+    plain_text,
 };
 use crate::wire;
 
 pub(super) fn inspect(wire: wire::Inspect) -> Result<Inspect, Unreadable> {
-    Ok(Inspect { question: wire.question, copy: source(wire.copy)?.plain() })
+    Ok(Inspect {
+        question: wire.question,
+        copy: source(wire.copy)?.plain(),
+    })
 }
 
 pub(super) fn inspect_to_wire(inspect: &Inspect) -> wire::Inspect {
-    wire::Inspect { question: inspect.question, copy: Some(source_to_wire(&inspect.copy)) }
+    wire::Inspect {
+        question: inspect.question,
+        copy: Some(source_to_wire(&inspect.copy)),
+    }
 }
 
 pub(super) fn inspected(wire: wire::Inspected) -> Result<Inspected, Unreadable> {
@@ -23,8 +32,18 @@ pub(super) fn inspected(wire: wire::Inspected) -> Result<Inspected, Unreadable> 
         Wire::Terminating => NamespaceState::Terminating,
         Wire::Closed => NamespaceState::Closed,
     };
-    let states = wire.states.into_iter().take(STATES_LIMIT).map(state).collect::<Result<_, _>>()?;
-    Ok(Inspected { question: wire.question, namespace, states, stands: wire.stands.map(stands).transpose()? })
+    let states = wire
+        .states
+        .into_iter()
+        .take(STATES_LIMIT)
+        .map(state)
+        .collect::<Result<_, _>>()?;
+    Ok(Inspected {
+        question: wire.question,
+        namespace,
+        states,
+        stands: wire.stands.map(stands).transpose()?,
+    })
 }
 
 fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
@@ -39,14 +58,22 @@ fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
         Wire::PruneRequested => CopyOutcome::PruneRequested,
     };
     let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
-    Ok(CopyState { rule: rule_uid(wire.rule_uid)?, outcome, copy_error })
+    Ok(CopyState {
+        rule: rule_uid(wire.rule_uid)?,
+        outcome,
+        copy_error,
+    })
 }
 
 fn stands(wire: wire::StandingObject) -> Result<StandingObject, Unreadable> {
     let sealed = if wire.rule_uid.is_empty() {
         None
     } else {
-        Some((rule_uid(wire.rule_uid)?, source(wire.source)?, revision(&wire.revision)?))
+        Some((
+            rule_uid(wire.rule_uid)?,
+            source(wire.source)?,
+            revision(&wire.revision)?,
+        ))
     };
     Ok(StandingObject {
         ours: wire.ours,
@@ -69,7 +96,12 @@ pub(super) fn inspected_to_wire(inspected: &Inspected) -> wire::Inspected {
     wire::Inspected {
         question: inspected.question,
         namespace: namespace.into(),
-        states: inspected.states.iter().take(STATES_LIMIT).map(state_to_wire).collect(),
+        states: inspected
+            .states
+            .iter()
+            .take(STATES_LIMIT)
+            .map(state_to_wire)
+            .collect(),
         stands: inspected.stands.as_ref().map(stands_to_wire),
     }
 }
@@ -90,7 +122,9 @@ fn state_to_wire(state: &CopyState) -> wire::CopyState {
         rule_uid: state.rule.to_string(),
         outcome: outcome.into(),
         reason: copy_error.map_or(0, |(reason, _)| reason_to_wire(*reason)),
-        message: copy_error.map(|(_, text)| message(text)).unwrap_or_default(),
+        message: copy_error
+            .map(|(_, text)| message(text))
+            .unwrap_or_default(),
     }
 }
 
@@ -99,9 +133,13 @@ fn stands_to_wire(stands: &StandingObject) -> wire::StandingObject {
     wire::StandingObject {
         ours: stands.ours,
         intact: stands.intact,
-        rule_uid: sealed.map(|(rule, ..)| rule.to_string()).unwrap_or_default(),
+        rule_uid: sealed
+            .map(|(rule, ..)| rule.to_string())
+            .unwrap_or_default(),
         source: sealed.map(|(_, source, _)| source_to_wire(source)),
-        revision: sealed.map(|(.., revision)| revision.0.to_vec().into()).unwrap_or_default(),
+        revision: sealed
+            .map(|(.., revision)| revision.0.to_vec().into())
+            .unwrap_or_default(),
         applied_at: stands.applied_at,
         uid: stands.uid.clone(),
     }

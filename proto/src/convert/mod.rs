@@ -32,7 +32,9 @@ pub enum FrameError {
         own: &'static str,
     },
     /// A part is missing, too long, or not what the protocol says.
-    #[error("the {peer} sent an unreadable frame ({part}): upgrade hub and agent to versions that fit")]
+    #[error(
+        "the {peer} sent an unreadable frame ({part}): upgrade hub and agent to versions that fit"
+    )]
     Malformed {
         /// Who sent it.
         peer: &'static str,

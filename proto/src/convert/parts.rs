@@ -3,9 +3,10 @@ use std::sync::Arc;
 
 use super::NAME_LIMIT;
 use crate::model::{
-    ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, FieldPath, Grant, ImmutablePolicy, MESSAGE_LIMIT,
-    NamespaceChoice, Operator, Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms,
-    TermsDigest, is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_text,
+    ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, FieldPath, Grant, ImmutablePolicy,
+    MESSAGE_LIMIT, NamespaceChoice, Operator, Pattern, Reason, Requirement, Revision, RuleName,
+    RuleUid, Selector, SourceRef, Terms, TermsDigest, is_label, is_plain_text, is_subdomain,
+    is_uid, is_word, plain_text,
 };
 use crate::wire;
 
@@ -23,28 +24,55 @@ pub(super) fn message(text: &str) -> String {
 }
 
 /// One word of visible ASCII characters.
-pub(super) fn short_text(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
-    if text.len() <= limit && is_word(&text) { Ok(text) } else { Err(part) }
+pub(super) fn short_text(
+    text: String,
+    limit: usize,
+    part: Unreadable,
+) -> Result<String, Unreadable> {
+    if text.len() <= limit && is_word(&text) {
+        Ok(text)
+    } else {
+        Err(part)
+    }
 }
 
 /// The same, or nothing.
-pub(super) fn text_or_empty(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
-    if text.is_empty() { Ok(text) } else { short_text(text, limit, part) }
+pub(super) fn text_or_empty(
+    text: String,
+    limit: usize,
+    part: Unreadable,
+) -> Result<String, Unreadable> {
+    if text.is_empty() {
+        Ok(text)
+    } else {
+        short_text(text, limit, part)
+    }
 }
 
 pub(super) fn rule_uid(uid: String) -> Result<RuleUid, Unreadable> {
-    if is_uid(&uid) { Ok(uid.into()) } else { Err("rule_uid") }
+    if is_uid(&uid) {
+        Ok(uid.into())
+    } else {
+        Err("rule_uid")
+    }
 }
 
 fn name(text: String, part: Unreadable) -> Result<Arc<str>, Unreadable> {
-    if is_subdomain(&text) { Ok(text.into()) } else { Err(part) }
+    if is_subdomain(&text) {
+        Ok(text.into())
+    } else {
+        Err(part)
+    }
 }
 
 pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable> {
     let wire = wire.ok_or("source")?;
     let resource = name(wire.resource, "source.resource")?;
-    let namespace: Arc<str> =
-        if is_label(&wire.namespace) { wire.namespace.into() } else { return Err("source.namespace") };
+    let namespace: Arc<str> = if is_label(&wire.namespace) {
+        wire.namespace.into()
+    } else {
+        return Err("source.namespace");
+    };
     let source = SourceRef::new(&resource, &namespace, &name(wire.name, "source.name")?);
     match wire.copy_name.as_str() {
         "" => Ok(source),
@@ -56,8 +84,16 @@ pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable
 pub(super) fn named_source(wire: Option<&wire::Source>) -> SourceRef {
     let Some(wire) = wire else { return no_source() };
     let short = |text: &'_ str| plain_text(text, NAME_LIMIT);
-    let source = SourceRef::new(&short(&wire.resource), &short(&wire.namespace), &short(&wire.name));
-    if wire.copy_name.is_empty() { source } else { source.as_copy(&short(&wire.copy_name)) }
+    let source = SourceRef::new(
+        &short(&wire.resource),
+        &short(&wire.namespace),
+        &short(&wire.name),
+    );
+    if wire.copy_name.is_empty() {
+        source
+    } else {
+        source.as_copy(&short(&wire.copy_name))
+    }
 }
 
 /// Stands for the rule itself in a refusal.
@@ -70,7 +106,11 @@ pub(super) fn source_to_wire(source: &SourceRef) -> wire::Source {
         resource: source.resource.to_string(),
         namespace: source.namespace.to_string(),
         name: source.name.to_string(),
-        copy_name: if source.is_renamed() { source.copy_name().to_string() } else { String::new() },
+        copy_name: if source.is_renamed() {
+            source.copy_name().to_string()
+        } else {
+            String::new()
+        },
     }
 }
 
@@ -92,12 +132,24 @@ fn is_kind(text: &str) -> bool {
 }
 
 /// A text that is empty or passes a check.
-fn checked(text: String, is_fine: impl Fn(&str) -> bool, part: Unreadable) -> Result<String, Unreadable> {
-    if text.is_empty() || is_fine(&text) { Ok(text) } else { Err(part) }
+fn checked(
+    text: String,
+    is_fine: impl Fn(&str) -> bool,
+    part: Unreadable,
+) -> Result<String, Unreadable> {
+    if text.is_empty() || is_fine(&text) {
+        Ok(text)
+    } else {
+        Err(part)
+    }
 }
 
 pub(super) fn rule_name_to_wire(rule: &RuleName) -> wire::RuleName {
-    wire::RuleName { kind: rule.kind.clone(), namespace: rule.namespace.clone(), name: rule.name.clone() }
+    wire::RuleName {
+        kind: rule.kind.clone(),
+        namespace: rule.namespace.clone(),
+        name: rule.name.clone(),
+    }
 }
 
 /// A reason that a newer agent gives and this hub does not know reads as `Unsupported`; its message says the rest.
@@ -161,7 +213,12 @@ pub(super) fn deletion_policy_to_wire(policy: DeletionPolicy) -> i32 {
 }
 
 pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadable> {
-    let digest = wire.digest.as_ref().try_into().map(TermsDigest).map_err(|_| "terms.digest")?;
+    let digest = wire
+        .digest
+        .as_ref()
+        .try_into()
+        .map(TermsDigest)
+        .map_err(|_| "terms.digest")?;
     let conflict_policy = match wire::ConflictPolicy::try_from(wire.conflict_policy) {
         Ok(wire::ConflictPolicy::Fail) => ConflictPolicy::Fail,
         Ok(wire::ConflictPolicy::AdoptIfEqual) => ConflictPolicy::AdoptIfEqual,
@@ -174,14 +231,17 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         Ok(wire::DriftPolicy::Unspecified) | Err(_) => return Err("terms.drift_policy"),
     };
     let immutable_policy = match wire::ImmutablePolicy::try_from(wire.immutable_policy) {
-        Ok(wire::ImmutablePolicy::Unspecified | wire::ImmutablePolicy::Report) => ImmutablePolicy::Report,
+        Ok(wire::ImmutablePolicy::Unspecified | wire::ImmutablePolicy::Report) => {
+            ImmutablePolicy::Report
+        }
         Ok(wire::ImmutablePolicy::Recreate) => ImmutablePolicy::Recreate,
         Err(_) => return Err("terms.immutable_policy"),
     };
-    let ignored = wire
-        .ignore_fields
-        .iter()
-        .map(|text| FieldPath::parse(text).filter(|_| is_plain_text(text)).ok_or("terms.ignore_fields"));
+    let ignored = wire.ignore_fields.iter().map(|text| {
+        FieldPath::parse(text)
+            .filter(|_| is_plain_text(text))
+            .ok_or("terms.ignore_fields")
+    });
     let terms = Terms {
         rule: rule_name(wire.rule)?,
         created_at: wire.created_at,
@@ -189,7 +249,8 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         create_namespaces: wire.create_namespaces,
         conflict_policy,
         drift_policy,
-        deletion_policy: deletion_policy(wire.deletion_policy).map_err(|_| "terms.deletion_policy")?,
+        deletion_policy: deletion_policy(wire.deletion_policy)
+            .map_err(|_| "terms.deletion_policy")?,
         suspend: wire.suspend,
         enforcement: match wire::Enforcement::try_from(wire.enforcement) {
             Ok(wire::Enforcement::Unspecified | wire::Enforcement::Enforce) => Enforcement::Enforce,
@@ -199,7 +260,10 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         immutable_policy,
         ignore_fields: ignored.collect::<Result<_, _>>()?,
         versions: (wire.versions > 0).then_some(wire.versions),
-        grants: wire.grants.map(|wire| wire.grants.into_iter().map(grant).collect()).transpose()?,
+        grants: wire
+            .grants
+            .map(|wire| wire.grants.into_iter().map(grant).collect())
+            .transpose()?,
     };
     Ok((terms, digest))
 }
@@ -232,15 +296,24 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
             Enforcement::DryRun => wire::Enforcement::DryRun,
         } as i32,
         immutable_policy: immutable_policy as i32,
-        ignore_fields: terms.ignore_fields.iter().map(ToString::to_string).collect(),
+        ignore_fields: terms
+            .ignore_fields
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         versions: terms.versions.unwrap_or_default(),
         digest: digest.0.to_vec().into(),
-        grants: terms.grants.as_ref().map(|grants| wire::Grants { grants: grants.iter().map(grant_to_wire).collect() }),
+        grants: terms.grants.as_ref().map(|grants| wire::Grants {
+            grants: grants.iter().map(grant_to_wire).collect(),
+        }),
     }
 }
 
 fn grant(wire: wire::Grant) -> Result<Grant, Unreadable> {
-    let resources = wire.resources.into_iter().map(|resource| short_text(resource, NAME_LIMIT, "grants.resources"));
+    let resources = wire
+        .resources
+        .into_iter()
+        .map(|resource| short_text(resource, NAME_LIMIT, "grants.resources"));
     Ok(Grant {
         resources: resources.collect::<Result<_, _>>()?,
         namespaces: wire.namespaces.map(namespace_choice).transpose()?,
@@ -265,7 +338,10 @@ fn grant_to_wire(grant: &Grant) -> wire::Grant {
 }
 
 fn patterns(names: Vec<String>, part: Unreadable) -> Result<Vec<Pattern>, Unreadable> {
-    names.into_iter().map(|name| short_text(name, NAME_LIMIT, part).map(Pattern::new)).collect()
+    names
+        .into_iter()
+        .map(|name| short_text(name, NAME_LIMIT, part).map(Pattern::new))
+        .collect()
 }
 
 fn namespace_choice(wire: wire::NamespaceChoice) -> Result<NamespaceChoice, Unreadable> {
@@ -277,7 +353,12 @@ fn namespace_choice(wire: wire::NamespaceChoice) -> Result<NamespaceChoice, Unre
 }
 
 fn namespace_choice_to_wire(choice: &NamespaceChoice) -> wire::NamespaceChoice {
-    let texts = |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.as_str().to_owned()).collect();
+    let texts = |patterns: &[Pattern]| {
+        patterns
+            .iter()
+            .map(|pattern| pattern.as_str().to_owned())
+            .collect()
+    };
     wire::NamespaceChoice {
         names: texts(&choice.names),
         selector: choice.selector.as_ref().map(selector_to_wire),
@@ -286,7 +367,11 @@ fn namespace_choice_to_wire(choice: &NamespaceChoice) -> wire::NamespaceChoice {
 }
 
 fn selector(wire: wire::LabelSelector) -> Result<Selector, Unreadable> {
-    let requirements = wire.requirements.into_iter().map(requirement).collect::<Result<_, _>>()?;
+    let requirements = wire
+        .requirements
+        .into_iter()
+        .map(requirement)
+        .collect::<Result<_, _>>()?;
     Ok(Selector { requirements })
 }
 
@@ -298,7 +383,10 @@ fn requirement(wire: wire::Requirement) -> Result<Requirement, Unreadable> {
         Ok(wire::Operator::DoesNotExist) => Operator::DoesNotExist,
         Ok(wire::Operator::Unspecified) | Err(_) => return Err("selector.operator"),
     };
-    let values = wire.values.into_iter().map(|value| text_or_empty(value, LABEL_LIMIT, "selector.values"));
+    let values = wire
+        .values
+        .into_iter()
+        .map(|value| text_or_empty(value, LABEL_LIMIT, "selector.values"));
     Ok(Requirement {
         key: short_text(wire.key, LABEL_LIMIT, "selector.key")?,
         operator,
@@ -317,5 +405,7 @@ fn selector_to_wire(selector: &Selector) -> wire::LabelSelector {
         } as i32,
         values: requirement.values.clone(),
     };
-    wire::LabelSelector { requirements: selector.requirements.iter().map(requirement).collect() }
+    wire::LabelSelector {
+        requirements: selector.requirements.iter().map(requirement).collect(),
+    }
 }

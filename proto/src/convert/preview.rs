@@ -4,12 +4,13 @@ use prost::Message;
 use super::NAME_LIMIT;
 use super::hub::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
 use super::parts::{
-    Unreadable, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire, rule_uid, source,
-    source_to_wire, terms, terms_to_wire, text_or_empty,
+    Unreadable, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire,
+    rule_uid, source, source_to_wire, terms, terms_to_wire, text_or_empty,
 };
 use crate::model::{
-    DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey, PREVIEW_LIMIT, PreviewIntent,
-    PreviewOutcome, PreviewRequest, PreviewResult, PreviewedCopy, Refusal, RuleUid, plain_text,
+    DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey,
+    PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult, PreviewedCopy,
+    Refusal, RuleUid, plain_text,
 };
 use crate::wire;
 
@@ -20,15 +21,27 @@ const OLD_LIMIT: usize = 170;
 
 /// Reads a question. What somebody asks may not cost the agent its stream: what cannot be read is named in `all`, as for a
 /// batch. A refusal without a source speaks of the question as a whole, of which nothing can be said then.
-pub(super) fn preview_request(wire: wire::PreviewRequest, all: &mut Vec<Refusal>) -> PreviewRequest {
-    let mut asked = PreviewRequest::nothing(wire.question, RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT)));
+pub(super) fn preview_request(
+    wire: wire::PreviewRequest,
+    all: &mut Vec<Refusal>,
+) -> PreviewRequest {
+    let mut asked = PreviewRequest::nothing(
+        wire.question,
+        RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT)),
+    );
     asked.holds_all = wire.holds_all;
     asked.dry_run = wire.dry_run;
-    let mut refused = Refusals { rule: asked.uid.clone(), all };
+    let mut refused = Refusals {
+        rule: asked.uid.clone(),
+        all,
+    };
     let whole = || -> Result<_, Unreadable> {
         rule_uid(wire.rule_uid)?;
         let key = wire.key.as_ref().try_into().map_err(|_| "key")?;
-        let removal = wire.removal.map(|removal| deletion_policy(removal.deletion_policy)).transpose()?;
+        let removal = wire
+            .removal
+            .map(|removal| deletion_policy(removal.deletion_policy))
+            .transpose()?;
         Ok((FieldsKey(key), removal, wire.terms.map(terms).transpose()?))
     };
     match whole() {
@@ -39,7 +52,10 @@ pub(super) fn preview_request(wire: wire::PreviewRequest, all: &mut Vec<Refusal>
         }
     }
     for wire in wire.intents.into_iter().take(PREVIEW_LIMIT) {
-        let shown = wire.intent.as_ref().and_then(|intent| intent.source.clone());
+        let shown = wire
+            .intent
+            .as_ref()
+            .and_then(|intent| intent.source.clone());
         match preview_intent(wire) {
             Ok(intent) => asked.intents.push(intent),
             Err(error) => refused.add_item(shown.as_ref(), None, error),
@@ -84,15 +100,23 @@ fn digests(wire: wire::FieldDigests) -> Result<FieldDigests, Unreadable> {
     }
     let read = |one: wire::FieldDigest| {
         let digest = one.digest.as_ref().try_into().map_err(|_| "digests")?;
-        if one.path.len() > PATH_LIMIT { Err("digests") } else { Ok((one.path, digest)) }
+        if one.path.len() > PATH_LIMIT {
+            Err("digests")
+        } else {
+            Ok((one.path, digest))
+        }
     };
     wire.fields.into_iter().map(read).collect()
 }
 
 fn digests_to_wire(digests: &FieldDigests) -> wire::FieldDigests {
-    let field =
-        |(path, digest): (&String, &[u8; 16])| wire::FieldDigest { path: path.clone(), digest: digest.to_vec().into() };
-    wire::FieldDigests { fields: digests.iter().map(field).collect() }
+    let field = |(path, digest): (&String, &[u8; 16])| wire::FieldDigest {
+        path: path.clone(),
+        digest: digest.to_vec().into(),
+    };
+    wire::FieldDigests {
+        fields: digests.iter().map(field).collect(),
+    }
 }
 
 pub(super) fn preview_request_to_wire(asked: &PreviewRequest) -> wire::PreviewRequest {
@@ -106,10 +130,20 @@ pub(super) fn preview_request_to_wire(asked: &PreviewRequest) -> wire::PreviewRe
     wire::PreviewRequest {
         question: asked.question,
         rule_uid: asked.uid.to_string(),
-        terms: asked.terms.as_ref().map(|(terms, digest)| terms_to_wire(terms, digest)),
-        intents: asked.intents.iter().take(PREVIEW_LIMIT).map(intent).collect(),
+        terms: asked
+            .terms
+            .as_ref()
+            .map(|(terms, digest)| terms_to_wire(terms, digest)),
+        intents: asked
+            .intents
+            .iter()
+            .take(PREVIEW_LIMIT)
+            .map(intent)
+            .collect(),
         tombstones: asked.tombstones.iter().map(tombstone_to_wire).collect(),
-        removal: asked.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
+        removal: asked.removal.map(|policy| wire::Removal {
+            deletion_policy: deletion_policy_to_wire(policy),
+        }),
         blocked: asked.blocked.iter().map(source_to_wire).collect(),
         holds_all: asked.holds_all,
         dry_run: asked.dry_run,
@@ -120,8 +154,12 @@ pub(super) fn preview_request_to_wire(asked: &PreviewRequest) -> wire::PreviewRe
 pub(super) fn preview_result(wire: wire::PreviewResult) -> PreviewResult {
     // A copy of which nothing can be read is one of which nothing is said.
     let all = wire.copies.len();
-    let copies: Vec<_> =
-        wire.copies.into_iter().take(PREVIEW_LIMIT).filter_map(|copy| previewed_copy(copy).ok()).collect();
+    let copies: Vec<_> = wire
+        .copies
+        .into_iter()
+        .take(PREVIEW_LIMIT)
+        .filter_map(|copy| previewed_copy(copy).ok())
+        .collect();
     let unread = u32::try_from(all - copies.len()).unwrap_or(u32::MAX);
     let unanswered = message(&wire.unanswered);
     PreviewResult {
@@ -153,9 +191,21 @@ fn previewed_copy(wire: wire::PreviewedCopy) -> Result<PreviewedCopy, Unreadable
         Wire::Refused => PreviewOutcome::Refused,
     };
     let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
-    let mut diff = FieldDiff { more: wire.more_changes, ..FieldDiff::default() };
-    wire.changes.into_iter().filter_map(field_change).for_each(|change| diff.push(change));
-    Ok(PreviewedCopy { copy: source(wire.copy)?, source: source(wire.source)?, previewed, copy_error, diff })
+    let mut diff = FieldDiff {
+        more: wire.more_changes,
+        ..FieldDiff::default()
+    };
+    wire.changes
+        .into_iter()
+        .filter_map(field_change)
+        .for_each(|change| diff.push(change));
+    Ok(PreviewedCopy {
+        copy: source(wire.copy)?,
+        source: source(wire.source)?,
+        previewed,
+        copy_error,
+        diff,
+    })
 }
 
 /// An edit that this hub does not know is left out.
@@ -167,7 +217,11 @@ fn field_change(wire: wire::FieldChange) -> Option<FieldChange> {
         wire::FieldEdit::Unspecified => return None,
     };
     let old = wire.old.map(|old| plain_text(&old, OLD_LIMIT));
-    Some(FieldChange { path: plain_text(&wire.path, PATH_LIMIT), edit, old })
+    Some(FieldChange {
+        path: plain_text(&wire.path, PATH_LIMIT),
+        edit,
+        old,
+    })
 }
 
 fn field_change_to_wire(change: &FieldChange) -> wire::FieldChange {
@@ -177,7 +231,11 @@ fn field_change_to_wire(change: &FieldChange) -> wire::FieldChange {
         FieldEdit::Remove => wire::FieldEdit::Remove,
     };
     let old = change.old.as_deref().map(|old| plain_text(old, OLD_LIMIT));
-    wire::FieldChange { path: plain_text(&change.path, PATH_LIMIT), edit: edit.into(), old }
+    wire::FieldChange {
+        path: plain_text(&change.path, PATH_LIMIT),
+        edit: edit.into(),
+        old,
+    }
 }
 
 pub(super) fn preview_result_to_wire(answer: &PreviewResult) -> wire::PreviewResult {
@@ -214,8 +272,16 @@ pub(super) fn previewed_copy_to_wire(copy: &PreviewedCopy) -> wire::PreviewedCop
         source: Some(source_to_wire(&copy.source)),
         previewed: previewed.into(),
         reason: copy_error.map_or(0, |(reason, _)| reason_to_wire(*reason)),
-        message: copy_error.map(|(_, text)| message(text)).unwrap_or_default(),
-        changes: copy.diff.changes.iter().take(DIFF_LIMIT).map(field_change_to_wire).collect(),
+        message: copy_error
+            .map(|(_, text)| message(text))
+            .unwrap_or_default(),
+        changes: copy
+            .diff
+            .changes
+            .iter()
+            .take(DIFF_LIMIT)
+            .map(field_change_to_wire)
+            .collect(),
         more_changes: copy.diff.more,
     }
 }
@@ -228,8 +294,8 @@ mod tests {
     use super::*;
     use crate::convert::{agent_frame, agent_frame_to_wire, hub_frame, hub_frame_to_wire, split};
     use crate::model::{
-        AGENT_FRAME_LIMIT, AgentFrame, Content, DeletionPolicy, HubFrame, Intent, Payload, Reason, Revision, SourceRef,
-        Terms, TermsDigest, Tombstone,
+        AGENT_FRAME_LIMIT, AgentFrame, Content, DeletionPolicy, HubFrame, Intent, Payload, Reason,
+        Revision, SourceRef, Terms, TermsDigest, Tombstone,
     };
 
     fn copy(number: usize) -> SourceRef {
@@ -239,7 +305,11 @@ mod tests {
     #[test]
     fn a_question_reads_back_what_was_written() {
         let payload = Payload::encode(Content::default().to_bytes());
-        let intent = Intent { source: copy(1).as_copy("other"), revision: Revision([3; 16]), payload };
+        let intent = Intent {
+            source: copy(1).as_copy("other"),
+            revision: Revision([3; 16]),
+            payload,
+        };
         let asked = PreviewRequest {
             question: 7,
             uid: "r".into(),
@@ -249,9 +319,15 @@ mod tests {
                 bytes: 9,
                 object_type: Some("Opaque".into()),
                 fields: [4; 32],
-                digests: Some(Arc::new(FieldDigests::from([("/data/a".to_owned(), [7; 16])]))),
+                digests: Some(Arc::new(FieldDigests::from([(
+                    "/data/a".to_owned(),
+                    [7; 16],
+                )]))),
             }],
-            tombstones: vec![Tombstone { source: copy(2), deletion_policy: DeletionPolicy::Retain }],
+            tombstones: vec![Tombstone {
+                source: copy(2),
+                deletion_policy: DeletionPolicy::Retain,
+            }],
             removal: Some(DeletionPolicy::Delete),
             blocked: BTreeSet::from([copy(3)]),
             holds_all: true,
@@ -265,11 +341,17 @@ mod tests {
 
     #[test]
     fn diff_beyond_its_limit_is_cut_and_counted() {
-        let change = |path: &str| wire::FieldChange { path: path.into(), edit: 1, old: Some("\u{1b}[1m".repeat(200)) };
+        let change = |path: &str| wire::FieldChange {
+            path: path.into(),
+            edit: 1,
+            old: Some("\u{1b}[1m".repeat(200)),
+        };
         let read = previewed_copy(wire::PreviewedCopy {
             copy: Some(source_to_wire(&copy(1))),
             source: Some(source_to_wire(&copy(1))),
-            changes: (0..DIFF_LIMIT + 5).map(|_| change(&"p".repeat(PATH_LIMIT + 1))).collect(),
+            changes: (0..DIFF_LIMIT + 5)
+                .map(|_| change(&"p".repeat(PATH_LIMIT + 1)))
+                .collect(),
             more_changes: 2,
             message: "m".repeat(9999),
             reason: 1,
@@ -289,9 +371,17 @@ mod tests {
     #[test]
     fn object_with_too_many_digests_is_refused() {
         let of = |count: usize| wire::FieldDigests {
-            fields: (0..count).map(|n| wire::FieldDigest { path: n.to_string(), digest: vec![0; 16].into() }).collect(),
+            fields: (0..count)
+                .map(|n| wire::FieldDigest {
+                    path: n.to_string(),
+                    digest: vec![0; 16].into(),
+                })
+                .collect(),
         };
-        assert_eq!(digests(of(DIFF_FIELDS)).map(|all| all.len()), Ok(DIFF_FIELDS));
+        assert_eq!(
+            digests(of(DIFF_FIELDS)).map(|all| all.len()),
+            Ok(DIFF_FIELDS)
+        );
         assert_eq!(digests(of(DIFF_FIELDS + 1)), Err("digests"));
     }
 
@@ -299,7 +389,10 @@ mod tests {
     fn unreadable_items_of_a_question_are_refused_alone() {
         let read = |wire: wire::PreviewRequest| {
             let frame = wire::hub_frame::Frame::PreviewRequest(wire);
-            match hub_frame(wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }) {
+            match hub_frame(wire::HubFrame {
+                frame: Some(frame),
+                ..wire::HubFrame::default()
+            }) {
                 Ok((HubFrame::PreviewRequest(asked), refused)) => (asked, refused),
                 _ => panic!("the stream would end"),
             }
@@ -310,13 +403,30 @@ mod tests {
             key: vec![1; 32].into(),
             ..wire::PreviewRequest::default()
         };
-        let of = |name: &str| wire::Source { resource: "secrets".into(), ..source_to_wire(&copy(1).as_copy(name)) };
+        let of = |name: &str| wire::Source {
+            resource: "secrets".into(),
+            ..source_to_wire(&copy(1).as_copy(name))
+        };
         let whole = [
-            wire::PreviewRequest { key: vec![].into(), ..asked() },
-            wire::PreviewRequest { rule_uid: "x".repeat(NAME_LIMIT + 1), ..asked() },
-            wire::PreviewRequest { removal: Some(wire::Removal { deletion_policy: 99 }), ..asked() },
             wire::PreviewRequest {
-                terms: Some(wire::Terms { conflict_policy: 99, ..wire::Terms::default() }),
+                key: vec![].into(),
+                ..asked()
+            },
+            wire::PreviewRequest {
+                rule_uid: "x".repeat(NAME_LIMIT + 1),
+                ..asked()
+            },
+            wire::PreviewRequest {
+                removal: Some(wire::Removal {
+                    deletion_policy: 99,
+                }),
+                ..asked()
+            },
+            wire::PreviewRequest {
+                terms: Some(wire::Terms {
+                    conflict_policy: 99,
+                    ..wire::Terms::default()
+                }),
                 ..asked()
             },
         ];
@@ -337,12 +447,31 @@ mod tests {
         };
         let (asked, refused) = read(wire::PreviewRequest {
             intents: vec![intent(99, "a"), intent(1, "b")],
-            tombstones: vec![wire::Tombstone { source: Some(of("c")), deletion_policy: 99 }],
-            blocked: vec![wire::Source { resource: String::new(), ..of("d") }, of("e")],
+            tombstones: vec![wire::Tombstone {
+                source: Some(of("c")),
+                deletion_policy: 99,
+            }],
+            blocked: vec![
+                wire::Source {
+                    resource: String::new(),
+                    ..of("d")
+                },
+                of("e"),
+            ],
             ..asked()
         });
-        assert_eq!((asked.intents.len(), asked.tombstones.len(), asked.blocked.len()), (1, 0, 1));
-        let names: Vec<_> = refused.iter().map(|one| one.source.copy_name().to_string()).collect();
+        assert_eq!(
+            (
+                asked.intents.len(),
+                asked.tombstones.len(),
+                asked.blocked.len()
+            ),
+            (1, 0, 1)
+        );
+        let names: Vec<_> = refused
+            .iter()
+            .map(|one| one.source.copy_name().to_string())
+            .collect();
         assert_eq!(names, ["a", "c", "d"]);
     }
 
@@ -363,10 +492,23 @@ mod tests {
             },
         };
         let copies: Vec<_> = (0..500).map(one).collect();
-        let answer =
-            PreviewResult { question: 8, copies: copies.clone(), more: 3, last: true, unanswered: String::new() };
-        let frames: Vec<_> = split(AgentFrame::PreviewResult(answer)).iter().map(agent_frame_to_wire).collect();
-        assert!(frames.len() > 1 && frames.iter().all(|frame| frame.encoded_len() <= AGENT_FRAME_LIMIT));
+        let answer = PreviewResult {
+            question: 8,
+            copies: copies.clone(),
+            more: 3,
+            last: true,
+            unanswered: String::new(),
+        };
+        let frames: Vec<_> = split(AgentFrame::PreviewResult(answer))
+            .iter()
+            .map(agent_frame_to_wire)
+            .collect();
+        assert!(
+            frames.len() > 1
+                && frames
+                    .iter()
+                    .all(|frame| frame.encoded_len() <= AGENT_FRAME_LIMIT)
+        );
         let read = frames.into_iter().map(|frame| match agent_frame(frame) {
             Ok((AgentFrame::PreviewResult(part), 0)) => part,
             _ => panic!("another frame"),
@@ -374,7 +516,17 @@ mod tests {
         let parts: Vec<PreviewResult> = read.collect();
         let last: Vec<_> = parts.iter().map(|part| part.last).collect();
         assert!(last.iter().rev().skip(1).all(|last| !last) && last.last() == Some(&true));
-        assert!(parts.iter().all(|part| (part.question, part.more) == (8, 3)));
-        assert_eq!(parts.into_iter().flat_map(|part| part.copies).collect::<Vec<_>>(), copies);
+        assert!(
+            parts
+                .iter()
+                .all(|part| (part.question, part.more) == (8, 3))
+        );
+        assert_eq!(
+            parts
+                .into_iter()
+                .flat_map(|part| part.copies)
+                .collect::<Vec<_>>(),
+            copies
+        );
     }
 }

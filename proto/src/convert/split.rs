@@ -21,35 +21,55 @@ pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
         | AgentFrame::Inspected(_)
         | AgentFrame::LostWatches(_)
         | AgentFrame::Alive) => vec![alone],
-        AgentFrame::AckedRules(rules, last) => {
-            with_last(pack(rules, |rule| rule_state_to_wire(rule).encoded_len()), last)
-                .map(|(rules, last)| AgentFrame::AckedRules(rules, last))
-                .collect()
-        }
-        AgentFrame::Detail(uid, intents, last) => {
-            with_last(pack(intents, |acked| acked_intent_to_wire(acked).encoded_len()), last)
-                .map(|(intents, last)| AgentFrame::Detail(uid.clone(), intents, last))
-                .collect()
-        }
+        AgentFrame::AckedRules(rules, last) => with_last(
+            pack(rules, |rule| rule_state_to_wire(rule).encoded_len()),
+            last,
+        )
+        .map(|(rules, last)| AgentFrame::AckedRules(rules, last))
+        .collect(),
+        AgentFrame::Detail(uid, intents, last) => with_last(
+            pack(intents, |acked| acked_intent_to_wire(acked).encoded_len()),
+            last,
+        )
+        .map(|(intents, last)| AgentFrame::Detail(uid.clone(), intents, last))
+        .collect(),
         AgentFrame::Ack(nonce, refused) => {
             let packs = pack(refused, |refusal| refusal_to_wire(refusal).encoded_len());
-            with_last(packs, true).map(|(refused, _)| AgentFrame::Ack(nonce, refused)).collect()
-        }
-        AgentFrame::Report(rules) => {
-            pack(rules, |rule| rule_state_to_wire(rule).encoded_len()).into_iter().map(AgentFrame::Report).collect()
-        }
-        AgentFrame::PreviewResult(PreviewResult { question, copies, more, last, unanswered }) => {
-            with_last(pack(copies, |copy| previewed_copy_to_wire(copy).encoded_len()), last)
-                .map(|(copies, last)| {
-                    let unanswered = unanswered.clone();
-                    AgentFrame::PreviewResult(PreviewResult { question, copies, more, last, unanswered })
-                })
+            with_last(packs, true)
+                .map(|(refused, _)| AgentFrame::Ack(nonce, refused))
                 .collect()
         }
-        AgentFrame::Want(uid, sources) => pack(sources, |source| source_to_wire(source).encoded_len())
+        AgentFrame::Report(rules) => pack(rules, |rule| rule_state_to_wire(rule).encoded_len())
             .into_iter()
-            .map(|sources| AgentFrame::Want(uid.clone(), sources))
+            .map(AgentFrame::Report)
             .collect(),
+        AgentFrame::PreviewResult(PreviewResult {
+            question,
+            copies,
+            more,
+            last,
+            unanswered,
+        }) => with_last(
+            pack(copies, |copy| previewed_copy_to_wire(copy).encoded_len()),
+            last,
+        )
+        .map(|(copies, last)| {
+            let unanswered = unanswered.clone();
+            AgentFrame::PreviewResult(PreviewResult {
+                question,
+                copies,
+                more,
+                last,
+                unanswered,
+            })
+        })
+        .collect(),
+        AgentFrame::Want(uid, sources) => {
+            pack(sources, |source| source_to_wire(source).encoded_len())
+                .into_iter()
+                .map(|sources| AgentFrame::Want(uid.clone(), sources))
+                .collect()
+        }
     }
 }
 
@@ -78,5 +98,8 @@ fn with_last<T>(mut packs: Vec<Vec<T>>, last: bool) -> impl Iterator<Item = (Vec
         packs.push(vec![]);
     }
     let end = packs.len();
-    packs.into_iter().enumerate().map(move |(at, pack)| (pack, last && at + 1 == end))
+    packs
+        .into_iter()
+        .enumerate()
+        .map(move |(at, pack)| (pack, last && at + 1 == end))
 }

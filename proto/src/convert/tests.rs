@@ -21,12 +21,16 @@ fn object_name() -> impl Strategy<Value = String> {
 
 fn source() -> impl Strategy<Value = SourceRef> {
     let copy_name = prop::option::of(object_name());
-    (object_name(), "[a-z0-9]{1,9}(-[a-z0-9]{1,9})?", object_name(), copy_name).prop_map(
-        |(resource, namespace, name, copy_name)| {
+    (
+        object_name(),
+        "[a-z0-9]{1,9}(-[a-z0-9]{1,9})?",
+        object_name(),
+        copy_name,
+    )
+        .prop_map(|(resource, namespace, name, copy_name)| {
             let source = SourceRef::new(&resource, &namespace, &name);
             copy_name.map_or(source.clone(), |copy_name| source.as_copy(&copy_name))
-        },
-    )
+        })
 }
 
 fn uid() -> impl Strategy<Value = RuleUid> {
@@ -34,7 +38,11 @@ fn uid() -> impl Strategy<Value = RuleUid> {
 }
 
 fn rule_name() -> impl Strategy<Value = RuleName> {
-    ("[A-Z]{0,9}", "[a-z]{0,9}", "[a-z]{0,9}").prop_map(|(kind, namespace, name)| RuleName { kind, namespace, name })
+    ("[A-Z]{0,9}", "[a-z]{0,9}", "[a-z]{0,9}").prop_map(|(kind, namespace, name)| RuleName {
+        kind,
+        namespace,
+        name,
+    })
 }
 
 fn reason() -> impl Strategy<Value = Reason> {
@@ -42,45 +50,67 @@ fn reason() -> impl Strategy<Value = Reason> {
 }
 
 fn state() -> impl Strategy<Value = RuleState> {
-    let failure = (reason(), source(), "[ a-zö]{0,99}").prop_map(|(reason, copy, message)| Failure {
-        reason,
-        copy: copy.plain(),
-        message,
-    });
-    let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
+    let failure =
+        (reason(), source(), "[ a-zö]{0,99}").prop_map(|(reason, copy, message)| Failure {
+            reason,
+            copy: copy.plain(),
+            message,
+        });
+    let head = (
+        uid(),
+        rule_name(),
+        any::<[u8; 16]>(),
+        any::<u32>(),
+        any::<Option<[u8; 16]>>(),
+    );
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
     let namespace_prunes = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
-    let rest = (any::<[bool; 2]>(), namespace_prunes, any::<u64>(), any::<Option<[u8; 16]>>());
-    (head, any::<[u32; 9]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, ([gone, suspended], namespace_prunes, last_batch, proof))| RuleState {
-            uid: head.0,
-            rule: head.1,
-            intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
-            intents: head.3,
-            terms_digest: head.4.map(TermsDigest),
-            counts: Counts {
-                copies: n[0],
-                applied: n[1],
-                failed: n[2],
-                waiting: n[3],
-                removing: n[4],
-                drifted: n[5],
-                to_create: n[6],
-                to_update: n[7],
-                to_delete: n[8],
-            },
-            failures,
-            gone,
-            last_batch,
-            namespace_prunes: namespace_prunes.map(|(copies, digest, namespaces)| NamespacePrunes {
-                copies,
-                digest: AskedDigest(digest),
-                namespaces,
-            }),
-            suspended,
-            proof: proof.map(Proof),
-        },
+    let rest = (
+        any::<[bool; 2]>(),
+        namespace_prunes,
+        any::<u64>(),
+        any::<Option<[u8; 16]>>(),
+    );
+    (
+        head,
+        any::<[u32; 9]>(),
+        vec(failure, 0..=FAILURES_LIMIT),
+        rest,
     )
+        .prop_map(
+            |(head, n, failures, ([gone, suspended], namespace_prunes, last_batch, proof))| {
+                RuleState {
+                    uid: head.0,
+                    rule: head.1,
+                    intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
+                    intents: head.3,
+                    terms_digest: head.4.map(TermsDigest),
+                    counts: Counts {
+                        copies: n[0],
+                        applied: n[1],
+                        failed: n[2],
+                        waiting: n[3],
+                        removing: n[4],
+                        drifted: n[5],
+                        to_create: n[6],
+                        to_update: n[7],
+                        to_delete: n[8],
+                    },
+                    failures,
+                    gone,
+                    last_batch,
+                    namespace_prunes: namespace_prunes.map(|(copies, digest, namespaces)| {
+                        NamespacePrunes {
+                            copies,
+                            digest: AskedDigest(digest),
+                            namespaces,
+                        }
+                    }),
+                    suspended,
+                    proof: proof.map(Proof),
+                }
+            },
+        )
 }
 
 fn agent_frames() -> impl Strategy<Value = AgentFrame> {
@@ -94,23 +124,46 @@ fn agent_frames() -> impl Strategy<Value = AgentFrame> {
             cluster_uid: a,
         })
     });
-    let acked = (source(), any::<[u8; 16]>()).prop_map(|(source, r)| AckedIntent { source, revision: Revision(r) });
-    let refusal = (uid(), source(), any::<[u8; 16]>(), reason(), "[ a-zö]{0,99}").prop_map(
-        |(rule, source, r, reason, message)| Refusal { rule, source, revision: Revision(r), reason, message },
-    );
+    let acked = (source(), any::<[u8; 16]>()).prop_map(|(source, r)| AckedIntent {
+        source,
+        revision: Revision(r),
+    });
+    let refusal = (
+        uid(),
+        source(),
+        any::<[u8; 16]>(),
+        reason(),
+        "[ a-zö]{0,99}",
+    )
+        .prop_map(|(rule, source, r, reason, message)| Refusal {
+            rule,
+            source,
+            revision: Revision(r),
+            reason,
+            message,
+        });
     prop_oneof![
         hello,
-        (vec(state(), 0..60), any::<bool>()).prop_map(|(rules, last)| AgentFrame::AckedRules(rules, last)),
-        (uid(), vec(acked, 0..600), any::<bool>()).prop_map(|(uid, acked, last)| AgentFrame::Detail(uid, acked, last)),
-        (any::<u64>(), vec(refusal, 0..200)).prop_map(|(nonce, refused)| AgentFrame::Ack(nonce, refused)),
+        (vec(state(), 0..60), any::<bool>())
+            .prop_map(|(rules, last)| AgentFrame::AckedRules(rules, last)),
+        (uid(), vec(acked, 0..600), any::<bool>())
+            .prop_map(|(uid, acked, last)| AgentFrame::Detail(uid, acked, last)),
+        (any::<u64>(), vec(refusal, 0..200))
+            .prop_map(|(nonce, refused)| AgentFrame::Ack(nonce, refused)),
         vec(state(), 0..60).prop_map(AgentFrame::Report),
         (uid(), vec(source(), 0..600)).prop_map(|(uid, sources)| AgentFrame::Want(uid, sources)),
         Just(AgentFrame::Handover),
         Just(AgentFrame::Alive),
-        proptest::sample::subsequence(vec!["configmaps", "secrets", NAMESPACES], 0..=3).prop_map(|resources| {
-            let watches = resources.into_iter().zip([0, 403, 500]);
-            AgentFrame::LostWatches(watches.map(|(resource, status)| LostWatch { resource, status }).collect())
-        }),
+        proptest::sample::subsequence(vec!["configmaps", "secrets", NAMESPACES], 0..=3).prop_map(
+            |resources| {
+                let watches = resources.into_iter().zip([0, 403, 500]);
+                AgentFrame::LostWatches(
+                    watches
+                        .map(|(resource, status)| LostWatch { resource, status })
+                        .collect(),
+                )
+            }
+        ),
     ]
 }
 
@@ -120,48 +173,100 @@ fn policy() -> impl Strategy<Value = DeletionPolicy> {
 
 /// What terms say about objects that are not as they should be.
 fn keeping() -> impl Strategy<Value = Terms> {
-    let conflict = vec![ConflictPolicy::Fail, ConflictPolicy::AdoptIfEqual, ConflictPolicy::Overwrite];
+    let conflict = vec![
+        ConflictPolicy::Fail,
+        ConflictPolicy::AdoptIfEqual,
+        ConflictPolicy::Overwrite,
+    ];
     let drift = vec![DriftPolicy::Correct, DriftPolicy::Report];
     let immutable = vec![ImmutablePolicy::Report, ImmutablePolicy::Recreate];
-    let maps = vec![FieldMap::BinaryData, FieldMap::Data, FieldMap::Annotations, FieldMap::Labels];
-    let path = (prop::sample::select(maps), "[a-z./~]{1,9}").prop_map(|(map, key)| FieldPath::new(map, key));
-    let policies =
-        (prop::sample::select(conflict), prop::sample::select(drift), prop::sample::select(immutable), vec(path, 0..3));
+    let maps = vec![
+        FieldMap::BinaryData,
+        FieldMap::Data,
+        FieldMap::Annotations,
+        FieldMap::Labels,
+    ];
+    let path = (prop::sample::select(maps), "[a-z./~]{1,9}")
+        .prop_map(|(map, key)| FieldPath::new(map, key));
+    let policies = (
+        prop::sample::select(conflict),
+        prop::sample::select(drift),
+        prop::sample::select(immutable),
+        vec(path, 0..3),
+    );
     let policies = (policies, prop::option::of(1..20u32));
-    policies.prop_map(|((conflict_policy, drift_policy, immutable_policy, paths), versions)| Terms {
-        conflict_policy,
-        versions,
-        drift_policy,
-        immutable_policy,
-        ignore_fields: paths.into_iter().collect(),
-        ..Terms::default()
-    })
+    policies.prop_map(
+        |((conflict_policy, drift_policy, immutable_policy, paths), versions)| Terms {
+            conflict_policy,
+            versions,
+            drift_policy,
+            immutable_policy,
+            ignore_fields: paths.into_iter().collect(),
+            ..Terms::default()
+        },
+    )
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    let operators = vec![Operator::In, Operator::NotIn, Operator::Exists, Operator::DoesNotExist];
-    let requirement = (name(), prop::sample::select(operators), vec(name(), 0..3))
-        .prop_map(|(key, operator, values)| Requirement { key, operator, values });
+    let operators = vec![
+        Operator::In,
+        Operator::NotIn,
+        Operator::Exists,
+        Operator::DoesNotExist,
+    ];
+    let requirement = (name(), prop::sample::select(operators), vec(name(), 0..3)).prop_map(
+        |(key, operator, values)| Requirement {
+            key,
+            operator,
+            values,
+        },
+    );
     let patterns = || vec(name().prop_map(Pattern::new), 0..4);
     let selector = vec(requirement, 0..3).prop_map(|requirements| Selector { requirements });
     let choice = (patterns(), prop::option::of(selector), patterns())
-        .prop_map(|(names, selector, exclude)| NamespaceChoice { names, selector, exclude })
+        .prop_map(|(names, selector, exclude)| NamespaceChoice {
+            names,
+            selector,
+            exclude,
+        })
         .boxed();
-    let grant = (patterns(), prop::option::of(choice.clone()), any::<[bool; 3]>(), any::<[Option<u64>; 2]>()).prop_map(
-        |(names, namespaces, [overwrite, create_namespaces, adopt], [max_copies, max_bytes])| Grant {
-            resources: names.iter().map(|name| name.as_str().to_owned()).collect(),
-            namespaces,
-            overwrite,
-            create_namespaces,
-            adopt,
-            max_copies,
-            max_bytes,
-        },
-    );
+    let grant = (
+        patterns(),
+        prop::option::of(choice.clone()),
+        any::<[bool; 3]>(),
+        any::<[Option<u64>; 2]>(),
+    )
+        .prop_map(
+            |(
+                names,
+                namespaces,
+                [overwrite, create_namespaces, adopt],
+                [max_copies, max_bytes],
+            )| Grant {
+                resources: names.iter().map(|name| name.as_str().to_owned()).collect(),
+                namespaces,
+                overwrite,
+                create_namespaces,
+                adopt,
+                max_copies,
+                max_bytes,
+            },
+        );
     let grants = prop::option::of(prop::collection::vec(grant, 0..3));
-    let text = (prop::option::of(choice), any::<bool>(), policy(), any::<[bool; 2]>());
+    let text = (
+        prop::option::of(choice),
+        any::<bool>(),
+        policy(),
+        any::<[bool; 2]>(),
+    );
     (rule_name(), any::<i64>(), text, grants, keeping()).prop_map(
-        |(rule, created_at, (namespaces, create_namespaces, deletion_policy, [suspend, dry_run]), grants, keeping)| {
+        |(
+            rule,
+            created_at,
+            (namespaces, create_namespaces, deletion_policy, [suspend, dry_run]),
+            grants,
+            keeping,
+        )| {
             Terms {
                 grants,
                 rule,
@@ -170,7 +275,11 @@ fn terms() -> impl Strategy<Value = Terms> {
                 create_namespaces,
                 deletion_policy,
                 suspend,
-                enforcement: if dry_run { Enforcement::DryRun } else { Enforcement::Enforce },
+                enforcement: if dry_run {
+                    Enforcement::DryRun
+                } else {
+                    Enforcement::Enforce
+                },
                 ..keeping
             }
         },
@@ -192,27 +301,62 @@ fn bare<T>(items: Vec<Unprinted<T>>) -> Vec<T> {
 }
 
 fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
-    let intent =
-        (source(), any::<[u8; 16]>(), vec(any::<u8>(), 0..600), any::<bool>()).prop_map(|(source, r, b, z)| {
-            let payload = if z { Payload::encode(b) } else { Payload::from_wire(Encoding::Plain, Bytes::from(b), 7) };
-            Unprinted(Intent { source, revision: Revision(r), payload })
+    let intent = (
+        source(),
+        any::<[u8; 16]>(),
+        vec(any::<u8>(), 0..600),
+        any::<bool>(),
+    )
+        .prop_map(|(source, r, b, z)| {
+            let payload = if z {
+                Payload::encode(b)
+            } else {
+                Payload::from_wire(Encoding::Plain, Bytes::from(b), 7)
+            };
+            Unprinted(Intent {
+                source,
+                revision: Revision(r),
+                payload,
+            })
         });
-    let tombstone = (source(), policy()).prop_map(|(source, deletion_policy)| Tombstone { source, deletion_policy });
-    let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
+    let tombstone = (source(), policy()).prop_map(|(source, deletion_policy)| Tombstone {
+        source,
+        deletion_policy,
+    });
+    let terms =
+        (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
     let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
     let text = (permit(), any::<Option<bool>>());
-    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), text).prop_map(
-        |(uid, terms, (upserts, tombstones), removal, orphaned, (prune, suspend))| {
-            Unprinted(RuleDelta { uid, terms, upserts: bare(upserts), tombstones, removal, orphaned, prune, suspend })
-        },
+    (
+        uid(),
+        prop::option::of(terms),
+        items,
+        prop::option::of(policy()),
+        any::<bool>(),
+        text,
     )
+        .prop_map(
+            |(uid, terms, (upserts, tombstones), removal, orphaned, (prune, suspend))| {
+                Unprinted(RuleDelta {
+                    uid,
+                    terms,
+                    upserts: bare(upserts),
+                    tombstones,
+                    removal,
+                    orphaned,
+                    prune,
+                    suspend,
+                })
+            },
+        )
 }
 
 /// Payloads have no `Debug`, so a comparison answers yes or no only.
 fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
-    let same_intent =
-        |(a, b): (&Intent, &Intent)| a.source == b.source && a.revision == b.revision && a.payload == b.payload;
+    let same_intent = |(a, b): (&Intent, &Intent)| {
+        a.source == b.source && a.revision == b.revision && a.payload == b.payload
+    };
     a.uid == b.uid
         && a.terms == b.terms
         && a.upserts.len() == b.upserts.len()
@@ -226,14 +370,24 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
 
 fn batch(rules: Vec<wire::RuleDelta>) -> (Batch, Vec<Refusal>) {
     let frame = wire::hub_frame::Frame::Batch(wire::Batch { nonce: 1, rules });
-    match hub_frame(wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }).unwrap() {
+    match hub_frame(wire::HubFrame {
+        frame: Some(frame),
+        ..wire::HubFrame::default()
+    })
+    .unwrap()
+    {
         (HubFrame::Batch(batch), refused) => (batch, refused),
         _ => panic!("not a batch"),
     }
 }
 
 fn delta_to_wire(delta: RuleDelta) -> wire::RuleDelta {
-    match hub_frame_to_wire(&HubFrame::Batch(Batch { nonce: 1, rules: vec![delta] })).frame {
+    match hub_frame_to_wire(&HubFrame::Batch(Batch {
+        nonce: 1,
+        rules: vec![delta],
+    }))
+    .frame
+    {
         Some(wire::hub_frame::Frame::Batch(mut batch)) => batch.rules.remove(0),
         _ => panic!("not a batch"),
     }
@@ -256,7 +410,10 @@ fn example() -> wire::RuleDelta {
         suspend: false,
         ..Terms::default()
     };
-    let gone = Tombstone { source: SourceRef::new("secrets", "a", "old"), deletion_policy: DeletionPolicy::Delete };
+    let gone = Tombstone {
+        source: SourceRef::new("secrets", "a", "old"),
+        deletion_policy: DeletionPolicy::Delete,
+    };
     delta_to_wire(RuleDelta {
         terms: Some((terms, TermsDigest([1; 16]))),
         upserts: vec![intent("one"), intent("two")],
@@ -274,7 +431,10 @@ fn one_unreadable_item_costs_itself_alone() {
     assert_eq!(batch.rules[0].upserts.len(), 1);
     assert_eq!(refused.len(), 1);
     assert_eq!(refused[0].source, SourceRef::new("configmaps", "a", "one"));
-    assert_eq!((refused[0].reason, refused[0].revision), (Reason::Unsupported, Revision([7; 16])));
+    assert_eq!(
+        (refused[0].reason, refused[0].revision),
+        (Reason::Unsupported, Revision([7; 16]))
+    );
     assert!(refused[0].message.contains("upgrade the agent"));
 }
 
@@ -284,7 +444,10 @@ fn unreadable_terms_refuse_content_and_keep_removals() {
     wire.terms.as_mut().unwrap().conflict_policy = 77;
     let (batch, refused) = batch(vec![wire]);
     assert!(batch.rules[0].terms.is_none() && batch.rules[0].upserts.is_empty());
-    assert_eq!((batch.rules[0].tombstones.len(), batch.rules[0].removal), (1, Some(DeletionPolicy::Retain)));
+    assert_eq!(
+        (batch.rules[0].tombstones.len(), batch.rules[0].removal),
+        (1, Some(DeletionPolicy::Retain))
+    );
     assert_eq!(refused.len(), 3);
     assert_eq!(refused[0].source, SourceRef::new("", "", ""));
 }
@@ -318,9 +481,14 @@ fn sizes_and_names_are_bounded() {
     assert!(batch.rules[0].upserts.is_empty());
     assert_eq!(refused[0].reason, Reason::TooLarge);
     assert_eq!(refused[1].source.name.len(), 252);
-    let long = Refusal { message: format!("\u{1b}[2J{}", "ä".repeat(300)), ..refused[0].clone() };
+    let long = Refusal {
+        message: format!("\u{1b}[2J{}", "ä".repeat(300)),
+        ..refused[0].clone()
+    };
     let ack = agent_frame_to_wire(&AgentFrame::Ack(1, vec![long]));
-    let (AgentFrame::Ack(_, read), 0) = agent_frame(ack).unwrap() else { panic!("not an ack") };
+    let (AgentFrame::Ack(_, read), 0) = agent_frame(ack).unwrap() else {
+        panic!("not an ack")
+    };
     assert!(read[0].message.len() <= MESSAGE_LIMIT && !read[0].message.contains('\u{1b}'));
 }
 
@@ -329,9 +497,17 @@ fn an_unknown_frame_says_who_must_be_upgraded() {
     // Field 15, empty.
     let from_the_future = [0x7a, 0];
     let error = agent_frame(wire::AgentFrame::decode(&from_the_future[..]).unwrap()).unwrap_err();
-    assert_eq!(error.to_string(), "the agent sent a frame that this hub does not know: upgrade the hub");
-    let error = hub_frame(wire::HubFrame::decode(&from_the_future[..]).unwrap()).err().unwrap();
-    assert_eq!(error.to_string(), "the hub sent a frame that this agent does not know: upgrade the agent");
+    assert_eq!(
+        error.to_string(),
+        "the agent sent a frame that this hub does not know: upgrade the hub"
+    );
+    let error = hub_frame(wire::HubFrame::decode(&from_the_future[..]).unwrap())
+        .err()
+        .unwrap();
+    assert_eq!(
+        error.to_string(),
+        "the hub sent a frame that this agent does not know: upgrade the agent"
+    );
 }
 
 #[test]
@@ -340,17 +516,28 @@ fn an_unknown_kind_is_no_error() {
     wire.upserts[0].source.as_mut().unwrap().resource = "widgets.example.com".into();
     let (batch, refused) = batch(vec![wire]);
     assert!(refused.is_empty());
-    assert_eq!(&*batch.rules[0].upserts[0].source.resource, "widgets.example.com");
+    assert_eq!(
+        &*batch.rules[0].upserts[0].source.resource,
+        "widgets.example.com"
+    );
 }
 
 #[test]
 fn the_largest_possible_item_fits_a_frame() {
     let long = || "n".repeat(NAME_LIMIT);
     let source = SourceRef::new(&long(), &long(), &long());
-    let failure = Failure { reason: Reason::Denied, copy: source, message: "m".repeat(MESSAGE_LIMIT) };
+    let failure = Failure {
+        reason: Reason::Denied,
+        copy: source,
+        message: "m".repeat(MESSAGE_LIMIT),
+    };
     let state = RuleState {
         uid: long().into(),
-        rule: RuleName { kind: "k".repeat(63), namespace: long(), name: long() },
+        rule: RuleName {
+            kind: "k".repeat(63),
+            namespace: long(),
+            name: long(),
+        },
         intents_digest: SetDigest::default(),
         intents: u32::MAX,
         terms_digest: Some(TermsDigest([1; 16])),
@@ -377,7 +564,11 @@ fn the_largest_possible_item_fits_a_frame() {
         proof: Some(Proof([1; 16])),
     };
     let frames = split(AgentFrame::AckedRules(vec![state; 9], true));
-    assert!(frames.iter().all(|frame| agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT));
+    assert!(
+        frames
+            .iter()
+            .all(|frame| agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT)
+    );
 }
 
 proptest! {
@@ -463,8 +654,11 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         NamespaceState::Closed,
     ]);
     let copy_error = prop::option::of((reason(), "[ a-zö]{0,300}"));
-    let state =
-        (uid(), outcome, copy_error).prop_map(|(rule, outcome, copy_error)| CopyState { rule, outcome, copy_error });
+    let state = (uid(), outcome, copy_error).prop_map(|(rule, outcome, copy_error)| CopyState {
+        rule,
+        outcome,
+        copy_error,
+    });
     let sealed = prop::option::of((uid(), source(), any::<[u8; 16]>().prop_map(Revision)));
     let stands = (any::<[bool; 2]>(), sealed, any::<i64>(), name());
     let stands = stands.prop_map(|([ours, intact], sealed, applied_at, uid)| StandingObject {
@@ -474,8 +668,18 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         applied_at,
         uid,
     });
-    (any::<u64>(), namespace, vec(state, 0..=STATES_LIMIT), prop::option::of(stands))
-        .prop_map(|(question, namespace, states, stands)| Inspected { question, namespace, states, stands })
+    (
+        any::<u64>(),
+        namespace,
+        vec(state, 0..=STATES_LIMIT),
+        prop::option::of(stands),
+    )
+        .prop_map(|(question, namespace, states, stands)| Inspected {
+            question,
+            namespace,
+            states,
+            stands,
+        })
 }
 
 proptest! {
@@ -532,7 +736,10 @@ fn random_messages_often_decode_and_convert() {
         decoded += usize::from(agent.is_ok());
         converted += usize::from(agent.is_ok_and(|wire| agent_frame(wire).is_ok()));
     }
-    assert!(decoded > 200 && converted > 10, "{decoded} of 2000 decode, {converted} convert");
+    assert!(
+        decoded > 200 && converted > 10,
+        "{decoded} of 2000 decode, {converted} convert"
+    );
 }
 
 proptest! {

@@ -129,12 +129,22 @@ fn spec(lease: &Lease) -> LeaseSpec {
 
 /// The holder that a Lease names; `None` for a Lease that is free.
 pub fn holder(lease: &Lease) -> Option<&str> {
-    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+    lease
+        .spec
+        .as_ref()?
+        .holder_identity
+        .as_deref()
+        .filter(|holder| !holder.is_empty())
 }
 
 /// The term of a Lease: its `leaseTransitions`.
 pub fn term(lease: &Lease) -> u64 {
-    lease.spec.as_ref().and_then(|spec| spec.lease_transitions).and_then(|n| u64::try_from(n).ok()).unwrap_or_default()
+    lease
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.lease_transitions)
+        .and_then(|n| u64::try_from(n).ok())
+        .unwrap_or_default()
 }
 
 fn uid(lease: &Lease) -> String {
@@ -143,7 +153,12 @@ fn uid(lease: &Lease) -> String {
 
 /// The version of a Lease as a number; 0 for none.
 pub fn version(lease: &Lease) -> u64 {
-    lease.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
+    lease
+        .metadata
+        .resource_version
+        .as_deref()
+        .and_then(|version| version.parse().ok())
+        .unwrap_or_default()
 }
 
 impl Candidate {
@@ -186,18 +201,30 @@ impl Candidate {
     pub fn leader(&self) -> Option<Leader> {
         let lease = self.lease()?;
         let identity = holder(lease).filter(|holder| *holder != self.me.identity())?;
-        let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS)).cloned();
+        let address = lease
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| all.get(ADDRESS))
+            .cloned();
         let address = address.filter(|address| self.me.address.as_ref() != Some(address));
-        Some(Leader { identity: identity.to_owned(), address })
+        Some(Leader {
+            identity: identity.to_owned(),
+            address,
+        })
     }
 
     /// A watch told of the Lease. It may be late, so what is not plainly newer only makes the process look.
     pub fn received(&mut self, lease: Option<Lease>, now: Instant) {
         match (lease, self.lease()) {
-            (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) == version(known) => {
+            (Some(new), Some(known))
+                if uid(&new) == uid(known) && version(&new) == version(known) =>
+            {
                 self.received_at = Some(now);
             }
-            (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) > version(known) => {
+            (Some(new), Some(known))
+                if uid(&new) == uid(known) && version(&new) > version(known) =>
+            {
                 self.observe(Some(new), now);
             }
             (None, None) => {}
@@ -227,16 +254,27 @@ impl Candidate {
         self.remember(&lease);
         // After a restore what this process has sent may be unknown, though it leads by the same term.
         if let Some(lead) = &self.lead
-            && (is_older || !(uid(&lease) == lead.epoch && term(&lease) == lead.term && self.is_mine(&lease)))
+            && (is_older
+                || !(uid(&lease) == lead.epoch
+                    && term(&lease) == lead.term
+                    && self.is_mine(&lease)))
         {
             self.lead = None;
         }
         let since = match &self.seen {
             // A sign of life is what its holder writes. Anybody may touch the Lease.
-            Seen::There(before, since) if uid(before) == uid(&lease) && before.spec == lease.spec => *since,
+            Seen::There(before, since)
+                if uid(before) == uid(&lease) && before.spec == lease.spec =>
+            {
+                *since
+            }
             _ => now,
         };
-        let since = if self.is_predecessors(&lease) { now.checked_sub(LONGEST_LEASE).unwrap_or(now) } else { since };
+        let since = if self.is_predecessors(&lease) {
+            now.checked_sub(LONGEST_LEASE).unwrap_or(now)
+        } else {
+            since
+        };
         self.met_holder |= holder(&lease).is_some();
         self.seen = Seen::There(Box::new(lease), since);
     }
@@ -244,7 +282,11 @@ impl Candidate {
     /// A write that was sent at `sent` gave this Lease.
     pub fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
         let mine = self.is_mine(&lease);
-        let lead = Lead { epoch: uid(&lease), term: term(&lease), valid_until: sent + self.timing.renew };
+        let lead = Lead {
+            epoch: uid(&lease),
+            term: term(&lease),
+            valid_until: sent + self.timing.renew,
+        };
         self.remember(&lease);
         self.stale = false;
         self.received_at = Some(now);
@@ -257,13 +299,19 @@ impl Candidate {
     /// A write or a look failed. With `changed`, because the Lease is not as it was seen.
     pub fn failed(&mut self, changed: bool, now: Instant) {
         self.stale |= changed;
-        self.not_before = Some(if changed { now } else { now + self.timing.retry });
+        self.not_before = Some(if changed {
+            now
+        } else {
+            now + self.timing.retry
+        });
     }
 
     /// The Lease without a holder, if this process holds it: from now on it does not lead.
     pub fn release(&mut self) -> Option<Lease> {
         self.lead = None;
-        let Seen::There(lease, _) = &self.seen else { return None };
+        let Seen::There(lease, _) = &self.seen else {
+            return None;
+        };
         if !self.is_mine(lease) {
             return None;
         }
@@ -283,10 +331,16 @@ impl Candidate {
         }
         if let Some(at) = self.not_before.filter(|at| now < *at) {
             // The right may end before.
-            return Step::Wait(self.lead.as_ref().map_or(at, |lead| at.min(lead.valid_until)));
+            return Step::Wait(
+                self.lead
+                    .as_ref()
+                    .map_or(at, |lead| at.min(lead.valid_until)),
+            );
         }
         // A working watch shows each renewal; where it does not work, reads must do.
-        let look_at = self.received_at.map_or(now, |at| at + 2 * self.timing.retry);
+        let look_at = self
+            .received_at
+            .map_or(now, |at| at + 2 * self.timing.retry);
         if self.stale || matches!(self.seen, Seen::Nothing) {
             return Step::Look;
         }
@@ -321,7 +375,9 @@ impl Candidate {
 
     /// Whether the Lease was newer when it was last seen: its API server was restored from a backup.
     pub fn is_older(&self, lease: &Lease) -> bool {
-        let Some(known) = self.lease() else { return false };
+        let Some(known) = self.lease() else {
+            return false;
+        };
         uid(known) == uid(lease) && version(lease) < version(known)
     }
 
@@ -331,15 +387,24 @@ impl Candidate {
 
     /// Whether the process of our name that ran before us holds it.
     fn is_predecessors(&self, lease: &Lease) -> bool {
-        let name = holder(lease).and_then(|holder| holder.rsplit_once('_')).map(|(name, _)| name);
+        let name = holder(lease)
+            .and_then(|holder| holder.rsplit_once('_'))
+            .map(|(name, _)| name);
         self.me.is_unique && !self.met_holder && name == Some(self.me.name.as_str())
     }
 
     /// How long the holder of this Lease may lead after it was seen.
     fn duration(&self, lease: &Lease) -> Duration {
-        let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
-        let message = seconds.and_then(|n| u64::try_from(n).ok()).map(Duration::from_secs);
-        message.filter(|message| (SHORTEST_LEASE..=LONGEST_LEASE).contains(message)).unwrap_or(self.timing.lease)
+        let seconds = lease
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.lease_duration_seconds);
+        let message = seconds
+            .and_then(|n| u64::try_from(n).ok())
+            .map(Duration::from_secs);
+        message
+            .filter(|message| (SHORTEST_LEASE..=LONGEST_LEASE).contains(message))
+            .unwrap_or(self.timing.lease)
     }
 
     fn remember(&mut self, lease: &Lease) {
@@ -367,18 +432,25 @@ impl Candidate {
 
     fn taken(&self, lease: Option<&Lease>, wall: Timestamp) -> Lease {
         let term = lease.map_or(1, |lease| self.next_term(lease));
-        let mut metadata = lease.map(|lease| lease.metadata.clone()).unwrap_or_else(|| ObjectMeta {
-            name: Some(self.name.name.to_owned()),
-            labels: Some(
-                [("app.kubernetes.io/name", "runnel"), ("app.kubernetes.io/component", self.name.component)]
+        let mut metadata = lease
+            .map(|lease| lease.metadata.clone())
+            .unwrap_or_else(|| ObjectMeta {
+                name: Some(self.name.name.to_owned()),
+                labels: Some(
+                    [
+                        ("app.kubernetes.io/name", "runnel"),
+                        ("app.kubernetes.io/component", self.name.component),
+                    ]
                     .map(|(key, value)| (key.to_owned(), value.to_owned()))
                     .into(),
-            ),
-            ..ObjectMeta::default()
-        });
+                ),
+                ..ObjectMeta::default()
+            });
         match (&self.me.address, &mut metadata.annotations) {
             (Some(address), annotations) => {
-                annotations.get_or_insert_default().insert(ADDRESS.to_owned(), address.clone());
+                annotations
+                    .get_or_insert_default()
+                    .insert(ADDRESS.to_owned(), address.clone());
             }
             (None, Some(annotations)) => drop(annotations.remove(ADDRESS)),
             (None, None) => {}
@@ -391,7 +463,10 @@ impl Candidate {
             renew_time: Some(MicroTime(wall)),
             ..LeaseSpec::default()
         };
-        Lease { metadata, spec: Some(spec) }
+        Lease {
+            metadata,
+            spec: Some(spec),
+        }
     }
 }
 

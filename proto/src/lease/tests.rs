@@ -1,11 +1,22 @@
 use super::*;
 
-const NAME: LeaseName = LeaseName { name: "runnel-hub", component: "hub" };
-const TIMING: Timing =
-    Timing { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+const NAME: LeaseName = LeaseName {
+    name: "runnel-hub",
+    component: "hub",
+};
+const TIMING: Timing = Timing {
+    lease: Duration::from_secs(15),
+    renew: Duration::from_secs(10),
+    retry: Duration::from_secs(2),
+};
 
 fn me(name: &str, random: &str, is_unique: bool) -> Holder {
-    Holder { name: name.into(), is_unique, random: random.into(), address: Some(format!("{name}:8444")) }
+    Holder {
+        name: name.into(),
+        is_unique,
+        random: random.into(),
+        address: Some(format!("{name}:8444")),
+    }
 }
 
 fn candidate(name: &str) -> Candidate {
@@ -28,10 +39,19 @@ fn foreign(uid: &str, version: u64, holder: &str, term: i32) -> Lease {
         lease_transitions: Some(term),
         lease_duration_seconds: Some(15),
         // Whoever renews writes when.
-        renew_time: Some(MicroTime(Timestamp::from_second(i64::try_from(version).unwrap()).unwrap())),
+        renew_time: Some(MicroTime(
+            Timestamp::from_second(i64::try_from(version).unwrap()).unwrap(),
+        )),
         ..LeaseSpec::default()
     };
-    stored(Lease { spec: Some(spec), ..Lease::default() }, uid, version)
+    stored(
+        Lease {
+            spec: Some(spec),
+            ..Lease::default()
+        },
+        uid,
+        version,
+    )
 }
 
 fn next(candidate: &mut Candidate, now: Instant) -> Step {
@@ -61,12 +81,22 @@ fn the_first_makes_the_lease_and_renews_it() {
     let (start, mut a) = (Instant::now(), candidate("a"));
     assert_eq!(next(&mut a, start), Step::Look);
     a.observe(None, start);
-    assert!(matches!(a.next(false, start, Timestamp::UNIX_EPOCH), Step::Wait(_)), "it does not know enough to lead");
+    assert!(
+        matches!(a.next(false, start, Timestamp::UNIX_EPOCH), Step::Wait(_)),
+        "it does not know enough to lead"
+    );
     let made = replaced(next(&mut a, start));
     assert_eq!(holder(&made), Some("a_0"));
     a.wrote(stored(made, "e1", 1), start, start + at(1));
     let lead = a.lead(start + at(1)).unwrap().clone();
-    assert_eq!(lead, Lead { epoch: "e1".into(), term: 1, valid_until: start + at(10) });
+    assert_eq!(
+        lead,
+        Lead {
+            epoch: "e1".into(),
+            term: 1,
+            valid_until: start + at(10)
+        }
+    );
     assert_eq!(next(&mut a, start + at(1)), Step::Wait(start + at(2)));
     let renewed = replaced(next(&mut a, start + at(2)));
     a.wrote(stored(renewed, "e1", 2), start + at(2), start + at(2));
@@ -83,7 +113,13 @@ fn the_first_makes_the_lease_and_renews_it() {
 fn candidate_waits_from_its_last_observed_change() {
     let (start, mut b) = (Instant::now(), candidate("b"));
     b.observe(Some(foreign("e1", 5, "a_0", 3)), start);
-    assert_eq!(b.leader(), Some(Leader { identity: "a_0".into(), address: None }));
+    assert_eq!(
+        b.leader(),
+        Some(Leader {
+            identity: "a_0".into(),
+            address: None
+        })
+    );
     assert!(matches!(next(&mut b, start), Step::Wait(_)));
     b.received(Some(foreign("e1", 6, "a_0", 3)), start + at(10));
     assert_eq!(next(&mut b, start + at(20)), Step::Look);
@@ -103,7 +139,10 @@ fn lease_touched_by_others_does_not_delay_failover() {
     let mut version = 5;
     for second in [4, 8, 12] {
         version += 1;
-        b.received(Some(stored(silent.clone(), "e1", version)), start + at(second));
+        b.received(
+            Some(stored(silent.clone(), "e1", version)),
+            start + at(second),
+        );
         assert!(matches!(next(&mut b, start + at(second)), Step::Wait(_)));
     }
     let taken = replaced(next(&mut b, start + at(15)));
@@ -119,7 +158,13 @@ fn nothing_is_passed_on_to_a_predecessor_at_the_same_address() {
     let made = stored(replaced(next(&mut before, start)), "e1", 1);
     let mut again = Candidate::new(NAME, me("a", "1", false), TIMING);
     again.observe(Some(made), start);
-    assert_eq!(again.leader(), Some(Leader { identity: "a_0".into(), address: None }));
+    assert_eq!(
+        again.leader(),
+        Some(Leader {
+            identity: "a_0".into(),
+            address: None
+        })
+    );
 }
 
 #[test]
@@ -129,7 +174,10 @@ fn free_permits_are_taken_at_once() {
     let taken = replaced(next(&mut a, start));
     a.wrote(stored(taken.clone(), "e1", 6), start, start);
     b.observe(Some(stored(taken, "e1", 6)), start);
-    assert_eq!(b.leader().and_then(|leader| leader.address), Some("a:8444".into()));
+    assert_eq!(
+        b.leader().and_then(|leader| leader.address),
+        Some("a:8444".into())
+    );
     let released = a.release().unwrap();
     assert_eq!(a.lead(start), None);
     b.received(Some(stored(released, "e1", 7)), start + at(1));
@@ -166,7 +214,10 @@ fn deleted_lease_is_created_when_its_holder_has_ended() {
     a.observe(None, start + at(2));
     assert_eq!(a.lead(start + at(2)), None);
     let made = replaced(next(&mut a, start + at(2)));
-    assert_eq!((made.metadata.uid, made.metadata.resource_version), (None, None));
+    assert_eq!(
+        (made.metadata.uid, made.metadata.resource_version),
+        (None, None)
+    );
     b.observe(None, start + at(14));
     b.observe(None, start + at(20));
     assert_eq!(next(&mut b, start + at(28)), Step::Look);
@@ -216,7 +267,11 @@ fn late_watch_event_deposes_no_leader() {
     a.received(Some(foreign("e1", 4, "z_9", 6)), start);
     a.received(Some(taken), start);
     assert!(a.lead(start + at(1)).is_some());
-    assert_eq!(next(&mut a, start + at(2)), Step::Look, "it looks for itself");
+    assert_eq!(
+        next(&mut a, start + at(2)),
+        Step::Look,
+        "it looks for itself"
+    );
 }
 
 mod histories;

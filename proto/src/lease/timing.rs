@@ -21,7 +21,9 @@ pub enum TimingError {
         lease: Duration,
     },
     /// The holder would not try a renewal before its deadline.
-    #[error("--retry-period ({retry:?}) must be shorter than --renew-deadline ({renew:?}), and not 0")]
+    #[error(
+        "--retry-period ({retry:?}) must be shorter than --renew-deadline ({renew:?}), and not 0"
+    )]
     Retry {
         /// The retry period.
         retry: Duration,
@@ -56,6 +58,10 @@ impl Timing {
         if retry.is_zero() || retry >= renew {
             return Err(TimingError::Retry { retry, renew });
         }
-        Ok(Self { lease, renew, retry })
+        Ok(Self {
+            lease,
+            renew,
+            retry,
+        })
     }
 }

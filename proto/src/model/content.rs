@@ -86,15 +86,23 @@ impl Content {
 
     /// Bytes of the values, as Kubernetes counts them.
     pub fn value_bytes(&self, kind: &Kind) -> u64 {
-        let maps = ["data", "binaryData"].into_iter().filter_map(|map| Some((map, self.fields.get(map)?.as_object()?)));
+        let maps = ["data", "binaryData"]
+            .into_iter()
+            .filter_map(|map| Some((map, self.fields.get(map)?.as_object()?)));
         let bytes = maps.flat_map(|(map, values)| values.values().map(move |value| (map, value)));
         let bytes = bytes.map(|(map, value)| {
             let text = value.as_str().unwrap_or_default();
-            let (length, padding) =
-                (text.len() as u64, text.bytes().rev().take_while(|byte| *byte == b'=').count() as u64);
+            let (length, padding) = (
+                text.len() as u64,
+                text.bytes().rev().take_while(|byte| *byte == b'=').count() as u64,
+            );
             // In base64, 4 bytes stand for 3.
             let encoded = kind.sensitive || map == "binaryData";
-            if encoded { (length / 4 * 3).saturating_sub(padding) } else { length }
+            if encoded {
+                (length / 4 * 3).saturating_sub(padding)
+            } else {
+                length
+            }
         });
         bytes.sum()
     }
@@ -127,20 +135,36 @@ impl Payload {
             && let Ok(compressed) = zstd::bulk::compress(&canonical, COMPRESSION_LEVEL)
             && compressed.len() < canonical.len()
         {
-            return Self { encoding: Encoding::Zstd, bytes: exactly(compressed), size };
+            return Self {
+                encoding: Encoding::Zstd,
+                bytes: exactly(compressed),
+                size,
+            };
         }
-        Self { encoding: Encoding::Plain, bytes: exactly(canonical), size }
+        Self {
+            encoding: Encoding::Plain,
+            bytes: exactly(canonical),
+            size,
+        }
     }
 
     /// The same in memory of its own: what came from the wire is a part of all that came with it, and keeps that.
     #[must_use]
     pub fn detached(&self) -> Self {
-        Self { encoding: self.encoding, bytes: Bytes::copy_from_slice(&self.bytes), size: self.size }
+        Self {
+            encoding: self.encoding,
+            bytes: Bytes::copy_from_slice(&self.bytes),
+            size: self.size,
+        }
     }
 
     /// A payload as it came from the wire; checked when it is decoded.
     pub fn from_wire(encoding: Encoding, bytes: Bytes, size: u32) -> Self {
-        Self { encoding, bytes, size }
+        Self {
+            encoding,
+            bytes,
+            size,
+        }
     }
 
     /// How [`Payload::bytes`] are written.
@@ -165,14 +189,20 @@ impl Payload {
     pub fn decode(&self) -> Result<Content, ContentError> {
         let size = self.size as usize;
         if size > PAYLOAD_LIMIT {
-            return Err(ContentError::TooLarge { limit: PAYLOAD_LIMIT });
+            return Err(ContentError::TooLarge {
+                limit: PAYLOAD_LIMIT,
+            });
         }
         match self.encoding {
             Encoding::Plain if self.bytes.len() == size => Content::from_bytes(&self.bytes),
             Encoding::Plain => Err(ContentError::Malformed),
             Encoding::Zstd => {
                 let plain = decompressed(&self.bytes, size)?;
-                if plain.len() != size { Err(ContentError::Malformed) } else { Content::from_bytes(&plain) }
+                if plain.len() != size {
+                    Err(ContentError::Malformed)
+                } else {
+                    Content::from_bytes(&plain)
+                }
             }
         }
     }
@@ -188,7 +218,9 @@ fn decompressed(bytes: &[u8], size: usize) -> Result<Vec<u8>, ContentError> {
             Some(decompressor) => decompressor,
             None => kept.insert(Decompressor::new().map_err(|_| ContentError::Malformed)?),
         };
-        decompressor.decompress(bytes, size).map_err(|_| ContentError::Malformed)
+        decompressor
+            .decompress(bytes, size)
+            .map_err(|_| ContentError::Malformed)
     })
 }
 
@@ -279,15 +311,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn content(pairs: &[(String, String)]) -> Content {
-        let data = pairs.iter().map(|(k, v)| (k.clone(), Value::String(v.clone()))).collect();
-        Content { fields: BTreeMap::from([("data".to_owned(), Value::Object(data))]), ..Content::default() }
+        let data = pairs
+            .iter()
+            .map(|(k, v)| (k.clone(), Value::String(v.clone())))
+            .collect();
+        Content {
+            fields: BTreeMap::from([("data".to_owned(), Value::Object(data))]),
+            ..Content::default()
+        }
     }
 
     #[test]
     fn the_revision_depends_on_key_kind_and_content() {
         let (one, two) = (RevisionKey::new(b"one"), RevisionKey::new(b"two"));
         let revision = one.revision("configmaps", b"{}");
-        assert_eq!(revision, RevisionKey::new(b"one").revision("configmaps", b"{}"));
+        assert_eq!(
+            revision,
+            RevisionKey::new(b"one").revision("configmaps", b"{}")
+        );
         assert_ne!(revision, two.revision("configmaps", b"{}"));
         assert_ne!(revision, one.revision("secrets", b"{}"));
         assert_ne!(revision, one.revision("configmaps", b"{ }"));
@@ -299,8 +340,16 @@ mod tests {
     #[test]
     fn unreadable_event_does_not_affect_the_next() {
         let whole = Payload::encode(content(&[("key".to_owned(), "text ".repeat(500))]).to_bytes());
-        let cut = Payload::from_wire(Encoding::Zstd, whole.bytes().slice(..whole.bytes().len() - 3), whole.size());
-        let mixed = Payload::from_wire(Encoding::Zstd, Bytes::from_static(b"no frame"), whole.size());
+        let cut = Payload::from_wire(
+            Encoding::Zstd,
+            whole.bytes().slice(..whole.bytes().len() - 3),
+            whole.size(),
+        );
+        let mixed = Payload::from_wire(
+            Encoding::Zstd,
+            Bytes::from_static(b"no frame"),
+            whole.size(),
+        );
         for bad in [&cut, &mixed, &cut] {
             assert!(bad.decode().is_err());
             assert!(whole.decode().is_ok());
@@ -316,7 +365,12 @@ mod tests {
             assert!(lying.decode().is_err(), "{size}");
         }
         let huge = Payload::from_wire(Encoding::Zstd, honest.bytes().clone(), u32::MAX);
-        assert!(huge.decode().err() == Some(ContentError::TooLarge { limit: PAYLOAD_LIMIT }));
+        assert!(
+            huge.decode().err()
+                == Some(ContentError::TooLarge {
+                    limit: PAYLOAD_LIMIT
+                })
+        );
     }
 
     proptest! {

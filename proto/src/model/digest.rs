@@ -92,7 +92,9 @@ mod tests {
         let one = ("[a-c]{1,2}", "[a-c]{1,2}", any::<[u8; 16]>());
         let set = proptest::collection::btree_map((one.0, one.1), one.2, 0..8);
         set.prop_map(|set| {
-            set.into_iter().map(|((ns, name), r)| (SourceRef::new("configmaps", &ns, &name), Revision(r))).collect()
+            set.into_iter()
+                .map(|((ns, name), r)| (SourceRef::new("configmaps", &ns, &name), Revision(r)))
+                .collect()
         })
     }
 

@@ -20,7 +20,12 @@ pub enum FieldMap {
 }
 
 impl FieldMap {
-    const ALL: [FieldMap; 4] = [FieldMap::BinaryData, FieldMap::Data, FieldMap::Annotations, FieldMap::Labels];
+    const ALL: [FieldMap; 4] = [
+        FieldMap::BinaryData,
+        FieldMap::Data,
+        FieldMap::Annotations,
+        FieldMap::Labels,
+    ];
 
     /// Its JSON pointer.
     pub fn pointer(self) -> &'static str {
@@ -54,7 +59,10 @@ pub struct FieldPath {
 impl FieldPath {
     /// A path.
     pub fn new(map: FieldMap, key: impl Into<String>) -> Self {
-        Self { map, key: key.into() }
+        Self {
+            map,
+            key: key.into(),
+        }
     }
 
     /// Reads a JSON pointer; `None` for one that names anything else than one key of one of the maps.
@@ -66,14 +74,26 @@ impl FieldPath {
         let key = escaped.replace("~1", "/").replace("~0", "~");
         let path = Self { map, key };
         // What reads back differently was not escaped as a pointer is.
-        let plain = !path.key.chars().any(|c| c.is_whitespace() || c.is_control());
-        (plain && !path.key.is_empty() && path.key.len() <= KEY_LIMIT && path.to_string() == pointer).then_some(path)
+        let plain = !path
+            .key
+            .chars()
+            .any(|c| c.is_whitespace() || c.is_control());
+        (plain
+            && !path.key.is_empty()
+            && path.key.len() <= KEY_LIMIT
+            && path.to_string() == pointer)
+            .then_some(path)
     }
 }
 
 impl fmt::Display for FieldPath {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}/{}", self.map.pointer(), self.key.replace('~', "~0").replace('/', "~1"))
+        write!(
+            out,
+            "{}/{}",
+            self.map.pointer(),
+            self.key.replace('~', "~0").replace('/', "~1")
+        )
     }
 }
 
@@ -97,12 +117,25 @@ mod tests {
 
     #[test]
     fn only_pointers_to_one_key_of_a_known_map_are_read() {
-        for good in ["/data/a", "/binaryData/x.bin", "/metadata/labels/a~1b", "/metadata/annotations/example.com~1x"] {
+        for good in [
+            "/data/a",
+            "/binaryData/x.bin",
+            "/metadata/labels/a~1b",
+            "/metadata/annotations/example.com~1x",
+        ] {
             assert_eq!(FieldPath::parse(good).unwrap().to_string(), good);
         }
-        for bad in
-            ["", "/data", "/data/", "data/a", "/data/a/b", "/metadata/name", "/type", "/metadata/labels/a~2b", "/"]
-        {
+        for bad in [
+            "",
+            "/data",
+            "/data/",
+            "data/a",
+            "/data/a/b",
+            "/metadata/name",
+            "/type",
+            "/metadata/labels/a~2b",
+            "/",
+        ] {
             assert_eq!(FieldPath::parse(bad), None, "{bad}");
         }
     }

@@ -2,8 +2,8 @@
 use bytes::Bytes;
 
 use super::{
-    AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, PreviewRequest, PreviewResult, ProofKey, Reason,
-    Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, PreviewRequest, PreviewResult,
+    ProofKey, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.

@@ -44,12 +44,19 @@ pub struct Allowance {
 
 impl Allowance {
     /// All that can be granted.
-    pub const WHOLE: Self =
-        Self { overwrite: true, create_namespaces: true, adopt: true, max_copies: None, max_bytes: None };
+    pub const WHOLE: Self = Self {
+        overwrite: true,
+        create_namespaces: true,
+        adopt: true,
+        max_copies: None,
+        max_bytes: None,
+    };
 
     /// What both allow together: the higher limit holds.
     fn and(self, grant: &Grant) -> Self {
-        let higher = |one: Option<u64>, other: Option<u64>| one.zip(other).map(|(one, other)| one.max(other));
+        let higher = |one: Option<u64>, other: Option<u64>| {
+            one.zip(other).map(|(one, other)| one.max(other))
+        };
         Self {
             overwrite: self.overwrite || grant.overwrite,
             create_namespaces: self.create_namespaces || grant.create_namespaces,
@@ -73,20 +80,31 @@ impl Grant {
     }
 
     /// Whether it takes in a namespace. Without `labels` the namespace does not exist, and only its name can be granted.
-    pub fn includes(&self, name: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
-        self.namespaces.as_ref().is_none_or(|choice| choice.takes(name, labels, runnel_namespace))
+    pub fn includes(
+        &self,
+        name: &str,
+        labels: Option<&BTreeMap<String, String>>,
+        runnel_namespace: &str,
+    ) -> bool {
+        self.namespaces
+            .as_ref()
+            .is_none_or(|choice| choice.takes(name, labels, runnel_namespace))
     }
 
     /// Whether the labels of namespaces matter to it.
     pub fn has_selector(&self) -> bool {
-        self.namespaces.as_ref().is_some_and(|choice| choice.selector.is_some())
+        self.namespaces
+            .as_ref()
+            .is_some_and(|choice| choice.selector.is_some())
     }
 }
 
 impl Terms {
     /// Whether any copy of a kind is granted at all.
     pub fn grants_kind(&self, resource: &str) -> bool {
-        self.grants.as_ref().is_none_or(|grants| grants.iter().any(|grant| grant.is_of_kind(resource)))
+        self.grants
+            .as_ref()
+            .is_none_or(|grants| grants.iter().any(|grant| grant.is_of_kind(resource)))
     }
 
     /// What is granted for copies of a kind in a namespace; `None`: no copy may be there. Without `labels` the namespace
@@ -98,12 +116,26 @@ impl Terms {
         labels: Option<&BTreeMap<String, String>>,
         runnel_namespace: &str,
     ) -> Option<Allowance> {
-        let Some(grants) = &self.grants else { return Some(Allowance::WHOLE) };
-        let fits = |grant: &&Grant| grant.is_of_kind(resource) && grant.includes(namespace, labels, runnel_namespace);
-        grants.iter().filter(fits).fold(None, |sum: Option<Allowance>, grant| {
-            let (max_copies, max_bytes) = (Some(0), Some(0));
-            Some(sum.unwrap_or(Allowance { max_copies, max_bytes, ..Allowance::default() }).and(grant))
-        })
+        let Some(grants) = &self.grants else {
+            return Some(Allowance::WHOLE);
+        };
+        let fits = |grant: &&Grant| {
+            grant.is_of_kind(resource) && grant.includes(namespace, labels, runnel_namespace)
+        };
+        grants
+            .iter()
+            .filter(fits)
+            .fold(None, |sum: Option<Allowance>, grant| {
+                let (max_copies, max_bytes) = (Some(0), Some(0));
+                Some(
+                    sum.unwrap_or(Allowance {
+                        max_copies,
+                        max_bytes,
+                        ..Allowance::default()
+                    })
+                    .and(grant),
+                )
+            })
     }
 }
 
@@ -113,13 +145,24 @@ mod tests {
     use crate::model::{Operator, Pattern, Requirement, Selector};
 
     fn terms(grants: Option<Vec<Grant>>) -> Terms {
-        Terms { create_namespaces: true, grants, ..Terms::default() }
+        Terms {
+            create_namespaces: true,
+            grants,
+            ..Terms::default()
+        }
     }
 
     fn grant(resource: &str, names: &[&str]) -> Grant {
         let names = names.iter().map(|name| Pattern::new(*name)).collect();
-        let namespaces = Some(NamespaceChoice { names, ..NamespaceChoice::default() });
-        Grant { resources: vec![resource.to_owned()], namespaces, ..Grant::default() }
+        let namespaces = Some(NamespaceChoice {
+            names,
+            ..NamespaceChoice::default()
+        });
+        Grant {
+            resources: vec![resource.to_owned()],
+            namespaces,
+            ..Grant::default()
+        }
     }
 
     #[test]
@@ -129,10 +172,22 @@ mod tests {
         };
         let all = terms(None);
         assert_eq!(own("secrets", "kube-system", &all), Some(Allowance::WHOLE));
-        let creates = Grant { create_namespaces: true, ..grant("configmaps", &["b"]) };
+        let creates = Grant {
+            create_namespaces: true,
+            ..grant("configmaps", &["b"])
+        };
         let some = terms(Some(vec![grant("configmaps", &["team-*", "b"]), creates]));
-        assert_eq!(own("configmaps", "team-a", &some), Some(Allowance::default()));
-        assert_eq!(own("configmaps", "b", &some), Some(Allowance { create_namespaces: true, ..Allowance::default() }));
+        assert_eq!(
+            own("configmaps", "team-a", &some),
+            Some(Allowance::default())
+        );
+        assert_eq!(
+            own("configmaps", "b", &some),
+            Some(Allowance {
+                create_namespaces: true,
+                ..Allowance::default()
+            })
+        );
         assert_eq!(own("configmaps", "c", &some), None);
         assert_eq!(own("secrets", "b", &some), None);
         assert!(some.grants_kind("configmaps") && !some.grants_kind("secrets"));
@@ -141,25 +196,47 @@ mod tests {
 
     #[test]
     fn higher_limit_of_two_grants_holds() {
-        let limit = |max_copies, max_bytes| Grant { max_copies, max_bytes, ..grant("secrets", &["a"]) };
+        let limit = |max_copies, max_bytes| Grant {
+            max_copies,
+            max_bytes,
+            ..grant("secrets", &["a"])
+        };
         let limits = |grants: Vec<Grant>| {
-            let allowance = terms(Some(grants)).allowance("secrets", "a", None, "r").unwrap();
+            let allowance = terms(Some(grants))
+                .allowance("secrets", "a", None, "r")
+                .unwrap();
             (allowance.max_copies, allowance.max_bytes)
         };
         assert_eq!(limits(vec![limit(Some(3), None)]), (Some(3), None));
-        assert_eq!(limits(vec![limit(Some(3), Some(9)), limit(Some(5), Some(7))]), (Some(5), Some(9)));
-        assert_eq!(limits(vec![limit(Some(3), Some(9)), limit(None, Some(7))]), (None, Some(9)));
+        assert_eq!(
+            limits(vec![limit(Some(3), Some(9)), limit(Some(5), Some(7))]),
+            (Some(5), Some(9))
+        );
+        assert_eq!(
+            limits(vec![limit(Some(3), Some(9)), limit(None, Some(7))]),
+            (None, Some(9))
+        );
     }
 
     #[test]
     fn a_namespace_that_does_not_exist_is_granted_by_name_only() {
-        let not_prod = Requirement { key: "env".into(), operator: Operator::NotIn, values: vec!["prod".into()] };
+        let not_prod = Requirement {
+            key: "env".into(),
+            operator: Operator::NotIn,
+            values: vec!["prod".into()],
+        };
         let choice = NamespaceChoice {
-            selector: Some(Selector { requirements: vec![not_prod] }),
+            selector: Some(Selector {
+                requirements: vec![not_prod],
+            }),
             names: vec![Pattern::new("x-*")],
             ..NamespaceChoice::default()
         };
-        let grant = Grant { resources: vec!["secrets".into()], namespaces: Some(choice), ..Grant::default() };
+        let grant = Grant {
+            resources: vec!["secrets".into()],
+            namespaces: Some(choice),
+            ..Grant::default()
+        };
         assert!(grant.includes("x-1", None, "r") && !grant.includes("y", None, "r"));
         assert!(grant.includes("y", Some(&BTreeMap::new()), "r") && grant.has_selector());
     }

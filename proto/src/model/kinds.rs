@@ -39,7 +39,11 @@ pub const KINDS: &[Kind] = &[
         exact_maps: &["binaryData", "data"],
         sensitive: false,
         refused_types: &[],
-        refused_names: &["kube-root-ca.crt", "openshift-service-ca.crt", "istio-ca-root-cert"],
+        refused_names: &[
+            "kube-root-ca.crt",
+            "openshift-service-ca.crt",
+            "istio-ca-root-cert",
+        ],
         api_version: "v1",
     },
     Kind {
@@ -51,7 +55,11 @@ pub const KINDS: &[Kind] = &[
         fields: &["data", "immutable", "type"],
         exact_maps: &["data"],
         sensitive: true,
-        refused_types: &["kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token", "helm.sh/release*"],
+        refused_types: &[
+            "kubernetes.io/service-account-token",
+            "bootstrap.kubernetes.io/token",
+            "helm.sh/release*",
+        ],
         refused_names: &[],
         api_version: "v1",
     },
@@ -65,11 +73,15 @@ impl Kind {
 
     /// Whether objects of this `type` (absent for kinds without one) must never be distributed.
     pub fn refuses_type(&self, object_type: Option<&str>) -> bool {
-        let Some(object_type) = object_type else { return false };
-        self.refused_types.iter().any(|refused| match refused.strip_suffix('*') {
-            Some(prefix) => object_type.starts_with(prefix),
-            None => object_type == *refused,
-        })
+        let Some(object_type) = object_type else {
+            return false;
+        };
+        self.refused_types
+            .iter()
+            .any(|refused| match refused.strip_suffix('*') {
+                Some(prefix) => object_type.starts_with(prefix),
+                None => object_type == *refused,
+            })
     }
 
     /// Whether an object of this name must never be distributed.
@@ -85,10 +97,18 @@ mod tests {
     #[test]
     fn secret_types_that_are_credentials_are_refused() {
         let secret = Kind::by_resource("secrets").unwrap();
-        for refused in ["kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token", "helm.sh/release.v1"] {
+        for refused in [
+            "kubernetes.io/service-account-token",
+            "bootstrap.kubernetes.io/token",
+            "helm.sh/release.v1",
+        ] {
             assert!(secret.refuses_type(Some(refused)), "{refused}");
         }
-        for taken in ["Opaque", "kubernetes.io/tls", "kubernetes.io/service-account-tokens"] {
+        for taken in [
+            "Opaque",
+            "kubernetes.io/tls",
+            "kubernetes.io/service-account-tokens",
+        ] {
             assert!(!secret.refuses_type(Some(taken)), "{taken}");
         }
         assert!(!secret.refuses_type(None));
@@ -97,7 +117,11 @@ mod tests {
     #[test]
     fn exact_maps_are_fields() {
         for kind in KINDS {
-            assert!(kind.exact_maps.iter().all(|map| kind.fields.contains(map)), "{}", kind.kind);
+            assert!(
+                kind.exact_maps.iter().all(|map| kind.fields.contains(map)),
+                "{}",
+                kind.kind
+            );
         }
     }
 }

@@ -18,25 +18,29 @@ pub use content::{Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revis
 pub use digest::SetDigest;
 pub use fields::{FieldMap, FieldPath};
 pub use frames::{
-    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, Hello, HubFrame, Intent, LostWatch, NAMESPACES, Refusal,
-    RuleDelta, SnapshotBegin, SnapshotEnd, Tombstone,
+    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, Hello, HubFrame, Intent, LostWatch,
+    NAMESPACES, Refusal, RuleDelta, SnapshotBegin, SnapshotEnd, Tombstone,
 };
 pub use grants::{Allowance, Grant};
-pub use inspect::{CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject};
+pub use inspect::{
+    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject,
+};
 pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
 pub use preview::{
-    DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey, PREVIEW_LIMIT,
-    PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult, PreviewedCopy, short_value,
+    DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit,
+    FieldsKey, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult,
+    PreviewedCopy, short_value,
 };
 pub use proof::{ContentDigest, Proof, ProofKey, Shown, is_mark};
 pub use report::{
-    Asked, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes, Reason, RuleState,
+    Asked, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes,
+    Reason, RuleState,
 };
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use terms::{
-    AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, NamespaceChoice, Terms,
-    TermsDigest, is_closed_namespace,
+    AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy,
+    NamespaceChoice, Terms, TermsDigest, is_closed_namespace,
 };
 pub use text::{is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text};
 

@@ -96,18 +96,29 @@ pub struct SourceRef {
 impl SourceRef {
     /// An object's reference.
     pub fn new(resource: &str, namespace: &str, name: &str) -> Self {
-        Self { resource: resource.into(), namespace: namespace.into(), name: name.into(), renamed: None }
+        Self {
+            resource: resource.into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            renamed: None,
+        }
     }
 
     /// The intent of this source whose copies have this name.
     pub fn as_copy(&self, name: &str) -> Self {
         let renamed = (name != &*self.name).then(|| name.into());
-        Self { renamed, ..self.plain() }
+        Self {
+            renamed,
+            ..self.plain()
+        }
     }
 
     /// The object itself, whatever its copies are called.
     pub fn plain(&self) -> Self {
-        Self { renamed: None, ..self.clone() }
+        Self {
+            renamed: None,
+            ..self.clone()
+        }
     }
 
     /// The name of the copies.
@@ -123,7 +134,11 @@ impl SourceRef {
     /// Whether its copies are called by their content as well: `NAME-DIGEST`, with [`VERSION_DIGITS`] of a digest. Means
     /// something only where the rule's terms keep versions.
     pub fn is_version(&self) -> bool {
-        let digest = self.renamed.as_ref().and_then(|name| name.rsplit_once('-')).map(|(_, digest)| digest);
+        let digest = self
+            .renamed
+            .as_ref()
+            .and_then(|name| name.rsplit_once('-'))
+            .map(|(_, digest)| digest);
         let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         digest.is_some_and(|digest| digest.len() == VERSION_DIGITS && digest.bytes().all(hex))
     }
@@ -131,14 +146,22 @@ impl SourceRef {
     /// The copy of this intent in a namespace.
     pub fn copy_in(&self, namespace: &Arc<str>) -> Self {
         let name = self.copy_name().clone();
-        Self { resource: self.resource.clone(), namespace: namespace.clone(), name, renamed: None }
+        Self {
+            resource: self.resource.clone(),
+            namespace: namespace.clone(),
+            name,
+            renamed: None,
+        }
     }
 
     /// Reads what [`fmt::Display`] wrote of a plain object; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('/');
         let (resource, namespace, name) = (parts.next()?, parts.next()?, parts.next()?);
-        let whole = parts.next().is_none() && [resource, namespace, name].iter().all(|part| !part.is_empty());
+        let whole = parts.next().is_none()
+            && [resource, namespace, name]
+                .iter()
+                .all(|part| !part.is_empty());
         whole.then(|| Self::new(resource, namespace, name))
     }
 }
@@ -147,7 +170,9 @@ impl fmt::Display for SourceRef {
     /// `resource/namespace/name`, and ` as copy-name` where that is another one.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}/{}/{}", self.resource, self.namespace, self.name)?;
-        self.renamed.as_ref().map_or(Ok(()), |name| write!(out, " as {name}"))
+        self.renamed
+            .as_ref()
+            .map_or(Ok(()), |name| write!(out, " as {name}"))
     }
 }
 
@@ -163,8 +188,14 @@ mod tests {
         assert_eq!(source.as_copy("settings"), source);
         let renamed = source.as_copy("settings-eu");
         assert_ne!(renamed, source);
-        assert_eq!((renamed.plain(), &**renamed.copy_name()), (source.clone(), "settings-eu"));
-        assert_eq!(renamed.copy_in(&"b".into()), SourceRef::new("configmaps", "b", "settings-eu"));
+        assert_eq!(
+            (renamed.plain(), &**renamed.copy_name()),
+            (source.clone(), "settings-eu")
+        );
+        assert_eq!(
+            renamed.copy_in(&"b".into()),
+            SourceRef::new("configmaps", "b", "settings-eu")
+        );
         assert_eq!(renamed.as_copy("settings"), source);
         for bad in ["", "a/b", "a/b/c/d", "a//c", "/b/c"] {
             assert_eq!(SourceRef::parse(bad), None, "{bad:?}");

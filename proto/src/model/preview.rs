@@ -6,8 +6,8 @@ use ring::hmac;
 use serde_json::Value;
 
 use super::{
-    Content, DeletionPolicy, FieldMap, FieldPath, Intent, Kind, Reason, RuleUid, SourceRef, Terms, TermsDigest,
-    Tombstone, is_mark,
+    Content, DeletionPolicy, FieldMap, FieldPath, Intent, Kind, Reason, RuleUid, SourceRef, Terms,
+    TermsDigest, Tombstone, is_mark,
 };
 
 /// The most copies of which one answer speaks, and the most intents of one question.
@@ -93,11 +93,23 @@ impl FieldsKey {
         for path in ignored {
             content.take_out(path);
         }
-        let is_empty = |value: &Value| value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty);
-        let fields: BTreeMap<_, _> = content.fields.into_iter().filter(|(_, value)| !is_empty(value)).collect();
-        let canonical = Content { fields, ..Content::default() }.to_bytes();
+        let is_empty = |value: &Value| {
+            value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
+        };
+        let fields: BTreeMap<_, _> = content
+            .fields
+            .into_iter()
+            .filter(|(_, value)| !is_empty(value))
+            .collect();
+        let canonical = Content {
+            fields,
+            ..Content::default()
+        }
+        .to_bytes();
         let mut name = [0; 32];
-        name.copy_from_slice(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0), &canonical).as_ref());
+        name.copy_from_slice(
+            hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0), &canonical).as_ref(),
+        );
         name
     }
 
@@ -115,18 +127,26 @@ impl FieldsKey {
             all.insert(path, digest);
         };
         for (field, value) in &content.fields {
-            let map = [FieldMap::BinaryData, FieldMap::Data].into_iter().find(|map| map.field() == Some(field));
+            let map = [FieldMap::BinaryData, FieldMap::Data]
+                .into_iter()
+                .find(|map| map.field() == Some(field));
             match map.filter(|_| kind.exact_maps.contains(&field.as_str())) {
                 Some(map) => {
                     for (key, value) in value.as_object().into_iter().flatten() {
-                        add(FieldPath::new(map, key.as_str()).to_string(), value.as_str().unwrap_or_default());
+                        add(
+                            FieldPath::new(map, key.as_str()).to_string(),
+                            value.as_str().unwrap_or_default(),
+                        );
                     }
                 }
                 None if value.is_null() => {}
                 None => add(format!("/{field}"), &value.to_string()),
             }
         }
-        for (map, pairs) in [(FieldMap::Labels, &content.labels), (FieldMap::Annotations, &content.annotations)] {
+        for (map, pairs) in [
+            (FieldMap::Labels, &content.labels),
+            (FieldMap::Annotations, &content.annotations),
+        ] {
             for (key, value) in pairs.iter().filter(|(key, _)| !is_mark(key)) {
                 add(FieldPath::new(map, key.as_str()).to_string(), value);
             }
@@ -262,7 +282,10 @@ mod tests {
     use serde_json::json;
 
     fn content(data: Value) -> Content {
-        Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() }
+        Content {
+            fields: BTreeMap::from([("data".to_owned(), data)]),
+            ..Content::default()
+        }
     }
 
     #[test]
@@ -270,22 +293,46 @@ mod tests {
         let key = FieldsKey([1; 32]);
         let kind = Kind::by_resource("configmaps").unwrap();
         let labels = BTreeMap::from([("team".to_owned(), "x".to_owned())]);
-        let of = |data: Value| key.digests(kind, &Content { labels: labels.clone(), ..content(data) });
-        let (one, two) = (of(json!({"a": "1", "b/c": "2"})), of(json!({"a": "1", "b/c": "3"})));
-        assert_eq!(one.keys().collect::<Vec<_>>(), ["/data/a", "/data/b~1c", "/metadata/labels/team"]);
+        let of = |data: Value| {
+            key.digests(
+                kind,
+                &Content {
+                    labels: labels.clone(),
+                    ..content(data)
+                },
+            )
+        };
+        let (one, two) = (
+            of(json!({"a": "1", "b/c": "2"})),
+            of(json!({"a": "1", "b/c": "3"})),
+        );
+        assert_eq!(
+            one.keys().collect::<Vec<_>>(),
+            ["/data/a", "/data/b~1c", "/metadata/labels/team"]
+        );
         assert!(one["/data/a"] == two["/data/a"] && one["/data/b~1c"] != two["/data/b~1c"]);
-        assert_ne!(one["/data/a"], FieldsKey([2; 32]).digests(kind, &content(json!({"a": "1"})))["/data/a"]);
+        assert_ne!(
+            one["/data/a"],
+            FieldsKey([2; 32]).digests(kind, &content(json!({"a": "1"})))["/data/a"]
+        );
     }
 
     #[test]
     fn diff_lists_paths_up_to_its_limit_and_counts_the_others() {
         let mut diff = FieldDiff::default();
         for number in 0..DIFF_LIMIT + 3 {
-            diff.push(FieldChange { path: format!("/data/{number}"), edit: FieldEdit::Add, old: None });
+            diff.push(FieldChange {
+                path: format!("/data/{number}"),
+                edit: FieldEdit::Add,
+                old: None,
+            });
         }
         assert_eq!((diff.changes.len(), diff.more), (DIFF_LIMIT, 3));
         let quoted = short_value(&"a\n".repeat(30));
-        assert!(quoted.ends_with("\"...") && !quoted.contains('\n') && quoted.len() <= 46, "{quoted}");
+        assert!(
+            quoted.ends_with("\"...") && !quoted.contains('\n') && quoted.len() <= 46,
+            "{quoted}"
+        );
         assert_eq!(short_value("x"), "\"x\"");
     }
 
@@ -298,7 +345,13 @@ mod tests {
         assert_ne!(name, other.name(content(json!({"a": "1"})), &none));
         assert_ne!(name, key.name(content(json!({"a": "2"})), &none));
         let ignored = BTreeSet::from([FieldPath::new(FieldMap::Data, "a")]);
-        assert_eq!(key.name(content(json!({"a": "1"})), &ignored), key.name(content(json!({"a": "2"})), &ignored));
-        assert_eq!(key.name(content(json!({"a": "1"})), &ignored), key.name(Content::default(), &none));
+        assert_eq!(
+            key.name(content(json!({"a": "1"})), &ignored),
+            key.name(content(json!({"a": "2"})), &ignored)
+        );
+        assert_eq!(
+            key.name(content(json!({"a": "1"})), &ignored),
+            key.name(Content::default(), &none)
+        );
     }
 }

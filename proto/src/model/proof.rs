@@ -14,7 +14,8 @@ use ring::{digest, hmac};
 use serde_json::Value;
 
 use super::{
-    Content, FieldMap, FieldPath, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, Revision, RuleUid, SetDigest, SourceRef,
+    Content, FieldMap, FieldPath, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, Revision, RuleUid,
+    SetDigest, SourceRef,
 };
 
 /// The version of the form that is digested.
@@ -30,21 +31,32 @@ impl ContentDigest {
     /// Digests content without these fields: the labels and annotations of it, every key of its maps, its other fields.
     /// Runnel's own marks are not part of it, nor are maps without keys.
     pub fn of(content: &Content, ignored: &BTreeSet<FieldPath>) -> Self {
-        let counts = |map, key: &str| ignored.is_empty() || !ignored.contains(&FieldPath::new(map, key));
+        let counts =
+            |map, key: &str| ignored.is_empty() || !ignored.contains(&FieldPath::new(map, key));
         let mut sum = Sum(digest::Context::new(&digest::SHA256));
         sum.0.update(CONTENT_FORMAT);
-        for (map, pairs) in [(FieldMap::Labels, &content.labels), (FieldMap::Annotations, &content.annotations)] {
-            for (key, value) in pairs.iter().filter(|(key, _)| !is_mark(key) && counts(map, key)) {
+        for (map, pairs) in [
+            (FieldMap::Labels, &content.labels),
+            (FieldMap::Annotations, &content.annotations),
+        ] {
+            for (key, value) in pairs
+                .iter()
+                .filter(|(key, _)| !is_mark(key) && counts(map, key))
+            {
                 sum.entry(map.pointer(), key, value);
             }
         }
         for (field, value) in &content.fields {
-            let map = [FieldMap::Data, FieldMap::BinaryData].into_iter().find(|map| map.field() == Some(field));
+            let map = [FieldMap::Data, FieldMap::BinaryData]
+                .into_iter()
+                .find(|map| map.field() == Some(field));
             match value {
                 Value::Null => {}
                 Value::Object(keys) => {
                     let sorted: BTreeMap<_, _> = keys.iter().collect();
-                    let counted = sorted.into_iter().filter(|(key, _)| map.is_none_or(|map| counts(map, key)));
+                    let counted = sorted
+                        .into_iter()
+                        .filter(|(key, _)| map.is_none_or(|map| counts(map, key)));
                     counted.for_each(|(key, value)| sum.value(field, key, value));
                 }
                 value => sum.value(field, "", value),
@@ -170,8 +182,17 @@ mod tests {
 
     fn content(labels: &[(&str, &str)], fields: Value) -> Content {
         let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
-        let fields = fields.as_object().unwrap().iter().map(|(field, value)| (field.clone(), value.clone())).collect();
-        Content { labels: labels.iter().map(pair).collect(), annotations: BTreeMap::new(), fields }
+        let fields = fields
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(field, value)| (field.clone(), value.clone()))
+            .collect();
+        Content {
+            labels: labels.iter().map(pair).collect(),
+            annotations: BTreeMap::new(),
+            fields,
+        }
     }
 
     fn digest(content: &Content) -> ContentDigest {
@@ -180,33 +201,66 @@ mod tests {
 
     #[test]
     fn everything_that_is_distributed_counts_and_nothing_else() {
-        let right = content(&[("team", "a")], json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"}));
+        let right = content(
+            &[("team", "a")],
+            json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"}),
+        );
         let others = [
-            content(&[("team", "b")], json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"})),
+            content(
+                &[("team", "b")],
+                json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"}),
+            ),
             content(&[], json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"})),
-            content(&[("team", "a")], json!({"data": {"a": "1", "b": "3"}, "type": "Opaque"})),
-            content(&[("team", "a")], json!({"data": {"a": "1", "b": "2", "c": ""}, "type": "Opaque"})),
-            content(&[("team", "a")], json!({"data": {"a": "1b", "": "2"}, "type": "Opaque"})),
-            content(&[("team", "a")], json!({"binaryData": {"a": "1", "b": "2"}, "type": "Opaque"})),
-            content(&[("team", "a")], json!({"data": {"a": "1", "b": "2"}, "type": "another"})),
-            content(&[("team", "a")], json!({"data": {"a": "1", "b": "2"}, "type": "Opaque", "immutable": true})),
+            content(
+                &[("team", "a")],
+                json!({"data": {"a": "1", "b": "3"}, "type": "Opaque"}),
+            ),
+            content(
+                &[("team", "a")],
+                json!({"data": {"a": "1", "b": "2", "c": ""}, "type": "Opaque"}),
+            ),
+            content(
+                &[("team", "a")],
+                json!({"data": {"a": "1b", "": "2"}, "type": "Opaque"}),
+            ),
+            content(
+                &[("team", "a")],
+                json!({"binaryData": {"a": "1", "b": "2"}, "type": "Opaque"}),
+            ),
+            content(
+                &[("team", "a")],
+                json!({"data": {"a": "1", "b": "2"}, "type": "another"}),
+            ),
+            content(
+                &[("team", "a")],
+                json!({"data": {"a": "1", "b": "2"}, "type": "Opaque", "immutable": true}),
+            ),
         ];
         for (number, other) in others.iter().enumerate() {
             assert!(digest(other) != digest(&right), "{number}");
         }
         let mut same = content(
-            &[("team", "a"), ("runnel.dev/hub", "h"), ("app.kubernetes.io/managed-by", "runnel")],
+            &[
+                ("team", "a"),
+                ("runnel.dev/hub", "h"),
+                ("app.kubernetes.io/managed-by", "runnel"),
+            ],
             json!({"data": {"b": "2", "a": "1"}, "binaryData": {}, "immutable": null, "type": "Opaque"}),
         );
-        same.annotations.insert("runnel.dev/seal".into(), "s".into());
+        same.annotations
+            .insert("runnel.dev/seal".into(), "s".into());
         assert!(digest(&same) == digest(&right));
     }
 
     #[test]
     fn ignored_fields_do_not_count() {
-        let of = |label: &str, key: &str| content(&[("team", label)], json!({"data": {"a": "1", "b": key}}));
-        let ignored =
-            BTreeSet::from([FieldPath::parse("/data/b").unwrap(), FieldPath::parse("/metadata/labels/team").unwrap()]);
+        let of = |label: &str, key: &str| {
+            content(&[("team", label)], json!({"data": {"a": "1", "b": key}}))
+        };
+        let ignored = BTreeSet::from([
+            FieldPath::parse("/data/b").unwrap(),
+            FieldPath::parse("/metadata/labels/team").unwrap(),
+        ]);
         let all = ContentDigest::of(&of("x", "2"), &ignored);
         assert!(all == ContentDigest::of(&of("y", "3"), &ignored));
         assert!(all == digest(&content(&[], json!({"data": {"a": "1"}}))));
@@ -217,13 +271,24 @@ mod tests {
     fn a_proof_is_of_one_key_one_rule_and_one_sum() {
         let (one, two) = (ProofKey::new([1; 32]), ProofKey::new([2; 32]));
         let (none, mut some) = (Shown::default(), Shown::default());
-        some.insert(&SourceRef::new("configmaps", "a", "b"), digest(&Content::default()));
+        some.insert(
+            &SourceRef::new("configmaps", "a", "b"),
+            digest(&Content::default()),
+        );
         let proof = one.proof(&"r".into(), some);
         assert_eq!(proof, ProofKey::new([1; 32]).proof(&"r".into(), some));
-        for other in [two.proof(&"r".into(), some), one.proof(&"s".into(), some), one.proof(&"r".into(), none)] {
+        for other in [
+            two.proof(&"r".into(), some),
+            one.proof(&"s".into(), some),
+            one.proof(&"r".into(), none),
+        ] {
             assert!(proof != other);
         }
-        assert_eq!(format!("{proof:?} {one:?}"), "Proof ProofKey", "neither is ever shown");
+        assert_eq!(
+            format!("{proof:?} {one:?}"),
+            "Proof ProofKey",
+            "neither is ever shown"
+        );
     }
 
     proptest! {

@@ -84,8 +84,16 @@ impl Counts {
 
     /// The copies about which something is being done.
     pub fn under_way(&self) -> u32 {
-        let settled = [self.applied, self.failed, self.waiting, self.drifted, self.to_create, self.to_update];
-        self.copies.saturating_sub(settled.into_iter().fold(0, u32::saturating_add))
+        let settled = [
+            self.applied,
+            self.failed,
+            self.waiting,
+            self.drifted,
+            self.to_create,
+            self.to_update,
+        ];
+        self.copies
+            .saturating_sub(settled.into_iter().fold(0, u32::saturating_add))
     }
 }
 

@@ -39,7 +39,11 @@ pub struct Selector {
 impl Selector {
     /// Whether these labels meet every requirement; `false` for a selector without requirements.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        !self.requirements.is_empty() && self.requirements.iter().all(|requirement| requirement.matches(labels))
+        !self.requirements.is_empty()
+            && self
+                .requirements
+                .iter()
+                .all(|requirement| requirement.matches(labels))
     }
 }
 
@@ -96,12 +100,21 @@ mod tests {
     use super::*;
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect()
     }
 
     fn selector(key: &str, operator: Operator, values: &[&str]) -> Selector {
         let values = values.iter().map(|v| (*v).to_owned()).collect();
-        Selector { requirements: vec![Requirement { key: key.to_owned(), operator, values }] }
+        Selector {
+            requirements: vec![Requirement {
+                key: key.to_owned(),
+                operator,
+                values,
+            }],
+        }
     }
 
     #[test]
@@ -109,7 +122,11 @@ mod tests {
         let prod = labels(&[("env", "prod")]);
         let none = labels(&[]);
         let cases = [
-            (selector("env", Operator::In, &["prod", "test"]), true, false),
+            (
+                selector("env", Operator::In, &["prod", "test"]),
+                true,
+                false,
+            ),
             (selector("env", Operator::NotIn, &["prod"]), false, true),
             (selector("env", Operator::Exists, &[]), true, false),
             (selector("env", Operator::DoesNotExist, &[]), false, true),
@@ -135,7 +152,11 @@ mod tests {
             ("ca", "ca", true),
             ("ca", "cab", false),
         ] {
-            assert_eq!(Pattern::new(pattern).matches(name), fits, "{pattern} {name}");
+            assert_eq!(
+                Pattern::new(pattern).matches(name),
+                fits,
+                "{pattern} {name}"
+            );
         }
     }
 }

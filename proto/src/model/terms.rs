@@ -28,10 +28,12 @@ const CLOSED_NAMESPACES: [&str; 15] = [
 /// Whether a namespace is one of the system or of a controller: it takes copies only by its very name, and only where the
 /// member's policy names it.
 pub fn is_closed_namespace(name: &str) -> bool {
-    CLOSED_NAMESPACES.iter().any(|closed| match (closed.strip_prefix('*'), closed.strip_suffix('*')) {
-        (Some(end), _) => name.ends_with(end),
-        (None, Some(start)) => name.starts_with(start),
-        (None, None) => name == *closed,
+    CLOSED_NAMESPACES.iter().any(|closed| {
+        match (closed.strip_prefix('*'), closed.strip_suffix('*')) {
+            (Some(end), _) => name.ends_with(end),
+            (None, Some(start)) => name.starts_with(start),
+            (None, None) => name == *closed,
+        }
     })
 }
 
@@ -109,52 +111,98 @@ pub struct NamespaceChoice {
 
 impl NamespaceChoice {
     /// Whether a namespace is a target. `runnel_namespace` is the one that Runnel itself lives in.
-    pub fn includes(&self, name: &str, labels: &BTreeMap<String, String>, runnel_namespace: &str) -> bool {
+    pub fn includes(
+        &self,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+        runnel_namespace: &str,
+    ) -> bool {
         self.takes(name, Some(labels), runnel_namespace)
     }
 
     /// The same of a namespace that may not exist: then it has no `labels`, and only its name counts.
-    pub fn takes(&self, name: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
-        self.takes_unless(is_closed_namespace(name) || name == runnel_namespace, name, labels)
+    pub fn takes(
+        &self,
+        name: &str,
+        labels: Option<&BTreeMap<String, String>>,
+        runnel_namespace: &str,
+    ) -> bool {
+        self.takes_unless(
+            is_closed_namespace(name) || name == runnel_namespace,
+            name,
+            labels,
+        )
     }
 
     /// Whether it means a namespace of the hub, for whose rules something is granted: nothing is written there, so only
     /// the namespaces of Kubernetes and Runnel need their very names.
-    pub fn takes_home(&self, name: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
-        self.takes_unless(name.starts_with("kube-") || name == runnel_namespace, name, labels)
+    pub fn takes_home(
+        &self,
+        name: &str,
+        labels: Option<&BTreeMap<String, String>>,
+        runnel_namespace: &str,
+    ) -> bool {
+        self.takes_unless(
+            name.starts_with("kube-") || name == runnel_namespace,
+            name,
+            labels,
+        )
     }
 
-    fn takes_unless(&self, reserved: bool, name: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
+    fn takes_unless(
+        &self,
+        reserved: bool,
+        name: &str,
+        labels: Option<&BTreeMap<String, String>>,
+    ) -> bool {
         if matches_any(&self.exclude, name) {
             return false;
         }
         if self.literals().any(|literal| literal == name) {
             return true;
         }
-        let by_label = || self.selector.as_ref().zip(labels).is_some_and(|(selector, labels)| selector.matches(labels));
+        let by_label = || {
+            self.selector
+                .as_ref()
+                .zip(labels)
+                .is_some_and(|(selector, labels)| selector.matches(labels))
+        };
         !reserved && (matches_any(&self.names, name) || by_label())
     }
 
     /// The exact names, excluded ones too.
     pub fn literals(&self) -> impl Iterator<Item = &str> {
-        self.names.iter().filter(|pattern| pattern.is_literal()).map(Pattern::as_str)
+        self.names
+            .iter()
+            .filter(|pattern| pattern.is_literal())
+            .map(Pattern::as_str)
     }
 
     /// The exact names that were taken out of `former`, if that is all that became of it.
     pub fn dropped_literals<'a>(&self, former: &'a NamespaceChoice) -> BTreeSet<&'a str> {
         let globs = |choice: &NamespaceChoice| -> Vec<Pattern> {
-            choice.names.iter().filter(|name| !name.is_literal()).cloned().collect()
+            choice
+                .names
+                .iter()
+                .filter(|name| !name.is_literal())
+                .cloned()
+                .collect()
         };
         let rest_stays = (&self.selector, &self.exclude) == (&former.selector, &former.exclude)
             && globs(self) == globs(former)
-            && self.literals().all(|name| former.literals().any(|before| before == name));
-        let dropped = former.literals().filter(|name| rest_stays && self.literals().all(|now| now != *name));
+            && self
+                .literals()
+                .all(|name| former.literals().any(|before| before == name));
+        let dropped = former
+            .literals()
+            .filter(|name| rest_stays && self.literals().all(|now| now != *name));
         dropped.collect()
     }
 
     /// The exact names that are targets whether or not such a namespace exists.
     pub fn wanted_literals(&self) -> impl Iterator<Item = &str> {
-        self.literals().filter(|name| !matches_any(&self.exclude, name))
+        self.literals()
+            .filter(|name| !matches_any(&self.exclude, name))
     }
 }
 
@@ -204,7 +252,11 @@ impl Serialize for RuleName {
 impl<'de> Deserialize<'de> for RuleName {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (kind, namespace, name) = Deserialize::deserialize(deserializer)?;
-        Ok(Self { kind, namespace, name })
+        Ok(Self {
+            kind,
+            namespace,
+            name,
+        })
     }
 }
 
@@ -222,7 +274,12 @@ impl Terms {
     /// Whose turn it is when two rules want one copy, smallest first: cluster-scoped rules, then the older, then
     /// namespace and name.
     pub fn precedence(&self) -> (bool, i64, &str, &str) {
-        (!self.rule.is_cluster_scoped(), self.created_at, &self.rule.namespace, &self.rule.name)
+        (
+            !self.rule.is_cluster_scoped(),
+            self.created_at,
+            &self.rule.namespace,
+            &self.rule.name,
+        )
     }
 }
 
@@ -232,9 +289,14 @@ mod tests {
 
     #[test]
     fn chart_closes_the_same_namespaces() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/charts/runnel-agent/templates/_helpers.tpl");
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../deploy/charts/runnel-agent/templates/_helpers.tpl"
+        );
         let helpers = std::fs::read_to_string(path).unwrap();
-        let (_, definition) = helpers.split_once("{{- define \"runnel-agent.reserved\" -}}\n").unwrap();
+        let (_, definition) = helpers
+            .split_once("{{- define \"runnel-agent.reserved\" -}}\n")
+            .unwrap();
         let (list, _) = definition.split_once("\n{{- end -}}").unwrap();
         let closed: Vec<String> = serde_json::from_str(list).unwrap();
         assert_eq!(closed, CLOSED_NAMESPACES, "{path}");
@@ -243,28 +305,59 @@ mod tests {
 
     #[test]
     fn globs_and_selectors_skip_reserved_namespaces() {
-        let everything = NamespaceChoice { names: vec![Pattern::new("*")], ..NamespaceChoice::default() };
+        let everything = NamespaceChoice {
+            names: vec![Pattern::new("*")],
+            ..NamespaceChoice::default()
+        };
         let none = BTreeMap::new();
         assert!(everything.includes("team-a", &none, "runnel-system"));
         assert!(!everything.includes("kube-system", &none, "runnel-system"));
         assert!(!everything.includes("runnel-system", &none, "runnel-system"));
 
-        for closed in ["istio-system", "openshift", "openshift-etcd", "argocd", "cert-manager", "linkerd-viz", "velero"]
-        {
-            assert!(!everything.includes(closed, &none, "runnel-system"), "{closed}");
-            assert!(everything.takes_home(closed, Some(&none), "runnel-system"), "{closed}");
+        for closed in [
+            "istio-system",
+            "openshift",
+            "openshift-etcd",
+            "argocd",
+            "cert-manager",
+            "linkerd-viz",
+            "velero",
+        ] {
+            assert!(
+                !everything.includes(closed, &none, "runnel-system"),
+                "{closed}"
+            );
+            assert!(
+                everything.takes_home(closed, Some(&none), "runnel-system"),
+                "{closed}"
+            );
         }
-        for open in ["systems", "my-openshift", "argo", "cert-manager-test", "system"] {
+        for open in [
+            "systems",
+            "my-openshift",
+            "argo",
+            "cert-manager-test",
+            "system",
+        ] {
             assert!(everything.includes(open, &none, "runnel-system"), "{open}");
         }
 
-        let exact = NamespaceChoice { names: vec![Pattern::new("kube-system")], ..NamespaceChoice::default() };
+        let exact = NamespaceChoice {
+            names: vec![Pattern::new("kube-system")],
+            ..NamespaceChoice::default()
+        };
         assert!(exact.includes("kube-system", &none, "runnel-system"));
 
         let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
-        let team = Requirement { key: "team".into(), operator: Operator::Exists, values: vec![] };
+        let team = Requirement {
+            key: "team".into(),
+            operator: Operator::Exists,
+            values: vec![],
+        };
         let by_label = NamespaceChoice {
-            selector: Some(Selector { requirements: vec![team] }),
+            selector: Some(Selector {
+                requirements: vec![team],
+            }),
             exclude: vec![Pattern::new("*-old")],
             ..NamespaceChoice::default()
         };

@@ -18,7 +18,9 @@ pub fn plain_text(text: &str, limit: usize) -> String {
 
 /// Text for a person over several lines: as [`plain_text`], but it keeps line feeds and has no bound.
 pub fn plain_lines(text: &str) -> String {
-    text.chars().filter_map(|c| if c == '\n' { Some(c) } else { plain_char(c) }).collect()
+    text.chars()
+        .filter_map(|c| if c == '\n' { Some(c) } else { plain_char(c) })
+        .collect()
 }
 
 /// Whether text is as [`plain_text`] leaves it, but for its length.
@@ -87,15 +89,29 @@ mod tests {
             plain_text("a\u{1b}]52;c;eA==\u{7}b\r\n\u{9b}31m", 99),
             "a ]52;c;eA== b    31m".replace("    ", "   ")
         );
-        assert_eq!(plain_text("pay \u{202e}evil\u{2066}\u{200b}\u{feff} now\u{e0041}", 99), "pay evil now");
+        assert_eq!(
+            plain_text("pay \u{202e}evil\u{2066}\u{200b}\u{feff} now\u{e0041}", 99),
+            "pay evil now"
+        );
         assert_eq!(plain_text("zwölf\u{2028}Wörter", 8), "zwölf W");
         assert_eq!(plain_lines("a\u{1b}\nb\u{200d}"), "a \nb");
-        assert!(is_plain_text("größer, 大きい ✓") && !is_plain_text("a\tb") && !is_plain_text("a\u{ad}b"));
+        assert!(
+            is_plain_text("größer, 大きい ✓")
+                && !is_plain_text("a\tb")
+                && !is_plain_text("a\u{ad}b")
+        );
     }
 
     #[test]
     fn names_that_kubernetes_refuses_are_refused() {
-        for good in ["a", "eu-3", "a.b-c.d", "0", "configmaps", "widgets.example.com"] {
+        for good in [
+            "a",
+            "eu-3",
+            "a.b-c.d",
+            "0",
+            "configmaps",
+            "widgets.example.com",
+        ] {
             assert!(is_subdomain(good), "{good}");
         }
         for bad in [
@@ -121,19 +137,30 @@ mod tests {
         ] {
             assert!(!is_subdomain(bad) && !is_label(bad), "{bad}");
         }
-        assert!(is_subdomain(&"a".repeat(253)) && !is_subdomain(&"a".repeat(254)) && !is_label(&"a".repeat(64)));
+        assert!(
+            is_subdomain(&"a".repeat(253))
+                && !is_subdomain(&"a".repeat(254))
+                && !is_label(&"a".repeat(64))
+        );
         assert!(is_uid("5b3c-42_a.b") && !is_uid("") && !is_uid("a;b") && !is_uid("a b"));
         assert!(is_word("*-prod") && !is_word("a b") && !is_word("ä") && !is_word(""));
     }
 
     /// Names of objects that Kubernetes takes.
     fn legal() -> impl Strategy<Value = String> {
-        proptest::collection::vec("[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", 1..5).prop_map(|parts| parts.join("."))
+        proptest::collection::vec("[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", 1..5)
+            .prop_map(|parts| parts.join("."))
     }
 
     /// Legal names with up to two characters that mean something in a path or in a log.
     fn damaged() -> impl Strategy<Value = String> {
-        let spoiled = proptest::collection::vec(("[/%?#\\\\.:~ \0\n\u{202e}A_-]", any::<prop::sample::Index>()), 0..3);
+        let spoiled = proptest::collection::vec(
+            (
+                "[/%?#\\\\.:~ \0\n\u{202e}A_-]",
+                any::<prop::sample::Index>(),
+            ),
+            0..3,
+        );
         (legal(), spoiled).prop_map(|(mut name, spoiled)| {
             for (text, at) in spoiled {
                 let places: Vec<usize> = name.char_indices().map(|(place, _)| place).collect();

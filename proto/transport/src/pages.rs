@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 
 use futures::io::{AsyncRead, AsyncReadExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 
 /// A page that is larger is asked for again with fewer objects.
 pub const PAGE_BYTES: usize = 8 * 1024 * 1024;
@@ -29,7 +31,10 @@ pub struct PageSize {
 
 impl Default for PageSize {
     fn default() -> Self {
-        Self { limit: FIRST, most: MOST }
+        Self {
+            limit: FIRST,
+            most: MOST,
+        }
     }
 }
 
@@ -41,7 +46,11 @@ impl PageSize {
 
     /// The most bytes that the answer may have.
     pub fn bytes(&self) -> usize {
-        if self.limit == 1 { OBJECT_BYTES } else { PAGE_BYTES }
+        if self.limit == 1 {
+            OBJECT_BYTES
+        } else {
+            PAGE_BYTES
+        }
     }
 
     /// A page was larger than it may be. Returns whether it can be asked for with fewer objects.
@@ -94,9 +103,16 @@ pub async fn read_page(body: impl AsyncRead, limit: usize) -> io::Result<Option<
 ///
 /// # Errors
 /// Where it is no list of such objects. The text may quote an object.
-pub fn parse_page<T: DeserializeOwned>(bytes: &[u8], each: impl FnMut(T)) -> Result<ListMeta, serde_json::Error> {
+pub fn parse_page<T: DeserializeOwned>(
+    bytes: &[u8],
+    each: impl FnMut(T),
+) -> Result<ListMeta, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    List { each, object: PhantomData }.deserialize(&mut reader)
+    List {
+        each,
+        object: PhantomData,
+    }
+    .deserialize(&mut reader)
 }
 
 struct List<T, F> {
@@ -124,7 +140,10 @@ impl<'de, T: DeserializeOwned, F: FnMut(T)> Visitor<'de> for List<T, F> {
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "metadata" => metadata = map.next_value()?,
-                "items" => map.next_value_seed(Items { each: &mut self.each, object: PhantomData })?,
+                "items" => map.next_value_seed(Items {
+                    each: &mut self.each,
+                    object: PhantomData,
+                })?,
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
@@ -213,7 +232,11 @@ mod tests {
     }
 
     impl AsyncRead for Trickle {
-        fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            room: &mut [u8],
+        ) -> Poll<io::Result<usize>> {
             self.most_room = self.most_room.max(room.len());
             self.is_due = !self.is_due;
             if !self.is_due {
@@ -229,10 +252,17 @@ mod tests {
     #[tokio::test]
     async fn page_is_read_piece_by_piece_up_to_its_limit() {
         for (limit, whole) in [(5_000_000, true), (4_999_999, false)] {
-            let mut body = Trickle { pieces: 5_000, is_due: false, most_room: 0 };
+            let mut body = Trickle {
+                pieces: 5_000,
+                is_due: false,
+                most_room: 0,
+            };
             let page = read_page(&mut body, limit).await.unwrap();
             assert_eq!(page.map(|bytes| bytes.len()), whole.then_some(5_000_000));
-            assert!(body.most_room <= BUFFER_BYTES, "what is cleared before a read must not grow with what was read");
+            assert!(
+                body.most_room <= BUFFER_BYTES,
+                "what is cleared before a read must not grow with what was read"
+            );
         }
     }
 
@@ -241,13 +271,25 @@ mod tests {
         let list = json!({"kind": "SecretList", "items": [{"a": 1}, {"b": 2}],
             "metadata": {"resourceVersion": "7", "continue": "next"}, "apiVersion": "v1"});
         let mut seen = vec![];
-        let metadata = parse_page(list.to_string().as_bytes(), |object: Value| seen.push(object)).ok().unwrap();
+        let metadata = parse_page(list.to_string().as_bytes(), |object: Value| {
+            seen.push(object)
+        })
+        .ok()
+        .unwrap();
         assert_eq!(seen, [json!({"a": 1}), json!({"b": 2})]);
-        assert_eq!((metadata.resource_version.as_deref(), metadata.continue_.as_deref()), (Some("7"), Some("next")));
+        assert_eq!(
+            (
+                metadata.resource_version.as_deref(),
+                metadata.continue_.as_deref()
+            ),
+            (Some("7"), Some("next"))
+        );
         assert!(parse_page(b"404 page not found", |_: Value| {}).is_err());
         assert!(parse_page(br#"{"items": 7}"#, |_: Value| {}).is_err());
-        let empty =
-            parse_page(br#"{"metadata": {"resourceVersion": "7"}, "items": null}"#, |_: Value| panic!("nothing"));
+        let empty = parse_page(
+            br#"{"metadata": {"resourceVersion": "7"}, "items": null}"#,
+            |_: Value| panic!("nothing"),
+        );
         assert_eq!(empty.ok().unwrap().resource_version.as_deref(), Some("7"));
     }
 }

@@ -40,10 +40,14 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Readable<T> {
         }
         let text = <Box<RawValue> as de::Deserialize>::deserialize(deserializer)?;
         let text = text.get();
-        if let Some(object) = serde_json::from_str(text).ok().or_else(|| without_times(text)) {
+        if let Some(object) = serde_json::from_str(text)
+            .ok()
+            .or_else(|| without_times(text))
+        {
             return Ok(Self::Read(Box::new(object)));
         }
-        let unread: Unread = serde_json::from_str(text).map_err(|_| D::Error::custom("an object has no metadata"))?;
+        let unread: Unread = serde_json::from_str(text)
+            .map_err(|_| D::Error::custom("an object has no metadata"))?;
         Ok(Self::Unreadable(Box::new(unread.metadata)))
     }
 }
@@ -51,7 +55,10 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Readable<T> {
 /// The object without the times of its `managedFields`.
 fn without_times<T: DeserializeOwned>(text: &str) -> Option<T> {
     let mut object: Value = serde_json::from_str(text).ok()?;
-    for entry in object.pointer_mut("/metadata/managedFields")?.as_array_mut()? {
+    for entry in object
+        .pointer_mut("/metadata/managedFields")?
+        .as_array_mut()?
+    {
         if let Some(entry) = entry.as_object_mut() {
             entry.remove("time");
         }
@@ -68,8 +75,7 @@ mod tests {
     fn object(time: &str) -> Value {
         let entry = json!({"manager": "m", "operation": "Update", "apiVersion": "v1", "time": time, "fieldsType": "FieldsV1",
             "fieldsV1": {"f:data": {}}});
-        let metadata =
-            json!({"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7", "managedFields": [entry]});
+        let metadata = json!({"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7", "managedFields": [entry]});
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"k": "v"}})
     }
 
@@ -79,11 +85,22 @@ mod tests {
 
     #[test]
     fn object_is_read_without_a_time_that_no_timestamp_holds() {
-        for (time, is_kept) in [("2026-01-01T00:00:00Z", true), ("9999-12-31T23:59:59Z", false)] {
-            assert_eq!(serde_json::from_value::<ConfigMap>(object(time)).is_ok(), is_kept);
-            let Readable::Read(map) = read(&object(time)) else { panic!("{time} is unreadable") };
+        for (time, is_kept) in [
+            ("2026-01-01T00:00:00Z", true),
+            ("9999-12-31T23:59:59Z", false),
+        ] {
+            assert_eq!(
+                serde_json::from_value::<ConfigMap>(object(time)).is_ok(),
+                is_kept
+            );
+            let Readable::Read(map) = read(&object(time)) else {
+                panic!("{time} is unreadable")
+            };
             let fields = map.metadata.managed_fields.unwrap();
-            assert_eq!((fields[0].manager.as_deref(), fields[0].time.is_some()), (Some("m"), is_kept));
+            assert_eq!(
+                (fields[0].manager.as_deref(), fields[0].time.is_some()),
+                (Some("m"), is_kept)
+            );
         }
     }
 
@@ -91,15 +108,30 @@ mod tests {
     fn unreadable_object_keeps_its_identity() {
         let mut broken = object("2026-01-01T00:00:00Z");
         broken["data"] = json!(["secret"]);
-        let Readable::Unreadable(identity) = read(&broken) else { panic!("it is read") };
-        assert_eq!((identity.name.as_deref(), identity.resource_version.as_deref()), (Some("a"), Some("7")));
+        let Readable::Unreadable(identity) = read(&broken) else {
+            panic!("it is read")
+        };
+        assert_eq!(
+            (
+                identity.name.as_deref(),
+                identity.resource_version.as_deref()
+            ),
+            (Some("a"), Some("7"))
+        );
         let mut deep = "1".to_owned();
         for _ in 0..200 {
             deep = format!("{{\"a\":{deep}}}");
         }
-        let text = format!("{{\"metadata\":{{\"name\":\"a\",\"managedFields\":[{{\"fieldsV1\":{deep}}}]}}}}");
-        assert!(matches!(serde_json::from_str(&text), Ok(Readable::<ConfigMap>::Unreadable(_))));
-        let error = serde_json::from_str::<Readable<ConfigMap>>(r#"["value"]"#).unwrap_err().to_string();
+        let text = format!(
+            "{{\"metadata\":{{\"name\":\"a\",\"managedFields\":[{{\"fieldsV1\":{deep}}}]}}}}"
+        );
+        assert!(matches!(
+            serde_json::from_str(&text),
+            Ok(Readable::<ConfigMap>::Unreadable(_))
+        ));
+        let error = serde_json::from_str::<Readable<ConfigMap>>(r#"["value"]"#)
+            .unwrap_err()
+            .to_string();
         assert!(!error.contains("value"), "{error}");
     }
 }

@@ -47,14 +47,20 @@ pub fn revision(number: usize) -> Revision {
 /// The content of this number: 1 KiB of text that hardly shrinks.
 pub fn payload(number: usize) -> Payload {
     let data = json!({"n": noise(number as u64, 1024)});
-    let content = Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() };
+    let content = Content {
+        fields: BTreeMap::from([("data".to_owned(), data)]),
+        ..Content::default()
+    };
     Payload::encode(content.to_bytes())
 }
 
 /// A source's content, as the hub has read it. What is planned does not look into it: it is one for all.
 pub fn body(number: usize) -> SourceState {
     static CONTENT: LazyLock<Payload> = LazyLock::new(|| payload(0));
-    SourceState::Read(Arc::new(SourceContent::new(revision(number), CONTENT.clone())))
+    SourceState::Read(Arc::new(SourceContent::new(
+        revision(number),
+        CONTENT.clone(),
+    )))
 }
 
 /// One after another, edits of the source 7 that a rule of this number selects.
@@ -91,11 +97,22 @@ pub struct Shown {
 
 /// So many sources, clusters and rules; each source is selected by one rule.
 pub fn shown(sources: usize, clusters: usize, rules: usize) -> Shown {
-    let named = |number| (cluster(number), Cluster { uid: format!("c{number}"), accepted: true, ..Cluster::default() });
+    let named = |number| {
+        (
+            cluster(number),
+            Cluster {
+                uid: format!("c{number}"),
+                accepted: true,
+                ..Cluster::default()
+            },
+        )
+    };
     Shown {
         clusters: (0..clusters).map(named).collect(),
         rules: (0..rules).map(rule).collect(),
-        sources: (0..sources).map(|number| (source(number), labels(number % rules), body(number))).collect(),
+        sources: (0..sources)
+            .map(|number| (source(number), labels(number % rules), body(number)))
+            .collect(),
     }
 }
 
@@ -107,7 +124,10 @@ pub fn index(sources: usize, clusters: usize, rules: usize) -> Index {
 /// An index that is shown all this.
 pub fn planned(shown: Shown) -> Index {
     let mut index = Index::new();
-    index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
+    index.set_grants(Some(BTreeMap::from([(
+        "everything".to_owned(),
+        everything(),
+    )])));
     index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
     for (name, cluster) in shown.clusters {
         index.set_cluster(name, cluster);

@@ -65,28 +65,55 @@ pub fn main() -> ExitCode {
 fn run(options: &Options) -> Result<bool> {
     let begin = Instant::now();
     let mut programs = programs::build()?;
-    programs.retain(|program| options.names.is_empty() || options.names.iter().any(|name| program.name.contains(name)));
-    anyhow::ensure!(!programs.is_empty(), "no test program is called like {}", options.names.join(" or "));
-    println!("{} test programs are built after {} s", programs.len(), begin.elapsed().as_secs());
+    programs.retain(|program| {
+        options.names.is_empty() || options.names.iter().any(|name| program.name.contains(name))
+    });
+    anyhow::ensure!(
+        !programs.is_empty(),
+        "no test program is called like {}",
+        options.names.join(" or ")
+    );
+    println!(
+        "{} test programs are built after {} s",
+        programs.len(),
+        begin.elapsed().as_secs()
+    );
 
     let folder = programs::target()?.join("test-all");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mut durations = Durations::read(&fs::read_to_string(folder.join("seconds.json")).unwrap_or_default());
+    let mut durations =
+        Durations::read(&fs::read_to_string(folder.join("seconds.json")).unwrap_or_default());
     durations.sort(&mut programs, |program| &program.name);
     programs.reverse();
 
-    let at_once = options.at_once.map_or_else(|| at_once(cores(), free_memory()), usize::from);
-    let run = Run { of: programs.len(), folder, waiting: Mutex::new(programs), ended: Mutex::default() };
+    let at_once = options
+        .at_once
+        .map_or_else(|| at_once(cores(), free_memory()), usize::from);
+    let run = Run {
+        of: programs.len(),
+        folder,
+        waiting: Mutex::new(programs),
+        ended: Mutex::default(),
+    };
     let failed = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(|| run.work())).collect();
-        workers.into_iter().filter_map(|worker| worker.join().ok()?.err()).next()
+        workers
+            .into_iter()
+            .filter_map(|worker| worker.join().ok()?.err())
+            .next()
     });
     if let Some(error) = failed {
         return Err(error);
     }
     let ended = run.ended.into_inner();
-    durations.note(ended.iter().filter(|one| one.passed).map(|one| (one.name.clone(), one.took.as_secs())));
-    fs::write(run.folder.join("seconds.json"), durations.to_string()).context("cannot write seconds.json")?;
+    durations.note(
+        ended
+            .iter()
+            .filter(|one| one.passed)
+            .map(|one| (one.name.clone(), one.took.as_secs())),
+    );
+    fs::write(run.folder.join("seconds.json"), durations.to_string())
+        .context("cannot write seconds.json")?;
     let documented = !options.names.is_empty() || programs::doc_tests()?;
     Ok(summary(&ended, documented, begin.elapsed()))
 }
@@ -95,18 +122,29 @@ impl Run {
     /// Runs what waits, one program after another.
     fn work(&self) -> Result<()> {
         loop {
-            let Some(program) = self.waiting.lock().pop() else { return Ok(()) };
+            let Some(program) = self.waiting.lock().pop() else {
+                return Ok(());
+            };
             let log = self.folder.join(format!("{}.log", program.file_name()));
             let begin = Instant::now();
             let passed = execute(&program, &log)?;
             let took = begin.elapsed();
             let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
             let mut ended = self.ended.lock();
-            ended.push(Ended { name: program.name.clone(), passed, took });
+            ended.push(Ended {
+                name: program.name.clone(),
+                passed,
+                took,
+            });
             let how = if passed { "passed" } else { "FAILED" };
             let mut out = std::io::stdout().lock();
             let (n, of) = (ended.len(), self.of);
-            writeln!(out, "{text}==> {n}/{of} {} {how} in {} s\n", program.name, took.as_secs())?;
+            writeln!(
+                out,
+                "{text}==> {n}/{of} {} {how} in {} s\n",
+                program.name,
+                took.as_secs()
+            )?;
         }
     }
 }
@@ -116,17 +154,36 @@ fn execute(program: &Program, log: &Path) -> Result<bool> {
     let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     let mut command = Command::new(&program.executable);
     cargo::without_own_package(&mut command);
-    command.current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
-    command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out);
-    let status = command.status().with_context(|| format!("cannot run {}", program.executable.display()))?;
+    command
+        .current_dir(&program.package)
+        .env("CARGO_MANIFEST_DIR", &program.package);
+    command
+        .stdin(Stdio::null())
+        .stderr(out.try_clone()?)
+        .stdout(out);
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {}", program.executable.display()))?;
     Ok(status.success())
 }
 
 fn summary(ended: &[Ended], documented: bool, took: Duration) -> bool {
-    let failed: Vec<_> = ended.iter().filter(|one| !one.passed).map(|one| one.name.as_str()).collect();
-    let documentation = if documented { "" } else { "the doc tests FAILED; " };
+    let failed: Vec<_> = ended
+        .iter()
+        .filter(|one| !one.passed)
+        .map(|one| one.name.as_str())
+        .collect();
+    let documentation = if documented {
+        ""
+    } else {
+        "the doc tests FAILED; "
+    };
     match failed.as_slice() {
-        [] => println!("{documentation}all {} test programs passed in {} s", ended.len(), took.as_secs()),
+        [] => println!(
+            "{documentation}all {} test programs passed in {} s",
+            ended.len(),
+            took.as_secs()
+        ),
         _ => println!(
             "{documentation}{} of {} test programs FAILED in {} s: {}",
             failed.len(),
@@ -145,7 +202,16 @@ fn cores() -> usize {
 /// Memory that is free now, in bytes, where the system says so.
 fn free_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let fields: BTreeMap<_, _> = text.lines().filter_map(|line| line.split_once(':')).collect();
-    let kibibytes = fields.get("MemAvailable")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+    let fields: BTreeMap<_, _> = text
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .collect();
+    let kibibytes = fields
+        .get("MemAvailable")?
+        .trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?;
     Some(kibibytes * 1024)
 }

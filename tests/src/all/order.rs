@@ -8,7 +8,9 @@ const MEMORY: u64 = 4 << 30;
 
 /// How many programs run at a time: one per core, as far as the memory goes.
 pub fn at_once(cores: usize, free_memory: Option<u64>) -> usize {
-    let by_memory = free_memory.map_or(cores, |free| usize::try_from(free / MEMORY).unwrap_or(usize::MAX));
+    let by_memory = free_memory.map_or(cores, |free| {
+        usize::try_from(free / MEMORY).unwrap_or(usize::MAX)
+    });
     cores.min(by_memory).max(1)
 }
 
@@ -32,7 +34,10 @@ impl Durations {
     pub fn sort<T>(&self, programs: &mut [T], name: impl Fn(&T) -> &str) {
         programs.sort_by_key(|program| {
             let known = self.0.get(name(program)).copied();
-            (std::cmp::Reverse(known.unwrap_or(u64::MAX)), name(program).to_owned())
+            (
+                std::cmp::Reverse(known.unwrap_or(u64::MAX)),
+                name(program).to_owned(),
+            )
         });
     }
 }

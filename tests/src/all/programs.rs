@@ -33,24 +33,38 @@ struct Metadata {
 
 /// Where cargo builds.
 pub fn target() -> Result<PathBuf> {
-    let output = cargo::command().args(["metadata", "--no-deps", "--format-version", "1"]).output()?;
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cargo metadata says no target folder")?;
+    let output = cargo::command()
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .output()?;
+    let metadata: Metadata =
+        serde_json::from_slice(&output.stdout).context("cargo metadata says no target folder")?;
     Ok(metadata.target_directory)
 }
 
 /// Builds every test program of the workspace; the compiler's words go to standard error.
 pub fn build() -> Result<Vec<Program>> {
     let mut command = cargo::command();
-    command.args(["test", "--workspace", "--no-run"]).args(cargo::NAMES);
-    let output = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
-    ensure!(output.status.success(), "the tests do not build ({})", output.status);
+    command
+        .args(["test", "--workspace", "--no-run"])
+        .args(cargo::NAMES);
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    ensure!(
+        output.status.success(),
+        "the tests do not build ({})",
+        output.status
+    );
     Ok(read(&String::from_utf8_lossy(&output.stdout)))
 }
 
 /// Runs the doc tests, and says whether they passed.
 pub fn doc_tests() -> Result<bool> {
-    let status =
-        cargo::command().args(["test", "--workspace", "--doc", "--quiet"]).status().context("cannot run cargo")?;
+    let status = cargo::command()
+        .args(["test", "--workspace", "--doc", "--quiet"])
+        .status()
+        .context("cannot run cargo")?;
     Ok(status.success())
 }
 
@@ -58,13 +72,28 @@ pub fn doc_tests() -> Result<bool> {
 fn read(messages: &str) -> Vec<Program> {
     let tests = cargo::artifacts(messages).filter(|artifact| artifact.profile.test);
     tests
-        .filter_map(|Artifact { manifest_path, target, executable, .. }| {
-            let package = manifest_path.parent()?.to_owned();
-            let folder = package.file_name()?.to_string_lossy().into_owned();
-            // Library and program of a package may have the same name.
-            let of = if target.kind.iter().any(|kind| kind == "lib") { "lib" } else { target.name.as_str() };
-            Some(Program { name: format!("{folder}/{of}"), executable: executable?, package })
-        })
+        .filter_map(
+            |Artifact {
+                 manifest_path,
+                 target,
+                 executable,
+                 ..
+             }| {
+                let package = manifest_path.parent()?.to_owned();
+                let folder = package.file_name()?.to_string_lossy().into_owned();
+                // Library and program of a package may have the same name.
+                let of = if target.kind.iter().any(|kind| kind == "lib") {
+                    "lib"
+                } else {
+                    target.name.as_str()
+                };
+                Some(Program {
+                    name: format!("{folder}/{of}"),
+                    executable: executable?,
+                    package,
+                })
+            },
+        )
         .collect()
 }
 
@@ -83,7 +112,10 @@ mod tests {
             "not json",
         ];
         let programs = read(&printed.join("\n"));
-        let seen: Vec<_> = programs.iter().map(|one| (one.name.as_str(), one.package.to_str().unwrap())).collect();
+        let seen: Vec<_> = programs
+            .iter()
+            .map(|one| (one.name.as_str(), one.package.to_str().unwrap()))
+            .collect();
         assert_eq!(seen, [("hub/lib", "/w/hub"), ("tests/wire", "/w/tests")]);
         assert_eq!(programs[1].file_name(), "tests-wire");
     }

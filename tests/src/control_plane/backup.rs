@@ -33,7 +33,8 @@ impl ControlPlane {
     pub async fn restore(&self, backup: &Backup) -> Result<()> {
         self.rest().await?;
         let own = self.folder().join("etcd");
-        std::fs::remove_dir_all(&own).with_context(|| format!("cannot remove {}", own.display()))?;
+        std::fs::remove_dir_all(&own)
+            .with_context(|| format!("cannot remove {}", own.display()))?;
         copy(&backup.0, &own)?;
         self.launch().await
     }
@@ -47,13 +48,16 @@ impl ControlPlane {
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
-    for entry in std::fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+    for entry in
+        std::fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))?
+    {
         let entry = entry?;
         let target = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
             copy(&entry.path(), &target)?;
         } else {
-            std::fs::copy(entry.path(), &target).with_context(|| format!("cannot copy to {}", target.display()))?;
+            std::fs::copy(entry.path(), &target)
+                .with_context(|| format!("cannot copy to {}", target.display()))?;
         }
     }
     Ok(())

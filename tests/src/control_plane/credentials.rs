@@ -14,7 +14,13 @@ use serde_json::json;
 /// The name under which the controllers ask.
 pub(super) const CONTROLLERS: &str = "system:kube-controller-manager";
 const ADMINISTRATOR: &str = "administrator";
-const NAMES: [&str; 5] = ["127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
+const NAMES: [&str; 5] = [
+    "127.0.0.1",
+    "localhost",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+];
 
 #[derive(Debug)]
 pub(super) struct Credentials {
@@ -49,8 +55,9 @@ impl Credentials {
             authority_text,
         };
         let (administrator, controllers) = (random_token()?, random_token()?);
-        let tokens =
-            format!("{administrator},{ADMINISTRATOR},1,system:masters\n{controllers},{CONTROLLERS},2,system:masters\n");
+        let tokens = format!(
+            "{administrator},{ADMINISTRATOR},1,system:masters\n{controllers},{CONTROLLERS},2,system:masters\n"
+        );
         write_private(&made.authority, &made.authority_text)?;
         write_private(&made.serving_certificate, &certificate)?;
         write_private(&made.serving_key, &key)?;
@@ -99,7 +106,9 @@ fn certificates(cluster: &str) -> Result<(String, String, String)> {
     let authority_key = KeyPair::generate()?;
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority.distinguished_name.push(DnType::CommonName, format!("{cluster} authority"));
+    authority
+        .distinguished_name
+        .push(DnType::CommonName, format!("{cluster} authority"));
     let authority_text = authority.self_signed(&authority_key)?.pem();
     let key = KeyPair::generate()?;
     let serving = CertificateParams::new(NAMES.map(String::from))?;
@@ -109,6 +118,8 @@ fn certificates(cluster: &str) -> Result<(String, String, String)> {
 
 fn random_token() -> Result<String> {
     let mut bytes = [0; 24];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| anyhow!("the operating system has no random numbers"))?;
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| anyhow!("the operating system has no random numbers"))?;
     Ok(HEXLOWER.encode(&bytes))
 }

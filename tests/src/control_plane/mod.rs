@@ -92,7 +92,13 @@ impl ControlPlane {
         let ports = Ports::free()?;
         let credentials = Credentials::write(scratch.path(), name, ports.api_server)?;
         let parts = Parts::new(name, scratch.path(), assets, &ports, &credentials, options)?;
-        Ok(Self { name: name.to_owned(), parts, assets: assets.clone(), credentials, scratch })
+        Ok(Self {
+            name: name.to_owned(),
+            parts,
+            assets: assets.clone(),
+            credentials,
+            scratch,
+        })
     }
 
     async fn launch(&self) -> Result<()> {
@@ -143,16 +149,33 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When there is no such ServiceAccount.
-    pub async fn token_kubeconfig(&self, namespace: &str, service_account: &str) -> Result<PathBuf> {
+    pub async fn token_kubeconfig(
+        &self,
+        namespace: &str,
+        service_account: &str,
+    ) -> Result<PathBuf> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
-        let spec = TokenRequestSpec { expiration_seconds: Some(24 * 3600), ..TokenRequestSpec::default() };
-        let request = TokenRequest { spec, ..TokenRequest::default() };
+        let spec = TokenRequestSpec {
+            expiration_seconds: Some(24 * 3600),
+            ..TokenRequestSpec::default()
+        };
+        let request = TokenRequest {
+            spec,
+            ..TokenRequest::default()
+        };
         let answer = accounts
             .create_token_request(service_account, &kube::api::PostParams::default(), &request)
             .await
-            .with_context(|| format!("no token for the ServiceAccount {namespace}/{service_account}"))?;
-        let token = answer.status.context("a TokenRequest without an answer")?.token;
-        let path = self.folder().join(format!("{namespace}.{service_account}.kubeconfig"));
+            .with_context(|| {
+                format!("no token for the ServiceAccount {namespace}/{service_account}")
+            })?;
+        let token = answer
+            .status
+            .context("a TokenRequest without an answer")?
+            .token;
+        let path = self
+            .folder()
+            .join(format!("{namespace}.{service_account}.kubeconfig"));
         self.credentials.write_kubeconfig(&path, &token)?;
         Ok(path)
     }
@@ -171,8 +194,14 @@ impl ControlPlane {
     /// When it fails (with what it said on standard error) or takes longer than two minutes.
     pub async fn kubectl_stdin(&self, arguments: &[&str], input: &str) -> Result<String> {
         let printed = arguments.join(" ");
-        let mut child = self.kubectl_command(arguments).spawn().context("cannot run kubectl")?;
-        let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
+        let mut child = self
+            .kubectl_command(arguments)
+            .spawn()
+            .context("cannot run kubectl")?;
+        let mut stdin = child
+            .stdin
+            .take()
+            .context("kubectl has no standard input")?;
         let talk = async {
             // A kubectl that fails early does not read to the end; its own words tell why.
             let _ = stdin.write_all(input.as_bytes()).await;
@@ -180,9 +209,14 @@ impl ControlPlane {
             child.wait_with_output().await
         };
         let ended = tokio::time::timeout(KUBECTL, talk).await;
-        let output = ended.with_context(|| format!("kubectl {printed}: no end within {KUBECTL:?}"))??;
+        let output =
+            ended.with_context(|| format!("kubectl {printed}: no end within {KUBECTL:?}"))??;
         if !output.status.success() {
-            bail!("kubectl {printed} on {}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim_end());
+            bail!(
+                "kubectl {printed} on {}: {}",
+                self.name,
+                String::from_utf8_lossy(&output.stderr).trim_end()
+            );
         }
         String::from_utf8(output.stdout).context("kubectl printed something that is not text")
     }
@@ -191,10 +225,20 @@ impl ControlPlane {
     // and ports are used again.
     fn kubectl_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.assets.kubectl());
-        command.arg("--kubeconfig").arg(self.kubeconfig()).args(arguments);
-        command.env("HOME", self.folder()).env_remove("KUBECONFIG").env("KUBECTL_KUBERC", "false");
-        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
-        command.stderr(std::process::Stdio::piped()).kill_on_drop(true);
+        command
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig())
+            .args(arguments);
+        command
+            .env("HOME", self.folder())
+            .env_remove("KUBECONFIG")
+            .env("KUBECTL_KUBERC", "false");
+        command
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped());
+        command
+            .stderr(std::process::Stdio::piped())
+            .kill_on_drop(true);
         command
     }
 
@@ -290,14 +334,19 @@ impl ControlPlane {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        bail!("the API server of {} is not ready after {READY:?}; {}", self.name, self.parts.api_server.last_words())
+        bail!(
+            "the API server of {} is not ready after {READY:?}; {}",
+            self.name,
+            self.parts.api_server.last_words()
+        )
     }
 
     // The controllers have no readiness of their own here; this account is one of their works.
     async fn wait_for_controllers(&self) -> Result<()> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, "default");
-        let seen =
-            eventually("the ServiceAccount default/default", READY, async || Ok(accounts.get_opt("default").await?));
+        let seen = eventually("the ServiceAccount default/default", READY, async || {
+            Ok(accounts.get_opt("default").await?)
+        });
         tokio::select! {
             seen = seen => seen.map(|_| ()).with_context(|| self.parts.controller_manager.last_words()),
             ended = self.parts.until_one_ends() => Err(ended),
@@ -311,7 +360,8 @@ impl ControlPlane {
 /// # Errors
 /// When the file cannot be read or used.
 pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
-    let read = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot use {}", kubeconfig.display()))?;
+    let read = Kubeconfig::read_from(kubeconfig)
+        .with_context(|| format!("cannot use {}", kubeconfig.display()))?;
     let mut config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
     config.read_timeout = Some(ANSWER);
     config.write_timeout = Some(ANSWER);

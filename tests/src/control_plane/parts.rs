@@ -25,7 +25,11 @@ pub(super) struct Ports {
 
 impl Ports {
     pub fn free() -> Result<Self> {
-        Ok(Self { api_server: ports::free()?, etcd: ports::free()?, etcd_peer: ports::free()? })
+        Ok(Self {
+            api_server: ports::free()?,
+            etcd: ports::free()?,
+            etcd_peer: ports::free()?,
+        })
     }
 }
 
@@ -51,16 +55,26 @@ impl Parts {
         let audit_log = folder.join("audit.log");
         let policy = folder.join("audit-policy.json");
         let own = [CONTROLLERS, "system:apiserver"];
-        std::fs::write(&policy, audit::policy(&own, options.audit_reads).to_string())?;
+        std::fs::write(
+            &policy,
+            audit::policy(&own, options.audit_reads).to_string(),
+        )?;
         let mut api_server = api_server_arguments(folder, ports, credentials);
         api_server.extend(audit_arguments(&policy, &audit_log));
         api_server.extend(options.api_server_arguments.iter().cloned());
         let part = |part: &str, binary: PathBuf, arguments: Vec<String>| {
             let log = folder.join(format!("{part}.log"));
-            Restartable::new(format!("{part} of {name}"), Program::new(binary, log).arguments(arguments))
+            Restartable::new(
+                format!("{part} of {name}"),
+                Program::new(binary, log).arguments(arguments),
+            )
         };
         Ok(Self {
-            etcd: part("etcd", assets.etcd(), etcd_arguments(folder, ports, options.durable)),
+            etcd: part(
+                "etcd",
+                assets.etcd(),
+                etcd_arguments(folder, ports, options.durable),
+            ),
             api_server: part("kube-apiserver", assets.kube_apiserver(), api_server),
             controller_manager: part(
                 "kube-controller-manager",
@@ -89,7 +103,9 @@ impl Parts {
 
     /// Whether a part says that one of its ports was taken.
     pub fn lost_a_port(&self) -> bool {
-        self.all().into_iter().any(|part| last_lines(part.log(), 100).contains("address already in use"))
+        self.all()
+            .into_iter()
+            .any(|part| last_lines(part.log(), 100).contains("address already in use"))
     }
 
     // etcd first: when it is gone, the others' words are only about that.
@@ -99,7 +115,10 @@ impl Parts {
 }
 
 fn etcd_arguments(folder: &Path, ports: &Ports, durable: bool) -> Vec<String> {
-    let (client, peer) = (etcd_url(ports), format!("http://127.0.0.1:{}", ports.etcd_peer));
+    let (client, peer) = (
+        etcd_url(ports),
+        format!("http://127.0.0.1:{}", ports.etcd_peer),
+    );
     let mut arguments = vec![
         format!("--data-dir={}", folder.join("etcd").display()),
         format!("--listen-client-urls={client}"),
@@ -124,10 +143,22 @@ fn api_server_arguments(folder: &Path, ports: &Ports, credentials: &Credentials)
         "--advertise-address=192.0.2.1".to_owned(),
         format!("--secure-port={}", ports.api_server),
         format!("--cert-dir={}", folder.display()),
-        format!("--tls-cert-file={}", credentials.serving_certificate.display()),
-        format!("--tls-private-key-file={}", credentials.serving_key.display()),
-        format!("--service-account-key-file={}", credentials.account_public_key.display()),
-        format!("--service-account-signing-key-file={}", credentials.account_key.display()),
+        format!(
+            "--tls-cert-file={}",
+            credentials.serving_certificate.display()
+        ),
+        format!(
+            "--tls-private-key-file={}",
+            credentials.serving_key.display()
+        ),
+        format!(
+            "--service-account-key-file={}",
+            credentials.account_public_key.display()
+        ),
+        format!(
+            "--service-account-signing-key-file={}",
+            credentials.account_key.display()
+        ),
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--token-auth-file={}", credentials.tokens.display()),
         "--authorization-mode=RBAC".to_owned(),
@@ -147,8 +178,14 @@ fn audit_arguments(policy: &Path, log: &Path) -> Vec<String> {
 
 fn controller_manager_arguments(credentials: &Credentials) -> Vec<String> {
     vec![
-        format!("--kubeconfig={}", credentials.controllers_kubeconfig.display()),
-        format!("--service-account-private-key-file={}", credentials.account_key.display()),
+        format!(
+            "--kubeconfig={}",
+            credentials.controllers_kubeconfig.display()
+        ),
+        format!(
+            "--service-account-private-key-file={}",
+            credentials.account_key.display()
+        ),
         format!("--root-ca-file={}", credentials.authority.display()),
         format!("--controllers={RUN_CONTROLLERS}"),
         "--use-service-account-credentials=false".to_owned(),

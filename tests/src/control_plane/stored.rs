@@ -32,14 +32,19 @@ struct Pair {
 pub(super) async fn store(etcd: &str, key: &str, value: Option<&str>) -> Result<()> {
     let key = BASE64.encode(key.as_bytes());
     let (call, request) = match value {
-        Some(value) => ("put", json!({"key": key, "value": BASE64.encode(value.as_bytes())})),
+        Some(value) => (
+            "put",
+            json!({"key": key, "value": BASE64.encode(value.as_bytes())}),
+        ),
         None => ("deleterange", json!({"key": key})),
     };
     ask(etcd, call, &request.to_string()).await.map(drop)
 }
 
 async fn ask(etcd: &str, call: &str, request: &str) -> Result<String> {
-    let address = etcd.strip_prefix("http://").with_context(|| format!("an odd address: {etcd}"))?;
+    let address = etcd
+        .strip_prefix("http://")
+        .with_context(|| format!("an odd address: {etcd}"))?;
     let answer = http::post(address, &format!("/v3/kv/{call}"), request, ANSWER).await?;
     ensure!(answer.status == 200, "etcd answers {}", answer.status);
     Ok(answer.body)
@@ -47,7 +52,8 @@ async fn ask(etcd: &str, call: &str, request: &str) -> Result<String> {
 
 /// The bytes of each key with its value, in the newest revision; Leases are left out.
 pub(super) async fn stored(etcd: &str) -> Result<BTreeMap<String, usize>> {
-    let answer: Answer = serde_json::from_str(&ask(etcd, "range", ALL).await?).context("an odd answer of etcd")?;
+    let answer: Answer =
+        serde_json::from_str(&ask(etcd, "range", ALL).await?).context("an odd answer of etcd")?;
     let size = |pair: Pair| {
         let key = String::from_utf8_lossy(&BASE64.decode(pair.key.as_bytes())?).into_owned();
         let size = key.len() + BASE64.decode(pair.value.as_bytes())?.len();
@@ -55,5 +61,8 @@ pub(super) async fn stored(etcd: &str) -> Result<BTreeMap<String, usize>> {
     };
     let all: BTreeMap<String, usize> = answer.kvs.into_iter().map(size).collect::<Result<_>>()?;
     ensure!(!all.is_empty(), "etcd says that it holds nothing");
-    Ok(all.into_iter().filter(|(key, _)| !LEASES.iter().any(|lease| key.starts_with(lease))).collect())
+    Ok(all
+        .into_iter()
+        .filter(|(key, _)| !LEASES.iter().any(|lease| key.starts_with(lease)))
+        .collect())
 }

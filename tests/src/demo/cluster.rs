@@ -43,7 +43,13 @@ impl Cluster {
     /// # Errors
     /// When the kubeconfig cannot be used; with the file's name.
     pub async fn client(&self) -> Result<Client> {
-        let unusable = || format!("the kubeconfig {} of {} cannot be used", self.kubeconfig.display(), self.name);
+        let unusable = || {
+            format!(
+                "the kubeconfig {} of {} cannot be used",
+                self.kubeconfig.display(),
+                self.name
+            )
+        };
         let read = Kubeconfig::read_from(&self.kubeconfig).with_context(unusable)?;
         let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
         let mut config = config.with_context(unusable)?;
@@ -70,8 +76,11 @@ impl Cluster {
     pub async fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
         let command = typed(arguments);
         let ended = tokio::time::timeout(ENDS, self.talk(arguments, input)).await;
-        let output = ended.with_context(|| format!("{command} on {}: no end within {ENDS:?}", self.name))??;
-        let printed = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        let output = ended
+            .with_context(|| format!("{command} on {}: no end within {ENDS:?}", self.name))??;
+        let printed = [output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .concat();
         if !output.status.success() {
             bail!("{command} on {}: {}", self.name, printed.trim_end());
         }
@@ -80,13 +89,29 @@ impl Cluster {
 
     async fn talk(&self, arguments: &[&str], input: &str) -> Result<Output> {
         let mut command = Command::new(&self.kubectl);
-        command.arg("--kubeconfig").arg(&self.kubeconfig).arg("--cache-dir").arg(&self.cache).args(arguments);
+        command
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .arg("--cache-dir")
+            .arg(&self.cache)
+            .args(arguments);
         // Files are named as the README names them, from the root of the repository.
         command.current_dir(cargo::ROOT);
-        command.env_remove("KUBECONFIG").env("KUBECTL_KUBERC", "false").kill_on_drop(true);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("cannot run {}", self.kubectl.display()))?;
-        let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
+        command
+            .env_remove("KUBECONFIG")
+            .env("KUBECTL_KUBERC", "false")
+            .kill_on_drop(true);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot run {}", self.kubectl.display()))?;
+        let mut stdin = child
+            .stdin
+            .take()
+            .context("kubectl has no standard input")?;
         // A kubectl that fails early does not read to the end; its own words tell why.
         let _ = stdin.write_all(input.as_bytes()).await;
         drop(stdin);
@@ -96,12 +121,17 @@ impl Cluster {
 
 /// The command as one would type it into a shell.
 fn typed(arguments: &[&str]) -> String {
-    let quoted = arguments.iter().map(|argument| match argument.split_once('=') {
-        _ if argument.chars().all(is_plain) => (*argument).to_owned(),
-        Some((key, value)) if key.chars().all(is_plain) => format!("{key}='{value}'"),
-        _ => format!("'{argument}'"),
-    });
-    std::iter::once("kubectl".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+    let quoted = arguments
+        .iter()
+        .map(|argument| match argument.split_once('=') {
+            _ if argument.chars().all(is_plain) => (*argument).to_owned(),
+            Some((key, value)) if key.chars().all(is_plain) => format!("{key}='{value}'"),
+            _ => format!("'{argument}'"),
+        });
+    std::iter::once("kubectl".to_owned())
+        .chain(quoted)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn is_plain(character: char) -> bool {
@@ -114,7 +144,20 @@ mod tests {
 
     #[test]
     fn a_command_is_shown_as_one_would_type_it() {
-        let shown = typed(&["patch", "cm", "x", "-p", r#"{"a":1}"#, "-o", "jsonpath={.x}", "-l", "a=b"]);
-        assert_eq!(shown, r#"kubectl patch cm x -p '{"a":1}' -o jsonpath='{.x}' -l a=b"#);
+        let shown = typed(&[
+            "patch",
+            "cm",
+            "x",
+            "-p",
+            r#"{"a":1}"#,
+            "-o",
+            "jsonpath={.x}",
+            "-l",
+            "a=b",
+        ]);
+        assert_eq!(
+            shown,
+            r#"kubectl patch cm x -p '{"a":1}' -o jsonpath='{.x}' -l a=b"#
+        );
     }
 }

@@ -29,7 +29,12 @@ const ANSWERS: Duration = Duration::from_secs(15);
 ///
 /// # Errors
 /// When something does not come about, or could not be removed.
-pub async fn run(narrator: &mut Narrator, hub: &Path, members: &[(String, PathBuf)], agreed: bool) -> Result<Ended> {
+pub async fn run(
+    narrator: &mut Narrator,
+    hub: &Path,
+    members: &[(String, PathBuf)],
+    agreed: bool,
+) -> Result<Ended> {
     let folder = Scratch::new("existing")?;
     let looked = unless_interrupted(look(hub, members, folder.path())).await;
     let clusters = match looked {
@@ -40,7 +45,9 @@ pub async fn run(narrator: &mut Narrator, hub: &Path, members: &[(String, PathBu
     narrator.title("Runnel: the demo on your clusters");
     plan(narrator, &clusters);
     if !agreed {
-        return Ok(Ended::Refused("\nNothing has been done; add --yes to go ahead.".to_owned()));
+        return Ok(Ended::Refused(
+            "\nNothing has been done; add --yes to go ahead.".to_owned(),
+        ));
     }
     let observed = with_logs(unless_interrupted(tell(narrator, &clusters, folder.path())).await);
     narrator.pause();
@@ -50,7 +57,9 @@ pub async fn run(narrator: &mut Narrator, hub: &Path, members: &[(String, PathBu
         (Ok(Some(totals)), Ok(Some(()))) => Ok(Ended::ObservedEvent(totals)),
         (Ok(None), Ok(Some(()))) => Ok(Ended::Interrupted),
         (Err(error), Ok(Some(()))) => Err(error),
-        (_, Ok(None)) => Err(anyhow!("interrupted while removing; what may be left is listed at the beginning")),
+        (_, Ok(None)) => Err(anyhow!(
+            "interrupted while removing; what may be left is listed at the beginning"
+        )),
         (Ok(_), Err(error)) => Err(error),
         (Err(first), Err(second)) => Err(second.context(format!("{first:#}"))),
     }
@@ -68,20 +77,42 @@ fn plan(narrator: &Narrator, clusters: &Clusters) {
     narrator.pause();
     narrator.say("It will make the following, and remove it again at the end, also after Ctrl-C:");
     narrator.pause();
-    narrator.say(&format!("  {:<12} the namespaces {SYSTEM} and {NAMESPACE},", clusters.hub.name));
-    narrator.say(&format!("  {:<12} the custom resource definitions {}", "", definition_names().join(", ")));
-    narrator.say(&format!("  {:<12} what the chart {HUB} installs: a ServiceAccount, its rights, a Service, ...", ""));
+    narrator.say(&format!(
+        "  {:<12} the namespaces {SYSTEM} and {NAMESPACE},",
+        clusters.hub.name
+    ));
+    narrator.say(&format!(
+        "  {:<12} the custom resource definitions {}",
+        "",
+        definition_names().join(", ")
+    ));
+    narrator.say(&format!(
+        "  {:<12} what the chart {HUB} installs: a ServiceAccount, its rights, a Service, ...",
+        ""
+    ));
     for member in &clusters.members {
-        narrator.say(&format!("  {:<12} the namespaces {SYSTEM} and {LATE},", member.name));
-        narrator.say(&format!("  {:<12} what the chart {AGENT} installs: a ServiceAccount, its rights, ...", ""));
-        narrator.say(&format!("  {:<12} {SETTINGS}, {LOGIN} and {LIMITS} in the namespace {DEFAULT}", ""));
+        narrator.say(&format!(
+            "  {:<12} the namespaces {SYSTEM} and {LATE},",
+            member.name
+        ));
+        narrator.say(&format!(
+            "  {:<12} what the chart {AGENT} installs: a ServiceAccount, its rights, ...",
+            ""
+        ));
+        narrator.say(&format!(
+            "  {:<12} {SETTINGS}, {LOGIN} and {LIMITS} in the namespace {DEFAULT}",
+            ""
+        ));
     }
     narrator.pause();
     narrator.say("Hub and agents run as processes of this machine. Nothing else is changed.");
 }
 
 pub(super) fn definition_names() -> Vec<String> {
-    definitions().iter().map(|definition| definition.name_any()).collect()
+    definitions()
+        .iter()
+        .map(|definition| definition.name_any())
+        .collect()
 }
 
 /// Looks at the clusters, and refuses where something stands that the demo would make.
@@ -89,21 +120,35 @@ async fn look(hub: &Path, members: &[(String, PathBuf)], cache: &Path) -> Result
     let kubectl = kubectl().await?;
     let cluster = |name: &str, kubeconfig: &Path| -> Result<Cluster> {
         let file = fs::canonicalize(kubeconfig);
-        let file = file.with_context(|| format!("the kubeconfig {} of {name} cannot be read", kubeconfig.display()))?;
+        let file = file.with_context(|| {
+            format!(
+                "the kubeconfig {} of {name} cannot be read",
+                kubeconfig.display()
+            )
+        })?;
         Ok(Cluster::new(name, &file, &kubectl, cache))
     };
     let clusters = Clusters {
         hub: cluster("hub", hub)?,
-        members: members.iter().map(|(name, kubeconfig)| cluster(name, kubeconfig)).collect::<Result<_>>()?,
+        members: members
+            .iter()
+            .map(|(name, kubeconfig)| cluster(name, kubeconfig))
+            .collect::<Result<_>>()?,
     };
     let mut known = BTreeMap::new();
     for cluster in clusters.all() {
         if known.values().any(|name| *name == cluster.name) {
-            bail!("two clusters are called {}: give each --member a name of its own, other than hub", cluster.name);
+            bail!(
+                "two clusters are called {}: give each --member a name of its own, other than hub",
+                cluster.name
+            );
         }
         let uid = answers(cluster, uid(cluster)).await?;
         if let Some(other) = known.insert(uid, cluster.name.clone()) {
-            bail!("{other} and {} are the same cluster: give each a kubeconfig of a cluster of its own", cluster.name);
+            bail!(
+                "{other} and {} are the same cluster: give each a kubeconfig of a cluster of its own",
+                cluster.name
+            );
         }
     }
     let mut standing = answers(&clusters.hub, standing_on_hub(&clusters.hub)).await?;
@@ -115,7 +160,10 @@ async fn look(hub: &Path, members: &[(String, PathBuf)], cache: &Path) -> Result
         standing.extend(installed(&helm, cluster, if index == 0 { HUB } else { AGENT }).await?);
     }
     if !standing.is_empty() {
-        bail!("the demo would make what is already there, so it does nothing: {}", standing.join(", "));
+        bail!(
+            "the demo would make what is already there, so it does nothing: {}",
+            standing.join(", ")
+        );
     }
     Ok(clusters)
 }
@@ -131,7 +179,11 @@ async fn answers<T>(cluster: &Cluster, question: impl Future<Output = Result<T>>
 
 async fn uid(cluster: &Cluster) -> Result<String> {
     let namespaces: Api<Namespace> = Api::all(cluster.client().await?);
-    namespaces.get("kube-system").await?.uid().context("kube-system has no uid")
+    namespaces
+        .get("kube-system")
+        .await?
+        .uid()
+        .context("kube-system has no uid")
 }
 
 async fn standing_on_hub(hub: &Cluster) -> Result<Vec<String>> {
@@ -175,15 +227,26 @@ async fn namespaces(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
 /// What stands already of what a chart would install. Namespaces and definitions are looked at by themselves.
 async fn installed(helm: &Helm, cluster: &Cluster, chart: &'static str) -> Result<Vec<String>> {
     let manifests = rendered(helm, chart, &options()).await?;
-    let found = cluster.kubectl(&["get", "--ignore-not-found", "-o", "name", "-f", "-"], &manifests).await?;
-    let found = found.lines().filter(|name| !name.starts_with("customresourcedefinition") && name.contains('/'));
-    Ok(found.map(|name| format!("{name} in {}", cluster.name)).collect())
+    let found = cluster
+        .kubectl(
+            &["get", "--ignore-not-found", "-o", "name", "-f", "-"],
+            &manifests,
+        )
+        .await?;
+    let found = found
+        .lines()
+        .filter(|name| !name.starts_with("customresourcedefinition") && name.contains('/'));
+    Ok(found
+        .map(|name| format!("{name} in {}", cluster.name))
+        .collect())
 }
 
 /// Whoever has clusters has a `kubectl` for them; otherwise the one of the control planes, which may have to be built.
 async fn kubectl() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let own = std::env::split_paths(&path).map(|folder| folder.join("kubectl")).find(|program| program.is_file());
+    let own = std::env::split_paths(&path)
+        .map(|folder| folder.join("kubectl"))
+        .find(|program| program.is_file());
     match own {
         Some(own) => Ok(own),
         None => Ok(tokio::task::spawn_blocking(Assets::find).await??.kubectl()),

@@ -20,8 +20,14 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the fleet does not start, or a part of it ends by itself.
 pub async fn run(narrator: &mut Narrator, members: usize, folder: Option<&Path>) -> Result<Ended> {
-    let scratch = if folder.is_none() { Some(Scratch::new("fleet")?) } else { None };
-    let folder = folder.map(Path::to_owned).or(scratch.as_ref().map(|own| own.path().to_owned()));
+    let scratch = if folder.is_none() {
+        Some(Scratch::new("fleet")?)
+    } else {
+        None
+    };
+    let folder = folder
+        .map(Path::to_owned)
+        .or(scratch.as_ref().map(|own| own.path().to_owned()));
     let mut folder = match Folder::claim(&folder.context("no folder")?, members) {
         Ok(folder) => folder,
         Err(error) => return Ok(Ended::Refused(format!("{error:#}"))),
@@ -40,17 +46,31 @@ pub async fn run(narrator: &mut Narrator, members: usize, folder: Option<&Path>)
     });
     let ended: Option<()> = kept.await?;
     debug_assert!(ended.is_none(), "a kept fleet ends when it is interrupted");
-    Ok(if ready { Ended::Kept } else { Ended::Interrupted })
+    Ok(if ready {
+        Ended::Kept
+    } else {
+        Ended::Interrupted
+    })
 }
 
 fn invite(narrator: &Narrator, folder: &Folder, fleet: &LocalFleet) {
-    let kubectl = if on_search_path("kubectl") { "kubectl".into() } else { fleet.assets.kubectl() };
-    let command = format!("{} --kubeconfig {}", kubectl.display(), folder.path.join("hub.kubeconfig").display());
+    let kubectl = if on_search_path("kubectl") {
+        "kubectl".into()
+    } else {
+        fleet.assets.kubectl()
+    };
+    let command = format!(
+        "{} --kubeconfig {}",
+        kubectl.display(),
+        folder.path.join("hub.kubeconfig").display()
+    );
     narrator.pause();
     narrator.title("fleet ready");
     narrator.pause();
     narrator.title(&format!("    {command} get member"));
-    narrator.title(&format!("    {command} apply -f deploy/examples/seed-rule.yaml"));
+    narrator.title(&format!(
+        "    {command} apply -f deploy/examples/seed-rule.yaml"
+    ));
     narrator.pause();
     narrator.say("Ctrl-C ends and removes everything.");
 }
@@ -75,15 +95,29 @@ impl Folder {
         let path = fs::canonicalize(path)?;
         let lock_path = path.join(LOCK);
         let ours = lock_path.exists();
-        let taken = kubeconfigs(members).map(|name| path.join(name)).find(|file| file.exists());
+        let taken = kubeconfigs(members)
+            .map(|name| path.join(name))
+            .find(|file| file.exists());
         if let Some(taken) = taken.filter(|_| !ours) {
-            bail!("{} is already there: choose another --dir, or remove it", taken.display());
+            bail!(
+                "{} is already there: choose another --dir, or remove it",
+                taken.display()
+            );
         }
-        let lock = File::create(&lock_path).with_context(|| format!("cannot write to {}", path.display()))?;
+        let lock = File::create(&lock_path)
+            .with_context(|| format!("cannot write to {}", path.display()))?;
         if lock.try_lock().is_err() {
-            bail!("{} belongs to a demo that is still running: choose another --dir, or end it", path.display());
+            bail!(
+                "{} belongs to a demo that is still running: choose another --dir, or end it",
+                path.display()
+            );
         }
-        Ok(Self { path, made, written: vec![lock_path], _lock: lock })
+        Ok(Self {
+            path,
+            made,
+            written: vec![lock_path],
+            _lock: lock,
+        })
     }
 
     fn write(&mut self, fleet: &LocalFleet) -> Result<()> {

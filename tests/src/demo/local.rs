@@ -35,11 +35,14 @@ pub struct LocalFleet {
 /// When something does not come about; with what was expected and what was seen last.
 pub async fn run(narrator: &mut Narrator) -> Result<Ended> {
     let observed = unless_interrupted(async {
-        narrator.title("Runnel: ConfigMaps and Secrets from one hub cluster to its member clusters");
+        narrator
+            .title("Runnel: ConfigMaps and Secrets from one hub cluster to its member clusters");
         let fleet = LocalFleet::start(narrator, MEMBERS).await?;
         with_logs(seed::tell(narrator, &fleet.clusters, &fleet.stage).await)
     });
-    Ok(observed.await?.map_or(Ended::Interrupted, Ended::ObservedEvent))
+    Ok(observed
+        .await?
+        .map_or(Ended::Interrupted, Ended::ObservedEvent))
 }
 
 impl LocalFleet {
@@ -52,16 +55,35 @@ impl LocalFleet {
         let assets = tokio::task::spawn_blocking(Assets::find).await??;
         narrator.step("A hub cluster and its members: real control planes, the real binaries");
         let begin = Instant::now();
-        let names = std::iter::once("hub".to_owned()).chain((1..=members).map(|number| format!("member-{number}")));
-        let planes = names.map(|name| async move { ControlPlane::start(&name, Options::default()).await });
+        let names = std::iter::once("hub".to_owned())
+            .chain((1..=members).map(|number| format!("member-{number}")));
+        let planes =
+            names.map(|name| async move { ControlPlane::start(&name, Options::default()).await });
         let planes = try_join_all(planes).await?;
-        let what = format!("{} control planes run (Kubernetes {KUBERNETES_VERSION}, etcd, no nodes)", planes.len());
+        let what = format!(
+            "{} control planes run (Kubernetes {KUBERNETES_VERSION}, etcd, no nodes)",
+            planes.len()
+        );
         narrator.took(&what, begin.elapsed());
-        let cluster =
-            |plane: &ControlPlane| Cluster::new(plane.name(), plane.kubeconfig(), &assets.kubectl(), plane.folder());
-        let clusters = Clusters { hub: cluster(&planes[0]), members: planes[1..].iter().map(cluster).collect() };
+        let cluster = |plane: &ControlPlane| {
+            Cluster::new(
+                plane.name(),
+                plane.kubeconfig(),
+                &assets.kubectl(),
+                plane.folder(),
+            )
+        };
+        let clusters = Clusters {
+            hub: cluster(&planes[0]),
+            members: planes[1..].iter().map(cluster).collect(),
+        };
         let stage = with_logs(Stage::start(&clusters, &built, planes[0].folder(), narrator).await)?;
         clusters.hub.show(narrator, &["get", "member"]).await?;
-        Ok(Self { stage, clusters, assets, _planes: planes })
+        Ok(Self {
+            stage,
+            clusters,
+            assets,
+            _planes: planes,
+        })
     }
 }

@@ -56,7 +56,9 @@ pub struct Arguments {
 
 fn member(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.into())),
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok((name.to_owned(), path.into()))
+        }
         _ => Err("write NAME=KUBECONFIG, such as eu-1=/home/me/eu-1.kubeconfig".to_owned()),
     }
 }
@@ -68,7 +70,10 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("demo: cannot start: {error}");
@@ -88,9 +93,17 @@ fn refuse(error: &clap::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let text = error.to_string();
-    let sentence: Vec<&str> = text.split("\n\n").next().unwrap_or_default().split_whitespace().collect();
+    let sentence: Vec<&str> = text
+        .split("\n\n")
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
     let sentence = sentence.join(" ");
-    eprintln!("{}; see cargo demo --help", sentence.strip_prefix("error: ").unwrap_or(&sentence));
+    eprintln!(
+        "{}; see cargo demo --help",
+        sentence.strip_prefix("error: ").unwrap_or(&sentence)
+    );
     ExitCode::FAILURE
 }
 
@@ -100,13 +113,21 @@ async fn run(arguments: Arguments) -> ExitCode {
     let observed = match &arguments.hub {
         Some(hub) => existing::run(&mut narrator, hub, &arguments.member, arguments.yes).await,
         None if arguments.keep => {
-            keep::run(&mut narrator, usize::from(arguments.members), arguments.dir.as_deref()).await
+            keep::run(
+                &mut narrator,
+                usize::from(arguments.members),
+                arguments.dir.as_deref(),
+            )
+            .await
         }
         None => local::run(&mut narrator).await,
     };
     match observed {
         Ok(Ended::ObservedEvent(totals)) => {
-            narrator.title(&format!("\nDone: {totals}; {} s in all.", begin.elapsed().as_secs()));
+            narrator.title(&format!(
+                "\nDone: {totals}; {} s in all.",
+                begin.elapsed().as_secs()
+            ));
             ExitCode::SUCCESS
         }
         Ok(Ended::Kept) => {
@@ -147,11 +168,16 @@ pub enum Ended {
 /// # Errors
 /// Those of `work`.
 pub async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
-    let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()]
-        .map(signal)
-        .into_iter()
-        .collect::<Result<Vec<_>, _>>()?;
-    let asked = futures::future::select_all(signals.iter_mut().map(|signal| Box::pin(signal.recv())));
+    let mut signals = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+    ]
+    .map(signal)
+    .into_iter()
+    .collect::<Result<Vec<_>, _>>()?;
+    let asked =
+        futures::future::select_all(signals.iter_mut().map(|signal| Box::pin(signal.recv())));
     tokio::select! {
         // First, because the same Ctrl-C makes a `kubectl` of `work` fail.
         biased;
@@ -179,5 +205,9 @@ fn interrupt_children() {
 }
 
 fn sentences(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).collect::<Vec<_>>().join(":\n  ")
+    error
+        .chain()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(":\n  ")
 }

@@ -35,7 +35,10 @@ impl Narrator {
     #[must_use]
     pub fn new() -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { colour: std::io::stdout().is_terminal() && !refused, steps: 0 }
+        Self {
+            colour: std::io::stdout().is_terminal() && !refused,
+            steps: 0,
+        }
     }
 
     /// How many steps have begun.
@@ -52,7 +55,10 @@ impl Narrator {
     /// The heading of the next step.
     pub fn step(&mut self, title: &str) {
         self.steps += 1;
-        print(&format!("\n{}\n", self.painted(Tone::Bold, &format!("{:>2}  {title}", self.steps))));
+        print(&format!(
+            "\n{}\n",
+            self.painted(Tone::Bold, &format!("{:>2}  {title}", self.steps))
+        ));
     }
 
     /// A sentence, broken into lines.
@@ -65,7 +71,10 @@ impl Narrator {
     /// Something that has come about, and how long it took.
     pub fn took(&self, what: &str, time: Duration) {
         let room = WIDTH - INDENT.len() - TIMES;
-        self.line(Tone::Plain, &format!("{INDENT}{:<room$}{:>TIMES$}", what, milliseconds(time)));
+        self.line(
+            Tone::Plain,
+            &format!("{INDENT}{:<room$}{:>TIMES$}", what, milliseconds(time)),
+        );
     }
 
     /// A command as one would type it, and where.
@@ -75,8 +84,16 @@ impl Narrator {
         // A backslash at the end of a line, as a shell wants it.
         let parts = wrapped(command, WIDTH - prompt.len() - CONTINUED.len());
         for (index, part) in parts.iter().enumerate() {
-            let before = if index == 0 { prompt.clone() } else { " ".repeat(prompt.len() + 2) };
-            let after = if index + 1 < parts.len() { CONTINUED } else { "" };
+            let before = if index == 0 {
+                prompt.clone()
+            } else {
+                " ".repeat(prompt.len() + 2)
+            };
+            let after = if index + 1 < parts.len() {
+                CONTINUED
+            } else {
+                ""
+            };
             self.line(Tone::Bold, &format!("{before}{part}{after}"));
         }
     }
@@ -136,7 +153,9 @@ fn wrapped(line: &str, width: usize) -> Vec<String> {
     }
     let mut lines = vec![String::new()];
     for word in line.split_whitespace() {
-        let last = lines.last_mut().filter(|last| last.chars().count() + 1 + word.chars().count() <= width);
+        let last = lines
+            .last_mut()
+            .filter(|last| last.chars().count() + 1 + word.chars().count() <= width);
         match last {
             Some(last) if last.is_empty() => last.push_str(word),
             Some(last) => {
@@ -156,15 +175,22 @@ mod tests {
 
     #[test]
     fn milliseconds_are_grouped() {
-        let shown: Vec<String> =
-            [0, 41, 999, 1000, 1_234_567].map(|ms| milliseconds(Duration::from_millis(ms))).to_vec();
-        assert_eq!(shown, ["0 ms", "41 ms", "999 ms", "1,000 ms", "1,234,567 ms"]);
+        let shown: Vec<String> = [0, 41, 999, 1000, 1_234_567]
+            .map(|ms| milliseconds(Duration::from_millis(ms)))
+            .to_vec();
+        assert_eq!(
+            shown,
+            ["0 ms", "41 ms", "999 ms", "1,000 ms", "1,234,567 ms"]
+        );
     }
 
     #[test]
     fn long_lines_are_broken_and_short_ones_keep_their_columns() {
         assert_eq!(wrapped("NAME   AGE", 20), ["NAME   AGE"]);
         assert_eq!(wrapped("one two three", 8), ["one two", "three"]);
-        assert_eq!(wrapped("a-word-that-is-long b", 8), ["a-word-that-is-long", "b"]);
+        assert_eq!(
+            wrapped("a-word-that-is-long b", 8),
+            ["a-word-that-is-long", "b"]
+        );
     }
 }

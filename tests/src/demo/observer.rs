@@ -44,20 +44,29 @@ impl Observation {
     /// Whether this is about that object.
     #[must_use]
     pub fn is(&self, kind: &str, namespace: &str, name: &str) -> bool {
-        (self.kind.as_str(), self.namespace.as_str(), self.name.as_str()) == (kind, namespace, name)
+        (
+            self.kind.as_str(),
+            self.namespace.as_str(),
+            self.name.as_str(),
+        ) == (kind, namespace, name)
     }
 
     /// Whether the object is there and holds that value.
     #[must_use]
     pub fn holds(&self, key: &str, value: &str) -> bool {
-        self.data.as_ref().and_then(|data| data.get(key)).is_some_and(|copies_there| copies_there == value)
+        self.data
+            .as_ref()
+            .and_then(|data| data.get(key))
+            .is_some_and(|copies_there| copies_there == value)
     }
 
     // Without the values of a Secret, also of one that is not secret.
     fn describe(&self) -> String {
         let state = match &self.data {
             None => "gone".to_owned(),
-            Some(data) if self.kind == "Secret" => format!("with the keys {:?}", data.keys().collect::<Vec<_>>()),
+            Some(data) if self.kind == "Secret" => {
+                format!("with the keys {:?}", data.keys().collect::<Vec<_>>())
+            }
             Some(data) => format!("with {data:?}"),
         };
         format!("{} {}/{} {state}", self.kind, self.namespace, self.name)
@@ -89,7 +98,13 @@ impl Observer {
         for (kind, namespace) in places {
             let api = api(client.clone(), kind, *namespace);
             let kind = (*kind).to_owned();
-            watches.spawn(watch_one(api, kind, seen.clone(), counter.clone(), ready.clone()));
+            watches.spawn(watch_one(
+                api,
+                kind,
+                seen.clone(),
+                counter.clone(),
+                ready.clone(),
+            ));
         }
         let all_ready = async {
             for _ in places {
@@ -97,8 +112,18 @@ impl Observer {
             }
         };
         let begun = tokio::time::timeout(BEGINS, all_ready).await;
-        begun.with_context(|| format!("the watches on {} do not stand after {BEGINS:?}", cluster.name))?;
-        Ok(Self { cluster: cluster.name.clone(), seen, count, _watches: watches })
+        begun.with_context(|| {
+            format!(
+                "the watches on {} do not stand after {BEGINS:?}",
+                cluster.name
+            )
+        })?;
+        Ok(Self {
+            cluster: cluster.name.clone(),
+            seen,
+            count,
+            _watches: watches,
+        })
     }
 
     /// The place in the record where the next sighting will stand.
@@ -122,26 +147,50 @@ impl Observer {
         let look = async {
             loop {
                 count.borrow_and_update();
-                let found = self.seen.lock().iter().enumerate().skip(since).find(|(_, seen)| wanted(seen)).map(place);
+                let found = self
+                    .seen
+                    .lock()
+                    .iter()
+                    .enumerate()
+                    .skip(since)
+                    .find(|(_, seen)| wanted(seen))
+                    .map(place);
                 if let Some(found) = found {
                     return Ok(found);
                 }
-                count.changed().await.map_err(|_| anyhow!("the watches on {} have ended", self.cluster))?;
+                count
+                    .changed()
+                    .await
+                    .map_err(|_| anyhow!("the watches on {} have ended", self.cluster))?;
             }
         };
         match tokio::time::timeout(deadline, look).await {
             Ok(found) => found,
             Err(_) => {
                 scratch::keep_everything();
-                bail!("expected on {}: {what}; within {deadline:?} {}", self.cluster, self.observed(since))
+                bail!(
+                    "expected on {}: {what}; within {deadline:?} {}",
+                    self.cluster,
+                    self.observed(since)
+                )
             }
         }
     }
 
     fn observed(&self, since: usize) -> String {
         let seen = self.seen.lock();
-        let last: Vec<String> = seen.iter().skip(since).rev().take(3).map(Observation::describe).collect();
-        if last.is_empty() { "nothing changed there".to_owned() } else { format!("only seen: {}", last.join("; ")) }
+        let last: Vec<String> = seen
+            .iter()
+            .skip(since)
+            .rev()
+            .take(3)
+            .map(Observation::describe)
+            .collect();
+        if last.is_empty() {
+            "nothing changed there".to_owned()
+        } else {
+            format!("only seen: {}", last.join("; "))
+        }
     }
 }
 
@@ -150,7 +199,11 @@ fn place((index, seen): (usize, &Observation)) -> (usize, Instant) {
 }
 
 fn api(client: Client, kind: &str, namespace: Option<&str>) -> Api<DynamicObject> {
-    let (group, version) = if kind == "DistributionRule" { ("runnel.dev", "v1alpha1") } else { ("", "v1") };
+    let (group, version) = if kind == "DistributionRule" {
+        ("runnel.dev", "v1alpha1")
+    } else {
+        ("", "v1")
+    };
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
     match namespace {
         Some(namespace) => Api::namespaced_with(client, namespace, &resource),
@@ -191,7 +244,11 @@ async fn watch_one(
 fn observation(at: Instant, kind: &str, object: &DynamicObject, gone: bool) -> Observation {
     let pairs = object.data.get("data").and_then(|data| data.as_object());
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    let data = pairs.into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect();
+    let data = pairs
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| (key.clone(), text(value)))
+        .collect();
     Observation {
         at,
         kind: kind.to_owned(),

@@ -55,13 +55,24 @@ pub fn options() -> FleetOptions {
 /// When the kubeconfig cannot be read, or the folder not written.
 pub fn site(cluster: &Cluster, folder: &Path) -> Result<Site> {
     let folder = folder.join(&cluster.name);
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot create {}", folder.display()))?;
     // A copy: helm keeps what it learns beside the kubeconfig.
     let kubeconfig = folder.join("kubeconfig");
-    let unusable = || format!("the kubeconfig {} of {} cannot be used", cluster.kubeconfig.display(), cluster.name);
+    let unusable = || {
+        format!(
+            "the kubeconfig {} of {} cannot be used",
+            cluster.kubeconfig.display(),
+            cluster.name
+        )
+    };
     let read = Kubeconfig::read_from(&cluster.kubeconfig).with_context(unusable)?;
     write_private(&kubeconfig, &serde_json::to_string(&read)?)?;
-    Ok(Site { name: cluster.name.clone(), kubeconfig, folder })
+    Ok(Site {
+        name: cluster.name.clone(),
+        kubeconfig,
+        folder,
+    })
 }
 
 /// A hub and the agents of its members, as processes of this machine; dropping it ends them.
@@ -77,18 +88,39 @@ impl Stage {
     ///
     /// # Errors
     /// When anything of that fails; with the end of the log that tells why.
-    pub async fn start(clusters: &Clusters, binaries: &Binaries, folder: &Path, narrator: &Narrator) -> Result<Self> {
+    pub async fn start(
+        clusters: &Clusters,
+        binaries: &Binaries,
+        folder: &Path,
+        narrator: &Narrator,
+    ) -> Result<Self> {
         let helm = Helm::find().await?;
         let stage = Self::install(&helm, clusters, binaries, folder, narrator).await?;
         let begin = Instant::now();
         stage.hub.start().await?;
-        narrator.took(&format!("runnel-hub listens on {}", stage.hub.addresses().join(", ")), begin.elapsed());
+        narrator.took(
+            &format!("runnel-hub listens on {}", stage.hub.addresses().join(", ")),
+            begin.elapsed(),
+        );
         let begin = Instant::now();
         try_join_all(stage.agents.iter().map(|agent| async {
-            agent.hand_over(&stage.hub.join_string(agent.member(), binaries, &options()).await?).await?;
+            agent
+                .hand_over(
+                    &stage
+                        .hub
+                        .join_string(agent.member(), binaries, &options())
+                        .await?,
+                )
+                .await?;
             agent.pod().start().await?;
             connected(&clusters.hub, agent.member(), agent.process()).await?;
-            narrator.took(&format!("{} has joined with its token and is connected", agent.member()), begin.elapsed());
+            narrator.took(
+                &format!(
+                    "{} has joined with its token and is connected",
+                    agent.member()
+                ),
+                begin.elapsed(),
+            );
             anyhow::Ok(())
         }))
         .await?;
@@ -101,7 +133,11 @@ impl Stage {
     /// When one has ended by itself; with its last words.
     pub fn check(&self) -> Result<()> {
         let hub = self.hub.replicas().iter().map(|replica| replica.process());
-        self.agents.iter().map(Agent::process).chain(hub).try_for_each(Restartable::check)
+        self.agents
+            .iter()
+            .map(Agent::process)
+            .chain(hub)
+            .try_for_each(Restartable::check)
     }
 
     async fn install(
@@ -114,12 +150,29 @@ impl Stage {
         let begin = Instant::now();
         let options = options();
         let hub = site(&clusters.hub, folder)?;
-        let members = clusters.members.iter().map(|member| site(member, folder)).collect::<Result<Vec<_>>>()?;
-        let agents = members
+        let members = clusters
+            .members
             .iter()
-            .map(|member| Agent::install(helm, (member, &member.name), binaries, &options, "runnel-agent.log"));
-        let (hub, agents) = try_join(Hub::install(helm, &hub, binaries, &options), try_join_all(agents)).await?;
-        narrator.took(&format!("helm has installed {HUB} in the hub, {AGENT} in its members"), begin.elapsed());
+            .map(|member| site(member, folder))
+            .collect::<Result<Vec<_>>>()?;
+        let agents = members.iter().map(|member| {
+            Agent::install(
+                helm,
+                (member, &member.name),
+                binaries,
+                &options,
+                "runnel-agent.log",
+            )
+        });
+        let (hub, agents) = try_join(
+            Hub::install(helm, &hub, binaries, &options),
+            try_join_all(agents),
+        )
+        .await?;
+        narrator.took(
+            &format!("helm has installed {HUB} in the hub, {AGENT} in its members"),
+            begin.elapsed(),
+        );
         Ok(Self { agents, hub })
     }
 }
@@ -130,7 +183,9 @@ async fn connected(hub: &Cluster, member: &str, agent: &Restartable) -> Result<(
         if let Err(ended) = agent.check() {
             return Ok(Some(Err(ended)));
         }
-        let shown = hub.kubectl(&["get", "member", member, "-o", "json"], "").await?;
+        let shown = hub
+            .kubectl(&["get", "member", member, "-o", "json"], "")
+            .await?;
         let status = condition_of(&serde_json::from_str::<Value>(&shown)?, "Connected");
         ensure!(status == "True", "its condition Connected is {status:?}");
         Ok(Some(Ok(())))

@@ -55,13 +55,21 @@ impl Want {
     /// A ConfigMap.
     #[must_use]
     pub fn config_map(name: &'static str, state: State) -> Self {
-        Self { kind: "ConfigMap", name, state }
+        Self {
+            kind: "ConfigMap",
+            name,
+            state,
+        }
     }
 
     /// A Secret.
     #[must_use]
     pub fn secret(name: &'static str, state: State) -> Self {
-        Self { kind: "Secret", name, state }
+        Self {
+            kind: "Secret",
+            name,
+            state,
+        }
     }
 
     fn is_met_by(&self, namespace: &str, seen: &Observation) -> bool {
@@ -96,13 +104,34 @@ impl<'a> Story<'a> {
     /// When a cluster cannot be watched.
     pub async fn begin(narrator: &'a mut Narrator, clusters: &'a Clusters) -> Result<Self> {
         let place = Some(NAMESPACE);
-        let hub = [("ConfigMap", place), ("Secret", place), ("DistributionRule", place)];
+        let hub = [
+            ("ConfigMap", place),
+            ("Secret", place),
+            ("DistributionRule", place),
+        ];
         let (first, late) = (Some(DEFAULT), Some(LATE));
-        let member =
-            [("ConfigMap", first), ("Secret", first), ("ConfigMap", late), ("Secret", late), ("Namespace", None)];
+        let member = [
+            ("ConfigMap", first),
+            ("Secret", first),
+            ("ConfigMap", late),
+            ("Secret", late),
+            ("Namespace", None),
+        ];
         let hub = Observer::start(&clusters.hub, &hub).await?;
-        let members = try_join_all(clusters.members.iter().map(|cluster| Observer::start(cluster, &member))).await?;
-        Ok(Self { narrator, clusters, hub, members, edits: Vec::new() })
+        let members = try_join_all(
+            clusters
+                .members
+                .iter()
+                .map(|cluster| Observer::start(cluster, &member)),
+        )
+        .await?;
+        Ok(Self {
+            narrator,
+            clusters,
+            hub,
+            members,
+            edits: Vec::new(),
+        })
     }
 
     /// The number of the last member, from 0.
@@ -131,8 +160,9 @@ impl<'a> Story<'a> {
         words: &str,
     ) -> Result<Duration> {
         let mut latest = begin;
-        for (want, namespace) in
-            wanted.iter().flat_map(|want| namespaces.iter().map(move |namespace| (want, namespace)))
+        for (want, namespace) in wanted
+            .iter()
+            .flat_map(|want| namespaces.iter().map(move |namespace| (want, namespace)))
         {
             let what = format!("{} {namespace}/{} {:?}", want.kind, want.name, want.state);
             let met = |seen: &Observation| want.is_met_by(namespace, seen);
@@ -141,7 +171,10 @@ impl<'a> Story<'a> {
         }
         let time = latest.duration_since(begin);
         let name = &self.clusters.members[member].name;
-        self.narrator.took(&format!("{name} {}", sentence(words, wanted, namespaces)), time);
+        self.narrator.took(
+            &format!("{name} {}", sentence(words, wanted, namespaces)),
+            time,
+        );
         Ok(time)
     }
 
@@ -159,7 +192,10 @@ impl<'a> Story<'a> {
     ) -> Result<Duration> {
         let mut longest = Duration::ZERO;
         for (member, since) in since.iter().enumerate() {
-            longest = longest.max(self.arrives((member, *since), begin, wanted, namespaces, words).await?);
+            longest = longest.max(
+                self.arrives((member, *since), begin, wanted, namespaces, words)
+                    .await?,
+            );
         }
         Ok(longest)
     }
@@ -170,12 +206,21 @@ impl<'a> Story<'a> {
     /// When it is not in time; with the status as it is.
     pub async fn status(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<()> {
         let get = ["-n", NAMESPACE, "get", "drule", RULE, "-o", "json"];
-        eventually(&format!("the status of {RULE} to tell {what}"), SOON, async || {
-            let rule: Value = serde_json::from_str(&self.clusters.hub.kubectl(&get, "").await?)?;
-            let (summary, conditions) = (&rule["status"]["summary"], &rule["status"]["conditions"]);
-            ensure!(wanted(&rule["status"]), "summary {summary} and conditions {conditions}");
-            Ok(Some(()))
-        })
+        eventually(
+            &format!("the status of {RULE} to tell {what}"),
+            SOON,
+            async || {
+                let rule: Value =
+                    serde_json::from_str(&self.clusters.hub.kubectl(&get, "").await?)?;
+                let (summary, conditions) =
+                    (&rule["status"]["summary"], &rule["status"]["conditions"]);
+                ensure!(
+                    wanted(&rule["status"]),
+                    "summary {summary} and conditions {conditions}"
+                );
+                Ok(Some(()))
+            },
+        )
         .await
     }
 
@@ -186,7 +231,8 @@ impl<'a> Story<'a> {
     pub async fn ready(&self, copies: usize) -> Result<()> {
         let what = format!("that {copies} copies of {copies} are applied");
         self.status(&what, |status| {
-            let all = status["summary"]["copiesApplied"] == copies && status["summary"]["copies"] == copies;
+            let all = status["summary"]["copiesApplied"] == copies
+                && status["summary"]["copies"] == copies;
             all && is_ready(status)
         })
         .await
@@ -197,17 +243,27 @@ impl<'a> Story<'a> {
     /// # Errors
     /// When `kubectl` fails.
     pub async fn show_rule(&self) -> Result<()> {
-        self.clusters.hub.show(self.narrator, &["-n", NAMESPACE, "get", "drule"]).await.map(|_| ())
+        self.clusters
+            .hub
+            .show(self.narrator, &["-n", NAMESPACE, "get", "drule"])
+            .await
+            .map(|_| ())
     }
 }
 
 fn is_ready(status: &Value) -> bool {
     let conditions = status["conditions"].as_array().into_iter().flatten();
-    conditions.into_iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    conditions
+        .into_iter()
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 /// `has {} again` about copies in namespaces.
 fn sentence(words: &str, wanted: &[Want], namespaces: &[&str]) -> String {
     let names: Vec<&str> = wanted.iter().map(|want| want.name).collect();
-    format!("{} in {}", words.replace("{}", &names.join(" and ")), namespaces.join(" and "))
+    format!(
+        "{} in {}",
+        words.replace("{}", &names.join(" and ")),
+        namespaces.join(" and ")
+    )
 }

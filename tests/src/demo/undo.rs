@@ -32,15 +32,31 @@ pub async fn undo(narrator: &Narrator, clusters: &Clusters, folder: &Path) -> Re
         for what in [&config_maps[..], &secrets, &namespaces] {
             left.extend(delete(member, what).await.err());
         }
-        narrator.took(&format!("{}: copies and namespaces are removed", member.name), begin.elapsed());
+        narrator.took(
+            &format!("{}: copies and namespaces are removed", member.name),
+            begin.elapsed(),
+        );
     }
     let begin = Instant::now();
     left.extend(uninstall(&helm, &clusters.hub, HUB, folder).await.err());
-    left.extend(delete(&clusters.hub, &["delete", "namespaces", NAMESPACE, SYSTEM]).await.err());
+    left.extend(
+        delete(&clusters.hub, &["delete", "namespaces", NAMESPACE, SYSTEM])
+            .await
+            .err(),
+    );
     let definitions = definition_names();
-    let arguments: Vec<&str> = ["delete", "crds"].into_iter().chain(definitions.iter().map(String::as_str)).collect();
+    let arguments: Vec<&str> = ["delete", "crds"]
+        .into_iter()
+        .chain(definitions.iter().map(String::as_str))
+        .collect();
     left.extend(delete(&clusters.hub, &arguments).await.err());
-    narrator.took(&format!("{}: namespaces and definitions are removed", clusters.hub.name), begin.elapsed());
+    narrator.took(
+        &format!(
+            "{}: namespaces and definitions are removed",
+            clusters.hub.name
+        ),
+        begin.elapsed(),
+    );
     if left.is_empty() {
         return Ok(());
     }
@@ -51,13 +67,33 @@ pub async fn undo(narrator: &Narrator, clusters: &Clusters, folder: &Path) -> Re
 // The hub is gone, and with it whoever would take the rule's finalizer away. Mostly the rule is gone as well.
 async fn release(hub: &Cluster) {
     let patch = r#"{"metadata":{"finalizers":null}}"#;
-    let _ = hub.kubectl(&["-n", NAMESPACE, "patch", "drule", RULE, "--type=merge", "-p", patch], "").await;
+    let _ = hub
+        .kubectl(
+            &[
+                "-n",
+                NAMESPACE,
+                "patch",
+                "drule",
+                RULE,
+                "--type=merge",
+                "-p",
+                patch,
+            ],
+            "",
+        )
+        .await;
 }
 
 // With it go the rights in the whole cluster; the definitions stay, as they would for a user.
 async fn uninstall(helm: &Helm, cluster: &Cluster, release: &str, folder: &Path) -> Result<()> {
     let kubeconfig = site(cluster, folder)?.kubeconfig;
-    let arguments = ["uninstall", release, "--namespace", SYSTEM, "--ignore-not-found"];
+    let arguments = [
+        "uninstall",
+        release,
+        "--namespace",
+        SYSTEM,
+        "--ignore-not-found",
+    ];
     helm.on(&kubeconfig, &arguments).await.map(|_| ())
 }
 

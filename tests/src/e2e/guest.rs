@@ -23,7 +23,12 @@ pub async fn untouched(stage: &Stage) -> Result<()> {
 }
 
 async fn nothing(cluster: &Cluster, objects: &[&str]) -> Result<()> {
-    let found = cluster.kubectl(&[&["get", "--ignore-not-found", "-o", "name"], objects].concat(), "").await?;
+    let found = cluster
+        .kubectl(
+            &[&["get", "--ignore-not-found", "-o", "name"], objects].concat(),
+            "",
+        )
+        .await?;
     let found: Vec<_> = found.split_whitespace().collect();
     ensure!(
         found.is_empty(),
@@ -44,7 +49,9 @@ pub async fn tidy(stage: &Stage) -> Result<()> {
         ends.push(tidy_member(stage, member).await);
     }
     ends.push(tidy_hub(stage).await);
-    ends.into_iter().collect::<Result<()>>().context("not everything could be removed from your clusters")
+    ends.into_iter()
+        .collect::<Result<()>>()
+        .context("not everything could be removed from your clusters")
 }
 
 async fn tidy_member(stage: &Stage, member: &Cluster) -> Result<()> {
@@ -60,11 +67,33 @@ async fn tidy_hub(stage: &Stage) -> Result<()> {
     uninstall(stage, hub, "runnel-hub").await?;
     delete(hub, &["namespace", NAMESPACE]).await?;
     // The hub that would release the rule is gone.
-    let defined = hub.kubectl(&["get", "--ignore-not-found", "-o", "name", "crd", DEFINITIONS[1]], "").await?;
+    let defined = hub
+        .kubectl(
+            &[
+                "get",
+                "--ignore-not-found",
+                "-o",
+                "name",
+                "crd",
+                DEFINITIONS[1],
+            ],
+            "",
+        )
+        .await?;
     if !defined.trim().is_empty() {
-        let rule = hub.kubectl(&[&["get", "--ignore-not-found", "-o", "name"], &RULE[..]].concat(), "").await?;
+        let rule = hub
+            .kubectl(
+                &[&["get", "--ignore-not-found", "-o", "name"], &RULE[..]].concat(),
+                "",
+            )
+            .await?;
         if !rule.trim().is_empty() {
-            let free = ["patch", "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#];
+            let free = [
+                "patch",
+                "--type=merge",
+                "-p",
+                r#"{"metadata":{"finalizers":null}}"#,
+            ];
             hub.kubectl(&[&free[..], &RULE[..]].concat(), "").await?;
         }
     }
@@ -73,10 +102,26 @@ async fn tidy_hub(stage: &Stage) -> Result<()> {
 }
 
 async fn uninstall(stage: &Stage, cluster: &Cluster, release: &str) -> Result<()> {
-    let arguments = ["uninstall", release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "2m"];
-    stage.helm.on(&cluster.kubeconfig, &arguments).await.map(drop)
+    let arguments = [
+        "uninstall",
+        release,
+        "--namespace",
+        NAMESPACE,
+        "--ignore-not-found",
+        "--wait",
+        "--timeout",
+        "2m",
+    ];
+    stage
+        .helm
+        .on(&cluster.kubeconfig, &arguments)
+        .await
+        .map(drop)
 }
 
 async fn delete(cluster: &Cluster, objects: &[&str]) -> Result<()> {
-    cluster.kubectl(&[&["delete", "--ignore-not-found"], objects].concat(), "").await.map(drop)
+    cluster
+        .kubectl(&[&["delete", "--ignore-not-found"], objects].concat(), "")
+        .await
+        .map(drop)
 }

@@ -53,7 +53,9 @@ pub struct Arguments {
 
 fn member(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.into())),
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok((name.to_owned(), path.into()))
+        }
         _ => Err("write NAME=KUBECONFIG, such as eu-1=/home/me/eu-1.kubeconfig".to_owned()),
     }
 }
@@ -65,10 +67,17 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            return if error.use_stderr() {
+                ExitCode::FAILURE
+            } else {
+                ExitCode::SUCCESS
+            };
         }
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("e2e: cannot start: {error}");
@@ -90,7 +99,11 @@ async fn run(arguments: &Arguments) -> ExitCode {
     let mut narrator = Narrator::new();
     match observed(arguments, &mut narrator).await {
         Ok(Some(())) => {
-            narrator.title(&format!("\nDone: {} steps in {} s.", narrator.steps(), begin.elapsed().as_secs()));
+            narrator.title(&format!(
+                "\nDone: {} steps in {} s.",
+                narrator.steps(),
+                begin.elapsed().as_secs()
+            ));
             ExitCode::SUCCESS
         }
         Ok(None) => {
@@ -116,7 +129,9 @@ fn impossible(arguments: &Arguments, why: &anyhow::Error) -> ExitCode {
 
 /// None when it was interrupted.
 async fn observed(arguments: &Arguments, narrator: &mut Narrator) -> Result<Option<()>> {
-    let Some(stage) = unless_interrupted(stage(arguments, narrator)).await? else { return Ok(None) };
+    let Some(stage) = unless_interrupted(stage(arguments, narrator)).await? else {
+        return Ok(None);
+    };
     if arguments.clusters_only {
         narrator.say(&invitation(&stage));
         return unless_interrupted(std::future::pending()).await;
@@ -135,10 +150,17 @@ async fn observed(arguments: &Arguments, narrator: &mut Narrator) -> Result<Opti
 fn invitation(stage: &stage::Stage) -> String {
     let all = std::iter::once(&stage.hub).chain(&stage.members);
     let lines = all.map(|cluster| {
-        format!("kubectl --kubeconfig {} get nodes    # {}", cluster.kubeconfig.display(), cluster.name)
+        format!(
+            "kubectl --kubeconfig {} get nodes    # {}",
+            cluster.kubeconfig.display(),
+            cluster.name
+        )
     });
     let lines: Vec<_> = lines.collect();
-    let members = stage.members.iter().map(|one| format!(" --member {}={}", one.name, one.kubeconfig.display()));
+    let members = stage
+        .members
+        .iter()
+        .map(|one| format!(" --member {}={}", one.name, one.kubeconfig.display()));
     let (hub, address) = (stage.hub.kubeconfig.display(), &stage.address);
     format!(
         "three clusters run until Ctrl-C:\n{}\ncargo e2e --hub {hub}{} --hub-address {address} --yes",

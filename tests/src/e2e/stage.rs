@@ -65,18 +65,30 @@ pub async fn local(narrator: &mut Narrator) -> Result<Stage> {
     narrator.took("the images are built", begin.elapsed());
     for archive in &archives {
         let size = std::fs::metadata(archive)?.len();
-        narrator.say(&format!("{} has {size} bytes", archive.file_name().unwrap_or_default().display()));
+        narrator.say(&format!(
+            "{} has {size} bytes",
+            archive.file_name().unwrap_or_default().display()
+        ));
     }
     let (begin, helm) = (Instant::now(), Helm::find().await?);
-    let (network, parts) = tokio::task::spawn_blocking(|| anyhow::Ok((Network::make()?, binaries::find()?))).await??;
+    let (network, parts) =
+        tokio::task::spawn_blocking(|| anyhow::Ok((Network::make()?, binaries::find()?))).await??;
     let names = ["hub", "member-1", "member-2"];
-    let starts = (1..).zip(names).map(|(number, name)| Machine::start(name, number, &parts, &archives));
+    let starts = (1..)
+        .zip(names)
+        .map(|(number, name)| Machine::start(name, number, &parts, &archives));
     let machines = try_join_all(starts).await?;
     narrator.took("3 clusters run, and their nodes are ready", begin.elapsed());
     let folder = Scratch::new("e2e")?;
     let kubectl = kubectl(folder.path(), &parts.node)?;
-    let cluster =
-        |machine: &Machine| Cluster::new(machine.name(), &machine.kubeconfig(), &kubectl, &folder.path().join("cache"));
+    let cluster = |machine: &Machine| {
+        Cluster::new(
+            machine.name(),
+            &machine.kubeconfig(),
+            &kubectl,
+            &folder.path().join("cache"),
+        )
+    };
     Ok(Stage {
         hub: cluster(&machines[0]),
         members: machines[1..].iter().map(cluster).collect(),
@@ -93,12 +105,18 @@ pub async fn local(narrator: &mut Narrator) -> Result<Stage> {
 ///
 /// # Errors
 /// When the tools cannot be had.
-pub async fn given(hub: &Path, members: &[(String, PathBuf)], address: &str, registry: &str) -> Result<Stage> {
+pub async fn given(
+    hub: &Path,
+    members: &[(String, PathBuf)],
+    address: &str,
+    registry: &str,
+) -> Result<Stage> {
     let helm = Helm::find().await?;
     let kubectl = tokio::task::spawn_blocking(Assets::find).await??.kubectl();
     let folder = Scratch::new("e2e")?;
     let cache = folder.path().join("cache");
-    let member = |(name, kubeconfig): &(String, PathBuf)| Cluster::new(name, kubeconfig, &kubectl, &cache);
+    let member =
+        |(name, kubeconfig): &(String, PathBuf)| Cluster::new(name, kubeconfig, &kubectl, &cache);
     Ok(Stage {
         hub: Cluster::new("hub", hub, &kubectl, &cache),
         members: members.iter().map(member).collect(),
@@ -113,10 +131,17 @@ pub async fn given(hub: &Path, members: &[(String, PathBuf)], address: &str, reg
 
 /// The archives of both images: what ships, less optimised.
 fn images() -> Result<Vec<PathBuf>> {
-    let _progress = Progress::start("building the images of runnel-hub and runnel-agent (minutes, the first time)");
+    let _progress = Progress::start(
+        "building the images of runnel-hub and runnel-agent (minutes, the first time)",
+    );
     let output = format!("{}/target/images", cargo::ROOT);
-    system(&format!("{}/deploy/images/build", cargo::ROOT), &["--output", &output, "--profile", "trial"])?;
-    Ok(["runnel-hub", "runnel-agent"].map(|name| Path::new(&output).join(format!("{name}.tar"))).to_vec())
+    system(
+        &format!("{}/deploy/images/build", cargo::ROOT),
+        &["--output", &output, "--profile", "trial"],
+    )?;
+    Ok(["runnel-hub", "runnel-agent"]
+        .map(|name| Path::new(&output).join(format!("{name}.tar")))
+        .to_vec())
 }
 
 /// A `kubectl` of its own name: the binary takes its part from the name under which it is called.

@@ -18,7 +18,9 @@ pub const LATER: Duration = Duration::from_secs(180);
 /// # Errors
 /// When the API server does not answer, or there is no such object.
 pub async fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
-    let output = cluster.kubectl(&[&["get", "-o", "json"], arguments].concat(), "").await?;
+    let output = cluster
+        .kubectl(&[&["get", "-o", "json"], arguments].concat(), "")
+        .await?;
     serde_json::from_str(&output).context("kubectl did not print JSON")
 }
 
@@ -33,10 +35,17 @@ pub async fn holds(
     deadline: Duration,
 ) -> Result<Duration> {
     let begin = Instant::now();
-    let what = format!("{key}={value} in {resource} {namespace}/{name} of {}", cluster.name);
+    let what = format!(
+        "{key}={value} in {resource} {namespace}/{name} of {}",
+        cluster.name
+    );
     eventually(&what, deadline, async || {
         let object = get(cluster, &["-n", namespace, resource, name]).await?;
-        ensure!(object["data"][key] == value, "it has {}", object["data"][key]);
+        ensure!(
+            object["data"][key] == value,
+            "it has {}",
+            object["data"][key]
+        );
         Ok(Some(()))
     })
     .await?;
@@ -47,15 +56,34 @@ pub async fn holds(
 ///
 /// # Errors
 /// When it is not within `deadline`; with what was seen last.
-pub async fn condition(hub: &Cluster, object: &[&str], condition: &str, deadline: Duration) -> Result<Duration> {
+pub async fn condition(
+    hub: &Cluster,
+    object: &[&str],
+    condition: &str,
+    deadline: Duration,
+) -> Result<Duration> {
     let begin = Instant::now();
-    eventually(&format!("{condition}=True of {}", object.join(" ")), deadline, async || {
-        let object = get(hub, object).await?;
-        let conditions = object["status"]["conditions"].as_array().context("it has no conditions yet")?;
-        let found = conditions.iter().find(|one| one["type"] == condition).context("it has no such condition yet")?;
-        ensure!(found["status"] == "True", "it is {}: {}", found["status"], found["message"]);
-        Ok(Some(()))
-    })
+    eventually(
+        &format!("{condition}=True of {}", object.join(" ")),
+        deadline,
+        async || {
+            let object = get(hub, object).await?;
+            let conditions = object["status"]["conditions"]
+                .as_array()
+                .context("it has no conditions yet")?;
+            let found = conditions
+                .iter()
+                .find(|one| one["type"] == condition)
+                .context("it has no such condition yet")?;
+            ensure!(
+                found["status"] == "True",
+                "it is {}: {}",
+                found["status"],
+                found["message"]
+            );
+            Ok(Some(()))
+        },
+    )
     .await?;
     Ok(begin.elapsed())
 }

@@ -6,7 +6,12 @@ use std::path::Path;
 use super::{FleetOptions, NAMESPACE};
 
 /// `runnel-hub token create`: prints the join string of one member cluster.
-pub(crate) fn token(member: &str, kubeconfig: &Path, addresses: &[String], options: &FleetOptions) -> Vec<String> {
+pub(crate) fn token(
+    member: &str,
+    kubeconfig: &Path,
+    addresses: &[String],
+    options: &FleetOptions,
+) -> Vec<String> {
     let mut arguments = vec![
         "token".to_owned(),
         "create".to_owned(),
@@ -15,6 +20,11 @@ pub(crate) fn token(member: &str, kubeconfig: &Path, addresses: &[String], optio
         format!("--namespace={NAMESPACE}"),
         format!("--advertise={}", addresses.join(",")),
     ];
-    arguments.extend(options.labels.iter().map(|(key, value)| format!("--label={key}={value}")));
+    arguments.extend(
+        options
+            .labels
+            .iter()
+            .map(|(key, value)| format!("--label={key}={value}")),
+    );
     arguments
 }

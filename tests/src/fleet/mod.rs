@@ -67,10 +67,27 @@ impl Fleet {
         if options.hub_is_member {
             sites.push(site.clone());
         }
-        let agents =
-            sites.iter().map(|site| Agent::install(&helm, (site, &site.name), &binaries, &options, "runnel-agent.log"));
-        let (hub, agents) = try_join(Hub::install(&helm, &site, &binaries, &options), try_join_all(agents)).await?;
-        let fleet = Self { agents, hub, members, cluster, binaries };
+        let agents = sites.iter().map(|site| {
+            Agent::install(
+                &helm,
+                (site, &site.name),
+                &binaries,
+                &options,
+                "runnel-agent.log",
+            )
+        });
+        let (hub, agents) = try_join(
+            Hub::install(&helm, &site, &binaries, &options),
+            try_join_all(agents),
+        )
+        .await?;
+        let fleet = Self {
+            agents,
+            hub,
+            members,
+            cluster,
+            binaries,
+        };
         fleet.start_hub().await?;
         fleet.start_agents(&options).await?;
         Ok(fleet)
@@ -85,7 +102,9 @@ impl Fleet {
     /// The cluster of a member, from 1; with `hub_is_member` the last one is the hub's.
     #[must_use]
     pub fn member(&self, number: usize) -> &ControlPlane {
-        self.members.get(number.wrapping_sub(1)).unwrap_or(&self.cluster)
+        self.members
+            .get(number.wrapping_sub(1))
+            .unwrap_or(&self.cluster)
     }
 
     /// The number of members.
@@ -171,7 +190,10 @@ impl Fleet {
     /// # Errors
     /// When the operating system refuses.
     pub fn kill_hub(&self) -> Result<()> {
-        self.hub.replicas().iter().try_for_each(|replica| replica.process().kill())
+        self.hub
+            .replicas()
+            .iter()
+            .try_for_each(|replica| replica.process().kill())
     }
 
     /// Asks the hub to end, all of its processes, and returns the exit code, the worst one of several.
@@ -179,8 +201,16 @@ impl Fleet {
     /// # Errors
     /// When one did not run, or did not end within 15 s.
     pub async fn stop_hub(&self) -> Result<i32> {
-        let ends = self.hub.replicas().iter().map(|replica| replica.process().terminate(GRACE));
-        Ok(try_join_all(ends).await?.into_iter().max().unwrap_or_default())
+        let ends = self
+            .hub
+            .replicas()
+            .iter()
+            .map(|replica| replica.process().terminate(GRACE));
+        Ok(try_join_all(ends)
+            .await?
+            .into_iter()
+            .max()
+            .unwrap_or_default())
     }
 
     /// Starts every process of the hub that does not run, on the same ports, and returns when they listen.
@@ -242,17 +272,27 @@ impl Fleet {
     }
 
     async fn start_agents(&self, options: &FleetOptions) -> Result<()> {
-        let starts = self.agents.iter().enumerate().map(|(index, agent)| async move {
-            let join_string = self.hub.join_string(agent.member(), &self.binaries, options).await?;
-            agent.hand_over(&join_string).await?;
-            agent.pod().start().await?;
-            self.connected(index + 1).await
-        });
+        let starts = self
+            .agents
+            .iter()
+            .enumerate()
+            .map(|(index, agent)| async move {
+                let join_string = self
+                    .hub
+                    .join_string(agent.member(), &self.binaries, options)
+                    .await?;
+                agent.hand_over(&join_string).await?;
+                agent.pod().start().await?;
+                self.connected(index + 1).await
+            });
         try_join_all(starts).await.map(drop)
     }
 }
 
-async fn make_namespaces(clusters: impl Iterator<Item = &ControlPlane>, names: &[String]) -> Result<()> {
+async fn make_namespaces(
+    clusters: impl Iterator<Item = &ControlPlane>,
+    names: &[String],
+) -> Result<()> {
     for cluster in clusters {
         for name in names {
             cluster.kubectl(&["create", "namespace", name]).await?;
@@ -262,8 +302,12 @@ async fn make_namespaces(clusters: impl Iterator<Item = &ControlPlane>, names: &
 }
 
 async fn control_planes(options: &FleetOptions) -> Result<(ControlPlane, Vec<ControlPlane>)> {
-    let usual = Options { folder: None, ..options.control_plane.clone() };
-    let names = std::iter::once("hub".to_owned()).chain((1..=options.members).map(|number| format!("member-{number}")));
+    let usual = Options {
+        folder: None,
+        ..options.control_plane.clone()
+    };
+    let names = std::iter::once("hub".to_owned())
+        .chain((1..=options.members).map(|number| format!("member-{number}")));
     let starts = names.map(|name| {
         let usual = usual.clone();
         async move { ControlPlane::start(&name, usual).await }
@@ -273,11 +317,20 @@ async fn control_planes(options: &FleetOptions) -> Result<(ControlPlane, Vec<Con
 }
 
 pub(crate) async fn output(program: &Path, arguments: &[String]) -> Result<String> {
-    let output = Command::new(program).args(arguments).env_remove("KUBECONFIG").output().await;
+    let output = Command::new(program)
+        .args(arguments)
+        .env_remove("KUBECONFIG")
+        .output()
+        .await;
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() {
         let printed = String::from_utf8_lossy(&output.stderr);
-        bail!("{} {}: {}", program.display(), arguments.join(" "), printed.trim_end());
+        bail!(
+            "{} {}: {}",
+            program.display(),
+            arguments.join(" "),
+            printed.trim_end()
+        );
     }
     String::from_utf8(output.stdout).context("the output is not text")
 }
@@ -286,14 +339,25 @@ pub(crate) async fn output(program: &Path, arguments: &[String]) -> Result<Strin
 #[must_use]
 pub fn member_clusters(client: Client) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("runnel.dev", "v1alpha1", "MemberCluster");
-    Api::all_with(client, &ApiResource::from_gvk_with_plural(&kind, "memberclusters"))
+    Api::all_with(
+        client,
+        &ApiResource::from_gvk_with_plural(&kind, "memberclusters"),
+    )
 }
 
 /// The status of the condition `kind` of an object: `True`, `False`, `Unknown`, or empty where it
 /// is absent.
 #[must_use]
 pub fn condition_of(object: &Value, kind: &str) -> String {
-    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-    let found = conditions.into_iter().flatten().find(|condition| condition["type"] == kind);
-    found.and_then(|condition| condition["status"].as_str()).unwrap_or_default().to_owned()
+    let conditions = object
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
+    let found = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == kind);
+    found
+        .and_then(|condition| condition["status"].as_str())
+        .unwrap_or_default()
+        .to_owned()
 }

@@ -6,7 +6,9 @@ use anyhow::Result;
 use futures::future::try_join_all;
 use serde_json::Value;
 
-use super::release::{AGENT, HUB, Release, agent_values, hand_over, hub_pod_address, hub_values, kinds_are_served};
+use super::release::{
+    AGENT, HUB, Release, agent_values, hand_over, hub_pod_address, hub_values, kinds_are_served,
+};
 use super::{FleetOptions, GRACE, arguments, output};
 use crate::binaries::Binaries;
 use crate::helm::Helm;
@@ -35,29 +37,67 @@ impl Hub {
     ///
     /// # Errors
     /// When helm or the API server refuses, or the Deployment asks for something that the harness does not know.
-    pub async fn install(helm: &Helm, site: &Site, binaries: &Binaries, options: &FleetOptions) -> Result<Self> {
+    pub async fn install(
+        helm: &Helm,
+        site: &Site,
+        binaries: &Binaries,
+        options: &FleetOptions,
+    ) -> Result<Self> {
         let release = Release::install(helm, site, HUB, hub_values(options)?).await?;
         kinds_are_served(site).await?;
-        let advertised = release.values()["advertise"].as_array().cloned().unwrap_or_default();
-        let addresses = advertised.iter().filter_map(|one| one.as_str().map(str::to_owned)).collect();
+        let advertised = release.values()["advertise"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let addresses = advertised
+            .iter()
+            .filter_map(|one| one.as_str().map(str::to_owned))
+            .collect();
         let mut replicas = Vec::new();
         for number in 1..=options.hub_replicas {
-            let log = if number == 1 { format!("{HUB}.log") } else { format!("{HUB}-{number}.log") };
+            let log = if number == 1 {
+                format!("{HUB}.log")
+            } else {
+                format!("{HUB}-{number}.log")
+            };
             let name = format!("{HUB}-{number}");
-            let pod = release.pod(&name, hub_pod_address(number), (&binaries.hub, &log), options.memory_limits).await?;
+            let pod = release
+                .pod(
+                    &name,
+                    hub_pod_address(number),
+                    (&binaries.hub, &log),
+                    options.memory_limits,
+                )
+                .await?;
             let (address, ops_url) = (pod.port("grpc")?, format!("http://{}", pod.port("ops")?));
-            replicas.push(Replica { pod, address, ops_url });
+            replicas.push(Replica {
+                pod,
+                address,
+                ops_url,
+            });
         }
-        Ok(Self { release, site: site.clone(), addresses, replicas })
+        Ok(Self {
+            release,
+            site: site.clone(),
+            addresses,
+            replicas,
+        })
     }
 
     /// Makes the join string of a member, as a person with an administrator's rights does.
     ///
     /// # Errors
     /// When `runnel-hub token create` fails.
-    pub async fn join_string(&self, member: &str, binaries: &Binaries, options: &FleetOptions) -> Result<String> {
+    pub async fn join_string(
+        &self,
+        member: &str,
+        binaries: &Binaries,
+        options: &FleetOptions,
+    ) -> Result<String> {
         let token = arguments::token(member, &self.site.kubeconfig, &self.addresses, options);
-        output(&binaries.hub, &token).await.map(|printed| printed.trim().to_owned())
+        output(&binaries.hub, &token)
+            .await
+            .map(|printed| printed.trim().to_owned())
     }
 
     /// Where agents are told to reach the hub.
@@ -77,11 +117,17 @@ impl Hub {
     /// # Errors
     /// When all run already, or one ends at once or does not listen within 30 s.
     pub async fn start(&self) -> Result<()> {
-        let mut down: Vec<&Replica> = self.replicas.iter().filter(|one| !one.process().is_running()).collect();
+        let mut down: Vec<&Replica> = self
+            .replicas
+            .iter()
+            .filter(|one| !one.process().is_running())
+            .collect();
         if down.is_empty() {
             down.extend(self.replicas.first());
         }
-        try_join_all(down.into_iter().map(|replica| replica.pod.start())).await.map(drop)
+        try_join_all(down.into_iter().map(|replica| replica.pod.start()))
+            .await
+            .map(drop)
     }
 
     /// Upgrades the release with more values; where the Deployment's pods have changed, one process after the other is
@@ -154,9 +200,22 @@ impl Agent {
     ) -> Result<Self> {
         let release = Release::install(helm, site, AGENT, agent_values(options)?).await?;
         let name = format!("{AGENT}-1");
-        let pod = release.pod(&name, hub_pod_address(1), (&binaries.agent, log), options.memory_limits).await?;
+        let pod = release
+            .pod(
+                &name,
+                hub_pod_address(1),
+                (&binaries.agent, log),
+                options.memory_limits,
+            )
+            .await?;
         let ops_url = format!("http://{}", pod.port("ops")?);
-        Ok(Self { release, site: site.clone(), member: member.to_owned(), pod, ops_url })
+        Ok(Self {
+            release,
+            site: site.clone(),
+            member: member.to_owned(),
+            pod,
+            ops_url,
+        })
     }
 
     /// Gives the agent its join string, in a Secret beside it.

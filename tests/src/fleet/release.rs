@@ -44,7 +44,12 @@ impl Release {
     ///
     /// # Errors
     /// When helm or the API server refuses.
-    pub async fn install(helm: &Helm, site: &Site, name: &'static str, values: Value) -> Result<Self> {
+    pub async fn install(
+        helm: &Helm,
+        site: &Site,
+        name: &'static str,
+        values: Value,
+    ) -> Result<Self> {
         Self::install_in(helm, site, (name, NAMESPACE), values).await
     }
 
@@ -55,7 +60,13 @@ impl Release {
         values: Value,
     ) -> Result<Self> {
         let (helm, site, namespace) = (helm.clone(), site.clone(), namespace.to_owned());
-        let release = Self { helm, site, name, namespace, values: Mutex::new(values) };
+        let release = Self {
+            helm,
+            site,
+            name,
+            namespace,
+            values: Mutex::new(values),
+        };
         release.helm("install", &["--create-namespace"]).await?;
         Ok(release)
     }
@@ -78,18 +89,33 @@ impl Release {
     /// What its Deployment is called.
     fn full_name(&self) -> String {
         let values = self.values.lock();
-        let given = values.get("fullnameOverride").and_then(Value::as_str).filter(|given| !given.is_empty());
+        let given = values
+            .get("fullnameOverride")
+            .and_then(Value::as_str)
+            .filter(|given| !given.is_empty());
         given.unwrap_or(self.name).to_owned()
     }
 
     async fn helm(&self, command: &str, more: &[&str]) -> Result<()> {
         let folder = chart(self.name);
         let folder = folder.to_str().context("a path that is not text")?;
-        let mut arguments = vec![command, self.name, folder, "--namespace", &self.namespace, "--values", "-"];
+        let mut arguments = vec![
+            command,
+            self.name,
+            folder,
+            "--namespace",
+            &self.namespace,
+            "--values",
+            "-",
+        ];
         arguments.extend(more);
         let values = self.values.lock().to_string();
-        let done = self.helm.on_with(&self.site.kubeconfig, &arguments, &values).await;
-        done.with_context(|| format!("the chart {} in {}", self.name, self.site.name)).map(drop)
+        let done = self
+            .helm
+            .on_with(&self.site.kubeconfig, &arguments, &values)
+            .await;
+        done.with_context(|| format!("the chart {} in {}", self.name, self.site.name))
+            .map(drop)
     }
 
     /// The pod of the release's Deployment that is called `pod`, with this address and log.
@@ -125,7 +151,8 @@ pub fn hub_pod_address(number: usize) -> Ipv4Addr {
 /// The values of the hub's chart in a fleet, with free ports.
 pub(crate) fn hub_values(options: &FleetOptions) -> Result<Value> {
     let port = ports::free()?;
-    let addresses = (1..=options.hub_replicas).map(|number| format!("{}:{port}", hub_pod_address(number)));
+    let addresses =
+        (1..=options.hub_replicas).map(|number| format!("{}:{port}", hub_pod_address(number)));
     let mut values = json!({
         "replicas": options.hub_replicas,
         "advertise": addresses.collect::<Vec<_>>(),
@@ -158,23 +185,41 @@ pub(crate) fn agent_values(options: &FleetOptions) -> Result<Value> {
 ///
 /// # Errors
 /// When helm or the API server refuses.
-pub async fn account(cluster: &ControlPlane, chart: &'static str, namespace: &str, values: &Value) -> Result<PathBuf> {
+pub async fn account(
+    cluster: &ControlPlane,
+    chart: &'static str,
+    namespace: &str,
+    values: &Value,
+) -> Result<PathBuf> {
     let (helm, site) = (Helm::find().await?, Site::from(cluster));
     let options = FleetOptions::default();
-    let mut all = if chart == HUB { hub_values(&options)? } else { agent_values(&options)? };
+    let mut all = if chart == HUB {
+        hub_values(&options)?
+    } else {
+        agent_values(&options)?
+    };
     if namespace != NAMESPACE {
         // What belongs to no namespace has a name of its own for each.
         merge(&mut all, &json!({"fullnameOverride": namespace}));
     }
     merge(&mut all, values);
-    let given = all.pointer("/serviceAccount/name").and_then(Value::as_str).map(str::to_owned);
+    let given = all
+        .pointer("/serviceAccount/name")
+        .and_then(Value::as_str)
+        .map(str::to_owned);
     let kinds = chart == HUB && all.pointer("/crds/install") != Some(&Value::Bool(false));
     Release::install_in(&helm, &site, (chart, namespace), all).await?;
     if kinds {
         kinds_are_served(&site).await?;
     }
-    let usual = if namespace == NAMESPACE { chart } else { namespace };
-    cluster.token_kubeconfig(namespace, given.as_deref().unwrap_or(usual)).await
+    let usual = if namespace == NAMESPACE {
+        chart
+    } else {
+        namespace
+    };
+    cluster
+        .token_kubeconfig(namespace, given.as_deref().unwrap_or(usual))
+        .await
 }
 
 /// What a fleet's chart `name` renders, as YAML.
@@ -182,7 +227,11 @@ pub async fn account(cluster: &ControlPlane, chart: &'static str, namespace: &st
 /// # Errors
 /// When helm refuses.
 pub async fn rendered(helm: &Helm, name: &'static str, options: &FleetOptions) -> Result<String> {
-    let values = if name == HUB { hub_values(options)? } else { agent_values(options)? };
+    let values = if name == HUB {
+        hub_values(options)?
+    } else {
+        agent_values(options)?
+    };
     helm.template(name, &values.to_string()).await
 }
 
@@ -196,7 +245,9 @@ pub(crate) async fn hand_over(site: &Site, join_string: &str) -> Result<()> {
         "stringData": {"join-string": join_string},
     });
     let person = PatchParams::apply("person").force();
-    secrets.patch(JOIN_SECRET, &person, &Patch::Apply(secret)).await?;
+    secrets
+        .patch(JOIN_SECRET, &person, &Patch::Apply(secret))
+        .await?;
     Ok(())
 }
 
@@ -205,12 +256,22 @@ pub(crate) async fn kinds_are_served(site: &Site) -> Result<()> {
     let known: Api<CustomResourceDefinition> = Api::all(site.client().await?);
     for wanted in definitions() {
         let name = wanted.name_any();
-        eventually(&format!("{name} to be established"), ESTABLISHED, async || {
-            let conditions = known.get(&name).await?.status.and_then(|status| status.conditions).unwrap_or_default();
-            let observed =
-                conditions.iter().any(|observed| observed.type_ == "Established" && observed.status == "True");
-            Ok(observed.then_some(()))
-        })
+        eventually(
+            &format!("{name} to be established"),
+            ESTABLISHED,
+            async || {
+                let conditions = known
+                    .get(&name)
+                    .await?
+                    .status
+                    .and_then(|status| status.conditions)
+                    .unwrap_or_default();
+                let observed = conditions
+                    .iter()
+                    .any(|observed| observed.type_ == "Established" && observed.status == "True");
+                Ok(observed.then_some(()))
+            },
+        )
         .await?;
     }
     Ok(())
@@ -236,8 +297,14 @@ mod tests {
     #[test]
     fn values_are_laid_over_others() {
         let mut values = json!({"a": {"b": 1, "c": [1, 2]}, "d": "x"});
-        merge(&mut values, &json!({"a": {"c": [3], "e": {"f": true}}, "d": null}));
-        assert_eq!(values, json!({"a": {"b": 1, "c": [3], "e": {"f": true}}, "d": "x"}));
+        merge(
+            &mut values,
+            &json!({"a": {"c": [3], "e": {"f": true}}, "d": null}),
+        );
+        assert_eq!(
+            values,
+            json!({"a": {"b": 1, "c": [3], "e": {"f": true}}, "d": "x"})
+        );
         merge(&mut values, &Value::Null);
         assert_eq!(values["d"], "x");
     }

@@ -39,23 +39,45 @@ pub(crate) struct Group {
 impl Group {
     /// Creates a group with this limit in bytes for the process `name`; `None` where this process may not create groups.
     pub fn create(name: &str, limit: u64) -> Result<Option<Self>> {
-        PARENT.get_or_init(find_parent).as_ref().map(|parent| Self::create_in(parent, name, limit)).transpose()
+        PARENT
+            .get_or_init(find_parent)
+            .as_ref()
+            .map(|parent| Self::create_in(parent, name, limit))
+            .transpose()
     }
 
     fn create_in(parent: &Parent, name: &str, limit: u64) -> Result<Self> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = parent.path.join(format!("{PREFIX}-{}-{number}", std::process::id()));
+        let path = parent
+            .path
+            .join(format!("{PREFIX}-{}-{number}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        let group = Self { name: name.to_owned(), version: parent.version, path, limit };
+        let group = Self {
+            name: name.to_owned(),
+            version: parent.version,
+            path,
+            limit,
+        };
         let (limited, swap, swap_limit) = match group.version {
-            Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit),
+            Version::One => (
+                "memory.limit_in_bytes",
+                "memory.memsw.limit_in_bytes",
+                limit,
+            ),
             Version::Two => ("memory.max", "memory.swap.max", 0),
         };
         group.write(limited, &limit.to_string())?;
         // A kernel without accounting of swap has no such file.
         let _ = group.write(swap, &swap_limit.to_string());
-        let set: u64 = group.read(limited)?.trim().parse().context("a limit that is not a number")?;
-        ensure!(set <= limit, "the kernel set a memory limit of {set} bytes instead of {limit}");
+        let set: u64 = group
+            .read(limited)?
+            .trim()
+            .parse()
+            .context("a limit that is not a number")?;
+        ensure!(
+            set <= limit,
+            "the kernel set a memory limit of {set} bytes instead of {limit}"
+        );
         Ok(group)
     }
 
@@ -69,7 +91,10 @@ impl Group {
         if self.kills() == 0 {
             return None;
         }
-        let how = format!("the kernel killed it at its memory limit of {} MiB", self.limit >> 20);
+        let how = format!(
+            "the kernel killed it at its memory limit of {} MiB",
+            self.limit >> 20
+        );
         super::record_kill(&self.name, &how);
         Some(how)
     }
@@ -81,12 +106,15 @@ impl Group {
         };
         let text = self.read(counted).unwrap_or_default();
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        count.and_then(|count| count.trim().parse().ok()).unwrap_or_default()
+        count
+            .and_then(|count| count.trim().parse().ok())
+            .unwrap_or_default()
     }
 
     fn write(&self, file: &str, value: &str) -> Result<()> {
         let path = self.path.join(file);
-        fs::write(&path, value).with_context(|| format!("cannot write {value} to {}", path.display()))
+        fs::write(&path, value)
+            .with_context(|| format!("cannot write {value} to {}", path.display()))
     }
 
     fn read(&self, file: &str) -> Result<String> {
@@ -100,7 +128,8 @@ impl Drop for Group {
         let _ = self.kill();
         // A process that has just been killed leaves its group a moment later.
         let begin = Instant::now();
-        while fs::remove_dir(&self.path).is_err() && self.path.exists() && begin.elapsed() < REMOVAL {
+        while fs::remove_dir(&self.path).is_err() && self.path.exists() && begin.elapsed() < REMOVAL
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -125,7 +154,9 @@ fn find_parent() -> Option<Parent> {
 fn remove_leftovers(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').nth(1));
+        let pid = name
+            .strip_prefix(PREFIX)
+            .and_then(|rest| rest.split('-').nth(1));
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
             // Fails where a process is in it, and that is right.
             let _ = fs::remove_dir(entry.path());
@@ -139,16 +170,26 @@ fn candidates(own: &str, mounts: &str) -> Vec<Parent> {
     let mut found = Vec::new();
     for line in own.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
         if controllers.split(',').any(|one| one == "memory") {
             let folder = mounted(mounts, path, |kind, options| {
                 kind == "cgroup" && options.split(',').any(|option| option == "memory")
             });
-            found.extend(folder.map(|(_, path)| Parent { version: Version::One, path }));
+            found.extend(folder.map(|(_, path)| Parent {
+                version: Version::One,
+                path,
+            }));
         } else if controllers.is_empty() {
-            let Some((mount, path)) = mounted(mounts, path, |kind, _| kind == "cgroup2") else { continue };
+            let Some((mount, path)) = mounted(mounts, path, |kind, _| kind == "cgroup2") else {
+                continue;
+            };
             let above = path.ancestors().take_while(|one| one.starts_with(&mount));
-            found.extend(above.map(|one| Parent { version: Version::Two, path: one.to_owned() }));
+            found.extend(above.map(|one| Parent {
+                version: Version::Two,
+                path: one.to_owned(),
+            }));
         }
     }
     found.sort_by_key(|parent| parent.version == Version::Two);
@@ -156,7 +197,11 @@ fn candidates(own: &str, mounts: &str) -> Vec<Parent> {
 }
 
 /// The mount point of the first matching file system, and where a cgroup's path lies below it.
-fn mounted(mounts: &str, path: &str, matches: impl Fn(&str, &str) -> bool) -> Option<(PathBuf, PathBuf)> {
+fn mounted(
+    mounts: &str,
+    path: &str,
+    matches: impl Fn(&str, &str) -> bool,
+) -> Option<(PathBuf, PathBuf)> {
     mounts.lines().find_map(|line| {
         let (place, system) = line.split_once(" - ")?;
         let mut place = place.split(' ').skip(3);
@@ -165,7 +210,11 @@ fn mounted(mounts: &str, path: &str, matches: impl Fn(&str, &str) -> bool) -> Op
         let (kind, options) = (system.next()?, system.nth(1).unwrap_or_default());
         // With a cgroup namespace the mount shows a part of the tree only.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
-        let folder = if below.as_os_str().is_empty() { mount.clone() } else { mount.join(below) };
+        let folder = if below.as_os_str().is_empty() {
+            mount.clone()
+        } else {
+            mount.join(below)
+        };
         matches(kind, options).then_some((mount, folder))
     })
 }
@@ -176,7 +225,9 @@ mod tests {
 
     fn paths(own: &str, mounts: &str) -> Vec<(Version, String)> {
         let found = candidates(own, mounts).into_iter();
-        found.map(|parent| (parent.version, parent.path.display().to_string())).collect()
+        found
+            .map(|parent| (parent.version, parent.path.display().to_string()))
+            .collect()
     }
 
     #[test]
@@ -186,15 +237,29 @@ mod tests {
                       32 28 0:28 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n\
                       33 28 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
         let first = (Version::One, "/sys/fs/cgroup/memory/api/x".to_owned());
-        assert_eq!(paths(one, mounts), [first, (Version::Two, "/sys/fs/cgroup/unified".to_owned())]);
+        assert_eq!(
+            paths(one, mounts),
+            [first, (Version::Two, "/sys/fs/cgroup/unified".to_owned())]
+        );
 
         let two = "0::/user.slice/run-1.scope\n";
-        let mounts = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        let folders = ["/sys/fs/cgroup/user.slice/run-1.scope", "/sys/fs/cgroup/user.slice", "/sys/fs/cgroup"];
-        assert_eq!(paths(two, mounts), folders.map(|path| (Version::Two, path.to_owned())));
+        let mounts =
+            "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let folders = [
+            "/sys/fs/cgroup/user.slice/run-1.scope",
+            "/sys/fs/cgroup/user.slice",
+            "/sys/fs/cgroup",
+        ];
+        assert_eq!(
+            paths(two, mounts),
+            folders.map(|path| (Version::Two, path.to_owned()))
+        );
         // A container's mount shows its own cgroup as the root.
         let container = "30 23 0:26 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
-        assert_eq!(paths("0::/docker/abc\n", container), [(Version::Two, "/sys/fs/cgroup".to_owned())]);
+        assert_eq!(
+            paths("0::/docker/abc\n", container),
+            [(Version::Two, "/sys/fs/cgroup".to_owned())]
+        );
         assert!(paths("", "").is_empty() && paths(two, "broken - line\n").is_empty());
     }
 }

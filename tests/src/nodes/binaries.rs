@@ -30,12 +30,18 @@ pub struct Binaries {
 /// A sentence that says what is missing and what to do about it.
 pub fn find() -> Result<Binaries> {
     let places = Places::from_environment()?;
-    let folder = places.cache.join(format!("{NAME}-{}", fingerprint(&FILES)?));
-    let binaries = Binaries { node: folder.join(NAME), pause: folder.join("pause.tar") };
+    let folder = places
+        .cache
+        .join(format!("{NAME}-{}", fingerprint(&FILES)?));
+    let binaries = Binaries {
+        node: folder.join(NAME),
+        pause: folder.join("pause.tar"),
+    };
     if folder.is_dir() {
         return Ok(binaries);
     }
-    fs::create_dir_all(&places.cache).with_context(|| format!("cannot create {}", places.cache.display()))?;
+    fs::create_dir_all(&places.cache)
+        .with_context(|| format!("cannot create {}", places.cache.display()))?;
     let _turn = wait_for_turn(&places.cache, NAME, "the node")?;
     if !folder.is_dir() {
         build(&places.go, &folder)?;
@@ -47,13 +53,19 @@ pub fn find() -> Result<Binaries> {
 fn build(go: &Path, folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);
-    fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
+    fs::create_dir_all(&unfinished)
+        .with_context(|| format!("cannot create {}", unfinished.display()))?;
     let what = format!(
         "building a Kubernetes {KUBERNETES_VERSION} node once for this machine (about 1 minute on 2 cores after the control \
          plane, else 5)"
     );
     run_go(go, &["-tags", "nodes", "."], &unfinished.join(NAME), &what)?;
-    run_go(go, &["./pause"], &unfinished.join("pause"), "building the image of the pause container")?;
+    run_go(
+        go,
+        &["./pause"],
+        &unfinished.join("pause"),
+        "building the image of the pause container",
+    )?;
     pause_image(&unfinished)?;
     fs::rename(&unfinished, folder).with_context(|| format!("cannot create {}", folder.display()))
 }
@@ -62,12 +74,42 @@ fn pause_image(folder: &Path) -> Result<()> {
     let (containerfile, folder) = (format!("{IMAGES}/Containerfile"), text(folder)?);
     // A storage of its own, so that none of it stays in that of the machine.
     let storage = Scratch::new("pause")?;
-    let (root, run) = (format!("{}/root", text(storage.path())?), format!("{}/run", text(storage.path())?));
-    let own = ["--root", &root, "--runroot", &run, "--storage-driver", "vfs"];
-    let build = ["bud", "--quiet", "--isolation", "chroot", "--format", "docker", "--file", &containerfile];
-    let what = ["--build-arg", "PROGRAM=pause", "--build-arg", "VERSION=1", "--tag", PAUSE_IMAGE, folder];
+    let (root, run) = (
+        format!("{}/root", text(storage.path())?),
+        format!("{}/run", text(storage.path())?),
+    );
+    let own = [
+        "--root",
+        &root,
+        "--runroot",
+        &run,
+        "--storage-driver",
+        "vfs",
+    ];
+    let build = [
+        "bud",
+        "--quiet",
+        "--isolation",
+        "chroot",
+        "--format",
+        "docker",
+        "--file",
+        &containerfile,
+    ];
+    let what = [
+        "--build-arg",
+        "PROGRAM=pause",
+        "--build-arg",
+        "VERSION=1",
+        "--tag",
+        PAUSE_IMAGE,
+        folder,
+    ];
     system("buildah", &[&own[..], &build[..], &what[..]].concat())?;
     let archive = format!("docker-archive:{folder}/pause.tar:{PAUSE_IMAGE}");
-    system("buildah", &[&own[..], &["push", "--quiet", PAUSE_IMAGE, &archive]].concat())?;
+    system(
+        "buildah",
+        &[&own[..], &["push", "--quiet", PAUSE_IMAGE, &archive]].concat(),
+    )?;
     Ok(())
 }

@@ -17,13 +17,19 @@ use super::text;
 /// Writes all of them into the folder of a machine.
 pub(super) fn write(folder: &Path, place: Place) -> Result<()> {
     let mut token = [0; 16];
-    SystemRandom::new().fill(&mut token).ok().context("the system gives no random numbers")?;
+    SystemRandom::new()
+        .fill(&mut token)
+        .ok()
+        .context("the system gives no random numbers")?;
     let token = HEXLOWER.encode(&token);
     fs::create_dir_all(folder.join("network"))?;
     let (path, accounts) = (text(folder)?, KeyPair::generate()?);
     let files = [
         ("kubeconfig", kubeconfig(path, place, &token)),
-        ("tokens.csv", format!("{token},administrator,1,system:masters\n")),
+        (
+            "tokens.csv",
+            format!("{token},administrator,1,system:masters\n"),
+        ),
         ("service-accounts.key", accounts.serialize_pem()),
         ("service-accounts.pub", accounts.public_key_pem()),
         ("network/10-runnel.conflist", network(path, place)),

@@ -43,7 +43,12 @@ impl Machine {
     ///
     /// # Errors
     /// When anything of that fails; with the end of the log that tells why.
-    pub async fn start(name: &str, number: u8, binaries: &Binaries, archives: &[PathBuf]) -> Result<Self> {
+    pub async fn start(
+        name: &str,
+        number: u8,
+        binaries: &Binaries,
+        archives: &[PathBuf],
+    ) -> Result<Self> {
         let folder = Scratch::new(&format!("node-{name}"))?;
         let place = Place(number);
         config::write(folder.path(), place)?;
@@ -112,7 +117,12 @@ impl Machine {
         let process = self.program()?.start()?;
         let outer = process.pid();
         *self.process.lock() = Some(process);
-        let first = eventually("the first process of a machine", FIRST_PROCESS, async || first_process(outer)).await;
+        let first = eventually(
+            "the first process of a machine",
+            FIRST_PROCESS,
+            async || first_process(outer),
+        )
+        .await;
         let first = first.with_context(|| self.last_words())?;
         *self.first.lock() = first;
         self.place.connect(first)?;
@@ -121,8 +131,22 @@ impl Machine {
 
     fn program(&self) -> Result<Program> {
         let folder = self.folder.path();
-        let archives: Vec<_> = self.archives.iter().map(|path| text(path)).collect::<Result<_>>()?;
-        let own = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", SCRIPT];
+        let archives: Vec<_> = self
+            .archives
+            .iter()
+            .map(|path| text(path))
+            .collect::<Result<_>>()?;
+        let own = [
+            "--net",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "bash",
+            "-c",
+            SCRIPT,
+        ];
         Ok(Program::new("/usr/bin/unshare", folder.join("machine.log"))
             .arguments(own)
             .environment("FOLDER", folder)
@@ -137,13 +161,31 @@ impl Machine {
         eventually(&format!("the node of {}", self.name), STARTS, async || {
             self.check()?;
             let nodes: Api<Node> = Api::all(client_of(&kubeconfig).await?);
-            let conditions = nodes.get("node").await?.status.and_then(|status| status.conditions).unwrap_or_default();
-            let ready =
-                conditions.iter().find(|condition| condition.type_ == "Ready").context("it says nothing yet")?;
+            let conditions = nodes
+                .get("node")
+                .await?
+                .status
+                .and_then(|status| status.conditions)
+                .unwrap_or_default();
+            let ready = conditions
+                .iter()
+                .find(|condition| condition.type_ == "Ready")
+                .context("it says nothing yet")?;
             // After a restart the API server still has the word of the kubelet that is gone.
-            let received = ready.last_heartbeat_time.as_ref().context("it has not been heard yet")?;
-            ensure!(received.0.as_second() > since.as_second(), "its kubelet was heard last at {}", received.0);
-            ensure!(ready.status == "True", "it is not ready: {}", ready.message.as_deref().unwrap_or_default());
+            let received = ready
+                .last_heartbeat_time
+                .as_ref()
+                .context("it has not been heard yet")?;
+            ensure!(
+                received.0.as_second() > since.as_second(),
+                "its kubelet was heard last at {}",
+                received.0
+            );
+            ensure!(
+                ready.status == "True",
+                "it is not ready: {}",
+                ready.message.as_deref().unwrap_or_default()
+            );
             Ok(Some(()))
         })
         .await
@@ -168,7 +210,10 @@ impl Machine {
 /// The child of `unshare`, once it has namespaces of its own.
 fn first_process(outer: u32) -> Result<Option<u32>> {
     let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"))?;
-    let Some(child) = children.split_whitespace().next() else { return Ok(None) };
-    let is_apart = fs::read_link(format!("/proc/{child}/ns/net"))? != fs::read_link("/proc/self/ns/net")?;
+    let Some(child) = children.split_whitespace().next() else {
+        return Ok(None);
+    };
+    let is_apart =
+        fs::read_link(format!("/proc/{child}/ns/net"))? != fs::read_link("/proc/self/ns/net")?;
     Ok(if is_apart { Some(child.parse()?) } else { None })
 }

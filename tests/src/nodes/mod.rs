@@ -26,7 +26,10 @@ pub use machine::Machine;
 /// # Errors
 /// When there is none, or it fails; with what it said.
 pub(crate) fn system(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output();
     let output = output.with_context(|| format!("cannot run {program}"))?;
     if !output.status.success() {
         let printed = String::from_utf8_lossy(&output.stderr);
@@ -37,5 +40,6 @@ pub(crate) fn system(program: &str, arguments: &[&str]) -> Result<String> {
 
 /// A path as text, which every path that is made here is.
 pub(crate) fn text(path: &Path) -> Result<&str> {
-    path.to_str().with_context(|| format!("{} is not text", path.display()))
+    path.to_str()
+        .with_context(|| format!("{} is not text", path.display()))
 }

@@ -45,7 +45,12 @@ impl Place {
     pub(super) fn connect(self, process: u32) -> Result<()> {
         let (link, process) = (self.link(), process.to_string());
         let _ = system("ip", &["link", "delete", &link]);
-        system("ip", &["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &process])?;
+        system(
+            "ip",
+            &[
+                "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &process,
+            ],
+        )?;
         system("ip", &["link", "set", &link, "master", BRIDGE])?;
         system("ip", &["link", "set", &link, "up"])?;
         Ok(())
@@ -60,15 +65,19 @@ impl Place {
             for controller in ["+cpuset", "+cpu", "+io", "+memory", "+pids"] {
                 let _ = fs::write(&control, controller);
             }
-            return fs::create_dir_all(groups.join(self.group())).context("cannot make a control group");
+            return fs::create_dir_all(groups.join(self.group()))
+                .context("cannot make a control group");
         }
-        for hierarchy in fs::read_dir(groups)?.flatten().filter(|entry| entry.path().is_dir()) {
+        for hierarchy in fs::read_dir(groups)?
+            .flatten()
+            .filter(|entry| entry.path().is_dir())
+        {
             let _ = fs::create_dir(hierarchy.path().join(self.group()));
         }
         // A new group of this hierarchy is empty, and no process may enter an empty one.
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            let all =
-                fs::read(groups.join("cpuset").join(file)).context("cannot read the processors of this machine")?;
+            let all = fs::read(groups.join("cpuset").join(file))
+                .context("cannot read the processors of this machine")?;
             fs::write(groups.join("cpuset").join(self.group()).join(file), all)?;
         }
         Ok(())
@@ -76,8 +85,15 @@ impl Place {
 
     fn remove_groups(self) {
         let group = self.group();
-        let hierarchies = fs::read_dir(GROUPS).into_iter().flatten().flatten().map(|entry| entry.path());
-        for folder in hierarchies.map(|path| path.join(&group)).chain([Path::new(GROUPS).join(&group)]) {
+        let hierarchies = fs::read_dir(GROUPS)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
+        for folder in hierarchies
+            .map(|path| path.join(&group))
+            .chain([Path::new(GROUPS).join(&group)])
+        {
             remove_group(&folder);
         }
     }
@@ -106,7 +122,8 @@ impl Network {
     /// When the system refuses.
     pub fn make() -> Result<Self> {
         let places = Places::from_environment()?;
-        fs::create_dir_all(&places.cache).with_context(|| format!("cannot create {}", places.cache.display()))?;
+        fs::create_dir_all(&places.cache)
+            .with_context(|| format!("cannot create {}", places.cache.display()))?;
         let turn = wait_for_turn(&places.cache, "nodes", "clusters with real nodes")?;
         sweep();
         system("ip", &["link", "add", BRIDGE, "type", "bridge"])?;

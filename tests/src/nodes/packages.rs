@@ -39,16 +39,21 @@ pub fn prepare() -> Result<()> {
         install(&missing)?;
     }
     check_groups()?;
-    system("unshare", &["--net", "--mount", "--pid", "--fork", "true"])
-        .context("no namespaces of its own can be made here: run it where root has CAP_SYS_ADMIN")?;
+    system("unshare", &["--net", "--mount", "--pid", "--fork", "true"]).context(
+        "no namespaces of its own can be made here: run it where root has CAP_SYS_ADMIN",
+    )?;
     Ok(())
 }
 
 fn missing() -> Vec<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |program: &str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
-    let mut packages: Vec<_> =
-        NEEDED.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect();
+    let is_there =
+        |program: &str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    let mut packages: Vec<_> = NEEDED
+        .iter()
+        .filter(|(program, _)| !is_there(program))
+        .map(|(_, package)| *package)
+        .collect();
     if !Path::new(NETWORK_PLUGINS).join("bridge").is_file() {
         packages.push(NETWORK_PACKAGE);
     }
@@ -58,7 +63,8 @@ fn missing() -> Vec<&'static str> {
 
 fn install(packages: &[&str]) -> Result<()> {
     let names = packages.join(" ");
-    let by_hand = || format!("real nodes need the packages {names}: install them (apt-get install {names})");
+    let by_hand =
+        || format!("real nodes need the packages {names}: install them (apt-get install {names})");
     let _progress = Progress::start(&format!("installing {names} with apt-get"));
     let install = [&["install", "--yes", "--no-install-recommends"], packages].concat();
     // The lists of packages may be missing or old.
@@ -71,8 +77,13 @@ fn install(packages: &[&str]) -> Result<()> {
 
 // The kubelet makes control groups for its pods.
 fn check_groups() -> Result<()> {
-    let probe = Path::new(GROUPS).join(if is_unified() { "runnel-probe" } else { "memory/runnel-probe" });
-    std::fs::create_dir_all(&probe).context("no control groups can be made here, which a kubelet needs")?;
+    let probe = Path::new(GROUPS).join(if is_unified() {
+        "runnel-probe"
+    } else {
+        "memory/runnel-probe"
+    });
+    std::fs::create_dir_all(&probe)
+        .context("no control groups can be made here, which a kubelet needs")?;
     std::fs::remove_dir(&probe).context("cannot remove a control group")
 }
 

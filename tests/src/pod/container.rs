@@ -25,7 +25,9 @@ pub(super) fn expand(text: &str, known: &BTreeMap<String, String>) -> String {
             rest = after;
             continue;
         }
-        let name = rest.strip_prefix("$(").and_then(|after| after.split_once(')'));
+        let name = rest
+            .strip_prefix("$(")
+            .and_then(|after| after.split_once(')'));
         match name {
             Some((name, after)) => {
                 match known.get(name) {
@@ -46,7 +48,10 @@ pub(super) fn expand(text: &str, known: &BTreeMap<String, String>) -> String {
 
 /// The environment in its order, with each reference to an earlier variable replaced. `given` is what the kubelet sets
 /// by itself.
-pub(super) fn environment(given: &[(String, String)], declared: Vec<(String, Value)>) -> BTreeMap<String, String> {
+pub(super) fn environment(
+    given: &[(String, String)],
+    declared: Vec<(String, Value)>,
+) -> BTreeMap<String, String> {
     let mut known: BTreeMap<String, String> = given.iter().cloned().collect();
     for (name, value) in declared {
         let value = match value {
@@ -106,13 +111,21 @@ mod tests {
     use super::*;
 
     fn known(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     // The cases of Kubernetes' own test of this.
     #[test]
     fn references_are_replaced_as_kubernetes_does() {
-        let known = known(&[("VAR_A", "A"), ("VAR_B", "B"), ("VAR_REF", "$(VAR_A)"), ("VAR_EMPTY", "")]);
+        let known = known(&[
+            ("VAR_A", "A"),
+            ("VAR_B", "B"),
+            ("VAR_REF", "$(VAR_A)"),
+            ("VAR_EMPTY", ""),
+        ]);
         let cases = [
             ("$(VAR_A)", "A"),
             ("___$(VAR_B)___", "___B___"),
@@ -148,13 +161,27 @@ mod tests {
 
     #[test]
     fn paths_of_mounts_are_found_as_whole_paths() {
-        let places = [("/etc/runnel", "/x"), ("/etc/runnel/policy", "/y"), ("/tmp", "/z")];
-        let places = Places::new(places.map(|(path, here)| (path.to_owned(), PathBuf::from(here))).into());
+        let places = [
+            ("/etc/runnel", "/x"),
+            ("/etc/runnel/policy", "/y"),
+            ("/tmp", "/z"),
+        ];
+        let places = Places::new(
+            places
+                .map(|(path, here)| (path.to_owned(), PathBuf::from(here)))
+                .into(),
+        );
         for (text, expected) in [
-            ("--policy-file=/etc/runnel/policy/policy.yaml", "--policy-file=/y/policy.yaml"),
+            (
+                "--policy-file=/etc/runnel/policy/policy.yaml",
+                "--policy-file=/y/policy.yaml",
+            ),
             ("/etc/runnel/join/join-string", "/x/join/join-string"),
             ("/etc/runnel", "/x"),
-            ("/etc/runnels/a /opt/tmp /tmpfs", "/etc/runnels/a /opt/tmp /tmpfs"),
+            (
+                "/etc/runnels/a /opt/tmp /tmpfs",
+                "/etc/runnels/a /opt/tmp /tmpfs",
+            ),
             ("a=/tmp,b=/tmp:/tmp/c", "a=/z,b=/z:/z/c"),
             ("--name=\u{e9}", "--name=\u{e9}"),
         ] {

@@ -114,11 +114,23 @@ impl Pod {
     /// and that would change what the process sees.
     pub async fn new(site: &Site, wanted: Wanted) -> Result<Self> {
         let folder = site.folder.join("pods").join(&wanted.name);
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         let observed = format!("{} of {}", wanted.name, site.name);
-        let run = Restartable::new(&observed, Program::new(&wanted.binary, site.folder.join(&wanted.log)));
-        let pod = Self { site: site.clone(), wanted, folder, run, state: Mutex::default() };
-        pod.take_over().await.with_context(|| format!("the pod {observed} cannot be made as its Deployment says"))?;
+        let run = Restartable::new(
+            &observed,
+            Program::new(&wanted.binary, site.folder.join(&wanted.log)),
+        );
+        let pod = Self {
+            site: site.clone(),
+            wanted,
+            folder,
+            run,
+            state: Mutex::default(),
+        };
+        pod.take_over()
+            .await
+            .with_context(|| format!("the pod {observed} cannot be made as its Deployment says"))?;
         Ok(pod)
     }
 
@@ -153,8 +165,12 @@ impl Pod {
     pub fn port(&self, name: &str) -> Result<String> {
         let state = self.state.lock();
         let ports = container_of(&state.template)?.ports.iter().flatten();
-        let port = ports.filter(|port| port.name.as_deref() == Some(name)).map(|port| port.container_port).next();
-        let port = port.with_context(|| format!("{} has no port {name}", self.wanted.deployment))?;
+        let port = ports
+            .filter(|port| port.name.as_deref() == Some(name))
+            .map(|port| port.container_port)
+            .next();
+        let port =
+            port.with_context(|| format!("{} has no port {name}", self.wanted.deployment))?;
         Ok(format!("{}:{port}", self.wanted.address))
     }
 
@@ -190,12 +206,18 @@ impl Pod {
         };
         let client = self.site.client().await?;
         let spec = spec_of(&template)?;
-        let asker = Asker { client: &client, namespace: &self.wanted.namespace, account: account_of(spec) };
+        let asker = Asker {
+            client: &client,
+            namespace: &self.wanted.namespace,
+            account: account_of(spec),
+        };
         let mut changed = false;
         for volume in spec.volumes.iter().flatten() {
             let mounts = mounts(spec, &volume.name)?;
             let Some(files) = asker.files(volume).await? else {
-                mounts.iter().try_for_each(|mount| std::fs::create_dir_all(self.place(mount)))?;
+                mounts
+                    .iter()
+                    .try_for_each(|mount| std::fs::create_dir_all(self.place(mount)))?;
                 continue;
             };
             if before.get(&volume.name) == Some(&files) {
@@ -221,13 +243,18 @@ impl Pod {
         let client = self.site.client().await?;
         let api: Api<Deployment> = Api::namespaced(client.clone(), &self.wanted.namespace);
         let deployment = api.get(&self.wanted.deployment).await?;
-        let template = deployment.spec.context("a Deployment without a spec")?.template;
-        let changed = std::mem::replace(&mut self.state.lock().template, template.clone()) != template;
+        let template = deployment
+            .spec
+            .context("a Deployment without a spec")?
+            .template;
+        let changed =
+            std::mem::replace(&mut self.state.lock().template, template.clone()) != template;
         let spec = spec_of(&template)?;
         self.refresh_mounts().await?;
         let kubeconfig = self.kubeconfig(&client, spec).await?;
         let program = self.program(&client, &template).await?;
-        self.run.set_program(program.environment("RUNNEL_KUBECONFIG", kubeconfig));
+        self.run
+            .set_program(program.environment("RUNNEL_KUBECONFIG", kubeconfig));
         Ok(changed)
     }
 
@@ -235,11 +262,21 @@ impl Pod {
         let name = account_of(spec);
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &self.wanted.namespace);
         let account = accounts.get(name).await?;
-        let mounts = spec.automount_service_account_token.or(account.automount_service_account_token);
-        let projected = spec.volumes.iter().flatten().filter_map(|volume| volume.projected.as_ref());
+        let mounts = spec
+            .automount_service_account_token
+            .or(account.automount_service_account_token);
+        let projected = spec
+            .volumes
+            .iter()
+            .flatten()
+            .filter_map(|volume| volume.projected.as_ref());
         let own = projected.flat_map(|volume| volume.sources.iter().flatten());
         ensure!(
-            mounts != Some(false) || own.filter(|source| source.service_account_token.is_some()).count() > 0,
+            mounts != Some(false)
+                || own
+                    .filter(|source| source.service_account_token.is_some())
+                    .count()
+                    > 0,
             "its ServiceAccount {name} is not mounted: it could not ask its API server anything"
         );
         let token = account::token(client, &self.wanted.namespace, name, None).await?;
@@ -254,8 +291,14 @@ impl Pod {
 }
 
 fn spec_of(template: &PodTemplateSpec) -> Result<&PodSpec> {
-    let spec = template.spec.as_ref().context("a Deployment without a pod")?;
-    ensure!(spec.init_containers.iter().flatten().count() == 0, "the harness knows no init containers");
+    let spec = template
+        .spec
+        .as_ref()
+        .context("a Deployment without a pod")?;
+    ensure!(
+        spec.init_containers.iter().flatten().count() == 0,
+        "the harness knows no init containers"
+    );
     Ok(spec)
 }
 
@@ -263,7 +306,10 @@ fn container_of(template: &PodTemplateSpec) -> Result<&Container> {
     let [container] = spec_of(template)?.containers.as_slice() else {
         bail!("the harness knows pods with one container only");
     };
-    ensure!(container.env_from.iter().flatten().count() == 0, "the harness does not know envFrom");
+    ensure!(
+        container.env_from.iter().flatten().count() == 0,
+        "the harness does not know envFrom"
+    );
     Ok(container)
 }
 
@@ -273,11 +319,17 @@ fn account_of(spec: &PodSpec) -> &str {
 
 /// The paths at which a volume is mounted.
 fn mounts(spec: &PodSpec, volume: &str) -> Result<Vec<String>> {
-    let all = spec.containers.iter().flat_map(|container| container.volume_mounts.iter().flatten());
+    let all = spec
+        .containers
+        .iter()
+        .flat_map(|container| container.volume_mounts.iter().flatten());
     all.filter(|mount| mount.name == volume)
         .map(|mount| {
             let whole = mount.sub_path.is_none() && mount.sub_path_expr.is_none();
-            ensure!(whole, "the harness does not know the subPath of the volume {volume}");
+            ensure!(
+                whole,
+                "the harness does not know the subPath of the volume {volume}"
+            );
             Ok(mount.mount_path.trim_end_matches('/').to_owned())
         })
         .collect()

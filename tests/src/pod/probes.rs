@@ -25,8 +25,12 @@ impl Pod {
             ("readiness", &container.readiness_probe),
         ];
         for (kind, probe) in probes {
-            let probe = probe.as_ref().with_context(|| format!("{} has no {kind} probe", self.name()))?;
-            self.passes(probe).await.with_context(|| format!("the {kind} probe of {}", self.name()))?;
+            let probe = probe
+                .as_ref()
+                .with_context(|| format!("{} has no {kind} probe", self.name()))?;
+            self.passes(probe)
+                .await
+                .with_context(|| format!("the {kind} probe of {}", self.name()))?;
         }
         Ok(())
     }
@@ -39,7 +43,12 @@ impl Pod {
         };
         let path = get.path.as_deref().unwrap_or("/");
         let answer = http::get(&address, path, ANSWER).await?;
-        ensure!(answer.status == 200, "{path} at {address} answers {} {}", answer.status, answer.body);
+        ensure!(
+            answer.status == 200,
+            "{path} at {address} answers {} {}",
+            answer.status,
+            answer.body
+        );
         Ok(())
     }
 }

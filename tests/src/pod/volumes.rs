@@ -6,7 +6,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::{ConfigMap, KeyToPath, Secret, ServiceAccountTokenProjection, Volume};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, KeyToPath, Secret, ServiceAccountTokenProjection, Volume,
+};
 use kube::{Api, Client};
 
 use super::account;
@@ -32,9 +34,11 @@ impl Asker<'_> {
         }
         let files = if let Some(secret) = &volume.secret {
             let named = secret.secret_name.as_deref().unwrap_or_default();
-            self.secret(named, secret.items.as_deref(), secret.optional).await
+            self.secret(named, secret.items.as_deref(), secret.optional)
+                .await
         } else if let Some(config) = &volume.config_map {
-            self.config_map(&config.name, config.items.as_deref(), config.optional).await
+            self.config_map(&config.name, config.items.as_deref(), config.optional)
+                .await
         } else if let Some(projected) = &volume.projected {
             let mut all = Files::new();
             for source in projected.sources.iter().flatten() {
@@ -52,36 +56,72 @@ impl Asker<'_> {
         } else {
             bail!("the harness does not know what the volume {name} is: {volume:?}");
         };
-        files.map(Some).with_context(|| format!("the volume {name}"))
+        files
+            .map(Some)
+            .with_context(|| format!("the volume {name}"))
     }
 
-    async fn secret(&self, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) -> Result<Files> {
+    async fn secret(
+        &self,
+        name: &str,
+        items: Option<&[KeyToPath]>,
+        optional: Option<bool>,
+    ) -> Result<Files> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), self.namespace);
         let found = api.get_opt(name).await?;
         let data = found.map(|secret| secret.data.unwrap_or_default());
-        let data = data.map(|data| data.into_iter().map(|(key, value)| (key, value.0)).collect());
-        chosen(data, items, optional == Some(true)).with_context(|| format!("the Secret {}/{name}", self.namespace))
+        let data = data.map(|data| {
+            data.into_iter()
+                .map(|(key, value)| (key, value.0))
+                .collect()
+        });
+        chosen(data, items, optional == Some(true))
+            .with_context(|| format!("the Secret {}/{name}", self.namespace))
     }
 
-    async fn config_map(&self, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) -> Result<Files> {
+    async fn config_map(
+        &self,
+        name: &str,
+        items: Option<&[KeyToPath]>,
+        optional: Option<bool>,
+    ) -> Result<Files> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), self.namespace);
         let data = api.get_opt(name).await?.map(|found| {
-            let texts = found.data.unwrap_or_default().into_iter().map(|(key, text)| (key, text.into_bytes()));
-            let bytes = found.binary_data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0));
+            let texts = found
+                .data
+                .unwrap_or_default()
+                .into_iter()
+                .map(|(key, text)| (key, text.into_bytes()));
+            let bytes = found
+                .binary_data
+                .unwrap_or_default()
+                .into_iter()
+                .map(|(key, value)| (key, value.0));
             texts.chain(bytes).collect()
         });
-        chosen(data, items, optional == Some(true)).with_context(|| format!("the ConfigMap {}/{name}", self.namespace))
+        chosen(data, items, optional == Some(true))
+            .with_context(|| format!("the ConfigMap {}/{name}", self.namespace))
     }
 
     async fn token(&self, wanted: &ServiceAccountTokenProjection) -> Result<Files> {
-        let token = account::token(self.client, self.namespace, self.account, wanted.audience.as_deref()).await?;
+        let token = account::token(
+            self.client,
+            self.namespace,
+            self.account,
+            wanted.audience.as_deref(),
+        )
+        .await?;
         Ok(Files::from([(wanted.path.clone(), token.into_bytes())]))
     }
 }
 
 fn chosen(data: Option<Files>, items: Option<&[KeyToPath]>, optional: bool) -> Result<Files> {
     let Some(data) = data else {
-        return if optional { Ok(Files::new()) } else { bail!("there is none, so the pod could not start") };
+        return if optional {
+            Ok(Files::new())
+        } else {
+            bail!("there is none, so the pod could not start")
+        };
     };
     let Some(items) = items else {
         return Ok(data);
@@ -113,7 +153,11 @@ pub(super) fn publish(mount: &Path, generation: u64, files: &Files) -> Result<()
     let old = fs::read_link(&current).ok();
     symlink(&folder, &next).with_context(context)?;
     fs::rename(&next, &current).with_context(context)?;
-    let shown: Vec<String> = files.keys().filter_map(|path| path.split('/').next()).map(str::to_owned).collect();
+    let shown: Vec<String> = files
+        .keys()
+        .filter_map(|path| path.split('/').next())
+        .map(str::to_owned)
+        .collect();
     for name in &shown {
         let link = mount.join(name);
         if fs::symlink_metadata(&link).is_err() {
@@ -134,7 +178,10 @@ pub(super) fn publish(mount: &Path, generation: u64, files: &Files) -> Result<()
 
 fn within(path: &str) -> Result<PathBuf> {
     let path = PathBuf::from(path);
-    if path.components().all(|part| matches!(part, Component::Normal(_))) {
+    if path
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)))
+    {
         return Ok(path);
     }
     bail!("{} is no path within a volume", path.display())
@@ -146,19 +193,30 @@ mod tests {
     use crate::scratch::Scratch;
 
     fn files(pairs: &[(&str, &str)]) -> Files {
-        pairs.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect()
+        pairs
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec()))
+            .collect()
     }
 
     #[test]
     fn a_mount_changes_in_one_step_and_keeps_nothing_old() -> Result<()> {
         let scratch = Scratch::new("mount")?;
         let mount = scratch.path().join("etc/runnel/policy");
-        publish(&mount, 1, &files(&[("policy.yaml", "one"), ("more/deep", "x"), ("gone", "y")]))?;
+        publish(
+            &mount,
+            1,
+            &files(&[("policy.yaml", "one"), ("more/deep", "x"), ("gone", "y")]),
+        )?;
         // What is open stays what it was: a reader sees one generation or the other.
         let open = fs::canonicalize(mount.join("policy.yaml"))?;
         assert_eq!(fs::read_to_string(&open)?, "one");
         assert_eq!(fs::read_to_string(mount.join("more/deep"))?, "x");
-        publish(&mount, 2, &files(&[("policy.yaml", "two"), ("more/deep", "z")]))?;
+        publish(
+            &mount,
+            2,
+            &files(&[("policy.yaml", "two"), ("more/deep", "z")]),
+        )?;
         assert_eq!(fs::read_to_string(mount.join("policy.yaml"))?, "two");
         assert_eq!(fs::read_to_string(mount.join("more/deep"))?, "z");
         assert!(!mount.join("gone").exists() && !open.exists());
@@ -170,10 +228,17 @@ mod tests {
 
     #[test]
     fn absent_volume_is_refused_unless_optional() -> Result<()> {
-        let item = |key: &str| KeyToPath { key: key.to_owned(), path: format!("as-{key}"), mode: None };
+        let item = |key: &str| KeyToPath {
+            key: key.to_owned(),
+            path: format!("as-{key}"),
+            mode: None,
+        };
         let data = files(&[("a", "1"), ("b", "2")]);
         assert_eq!(chosen(Some(data.clone()), None, false)?, data);
-        assert_eq!(chosen(Some(data.clone()), Some(&[item("a")]), false)?, files(&[("as-a", "1")]));
+        assert_eq!(
+            chosen(Some(data.clone()), Some(&[item("a")]), false)?,
+            files(&[("as-a", "1")])
+        );
         assert!(chosen(Some(data.clone()), Some(&[item("c")]), false).is_err());
         assert!(chosen(Some(data), Some(&[item("c")]), true)?.is_empty());
         assert!(chosen(None, None, true)?.is_empty());

@@ -57,10 +57,18 @@ type Texts = BTreeMap<String, String>;
 /// When it is not, naming the first part that differs; values of Secrets are not repeated.
 pub fn is_copy_of(source: &Value, object: &Value, rule: &Id) -> Result<()> {
     let metadata = &object["metadata"];
-    ensure!(metadata.get("deletionTimestamp").is_none(), "it is being deleted");
+    ensure!(
+        metadata.get("deletionTimestamp").is_none(),
+        "it is being deleted"
+    );
     for field in ["data", "binaryData", "type", "immutable"] {
         let (wanted, found) = (filled(source.get(field)), filled(object.get(field)));
-        ensure!(wanted == found, "{field} differs: keys {:?} instead of {:?}", keys(found), keys(wanted));
+        ensure!(
+            wanted == found,
+            "{field} differs: keys {:?} instead of {:?}",
+            keys(found),
+            keys(wanted)
+        );
     }
     let id = Id::of(source)?;
     let source_text = format!("{}/{}", plural(id.kind()), id.path());
@@ -71,11 +79,25 @@ pub fn is_copy_of(source: &Value, object: &Value, rule: &Id) -> Result<()> {
     annotations.insert(SOURCE.to_owned(), source_text);
     let mut found = (texts(object, "labels"), texts(object, "annotations"));
     let hub = found.0.remove(HUB_LABEL);
-    ensure!(hub.is_some_and(|hub| !hub.is_empty()), "it does not name its hub");
+    ensure!(
+        hub.is_some_and(|hub| !hub.is_empty()),
+        "it does not name its hub"
+    );
     let seal = found.1.remove(SEAL);
-    ensure!(seal.is_some_and(|seal| seal.starts_with("v1.") || seal.starts_with("v1a.")), "it is not sealed");
-    ensure!(found.0 == labels, "its labels are {:?} instead of {labels:?}", found.0);
-    ensure!(found.1 == annotations, "its annotations are {:?} instead of {annotations:?}", found.1);
+    ensure!(
+        seal.is_some_and(|seal| seal.starts_with("v1.") || seal.starts_with("v1a.")),
+        "it is not sealed"
+    );
+    ensure!(
+        found.0 == labels,
+        "its labels are {:?} instead of {labels:?}",
+        found.0
+    );
+    ensure!(
+        found.1 == annotations,
+        "its annotations are {:?} instead of {annotations:?}",
+        found.1
+    );
     for foreign in ["ownerReferences", "finalizers"] {
         ensure!(metadata.get(foreign).is_none(), "it has {foreign}");
     }
@@ -86,7 +108,9 @@ pub fn is_copy_of(source: &Value, object: &Value, rule: &Id) -> Result<()> {
 #[must_use]
 pub fn is_marked(object: &Value) -> bool {
     let metadata = &object["metadata"];
-    MARKS.iter().any(|(place, mark)| metadata[place].get(mark).is_some())
+    MARKS
+        .iter()
+        .any(|(place, mark)| metadata[place].get(mark).is_some())
 }
 
 fn plural(kind: &str) -> String {
@@ -98,17 +122,35 @@ fn filled(value: Option<&Value>) -> Option<&Value> {
 }
 
 fn keys(value: Option<&Value>) -> Vec<&String> {
-    value.and_then(Value::as_object).into_iter().flatten().map(|(key, _)| key).collect()
+    value
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+        .map(|(key, _)| key)
+        .collect()
 }
 
 fn texts(object: &Value, place: &str) -> Texts {
-    let pairs = object["metadata"].get(place).and_then(Value::as_object).into_iter().flatten();
-    pairs.map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned())).collect()
+    let pairs = object["metadata"]
+        .get(place)
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten();
+    pairs
+        .map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned()))
+        .collect()
 }
 
 fn kept(source: &Value, place: &str) -> Texts {
     let stays = |key: &str| {
-        NOT_COPIED.iter().any(|entry| entry.strip_suffix('*').map_or(key == *entry, |start| key.starts_with(start)))
+        NOT_COPIED.iter().any(|entry| {
+            entry
+                .strip_suffix('*')
+                .map_or(key == *entry, |start| key.starts_with(start))
+        })
     };
-    texts(source, place).into_iter().filter(|(key, _)| !stays(key)).collect()
+    texts(source, place)
+        .into_iter()
+        .filter(|(key, _)| !stays(key))
+        .collect()
 }

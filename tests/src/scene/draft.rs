@@ -11,13 +11,17 @@ impl Draft {
     /// A ConfigMap without content.
     #[must_use]
     pub fn config_map(namespace: &str, name: &str) -> Self {
-        Self(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": name}}))
+        Self(
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": name}}),
+        )
     }
 
     /// A Secret without content; its type is `Opaque` unless [`Draft::with`] says otherwise.
     #[must_use]
     pub fn secret(namespace: &str, name: &str) -> Self {
-        Self(json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": namespace, "name": name}}))
+        Self(
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": namespace, "name": name}}),
+        )
     }
 
     /// A namespace.
@@ -44,7 +48,11 @@ impl Draft {
     #[must_use]
     pub fn data(mut self, key: &str, text: &str) -> Self {
         let is_secret = self.0["kind"] == "Secret";
-        self.0["data"][key] = if is_secret { json!(BASE64.encode(text.as_bytes())) } else { json!(text) };
+        self.0["data"][key] = if is_secret {
+            json!(BASE64.encode(text.as_bytes()))
+        } else {
+            json!(text)
+        };
         self
     }
 
@@ -70,7 +78,10 @@ impl RuleDraft {
     /// A `DistributionRule`.
     #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
-        Self::of("DistributionRule", json!({"namespace": namespace, "name": name}))
+        Self::of(
+            "DistributionRule",
+            json!({"namespace": namespace, "name": name}),
+        )
     }
 
     /// A `ClusterDistributionRule`.
@@ -81,7 +92,9 @@ impl RuleDraft {
 
     fn of(kind: &str, metadata: Value) -> Self {
         let spec = json!({"sources": [], "clusters": {}});
-        Self(json!({"apiVersion": "runnel.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}))
+        Self(
+            json!({"apiVersion": "runnel.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}),
+        )
     }
 
     /// Takes ConfigMaps and Secrets with this label.

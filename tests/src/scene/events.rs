@@ -32,7 +32,12 @@ impl Place {
         // Events about what has no namespace stand in `default`.
         let namespace = id.own_namespace().unwrap_or("default");
         let api: Api<DynamicObject> = Api::namespaced_with(self.client(), namespace, &kind);
-        let events = api.list(&ListParams::default()).await?.items.into_iter().map(|event| event.data);
+        let events = api
+            .list(&ListParams::default())
+            .await?
+            .items
+            .into_iter()
+            .map(|event| event.data);
         let about = |event: &serde_json::Value| {
             event["regarding"]["kind"] == id.kind() && event["regarding"]["name"] == id.name()
         };
@@ -52,12 +57,19 @@ impl Place {
     /// # Errors
     /// When it was not in time, with what was told instead.
     pub async fn has_event(&self, id: &Id, reason: &str) -> Result<ObservedEvent> {
-        eventually(&format!("an Event {reason} about {id} in {}", self.name()), SOON, async || {
-            let observed = self.events_about(id).await?;
-            let found = observed.iter().find(|event| event.reason == reason).cloned();
-            ensure!(found.is_some(), "told was {observed:?}");
-            Ok(found)
-        })
+        eventually(
+            &format!("an Event {reason} about {id} in {}", self.name()),
+            SOON,
+            async || {
+                let observed = self.events_about(id).await?;
+                let found = observed
+                    .iter()
+                    .find(|event| event.reason == reason)
+                    .cloned();
+                ensure!(found.is_some(), "told was {observed:?}");
+                Ok(found)
+            },
+        )
         .await
     }
 }

@@ -18,7 +18,9 @@ impl Metrics {
     /// # Errors
     /// When it does not answer with metrics.
     pub async fn of(url: &str) -> Result<Self> {
-        let address = url.strip_prefix("http://").with_context(|| format!("an odd address: {url}"))?;
+        let address = url
+            .strip_prefix("http://")
+            .with_context(|| format!("an odd address: {url}"))?;
         let answer = http::get(address, "/metrics", ANSWER).await?;
         ensure!(answer.status == 200, "{url} answers {}", answer.status);
         Ok(Self(answer.body))
@@ -41,8 +43,15 @@ impl Metrics {
     pub fn sum(&self, name: &str) -> Result<f64> {
         let values = self.0.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
-            rest.starts_with([' ', '{']).then(|| rest.rsplit(' ').next().unwrap_or_default())
+            rest.starts_with([' ', '{'])
+                .then(|| rest.rsplit(' ').next().unwrap_or_default())
         });
-        values.map(|value| value.parse::<f64>().with_context(|| format!("{name} is {value}"))).sum()
+        values
+            .map(|value| {
+                value
+                    .parse::<f64>()
+                    .with_context(|| format!("{name} is {value}"))
+            })
+            .sum()
     }
 }

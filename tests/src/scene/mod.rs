@@ -43,9 +43,15 @@ impl Scene {
     pub async fn of(fleet: &Fleet) -> Result<Self> {
         let hub = Place::new("hub", fleet.hub().client().await?);
         let members = (1..=fleet.size()).map(|number| async move {
-            anyhow::Ok(Place::new(fleet.member_name(number), fleet.member(number).client().await?))
+            anyhow::Ok(Place::new(
+                fleet.member_name(number),
+                fleet.member(number).client().await?,
+            ))
         });
-        Ok(Self { hub, members: try_join_all(members).await? })
+        Ok(Self {
+            hub,
+            members: try_join_all(members).await?,
+        })
     }
 
     /// A member, from 1.
@@ -80,7 +86,13 @@ impl Scene {
     /// # Errors
     /// When one exists already.
     pub async fn member_namespaces(&self, names: &[&str]) -> Result<()> {
-        try_join_all(self.members.iter().map(|member| make_namespaces(member, names))).await.map(|_| ())
+        try_join_all(
+            self.members
+                .iter()
+                .map(|member| make_namespaces(member, names)),
+        )
+        .await
+        .map(|_| ())
     }
 
     /// Waits until every member has a true copy of `source` in all these namespaces.
@@ -113,7 +125,10 @@ impl Scene {
 
 async fn make_namespaces(place: &Place, names: &[&str]) -> Result<()> {
     for name in names {
-        place.make(&Draft::namespace(name).json()).await.with_context(|| format!("in {}", place.name()))?;
+        place
+            .make(&Draft::namespace(name).json())
+            .await
+            .with_context(|| format!("in {}", place.name()))?;
     }
     Ok(())
 }

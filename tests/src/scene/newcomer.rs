@@ -20,11 +20,19 @@ impl Newcomer {
     ///
     /// # Errors
     /// When the chart cannot be installed, no join string is given out, or the agent cannot be started.
-    pub async fn join(fleet: &Fleet, name: &str, cluster: &ControlPlane, options: &FleetOptions) -> Result<Self> {
+    pub async fn join(
+        fleet: &Fleet,
+        name: &str,
+        cluster: &ControlPlane,
+        options: &FleetOptions,
+    ) -> Result<Self> {
         let (helm, site) = (Helm::find().await?, Site::from(cluster));
         let log = format!("runnel-agent-{name}.log");
         let agent = Agent::install(&helm, (&site, name), fleet.binaries(), options, &log).await?;
-        let join_string = fleet.hub_release().join_string(name, fleet.binaries(), options).await?;
+        let join_string = fleet
+            .hub_release()
+            .join_string(name, fleet.binaries(), options)
+            .await?;
         ensure!(!join_string.is_empty(), "no join string was printed");
         agent.hand_over(&join_string).await?;
         agent.pod().start().await?;

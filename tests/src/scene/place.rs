@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use kube::api::{
-    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
+    PostParams,
 };
 use kube::core::TypeMeta;
 use kube::{Api, Client};
@@ -31,7 +32,12 @@ impl Id {
     /// # Errors
     /// When it lacks `apiVersion`, `kind` or `metadata.name`.
     pub fn of(object: &Value) -> Result<Self> {
-        let text = |path: &str| object.pointer(path).and_then(Value::as_str).map(str::to_owned);
+        let text = |path: &str| {
+            object
+                .pointer(path)
+                .and_then(Value::as_str)
+                .map(str::to_owned)
+        };
         Ok(Self {
             api_version: text("/apiVersion").context("an object without apiVersion")?,
             kind: text("/kind").context("an object without kind")?,
@@ -42,7 +48,12 @@ impl Id {
 
     fn new(api_version: &str, kind: &str, namespace: Option<&str>, name: &str) -> Self {
         let namespace = namespace.map(str::to_owned);
-        Self { api_version: api_version.to_owned(), kind: kind.to_owned(), namespace, name: name.to_owned() }
+        Self {
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            namespace,
+            name: name.to_owned(),
+        }
     }
 
     /// A ConfigMap.
@@ -66,7 +77,12 @@ impl Id {
     /// A `DistributionRule`.
     #[must_use]
     pub fn rule(namespace: &str, name: &str) -> Self {
-        Self::new("runnel.dev/v1alpha1", "DistributionRule", Some(namespace), name)
+        Self::new(
+            "runnel.dev/v1alpha1",
+            "DistributionRule",
+            Some(namespace),
+            name,
+        )
     }
 
     /// A `ClusterDistributionRule`.
@@ -84,13 +100,19 @@ impl Id {
     /// The object of the same kind and name in another namespace.
     #[must_use]
     pub fn within(&self, namespace: &str) -> Self {
-        Self { namespace: Some(namespace.to_owned()), ..self.clone() }
+        Self {
+            namespace: Some(namespace.to_owned()),
+            ..self.clone()
+        }
     }
 
     /// Of the same kind, in no namespace: to [`Place::list`] it stands for all of them.
     #[must_use]
     pub fn everywhere(&self) -> Self {
-        Self { namespace: None, ..self.clone() }
+        Self {
+            namespace: None,
+            ..self.clone()
+        }
     }
 
     /// The namespace, if there is one.
@@ -114,11 +136,18 @@ impl Id {
     /// How Runnel calls it: `namespace/name`, or `name`.
     #[must_use]
     pub fn path(&self) -> String {
-        self.namespace.iter().map(|namespace| format!("{namespace}/")).collect::<String>() + &self.name
+        self.namespace
+            .iter()
+            .map(|namespace| format!("{namespace}/"))
+            .collect::<String>()
+            + &self.name
     }
 
     pub(super) fn resource(&self) -> ApiResource {
-        let (group, version) = self.api_version.split_once('/').unwrap_or(("", &self.api_version));
+        let (group, version) = self
+            .api_version
+            .split_once('/')
+            .unwrap_or(("", &self.api_version));
         ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &self.kind))
     }
 }
@@ -146,7 +175,10 @@ impl Place {
     /// The cluster that `client` talks to, called `name` in messages.
     #[must_use]
     pub fn new(name: &str, client: Client) -> Self {
-        Self { name: name.to_owned(), client }
+        Self {
+            name: name.to_owned(),
+            client,
+        }
     }
 
     /// What it is called.
@@ -174,8 +206,17 @@ impl Place {
     /// What the API server says against it.
     pub async fn make(&self, object: &Value) -> Result<Value> {
         let id = Id::of(object)?;
-        let made = self.api(&id).create(&PostParams::default(), &serde_json::from_value(object.clone())?).await;
-        whole(&id, made.with_context(|| format!("cannot make {id} in {}", self.name))?)
+        let made = self
+            .api(&id)
+            .create(
+                &PostParams::default(),
+                &serde_json::from_value(object.clone())?,
+            )
+            .await;
+        whole(
+            &id,
+            made.with_context(|| format!("cannot make {id} in {}", self.name))?,
+        )
     }
 
     /// Changes an object by a JSON merge patch and returns it as it is then.
@@ -191,8 +232,15 @@ impl Place {
     /// # Errors
     /// What the API server says against it.
     pub async fn change_status(&self, id: &Id, change: Value) -> Result<Value> {
-        let changed = self.api(id).patch_status(&id.name, &PatchParams::default(), &Patch::Merge(change)).await;
-        whole(id, changed.with_context(|| format!("cannot change the status of {id} in {}", self.name))?)
+        let changed = self
+            .api(id)
+            .patch_status(&id.name, &PatchParams::default(), &Patch::Merge(change))
+            .await;
+        whole(
+            id,
+            changed
+                .with_context(|| format!("cannot change the status of {id} in {}", self.name))?,
+        )
     }
 
     /// Changes an object by a JSON patch and returns it as it is then.
@@ -200,12 +248,23 @@ impl Place {
     /// # Errors
     /// What the API server says against it.
     pub async fn json_patch(&self, id: &Id, operations: Value) -> Result<Value> {
-        self.patch(id, &Patch::Json::<()>(serde_json::from_value(operations)?)).await
+        self.patch(id, &Patch::Json::<()>(serde_json::from_value(operations)?))
+            .await
     }
 
-    async fn patch<P: serde::Serialize + std::fmt::Debug>(&self, id: &Id, patch: &Patch<P>) -> Result<Value> {
-        let changed = self.api(id).patch(&id.name, &PatchParams::default(), patch).await;
-        whole(id, changed.with_context(|| format!("cannot change {id} in {}", self.name))?)
+    async fn patch<P: serde::Serialize + std::fmt::Debug>(
+        &self,
+        id: &Id,
+        patch: &Patch<P>,
+    ) -> Result<Value> {
+        let changed = self
+            .api(id)
+            .patch(&id.name, &PatchParams::default(), patch)
+            .await;
+        whole(
+            id,
+            changed.with_context(|| format!("cannot change {id} in {}", self.name))?,
+        )
     }
 
     /// Asks for the deletion of an object.
@@ -213,8 +272,13 @@ impl Place {
     /// # Errors
     /// When it does not exist, or the API server refuses.
     pub async fn delete(&self, id: &Id) -> Result<()> {
-        let asked = self.api(id).delete(&id.name, &DeleteParams::default()).await;
-        asked.map(|_| ()).with_context(|| format!("cannot delete {id} in {}", self.name))
+        let asked = self
+            .api(id)
+            .delete(&id.name, &DeleteParams::default())
+            .await;
+        asked
+            .map(|_| ())
+            .with_context(|| format!("cannot delete {id} in {}", self.name))
     }
 
     /// The object, if it exists.
@@ -231,7 +295,9 @@ impl Place {
     /// # Errors
     /// When it does not exist.
     pub async fn get(&self, id: &Id) -> Result<Value> {
-        self.find(id).await?.with_context(|| format!("there is no {id} in {}", self.name))
+        self.find(id)
+            .await?
+            .with_context(|| format!("there is no {id} in {}", self.name))
     }
 
     /// All objects of the kind of `like`, in its namespace or in all if it has none.
@@ -240,19 +306,31 @@ impl Place {
     /// When the API server does not answer.
     pub async fn list(&self, like: &Id) -> Result<Vec<Value>> {
         let list = self.api(like).list(&ListParams::default()).await?;
-        list.items.into_iter().map(|object| whole(like, object)).collect()
+        list.items
+            .into_iter()
+            .map(|object| whole(like, object))
+            .collect()
     }
 
     /// Waits until the object exists and `wanted` has nothing against it; returns it.
     ///
     /// # Errors
     /// When the deadline passes, with what was wrong at the last look.
-    pub async fn sees(&self, what: &str, id: &Id, wanted: impl Fn(&Value) -> Result<()>) -> Result<Value> {
-        eventually(&format!("{id} in {} to be {what}", self.name), SOON, async || {
-            let object = self.get(id).await?;
-            wanted(&object)?;
-            Ok(Some(object))
-        })
+    pub async fn sees(
+        &self,
+        what: &str,
+        id: &Id,
+        wanted: impl Fn(&Value) -> Result<()>,
+    ) -> Result<Value> {
+        eventually(
+            &format!("{id} in {} to be {what}", self.name),
+            SOON,
+            async || {
+                let object = self.get(id).await?;
+                wanted(&object)?;
+                Ok(Some(object))
+            },
+        )
         .await
     }
 
@@ -261,12 +339,16 @@ impl Place {
     /// # Errors
     /// When it still does at the deadline.
     pub async fn lacks(&self, id: &Id) -> Result<()> {
-        eventually(&format!("{id} to be gone from {}", self.name), SOON, async || {
-            if let Some(object) = self.find(id).await? {
-                bail!("its metadata are {}", object["metadata"]);
-            }
-            Ok(Some(()))
-        })
+        eventually(
+            &format!("{id} to be gone from {}", self.name),
+            SOON,
+            async || {
+                if let Some(object) = self.find(id).await? {
+                    bail!("its metadata are {}", object["metadata"]);
+                }
+                Ok(Some(()))
+            },
+        )
         .await
     }
 
@@ -277,7 +359,8 @@ impl Place {
     pub async fn has_copy(&self, source: &Value, namespace: &str, rule: &Id) -> Result<Value> {
         let copy = Id::of(source)?.within(namespace);
         let what = format!("a copy by {rule}");
-        self.sees(&what, &copy, |object| is_copy_of(source, object, rule)).await
+        self.sees(&what, &copy, |object| is_copy_of(source, object, rule))
+            .await
     }
 
     /// Checks that an object is exactly the one that `before` was, untouched.
@@ -289,13 +372,21 @@ impl Place {
         let now = self.get(&id).await?;
         let same = now["metadata"]["uid"] == before["metadata"]["uid"]
             && now["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"];
-        ensure!(same, "{id} in {} was touched: its metadata are {}", self.name, now["metadata"]);
+        ensure!(
+            same,
+            "{id} in {} was touched: its metadata are {}",
+            self.name,
+            now["metadata"]
+        );
         Ok(())
     }
 }
 
 fn whole(id: &Id, mut object: DynamicObject) -> Result<Value> {
     // The items of a list do not say what they are.
-    object.types = Some(TypeMeta { api_version: id.api_version.clone(), kind: id.kind.clone() });
+    object.types = Some(TypeMeta {
+        api_version: id.api_version.clone(),
+        kind: id.kind.clone(),
+    });
     Ok(serde_json::to_value(object)?)
 }

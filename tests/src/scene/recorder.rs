@@ -70,12 +70,20 @@ impl Recorder {
         let api = place.api(like);
         let list = api.list(&ListParams::default()).await?;
         let version = list.metadata.resource_version.clone().unwrap_or_default();
-        let known = list.items.iter().map(|object| (key(object), object.metadata.uid.clone().unwrap_or_default()));
+        let known = list
+            .items
+            .iter()
+            .map(|object| (key(object), object.metadata.uid.clone().unwrap_or_default()));
         let log = Arc::new(Mutex::new(Log::default()));
         let mut watch = JoinSet::new();
         watch.spawn(record(api, version, log.clone()));
         let what = format!("{} in {}", like.kind(), place.name());
-        Ok(Self { what, at_start: known.collect(), log, _watch: watch })
+        Ok(Self {
+            what,
+            at_start: known.collect(),
+            log,
+            _watch: watch,
+        })
     }
 
     /// What has been written down so far.
@@ -97,10 +105,22 @@ impl Recorder {
     pub fn was_never_missing(&self, namespace: &str, name: &str) -> Result<()> {
         let key = (namespace.to_owned(), name.to_owned());
         let uid = self.at_start.get(&key);
-        ensure!(uid.is_some(), "{namespace}/{name} was not there at the start of the record of {}", self.what);
-        for record in self.so_far()?.iter().filter(|record| is_about(record, namespace, name)) {
+        ensure!(
+            uid.is_some(),
+            "{namespace}/{name} was not there at the start of the record of {}",
+            self.what
+        );
+        for record in self
+            .so_far()?
+            .iter()
+            .filter(|record| is_about(record, namespace, name))
+        {
             let same = record.object["metadata"]["uid"].as_str() == uid.map(String::as_str);
-            ensure!(record.change != Change::Deleted && same, "{namespace}/{name} was missing: {:?}", record.change);
+            ensure!(
+                record.change != Change::Deleted && same,
+                "{namespace}/{name} was missing: {:?}",
+                record.change
+            );
         }
         Ok(())
     }
@@ -110,7 +130,11 @@ impl Recorder {
     /// # Errors
     /// When the record has a gap.
     pub fn about(&self, namespace: &str, name: &str) -> Result<Vec<Record>> {
-        Ok(self.so_far()?.into_iter().filter(|record| is_about(record, namespace, name)).collect())
+        Ok(self
+            .so_far()?
+            .into_iter()
+            .filter(|record| is_about(record, namespace, name))
+            .collect())
     }
 }
 
@@ -121,7 +145,10 @@ fn is_about(record: &Record, namespace: &str, name: &str) -> bool {
 
 fn key(object: &DynamicObject) -> (String, String) {
     let metadata = &object.metadata;
-    (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
+    (
+        metadata.namespace.clone().unwrap_or_default(),
+        metadata.name.clone().unwrap_or_default(),
+    )
 }
 
 async fn record(api: Api<DynamicObject>, mut version: String, log: Arc<Mutex<Log>>) {

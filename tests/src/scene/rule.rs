@@ -10,8 +10,13 @@ use super::place::{Id, Place};
 /// # Errors
 /// When the object has no such condition.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> Result<&'a Value> {
-    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-    let found = conditions.into_iter().flatten().find(|condition| condition["type"] == kind);
+    let conditions = object
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
+    let found = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == kind);
     found.with_context(|| format!("no condition {kind}; the status is {}", object["status"]))
 }
 
@@ -21,7 +26,10 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> Result<&'a Value> {
 /// When it does not list the cluster.
 pub fn entry_of<'a>(rule: &'a Value, cluster: &str) -> Result<&'a Value> {
     let entries = rule.pointer("/status/clusters").and_then(Value::as_array);
-    let found = entries.into_iter().flatten().find(|entry| entry["name"] == cluster);
+    let found = entries
+        .into_iter()
+        .flatten()
+        .find(|entry| entry["name"] == cluster);
     found.with_context(|| format!("{cluster} is not listed; the status is {}", rule["status"]))
 }
 
@@ -33,7 +41,10 @@ impl Place {
     /// # Errors
     /// When it does not in time, with the status as it is.
     pub async fn says_ready(&self, rule: &Id, status: &str, reason: &str) -> Result<Value> {
-        self.sees(&format!("Ready={status}, {reason}"), rule, |object| is_ready(object, status, reason)).await
+        self.sees(&format!("Ready={status}, {reason}"), rule, |object| {
+            is_ready(object, status, reason)
+        })
+        .await
     }
 
     /// The same of `Ready=False` for this reason, when so many copies have failed and nothing is under way; returns the rule.
@@ -42,14 +53,24 @@ impl Place {
     /// # Errors
     /// When it does not in time, with the status as it is.
     pub async fn says_failed(&self, rule: &Id, reason: &str, failed: u64) -> Result<Value> {
-        self.sees(&format!("not ready with {failed} copies failed, {reason}"), rule, |object| {
-            is_ready(object, "False", reason)?;
-            let summary = &object["status"]["summary"];
-            let of = |count: &str| summary[count].as_u64().unwrap_or_default();
-            let settled = of("copiesApplied") + of("copiesFailed") + of("copiesWaiting") + of("copiesDrifted");
-            ensure!(of("copiesFailed") == failed && of("copies") == settled, "{summary}");
-            Ok(())
-        })
+        self.sees(
+            &format!("not ready with {failed} copies failed, {reason}"),
+            rule,
+            |object| {
+                is_ready(object, "False", reason)?;
+                let summary = &object["status"]["summary"];
+                let of = |count: &str| summary[count].as_u64().unwrap_or_default();
+                let settled = of("copiesApplied")
+                    + of("copiesFailed")
+                    + of("copiesWaiting")
+                    + of("copiesDrifted");
+                ensure!(
+                    of("copiesFailed") == failed && of("copies") == settled,
+                    "{summary}"
+                );
+                Ok(())
+            },
+        )
         .await
     }
 
@@ -60,11 +81,20 @@ impl Place {
     pub async fn all_applied(&self, rule: &Id, copies: usize) -> Result<Value> {
         self.sees(&format!("ready with {copies} copies"), rule, |object| {
             let summary = &object["status"]["summary"];
-            ensure!(object["status"]["observedGeneration"] == object["metadata"]["generation"], "not looked at");
+            ensure!(
+                object["status"]["observedGeneration"] == object["metadata"]["generation"],
+                "not looked at"
+            );
             let ready = condition(object, "Ready")?;
-            ensure!(ready["status"] == "True" && ready["reason"] == "AllApplied", "it is {ready}, {summary}");
+            ensure!(
+                ready["status"] == "True" && ready["reason"] == "AllApplied",
+                "it is {ready}, {summary}"
+            );
             let all = summary["copies"] == copies && summary["copiesApplied"] == copies;
-            ensure!(all && summary["copiesFailed"] == 0 && summary["copiesWaiting"] == 0, "the counts are {summary}");
+            ensure!(
+                all && summary["copiesFailed"] == 0 && summary["copiesWaiting"] == 0,
+                "the counts are {summary}"
+            );
             Ok(())
         })
         .await
@@ -74,12 +104,21 @@ impl Place {
     ///
     /// # Errors
     /// When it has not in time, with the entry as it is.
-    pub async fn says_of(&self, rule: &Id, cluster: &str, state: &str, reason: &str) -> Result<Value> {
+    pub async fn says_of(
+        &self,
+        rule: &Id,
+        cluster: &str,
+        state: &str,
+        reason: &str,
+    ) -> Result<Value> {
         let what = format!("{state}, {reason} in {cluster}");
         let object = self
             .sees(&what, rule, |object| {
                 let entry = entry_of(object, cluster)?;
-                ensure!(entry["state"] == state && entry["reason"] == reason, "it is {entry}");
+                ensure!(
+                    entry["state"] == state && entry["reason"] == reason,
+                    "it is {entry}"
+                );
                 Ok(())
             })
             .await?;
@@ -90,9 +129,19 @@ impl Place {
 /// Whether the status speaks of the newest spec, and `Ready` has this status and reason.
 fn is_ready(object: &Value, status: &str, reason: &str) -> Result<()> {
     let generation = &object["metadata"]["generation"];
-    ensure!(object["status"]["observedGeneration"] == *generation, "not looked at: {}", object["status"]);
+    ensure!(
+        object["status"]["observedGeneration"] == *generation,
+        "not looked at: {}",
+        object["status"]
+    );
     let ready = condition(object, "Ready")?;
-    ensure!(ready["status"] == status && ready["reason"] == reason, "it is {ready}");
-    ensure!(ready["observedGeneration"] == *generation, "the condition is old: {ready}");
+    ensure!(
+        ready["status"] == status && ready["reason"] == reason,
+        "it is {ready}"
+    );
+    ensure!(
+        ready["observedGeneration"] == *generation,
+        "the condition is old: {ready}"
+    );
     Ok(())
 }

@@ -44,7 +44,10 @@ impl SimulatedAgent {
     /// Starts an agent that holds this already.
     #[must_use]
     pub fn start(credentials: &Credentials, holdings: Holdings) -> Self {
-        let state = Arc::new(Mutex::new(State { holdings, ..State::default() }));
+        let state = Arc::new(Mutex::new(State {
+            holdings,
+            ..State::default()
+        }));
         let stop = CancellationToken::new();
         let running = run(credentials.clone(), state.clone());
         let stopped = stop.clone().cancelled_owned();
@@ -54,7 +57,12 @@ impl SimulatedAgent {
                 () = stopped => {}
             }
         });
-        Self { credentials: credentials.clone(), state, stop, task }
+        Self {
+            credentials: credentials.clone(),
+            state,
+            stop,
+            task,
+        }
     }
 
     /// Starts an agent that holds this already, and returns when it is up to date.
@@ -63,7 +71,9 @@ impl SimulatedAgent {
     /// When it is not within 30 s.
     pub async fn up_to_date(credentials: &Credentials, holdings: Holdings) -> Result<Self> {
         let agent = Self::start(credentials, holdings);
-        agent.until("the end of the snapshot", |state| state.up_to_date).await?;
+        agent
+            .until("the end of the snapshot", |state| state.up_to_date)
+            .await?;
         Ok(agent)
     }
 
@@ -90,7 +100,11 @@ impl SimulatedAgent {
     /// When it did not.
     pub fn check(&self) -> Result<()> {
         let complaints = &self.state.lock().record.complaints;
-        ensure!(complaints.is_empty(), "the hub broke the protocol: {}", complaints.join("; "));
+        ensure!(
+            complaints.is_empty(),
+            "the hub broke the protocol: {}",
+            complaints.join("; ")
+        );
         Ok(())
     }
 
@@ -130,12 +144,19 @@ async fn run(credentials: Credentials, state: Arc<Mutex<State>>) {
         let end = match Line::open(&credentials).await {
             Ok(line) => session(line, &credentials, &state).await,
             Err(status) => {
-                state.lock().record.ends.push((status.code(), status.message().to_owned()));
+                state
+                    .lock()
+                    .record
+                    .ends
+                    .push((status.code(), status.message().to_owned()));
                 status.code()
             }
         };
         state.lock().up_to_date = false;
-        if matches!(end, Code::Unauthenticated | Code::FailedPrecondition | Code::Aborted) {
+        if matches!(
+            end,
+            Code::Unauthenticated | Code::FailedPrecondition | Code::Aborted
+        ) {
             return;
         }
         tokio::time::sleep(AGAIN).await;
@@ -156,7 +177,9 @@ async fn session(mut line: Line, credentials: &Credentials, state: &Mutex<State>
         state.record.absorb(line.take_record());
         drop(state);
         match next {
-            Ok(Some(_)) => answers.into_iter().for_each(|answer| send_all(&line, answer)),
+            Ok(Some(_)) => answers
+                .into_iter()
+                .for_each(|answer| send_all(&line, answer)),
             Ok(None) => return Code::Ok,
             Err(status) => return status.code(),
         }
@@ -165,19 +188,27 @@ async fn session(mut line: Line, credentials: &Credentials, state: &Mutex<State>
 
 fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
     match frame {
-        HubFrame::WantDetail(uids) => {
-            uids.iter().map(|uid| AgentFrame::Detail(uid.clone(), state.holdings.detail(uid), true)).collect()
-        }
+        HubFrame::WantDetail(uids) => uids
+            .iter()
+            .map(|uid| AgentFrame::Detail(uid.clone(), state.holdings.detail(uid), true))
+            .collect(),
         HubFrame::Batch(batch) => {
             let states = state.holdings.take_in(batch);
-            vec![AgentFrame::Ack(batch.nonce, Vec::new()), AgentFrame::Report(states)]
+            vec![
+                AgentFrame::Ack(batch.nonce, Vec::new()),
+                AgentFrame::Report(states),
+            ]
         }
         HubFrame::SnapshotEnd(end) => {
             state.up_to_date = true;
             compare(state, end);
             // What it held before it could prove it.
             let states = state.holdings.states();
-            if states.is_empty() { Vec::new() } else { vec![AgentFrame::Report(states)] }
+            if states.is_empty() {
+                Vec::new()
+            } else {
+                vec![AgentFrame::Report(states)]
+            }
         }
         HubFrame::SnapshotBegin(begin) => {
             state.holdings.prove_with(begin.proof_key.clone());
@@ -197,7 +228,10 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
 fn compare(state: &mut State, end: &SnapshotEnd) {
     let (intents, digest) = state.holdings.account();
     if (intents, digest) != (end.intents, end.digest) {
-        let complaint = format!("SnapshotEnd says {} intents, the agent holds {intents}", end.intents);
+        let complaint = format!(
+            "SnapshotEnd says {} intents, the agent holds {intents}",
+            end.intents
+        );
         state.record.complaints.push(complaint);
     }
 }

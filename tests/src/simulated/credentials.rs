@@ -46,14 +46,25 @@ impl Credentials {
         let internal = |error: &dyn std::fmt::Display| Status::internal(error.to_string());
         let address = join.addresses.first().cloned().unwrap_or_default();
         let config = join_config(join.pin, &join.hub).map_err(|error| internal(&error))?;
-        let channel = channel(&address, config).await.map_err(|error| internal(&format!("{error:#}")))?;
+        let channel = channel(&address, config)
+            .await
+            .map_err(|error| internal(&format!("{error:#}")))?;
         let request = JoinRequest {
             cluster: join.cluster.clone(),
             token: join.token.expose().to_owned(),
-            certificate_request: key.certificate_request().map_err(|error| internal(&error))?.into(),
+            certificate_request: key
+                .certificate_request()
+                .map_err(|error| internal(&error))?
+                .into(),
         };
         let response = RunnelClient::new(channel).join(request).await?.into_inner();
-        Ok(Self::received(&address, &join.hub, &join.cluster, key, &response))
+        Ok(Self::received(
+            &address,
+            &join.hub,
+            &join.cluster,
+            key,
+            &response,
+        ))
     }
 
     /// What `authority` gives a member of a hub that has no tokens.
@@ -63,7 +74,8 @@ impl Credentials {
     pub fn issued(authority: &Authority, address: &str, hub: &str, cluster: &str) -> Result<Self> {
         let key = Arc::new(MemberKey::generate()?);
         let (request, life) = (key.certificate_request()?, Duration::from_secs(24 * 3600));
-        let signed = authority.sign_member(&request, hub, cluster, cluster, SystemTime::now(), life)?;
+        let signed =
+            authority.sign_member(&request, hub, cluster, cluster, SystemTime::now(), life)?;
         Ok(Self {
             address: address.to_owned(),
             hub: hub.to_owned(),
@@ -78,11 +90,27 @@ impl Credentials {
     ///
     /// # Errors
     /// What the hub answered, or why it could not be asked.
-    pub async fn renew(&self, key: Arc<MemberKey>, certificate_request: Vec<u8>) -> Result<Self, Status> {
-        let mut client = RunnelClient::new(self.channel().await.map_err(|error| Status::internal(error.to_string()))?);
-        let request = RenewRequest { certificate_request: certificate_request.into() };
+    pub async fn renew(
+        &self,
+        key: Arc<MemberKey>,
+        certificate_request: Vec<u8>,
+    ) -> Result<Self, Status> {
+        let mut client = RunnelClient::new(
+            self.channel()
+                .await
+                .map_err(|error| Status::internal(error.to_string()))?,
+        );
+        let request = RenewRequest {
+            certificate_request: certificate_request.into(),
+        };
         let response = client.renew(request).await?.into_inner();
-        Ok(Self::received(&self.address, &self.hub, &self.cluster, key, &response))
+        Ok(Self::received(
+            &self.address,
+            &self.hub,
+            &self.cluster,
+            key,
+            &response,
+        ))
     }
 
     /// What somebody has who holds `authority`, which need not be the hub's, and makes a certificate of his own.
@@ -90,7 +118,14 @@ impl Credentials {
     /// # Errors
     /// When the names are none.
     pub fn forge(&self, authority: &Authority, forgery: Forgery<'_>) -> Result<Self> {
-        let Forgery { hub, cluster, uid, made, life, .. } = forgery;
+        let Forgery {
+            hub,
+            cluster,
+            uid,
+            made,
+            life,
+            ..
+        } = forgery;
         let key = match forgery.key {
             Some(key) => key,
             None => Arc::new(MemberKey::generate()?),
@@ -104,7 +139,12 @@ impl Credentials {
         let issuer_key = KeyPair::from_pem(&authority.key_pem())?;
         let issuer = Issuer::from_ca_cert_der(authority.certificate(), issuer_key)?;
         let signed = params.signed_by(&KeyPair::from_pem(&key.to_pem())?, &issuer)?;
-        Ok(Self { key, certificate: signed.der().clone(), cluster: cluster.to_owned(), ..self.clone() })
+        Ok(Self {
+            key,
+            certificate: signed.der().clone(),
+            cluster: cluster.to_owned(),
+            ..self.clone()
+        })
     }
 
     /// The member's key.
@@ -125,7 +165,12 @@ impl Credentials {
     /// When key and certificate do not fit.
     pub fn config(&self) -> Result<ClientConfig> {
         let chain = vec![self.certificate.clone()];
-        Ok(session_config(&self.authorities, &self.hub, chain, self.key.to_der())?)
+        Ok(session_config(
+            &self.authorities,
+            &self.hub,
+            chain,
+            self.key.to_der(),
+        )?)
     }
 
     /// A connection to the hub with the member's certificate. With TLS 1.3 a refused certificate shows only at the
@@ -137,7 +182,13 @@ impl Credentials {
         channel(&self.address, self.config()?).await
     }
 
-    fn received(address: &str, hub: &str, cluster: &str, key: Arc<MemberKey>, response: &CertificateResponse) -> Self {
+    fn received(
+        address: &str,
+        hub: &str,
+        cluster: &str,
+        key: Arc<MemberKey>,
+        response: &CertificateResponse,
+    ) -> Self {
         let der = |bytes: &bytes::Bytes| CertificateDer::from(bytes.to_vec());
         Self {
             address: address.to_owned(),
@@ -171,6 +222,8 @@ pub struct Forgery<'a> {
 /// # Errors
 /// When nobody answers, or the wrong one does; with the whole chain of causes.
 pub async fn channel(address: &str, config: ClientConfig) -> Result<Channel> {
-    let connected = endpoint(address)?.connect_with_connector(Connector::new(config).by(Route::direct())).await;
+    let connected = endpoint(address)?
+        .connect_with_connector(Connector::new(config).by(Route::direct()))
+        .await;
     connected.with_context(|| format!("no connection to {address}"))
 }

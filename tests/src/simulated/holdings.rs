@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    AckedIntent, Batch, Content, ContentDigest, Counts, Payload, ProofKey, Revision, RuleDelta, RuleName, RuleState,
-    RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest,
+    AckedIntent, Batch, Content, ContentDigest, Counts, Payload, ProofKey, Revision, RuleDelta,
+    RuleName, RuleState, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest,
 };
 
 /// How many digests of contents are remembered.
@@ -56,7 +56,10 @@ impl Holdings {
     /// The content held of a source, by whichever rule.
     #[must_use]
     pub fn content(&self, source: &SourceRef) -> Option<Content> {
-        let (_, payload) = self.rules.values().find_map(|rule| rule.intents.get(source))?;
+        let (_, payload) = self
+            .rules
+            .values()
+            .find_map(|rule| rule.intents.get(source))?;
         payload.decode().ok()
     }
 
@@ -72,7 +75,11 @@ impl Holdings {
 
     /// Takes a batch in. Returns the state of every rule that it names, for a report.
     pub fn take_in(&mut self, batch: &Batch) -> Vec<RuleState> {
-        batch.rules.iter().map(|delta| self.take_delta(delta, batch.nonce)).collect()
+        batch
+            .rules
+            .iter()
+            .map(|delta| self.take_delta(delta, batch.nonce))
+            .collect()
     }
 
     fn take_delta(&mut self, delta: &RuleDelta, last_batch: u64) -> RuleState {
@@ -93,9 +100,18 @@ impl Holdings {
         }
         rule.orphaned |= delta.orphaned;
         if delta.removal.is_some() {
-            let gone = RuleState { gone: true, last_batch, ..rule.state(&delta.uid, key) };
+            let gone = RuleState {
+                gone: true,
+                last_batch,
+                ..rule.state(&delta.uid, key)
+            };
             self.rules.remove(&delta.uid);
-            return RuleState { intents: 0, intents_digest: SetDigest::default(), counts: Counts::default(), ..gone };
+            return RuleState {
+                intents: 0,
+                intents_digest: SetDigest::default(),
+                counts: Counts::default(),
+                ..gone
+            };
         }
         rule.state(&delta.uid, key)
     }
@@ -103,14 +119,26 @@ impl Holdings {
     /// The state of every rule, as a new stream begins with it.
     #[must_use]
     pub fn states(&self) -> Vec<RuleState> {
-        self.rules.iter().map(|(uid, rule)| rule.state(uid, self.proof_key.as_ref())).collect()
+        self.rules
+            .iter()
+            .map(|(uid, rule)| rule.state(uid, self.proof_key.as_ref()))
+            .collect()
     }
 
     /// The pairs of one rule.
     #[must_use]
     pub fn detail(&self, uid: &RuleUid) -> Vec<AckedIntent> {
-        let intents = self.rules.get(uid).into_iter().flat_map(|rule| &rule.intents);
-        intents.map(|(source, (revision, _))| AckedIntent { source: source.clone(), revision: *revision }).collect()
+        let intents = self
+            .rules
+            .get(uid)
+            .into_iter()
+            .flat_map(|rule| &rule.intents);
+        intents
+            .map(|(source, (revision, _))| AckedIntent {
+                source: source.clone(),
+                revision: *revision,
+            })
+            .collect()
     }
 
     /// Number and digest of the intents of all rules that the hub knows: what the end of a snapshot says.
@@ -134,16 +162,28 @@ impl AckedRule {
         let suspended = terms.is_some_and(|(terms, _)| terms.suspend);
         let ignores = terms.is_some_and(|(terms, _)| !terms.ignore_fields.is_empty());
         let can_prove = !ignores && !suspended && self.contents.len() == self.intents.len();
-        let places = terms.and_then(|(terms, _)| terms.namespaces.as_ref()).map_or(1, |n| n.wanted_literals().count());
-        let copies = if suspended { 0 } else { u32::try_from(places * self.intents.len()).unwrap_or(u32::MAX) };
+        let places = terms
+            .and_then(|(terms, _)| terms.namespaces.as_ref())
+            .map_or(1, |n| n.wanted_literals().count());
+        let copies = if suspended {
+            0
+        } else {
+            u32::try_from(places * self.intents.len()).unwrap_or(u32::MAX)
+        };
         RuleState {
             rule: terms.map_or_else(RuleName::default, |(terms, _)| terms.rule.clone()),
             intents_digest: self.digest,
             intents: u32::try_from(self.intents.len()).unwrap_or(u32::MAX),
             terms_digest: terms.map(|(_, digest)| *digest).filter(|_| !self.orphaned),
-            counts: Counts { copies, applied: copies, ..Counts::default() },
+            counts: Counts {
+                copies,
+                applied: copies,
+                ..Counts::default()
+            },
             suspended,
-            proof: key.filter(|_| can_prove).map(|key| key.proof(uid, self.shown)),
+            proof: key
+                .filter(|_| can_prove)
+                .map(|key| key.proof(uid, self.shown)),
             ..RuleState::new(uid.clone())
         }
     }
@@ -155,7 +195,8 @@ impl AckedRule {
             self.shown.insert(source, content);
             self.contents.insert(source.clone(), content);
         }
-        self.intents.insert(source.clone(), (revision, payload.clone()));
+        self.intents
+            .insert(source.clone(), (revision, payload.clone()));
     }
 
     fn approved(&mut self, source: &SourceRef) {
@@ -195,8 +236,15 @@ mod tests {
         }
         rule.approved(&source("two"));
         rule.approved(&source("never"));
-        let whole: SetDigest = rule.intents.iter().map(|(source, (revision, _))| (source, revision)).collect();
+        let whole: SetDigest = rule
+            .intents
+            .iter()
+            .map(|(source, (revision, _))| (source, revision))
+            .collect();
         assert_eq!(rule.intents.len(), 2);
-        assert_eq!(rule.state(&"u".to_owned().into(), None).intents_digest, whole);
+        assert_eq!(
+            rule.state(&"u".to_owned().into(), None).intents_digest,
+            whole
+        );
     }
 }

@@ -36,7 +36,10 @@ impl Line {
     /// # Errors
     /// What the hub answered, or why it could not be asked.
     pub async fn open(credentials: &Credentials) -> Result<Self, Status> {
-        let channel = credentials.channel().await.map_err(|error| Status::unavailable(format!("{error:#}")))?;
+        let channel = credentials
+            .channel()
+            .await
+            .map_err(|error| Status::unavailable(format!("{error:#}")))?;
         Self::over(channel).await
     }
 
@@ -47,11 +50,21 @@ impl Line {
     pub async fn over(channel: tonic::transport::Channel) -> Result<Self, Status> {
         let (out, frames) = unbounded_channel();
         let mut grpc = Grpc::new(channel).max_decoding_message_size(FRAME_LIMIT);
-        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        grpc.ready()
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
         let request = Request::new(UnboundedReceiverStream::new(frames));
         let path = PathAndQuery::from_static(SESSION);
         let inbound = grpc.streaming(request, path, Plain).await?.into_inner();
-        Ok(Self { out: Some(out), inbound, record: Record { sessions: 1, ..Record::default() }, lead: None })
+        Ok(Self {
+            out: Some(out),
+            inbound,
+            record: Record {
+                sessions: 1,
+                ..Record::default()
+            },
+            lead: None,
+        })
     }
 
     /// Opens a stream, says what is held, and returns when the hub has answered with the begin of its snapshot.
@@ -63,7 +76,11 @@ impl Line {
         line.send(&AgentFrame::Hello(hello(&credentials.cluster)));
         line.send(&AgentFrame::AckedRules(copies_there, true));
         let first = line.must().await?;
-        ensure!(matches!(first, HubFrame::SnapshotBegin(_)), "the first frame is {}", sketch(&first));
+        ensure!(
+            matches!(first, HubFrame::SnapshotBegin(_)),
+            "the first frame is {}",
+            sketch(&first)
+        );
         Ok(line)
     }
 
@@ -108,15 +125,21 @@ impl Line {
             }
         };
         self.record.bytes.push(bytes.clone());
-        let frame = wire::HubFrame::decode(bytes).map_err(|error| Status::internal(error.to_string()))?;
+        let frame =
+            wire::HubFrame::decode(bytes).map_err(|error| Status::internal(error.to_string()))?;
         let lead = (frame.epoch.clone(), frame.term);
         if self.lead.as_ref().is_some_and(|before| *before != lead) {
-            self.record.complaints.push(format!("the term changed to {} within a stream", lead.1));
+            self.record
+                .complaints
+                .push(format!("the term changed to {} within a stream", lead.1));
         }
         self.lead = Some(lead.clone());
         self.record.led_by(lead);
-        let (frame, refused) = hub_frame(frame).map_err(|error| Status::internal(error.to_string()))?;
-        let complaints = refused.iter().map(|refusal| format!("unreadable: {}", refusal.message));
+        let (frame, refused) =
+            hub_frame(frame).map_err(|error| Status::internal(error.to_string()))?;
+        let complaints = refused
+            .iter()
+            .map(|refusal| format!("unreadable: {}", refusal.message));
         self.record.complaints.extend(complaints);
         self.record.frames.push(frame.clone());
         Ok(Some(frame))
@@ -128,7 +151,8 @@ impl Line {
     /// When the stream ends first, or nothing comes.
     pub async fn must(&mut self) -> Result<HubFrame> {
         let next = tokio::time::timeout(FRAME, self.next()).await;
-        next.context("no frame within 30 s")??.context("the stream ended")
+        next.context("no frame within 30 s")??
+            .context("the stream ended")
     }
 
     /// The end of the stream, which must come within `limit`; frames before it are only recorded.
@@ -145,7 +169,9 @@ impl Line {
                 }
             }
         };
-        tokio::time::timeout(limit, drained).await.with_context(|| format!("the stream goes on after {limit:?}"))
+        tokio::time::timeout(limit, drained)
+            .await
+            .with_context(|| format!("the stream goes on after {limit:?}"))
     }
 
     /// All that has been asked for so far.

@@ -31,7 +31,11 @@ impl Middlebox {
         let drops = Arc::new(AtomicU64::new(0));
         let mut task = JoinSet::new();
         task.spawn(accept(listener, hub.to_owned(), drops.clone()));
-        Ok(Self { address, drops, _task: task })
+        Ok(Self {
+            address,
+            drops,
+            _task: task,
+        })
     }
 
     /// Where agents connect to.
@@ -66,7 +70,11 @@ async fn accept(listener: TcpListener, hub: String, drops: Arc<AtomicU64>) {
 }
 
 /// Passes bytes on until the flow ends. A dead flow never ends, and its bytes vanish.
-async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, is_dead: &impl Fn() -> bool) {
+async fn pass(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    is_dead: &impl Fn() -> bool,
+) {
     let mut bytes = vec![0; 16 * 1024];
     loop {
         let read = from.read(&mut bytes).await.unwrap_or_default();

@@ -54,7 +54,11 @@ impl Proxy {
         });
         let mut task = JoinSet::new();
         task.spawn(accept(listener, hub.to_owned(), shared.clone()));
-        Ok(Self { address, shared, _task: task })
+        Ok(Self {
+            address,
+            shared,
+            _task: task,
+        })
     }
 
     /// Where agents connect to.
@@ -65,12 +69,16 @@ impl Proxy {
 
     /// Cuts every connection that is opened from now on after so many bytes; `None` cuts none.
     pub fn cut_after(&self, bytes: Option<u64>) {
-        self.shared.limit.store(bytes.unwrap_or(WHOLE), Ordering::SeqCst);
+        self.shared
+            .limit
+            .store(bytes.unwrap_or(WHOLE), Ordering::SeqCst);
     }
 
     /// Passes on so many bytes a second each way, with losses, of every connection that is opened from now on; `None`: all.
     pub fn slow_down_to(&self, bytes: Option<u64>) {
-        self.shared.rate.store(bytes.unwrap_or(WHOLE), Ordering::SeqCst);
+        self.shared
+            .rate
+            .store(bytes.unwrap_or(WHOLE), Ordering::SeqCst);
     }
 
     /// How many connections were opened.
@@ -91,7 +99,10 @@ async fn accept(listener: TcpListener, hub: String, shared: Arc<Shared>) {
     while let Ok((agent, _)) = listener.accept().await {
         let (hub, shared) = (hub.clone(), shared.clone());
         connections.spawn(async move {
-            let (limit, rate) = (shared.limit.load(Ordering::SeqCst), shared.rate.load(Ordering::SeqCst));
+            let (limit, rate) = (
+                shared.limit.load(Ordering::SeqCst),
+                shared.rate.load(Ordering::SeqCst),
+            );
             shared.opened.fetch_add(1, Ordering::SeqCst);
             if let Ok(hub) = TcpStream::connect(&hub).await
                 && pass(agent, hub, limit, rate).await
@@ -133,7 +144,11 @@ async fn copy(
         if bytes == 0 {
             break;
         }
-        let lost = if number.is_multiple_of(LOST) { SENT_AGAIN } else { Duration::ZERO };
+        let lost = if number.is_multiple_of(LOST) {
+            SENT_AGAIN
+        } else {
+            Duration::ZERO
+        };
         let part = bytes as f64 / rate as f64;
         tokio::time::sleep(Duration::from_secs_f64(part) + lost).await;
         to.write_all(&piece[..bytes]).await?;

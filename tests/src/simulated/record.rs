@@ -35,13 +35,24 @@ impl Record {
 
     /// A frame of this epoch and term came.
     pub fn led_by(&mut self, (epoch, term): (String, u64)) {
-        if let Some((_, higher)) = self.leads.iter().find(|(known, higher)| *known == epoch && *higher > term) {
-            self.complaints.push(format!("a frame of term {term}, after one of term {higher}"));
+        if let Some((_, higher)) = self
+            .leads
+            .iter()
+            .find(|(known, higher)| *known == epoch && *higher > term)
+        {
+            self.complaints.push(format!(
+                "a frame of term {term}, after one of term {higher}"
+            ));
         }
         if epoch.is_empty() || term == 0 {
-            self.complaints.push("a frame without epoch or term".to_owned());
+            self.complaints
+                .push("a frame without epoch or term".to_owned());
         }
-        if self.leads.last().is_none_or(|last| *last != (epoch.clone(), term)) {
+        if self
+            .leads
+            .last()
+            .is_none_or(|last| *last != (epoch.clone(), term))
+        {
             self.leads.push((epoch, term));
         }
     }
@@ -58,7 +69,14 @@ impl Record {
     #[must_use]
     pub fn upserts(&self) -> Vec<(RuleUid, SourceRef)> {
         let deltas = self.batches().flat_map(|batch| &batch.rules);
-        deltas.flat_map(|delta| delta.upserts.iter().map(|up| (delta.uid.clone(), up.source.clone()))).collect()
+        deltas
+            .flat_map(|delta| {
+                delta
+                    .upserts
+                    .iter()
+                    .map(|up| (delta.uid.clone(), up.source.clone()))
+            })
+            .collect()
     }
 
     /// The orders to remove sources, in order.
@@ -67,7 +85,9 @@ impl Record {
         let deltas = self.batches().flat_map(|batch| &batch.rules);
         let each = |delta: &runnel_proto::model::RuleDelta| {
             let uid = delta.uid.clone();
-            let of = move |t: &runnel_proto::model::Tombstone| (uid.clone(), t.source.clone(), t.deletion_policy);
+            let of = move |t: &runnel_proto::model::Tombstone| {
+                (uid.clone(), t.source.clone(), t.deletion_policy)
+            };
             delta.tombstones.iter().map(of).collect::<Vec<_>>()
         };
         deltas.flat_map(each).collect()
@@ -77,17 +97,25 @@ impl Record {
     #[must_use]
     pub fn removals(&self) -> Vec<(RuleUid, DeletionPolicy)> {
         let deltas = self.batches().flat_map(|batch| &batch.rules);
-        deltas.filter_map(|delta| Some((delta.uid.clone(), delta.removal?))).collect()
+        deltas
+            .filter_map(|delta| Some((delta.uid.clone(), delta.removal?)))
+            .collect()
     }
 
     /// Whether these bytes came, in whatever frame, in the clear or inside a payload, or stand in a stream's end.
     #[must_use]
     pub fn contains(&self, needle: &str) -> bool {
         let raw = self.bytes.iter().any(|bytes| holds(bytes, needle));
-        let intents = self.batches().flat_map(|batch| &batch.rules).flat_map(|delta| &delta.upserts);
+        let intents = self
+            .batches()
+            .flat_map(|batch| &batch.rules)
+            .flat_map(|delta| &delta.upserts);
         let mut payloads = intents.filter_map(|intent| intent.payload.decode().ok());
         raw || payloads.any(|content| holds(&content.to_bytes(), needle))
-            || self.ends.iter().any(|(_, message)| message.contains(needle))
+            || self
+                .ends
+                .iter()
+                .any(|(_, message)| message.contains(needle))
     }
 
     /// The frames in a few words each, for messages.
@@ -99,7 +127,9 @@ impl Record {
 }
 
 fn holds(bytes: &[u8], needle: &str) -> bool {
-    bytes.windows(needle.len().max(1)).any(|window| window == needle.as_bytes())
+    bytes
+        .windows(needle.len().max(1))
+        .any(|window| window == needle.as_bytes())
 }
 
 /// A frame in a few words, without any content.

@@ -15,13 +15,21 @@ impl Bar {
     /// A step that consists of `steps` equal ones.
     #[must_use]
     pub fn of(steps: usize, what: &str) -> Self {
-        Self::styled(ProgressBar::new(steps as u64), "{bar:32} {pos}/{len} {msg} {eta:>4}", what)
+        Self::styled(
+            ProgressBar::new(steps as u64),
+            "{bar:32} {pos}/{len} {msg} {eta:>4}",
+            what,
+        )
     }
 
     /// A step of which nobody knows how long it takes.
     #[must_use]
     pub fn spinner(what: &str) -> Self {
-        Self::styled(ProgressBar::new_spinner(), "{spinner} {wide_msg} {elapsed:>4}", what)
+        Self::styled(
+            ProgressBar::new_spinner(),
+            "{spinner} {wide_msg} {elapsed:>4}",
+            what,
+        )
     }
 
     fn styled(bar: ProgressBar, template: &str, what: &str) -> Self {

@@ -37,7 +37,9 @@ pub async fn channel(credentials: &Credentials, bytes: &Arc<Bytes>) -> Result<Ch
             Ok::<_, runnel_transport::tls::ConnectError>(TokioIo::new(Counted { stream, bytes }))
         }
     });
-    let connected = endpoint(&credentials.address)?.connect_with_connector(connect).await;
+    let connected = endpoint(&credentials.address)?
+        .connect_with_connector(connect)
+        .await;
     connected.with_context(|| format!("no connection to {}", credentials.address))
 }
 
@@ -47,19 +49,31 @@ struct Counted<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(context, into);
-        self.bytes.received.fetch_add((into.filled().len() - before) as u64, Ordering::Relaxed);
+        self.bytes
+            .received
+            .fetch_add((into.filled().len() - before) as u64, Ordering::Relaxed);
         polled
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(context, from);
         if let Poll::Ready(Ok(written)) = &polled {
-            self.bytes.sent.fetch_add(*written as u64, Ordering::Relaxed);
+            self.bytes
+                .sent
+                .fetch_add(*written as u64, Ordering::Relaxed);
         }
         polled
     }

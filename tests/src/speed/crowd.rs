@@ -62,7 +62,14 @@ impl Crowd {
     pub fn new(bare: bool) -> Self {
         let opening = Arc::new(Semaphore::new(OPENING));
         let (reports, _) = broadcast::channel(1024);
-        Self { seen: Arc::default(), opening, reports, bare, agents: JoinSet::new(), meant: AtomicUsize::new(0) }
+        Self {
+            seen: Arc::default(),
+            opening,
+            reports,
+            bare,
+            agents: JoinSet::new(),
+            meant: AtomicUsize::new(0),
+        }
     }
 
     /// How many there are.
@@ -105,7 +112,11 @@ impl Crowd {
         let is_late = tokio::time::timeout(limit, all).await.is_err();
         self.check()?;
         self.in_time(!is_late, || {
-            format!("{} of {} are up to date after {limit:?}", self.connected(), self.agents.len())
+            format!(
+                "{} of {} are up to date after {limit:?}",
+                self.connected(),
+                self.agents.len()
+            )
         })
     }
 
@@ -127,7 +138,9 @@ impl Crowd {
         };
         let is_late = tokio::time::timeout(limit, all).await.is_err();
         self.meant.fetch_add(self.agents.len(), Ordering::AcqRel);
-        self.in_time(!is_late, || format!("{} are connected still", self.connected()))
+        self.in_time(!is_late, || {
+            format!("{} are connected still", self.connected())
+        })
     }
 
     /// Intents acked so far.
@@ -146,7 +159,10 @@ impl Crowd {
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         let bytes = &self.seen.bytes;
-        (bytes.received.load(Ordering::Acquire), bytes.sent.load(Ordering::Acquire))
+        (
+            bytes.received.load(Ordering::Acquire),
+            bytes.sent.load(Ordering::Acquire),
+        )
     }
 
     /// From now on, the moment is written down at which each of so many agents has acked so many more intents.
@@ -175,7 +191,9 @@ impl Crowd {
             let goal = self.seen.goal.lock();
             (goal.done, goal.agents)
         };
-        self.in_time(at.is_some(), || format!("{done} of {agents} agents have acked all within {limit:?}"))?;
+        self.in_time(at.is_some(), || {
+            format!("{done} of {agents} agents have acked all within {limit:?}")
+        })?;
         at.context("not reached")
     }
 
@@ -185,7 +203,11 @@ impl Crowd {
     /// # Errors
     /// When nobody is there.
     pub fn report(&self, number: u32) -> Result<()> {
-        self.reports.send(number).map(drop).ok().context("nobody is there to report")
+        self.reports
+            .send(number)
+            .map(drop)
+            .ok()
+            .context("nobody is there to report")
     }
 
     /// Says that the hub kept to the protocol, and that nobody lost the connection who was not meant to.
@@ -200,9 +222,21 @@ impl Crowd {
     fn checked(&self) -> Result<()> {
         let complaints = self.seen.complaints.lock();
         let some = &complaints[..complaints.len().min(COMPLAINTS)];
-        ensure!(some.is_empty(), "the hub broke the protocol {} times: {}", complaints.len(), some.join("; "));
-        let (ends, meant) = (self.seen.ends.load(Ordering::Acquire), self.meant.load(Ordering::Acquire));
-        ensure!(ends == meant, "{ends} connections were lost where {meant} were meant to be; {}", self.failures());
+        ensure!(
+            some.is_empty(),
+            "the hub broke the protocol {} times: {}",
+            complaints.len(),
+            some.join("; ")
+        );
+        let (ends, meant) = (
+            self.seen.ends.load(Ordering::Acquire),
+            self.meant.load(Ordering::Acquire),
+        );
+        ensure!(
+            ends == meant,
+            "{ends} connections were lost where {meant} were meant to be; {}",
+            self.failures()
+        );
         Ok(())
     }
 
@@ -216,7 +250,10 @@ impl Crowd {
 
     fn failures(&self) -> String {
         let failures = self.seen.failures.lock();
-        failures.as_ref().map_or_else(|| "no connection failed".to_owned(), |last| format!("the last trouble: {last}"))
+        failures.as_ref().map_or_else(
+            || "no connection failed".to_owned(),
+            |last| format!("the last trouble: {last}"),
+        )
     }
 }
 
@@ -302,10 +339,15 @@ impl Agent {
                 }
                 Ok(Some(HubFrame::WantDetail(uids))) => {
                     for uid in uids {
-                        send(&line, AgentFrame::Detail(uid.clone(), self.holdings.detail(&uid), true));
+                        send(
+                            &line,
+                            AgentFrame::Detail(uid.clone(), self.holdings.detail(&uid), true),
+                        );
                     }
                 }
-                Ok(Some(HubFrame::SnapshotBegin(begin))) => self.holdings.prove_with(begin.proof_key),
+                Ok(Some(HubFrame::SnapshotBegin(begin))) => {
+                    self.holdings.prove_with(begin.proof_key)
+                }
                 Ok(Some(_)) => {}
                 Ok(None) => return "the hub ended the stream".to_owned(),
                 Err(status) => return format!("{:?}: {}", status.code(), status.message()),
@@ -318,19 +360,29 @@ impl Agent {
     }
 
     fn note_failure(&self, complaint: String) {
-        self.seen.complaints.lock().push(format!("{}: {complaint}", self.credentials.cluster));
+        self.seen
+            .complaints
+            .lock()
+            .push(format!("{}: {complaint}", self.credentials.cluster));
     }
 
     /// At the end of a snapshot both sides must agree about what is held; a bare hub's holds nothing for either.
     fn compare(&self, end: &SnapshotEnd) {
         let (intents, digest) = self.holdings.account();
         if (intents, digest) != (end.intents, end.digest) {
-            self.note_failure(format!("SnapshotEnd says {} intents, the agent holds {intents}", end.intents));
+            self.note_failure(format!(
+                "SnapshotEnd says {} intents, the agent holds {intents}",
+                end.intents
+            ));
         }
     }
 
     fn take_in(&mut self, line: &Line, mut batch: Batch) {
-        let intents = batch.rules.iter().map(|rule| rule.upserts.len() as u64).sum();
+        let intents = batch
+            .rules
+            .iter()
+            .map(|rule| rule.upserts.len() as u64)
+            .sum();
         send(line, AgentFrame::Ack(batch.nonce, Vec::new()));
         if !self.bare {
             // What was in it is of no use here, and ten thousand agents would keep it ten thousand times.

@@ -23,13 +23,21 @@ pub(super) struct Way {
 impl Goal {
     /// The goal of this number, for so many agents.
     pub(super) fn new(number: u64, each: u64, agents: usize) -> Self {
-        Self { number, each, agents, ..Self::default() }
+        Self {
+            number,
+            each,
+            agents,
+            ..Self::default()
+        }
     }
 
     /// Somebody has acked so many; returns whether all have reached the goal with that.
     pub(super) fn took(&mut self, intents: u64, way: &mut Way) -> bool {
         if way.number != self.number {
-            *way = Way { number: self.number, acked: 0 };
+            *way = Way {
+                number: self.number,
+                acked: 0,
+            };
         }
         let before = way.acked;
         way.acked += intents;

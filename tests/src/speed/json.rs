@@ -33,9 +33,17 @@ fn one(judged: &Judged) -> Value {
 /// How far the measurements lie apart that a reading stands for.
 fn spread(samples: &[Vec<f64>; 2]) -> Value {
     let of = |values: &Vec<f64>| {
-        let (least, median, most) = (percentile(values, 0.0), median(values), percentile(values, 1.0));
+        let (least, median, most) = (
+            percentile(values, 0.0),
+            median(values),
+            percentile(values, 1.0),
+        );
         let whole = json!({"of": values.len(), "least": least, "median": median, "most": most});
-        if values.is_empty() { Value::Null } else { whole }
+        if values.is_empty() {
+            Value::Null
+        } else {
+            whole
+        }
     };
     if samples.iter().all(Vec::is_empty) {
         return Value::Null;
@@ -50,8 +58,20 @@ mod tests {
 
     #[test]
     fn unmeasured_row_states_the_reason() {
-        let line = Line { what: "bytes", unit: "B", gate: Some(Bound::AtMost(3.0)), aim: None };
-        let whole = json(&[Judged { row: 8, line, found: Err("no hub".to_owned()) }], false);
+        let line = Line {
+            what: "bytes",
+            unit: "B",
+            gate: Some(Bound::AtMost(3.0)),
+            aim: None,
+        };
+        let whole = json(
+            &[Judged {
+                row: 8,
+                line,
+                found: Err("no hub".to_owned()),
+            }],
+            false,
+        );
         assert_eq!(
             whole,
             json!({"quick": false, "passes": false, "readings": [{
@@ -63,7 +83,12 @@ mod tests {
 
     #[test]
     fn a_reading_says_all_that_the_table_says() {
-        let line = Line { what: "bytes", unit: "B", gate: Some(Bound::AtMost(3.0)), aim: None };
+        let line = Line {
+            what: "bytes",
+            unit: "B",
+            gate: Some(Bound::AtMost(3.0)),
+            aim: None,
+        };
         let reading = Reading {
             row: 8,
             what: "bytes",
@@ -73,7 +98,14 @@ mod tests {
             bare: None,
             samples: [vec![4.0, 2.0, 9.0], vec![]],
         };
-        let whole = json(&[Judged { row: 8, line, found: Ok(reading) }], true);
+        let whole = json(
+            &[Judged {
+                row: 8,
+                line,
+                found: Ok(reading),
+            }],
+            true,
+        );
         assert_eq!(
             whole,
             json!({"quick": true, "passes": false, "readings": [{

@@ -49,7 +49,11 @@ impl Lab {
     /// # Errors
     /// When either does not start.
     pub async fn start() -> Result<Self> {
-        let options = FleetOptions { members: 0, log: "runnel=warn".to_owned(), ..FleetOptions::default() };
+        let options = FleetOptions {
+            members: 0,
+            log: "runnel=warn".to_owned(),
+            ..FleetOptions::default()
+        };
         Self::of(Fleet::start(options).await?).await
     }
 
@@ -60,7 +64,11 @@ impl Lab {
     pub async fn of(fleet: Fleet) -> Result<Self> {
         let client = fleet.hub().client().await?;
         make_namespace(&client, SOURCES).await?;
-        Ok(Self { fleet, client, members: Vec::new() })
+        Ok(Self {
+            fleet,
+            client,
+            members: Vec::new(),
+        })
     }
 
     /// The hub's process.
@@ -80,7 +88,10 @@ impl Lab {
         if count > known {
             let bar = Bar::of(count - known, "members join");
             let joins = (known..count).map(|number| self.join(number, &bar));
-            let joined: Vec<Credentials> = futures::stream::iter(joins).buffered(AT_ONCE).try_collect().await?;
+            let joined: Vec<Credentials> = futures::stream::iter(joins)
+                .buffered(AT_ONCE)
+                .try_collect()
+                .await?;
             self.members.extend(joined);
         }
         Ok(self.members[..count].to_vec())
@@ -96,7 +107,8 @@ impl Lab {
                 ttl: "1h".to_owned(),
                 advertise: vec![self.fleet.hub_address()],
             };
-            let join = JoinString::parse(&token::create(self.client.clone(), NAMESPACE, request).await?)?;
+            let join =
+                JoinString::parse(&token::create(self.client.clone(), NAMESPACE, request).await?)?;
             Ok(Some(Credentials::join(&join).await?))
         })
         .await?;
@@ -110,9 +122,13 @@ impl Lab {
     /// When the API server refuses it.
     pub async fn write(&self, name: &str, value: &str) -> Result<()> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), SOURCES);
-        let body =
-            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"value": value}});
-        api.patch(name, &PatchParams::apply("speed").force(), &Patch::Apply(body)).await?;
+        let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"value": value}});
+        api.patch(
+            name,
+            &PatchParams::apply("speed").force(),
+            &Patch::Apply(body),
+        )
+        .await?;
         Ok(())
     }
 
@@ -120,9 +136,17 @@ impl Lab {
     ///
     /// # Errors
     /// When the API server refuses one.
-    pub async fn write_all(&self, sources: impl IntoIterator<Item = (String, String)>) -> Result<()> {
-        let writes = sources.into_iter().map(|(name, value)| async move { self.write(&name, &value).await });
-        futures::stream::iter(writes).buffer_unordered(AT_ONCE).try_collect().await
+    pub async fn write_all(
+        &self,
+        sources: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<()> {
+        let writes = sources
+            .into_iter()
+            .map(|(name, value)| async move { self.write(&name, &value).await });
+        futures::stream::iter(writes)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
     }
 
     /// Writes a rule for the sources that are called `names`, for these clusters.
@@ -134,7 +158,13 @@ impl Lab {
         let rule = json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule", "metadata": {"name": name}, "spec": spec,
         });
-        self.rules().patch(name, &PatchParams::apply("speed").force(), &Patch::Apply(rule)).await?;
+        self.rules()
+            .patch(
+                name,
+                &PatchParams::apply("speed").force(),
+                &Patch::Apply(rule),
+            )
+            .await?;
         Ok(())
     }
 
@@ -143,7 +173,9 @@ impl Lab {
     /// # Errors
     /// When it does not go.
     pub async fn delete_rule(&self, name: &str) -> Result<()> {
-        self.rules().delete(name, &kube::api::DeleteParams::default()).await?;
+        self.rules()
+            .delete(name, &kube::api::DeleteParams::default())
+            .await?;
         let gone = async || Ok(self.rules().get_opt(name).await?.is_none().then_some(()));
         eventually(&format!("the end of {name}"), PATIENCE, gone).await
     }
@@ -159,13 +191,18 @@ impl Lab {
     /// # Errors
     /// When it does not.
     pub async fn ready(&self, rule: &str, clusters: usize) -> Result<()> {
-        eventually(&format!("{rule} to be ready in {clusters} clusters"), PATIENCE, async || {
-            let status = self.rules().get(rule).await?.status.context("no status")?;
-            let summary = status.summary.context("no summary")?;
-            let whole = summary.clusters_ready == clusters as i64 && summary.copies_applied == summary.copies;
-            ensure!(whole, "{summary:?}");
-            Ok(Some(()))
-        })
+        eventually(
+            &format!("{rule} to be ready in {clusters} clusters"),
+            PATIENCE,
+            async || {
+                let status = self.rules().get(rule).await?.status.context("no status")?;
+                let summary = status.summary.context("no summary")?;
+                let whole = summary.clusters_ready == clusters as i64
+                    && summary.copies_applied == summary.copies;
+                ensure!(whole, "{summary:?}");
+                Ok(Some(()))
+            },
+        )
         .await
     }
 
@@ -174,7 +211,10 @@ impl Lab {
     /// # Errors
     /// When it has seen none.
     pub fn shows_hub_writes(&self) -> Result<()> {
-        ensure!(self.hub_writes(crate::audit::Mark::default())? > 0, "the audit log shows no write of the hub at all");
+        ensure!(
+            self.hub_writes(crate::audit::Mark::default())? > 0,
+            "the audit log shows no write of the hub at all"
+        );
         Ok(())
     }
 
@@ -184,7 +224,10 @@ impl Lab {
     /// When the audit log cannot be read.
     pub fn hub_writes(&self, mark: crate::audit::Mark) -> Result<usize> {
         let writes = self.fleet.hub().writes_since(mark)?;
-        Ok(writes.iter().filter(|write| write.user_agent.starts_with("runnel-hub")).count())
+        Ok(writes
+            .iter()
+            .filter(|write| write.user_agent.starts_with("runnel-hub"))
+            .count())
     }
 }
 
@@ -194,7 +237,9 @@ impl Lab {
 /// When the API server refuses it.
 pub async fn make_namespace(client: &Client, name: &str) -> Result<()> {
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-    Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    Api::all(client.clone())
+        .create(&PostParams::default(), &namespace)
+        .await?;
     Ok(())
 }
 
@@ -214,12 +259,19 @@ impl BareHub {
         let scratch = Scratch::new("bare")?;
         let authority = Authority::generate(bare::HUB_ID, SystemTime::now())?;
         let [certificate, key] = bare::AUTHORITY;
-        std::fs::write(scratch.path().join(certificate), authority.certificate_pem())?;
+        std::fs::write(
+            scratch.path().join(certificate),
+            authority.certificate_pem(),
+        )?;
         std::fs::write(scratch.path().join(key), authority.key_pem())?;
         let program = Program::new(std::env::current_exe()?, scratch.path().join("bare.log"));
         let arguments: [PathBuf; 2] = ["--bare-hub".into(), scratch.path().into()];
         let process = Restartable::new("the bare hub", program.arguments(arguments));
-        let bare = Self { process, authority, scratch };
+        let bare = Self {
+            process,
+            authority,
+            scratch,
+        };
         bare.launch().await?;
         Ok(bare)
     }
@@ -261,7 +313,14 @@ impl BareHub {
     /// When signing fails.
     pub fn members(&self, numbers: std::ops::Range<usize>) -> Result<Vec<Credentials>> {
         let address = std::fs::read_to_string(self.scratch.path().join(bare::ADDRESS))?;
-        let one = |number| Credentials::issued(&self.authority, &address, bare::HUB_ID, &format!("bare-{number:05}"));
+        let one = |number| {
+            Credentials::issued(
+                &self.authority,
+                &address,
+                bare::HUB_ID,
+                &format!("bare-{number:05}"),
+            )
+        };
         numbers.map(one).collect()
     }
 
@@ -280,6 +339,10 @@ impl BareHub {
 /// # Errors
 /// When it does not.
 pub async fn say(voice: &mut RunnelClient<Channel>, text: &str) -> Result<()> {
-    voice.renew(RenewRequest { certificate_request: text.as_bytes().to_vec().into() }).await?;
+    voice
+        .renew(RenewRequest {
+            certificate_request: text.as_bytes().to_vec().into(),
+        })
+        .await?;
     Ok(())
 }

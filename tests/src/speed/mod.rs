@@ -66,15 +66,29 @@ fn row(text: &str) -> Result<&'static Row, String> {
 
 fn rows_help() -> String {
     let star = |row: &Row| if row.is_long() { '*' } else { ' ' };
-    let one = |row: &Row| format!("  {:>2}{} {:<12} {}", row.number, star(row), row.name, row.meaning);
-    format!("Rows:\n{}", ROWS.iter().map(one).collect::<Vec<_>>().join("\n"))
+    let one = |row: &Row| {
+        format!(
+            "  {:>2}{} {:<12} {}",
+            row.number,
+            star(row),
+            row.name,
+            row.meaning
+        )
+    };
+    format!(
+        "Rows:\n{}",
+        ROWS.iter().map(one).collect::<Vec<_>>().join("\n")
+    )
 }
 
 /// Measures with the arguments of this process, and returns its exit code: 0 when every gate holds, 1 when one does not or
 /// something could not be measured, 2 when the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("speed: cannot start: {error}");
@@ -105,25 +119,39 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
     raise_files();
     let begin = Instant::now();
     let wanted: Vec<&Row> = ROWS.iter().filter(|row| wants(&arguments, row)).collect();
-    let Some(judged) = unless_interrupted(async { Ok(rows::run(&wanted, arguments.quick).await) }).await? else {
+    let Some(judged) =
+        unless_interrupted(async { Ok(rows::run(&wanted, arguments.quick).await) }).await?
+    else {
         return Ok(ExitCode::from(INTERRUPTED));
     };
     print!("{}", table::table(&judged));
-    println!("{}; {} s in all", summary(&judged), begin.elapsed().as_secs());
+    println!(
+        "{}; {} s in all",
+        summary(&judged),
+        begin.elapsed().as_secs()
+    );
     let is_short = arguments.quick && !wanted.iter().any(|row| row.is_long());
     if is_short && begin.elapsed() > QUICK {
-        eprintln!("The short form is meant to take less than {} s.", QUICK.as_secs());
+        eprintln!(
+            "The short form is meant to take less than {} s.",
+            QUICK.as_secs()
+        );
     }
     if let Some(file) = &arguments.json {
         let text = serde_json::to_string_pretty(&json::json(&judged, arguments.quick))?;
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     if let Some(file) = &arguments.chart {
-        let svg = chart::chart(&judged).context("none of these rows is measured at several sizes: no chart")?;
+        let svg = chart::chart(&judged)
+            .context("none of these rows is measured at several sizes: no chart")?;
         std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;
     }
     let passes = !judged.is_empty() && judged.iter().all(Judged::passes);
-    Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if passes {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Ten thousand agents are ten thousand connections: as many files as this process may have.
@@ -131,25 +159,50 @@ fn raise_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     // Where it is refused, less is compared at once, and rows that need more say that they cannot connect.
-    let _ = setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
+    let _ = setrlimit(
+        Resource::Nofile,
+        rustix::process::Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
 }
 
 fn wants(arguments: &Arguments, row: &Row) -> bool {
     if arguments.rows.is_empty() {
         !(arguments.quick && row.is_long())
     } else {
-        arguments.rows.iter().any(|chosen| chosen.number == row.number)
+        arguments
+            .rows
+            .iter()
+            .any(|chosen| chosen.number == row.number)
     }
 }
 
 /// How many gates hold and how many aims are reached.
 fn summary(judged: &[Judged]) -> String {
-    let gates = judged.iter().filter(|judged| judged.line.gate.is_some()).count();
-    let hold = judged.iter().filter(|judged| judged.line.gate.is_some() && judged.passes()).count();
+    let gates = judged
+        .iter()
+        .filter(|judged| judged.line.gate.is_some())
+        .count();
+    let hold = judged
+        .iter()
+        .filter(|judged| judged.line.gate.is_some() && judged.passes())
+        .count();
     let missing = judged.iter().filter(|judged| judged.found.is_err()).count();
-    let aims = judged.iter().filter(|judged| judged.line.aim.is_some()).count();
-    let reached = judged.iter().filter(|judged| judged.reaches_its_aim()).count();
-    let missing = if missing == 0 { String::new() } else { format!(", {missing} could not be measured") };
+    let aims = judged
+        .iter()
+        .filter(|judged| judged.line.aim.is_some())
+        .count();
+    let reached = judged
+        .iter()
+        .filter(|judged| judged.reaches_its_aim())
+        .count();
+    let missing = if missing == 0 {
+        String::new()
+    } else {
+        format!(", {missing} could not be measured")
+    };
     format!("{hold} of {gates} gates hold{missing}, {reached} of {aims} aims are reached")
 }
 
@@ -163,7 +216,13 @@ mod tests {
     fn arguments_name_rows_and_the_help_lists_them() {
         Arguments::command().debug_assert();
         let arguments = Arguments::try_parse_from(["speed", "4", "idle-memory", "--quick"]).ok();
-        let rows = arguments.map(|arguments| arguments.rows.iter().map(|row| row.number).collect::<Vec<_>>());
+        let rows = arguments.map(|arguments| {
+            arguments
+                .rows
+                .iter()
+                .map(|row| row.number)
+                .collect::<Vec<_>>()
+        });
         assert_eq!(rows, Some(vec![4, 7]));
         assert!(Arguments::try_parse_from(["speed", "nothing"]).is_err());
         assert!(rows_help().contains("fan-out"));
@@ -173,7 +232,11 @@ mod tests {
     fn the_page_tells_of_every_row() {
         let page = include_str!("../../SPEED.md");
         for row in ROWS {
-            assert!(page.contains(&format!("| {} | `{}` |", row.number, row.name)), "row {}", row.number);
+            assert!(
+                page.contains(&format!("| {} | `{}` |", row.number, row.name)),
+                "row {}",
+                row.number
+            );
         }
     }
 
@@ -181,11 +244,21 @@ mod tests {
     fn all_rows_are_chosen_by_default_and_quick_skips_long_ones() {
         let wanted = |given: &[&str]| -> Vec<u8> {
             let arguments = Arguments::try_parse_from([&["speed"], given].concat()).ok();
-            let all = ROWS.iter().filter(|row| arguments.as_ref().is_some_and(|arguments| wants(arguments, row)));
+            let all = ROWS.iter().filter(|row| {
+                arguments
+                    .as_ref()
+                    .is_some_and(|arguments| wants(arguments, row))
+            });
             all.map(|row| row.number).collect()
         };
         assert_eq!(wanted(&[]), (1..=26).collect::<Vec<u8>>());
-        assert_eq!(wanted(&["--quick"]), (1..=18).chain([23, 24, 26]).collect::<Vec<u8>>());
-        assert_eq!((wanted(&["4"]), wanted(&["20", "4", "--quick"])), (vec![4], vec![4, 20]));
+        assert_eq!(
+            wanted(&["--quick"]),
+            (1..=18).chain([23, 24, 26]).collect::<Vec<u8>>()
+        );
+        assert_eq!(
+            (wanted(&["4"]), wanted(&["20", "4", "--quick"])),
+            (vec![4], vec![4, 20])
+        );
     }
 }

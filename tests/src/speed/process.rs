@@ -40,8 +40,11 @@ fn memory(pid: u32, which: &str) -> Result<f64> {
 /// # Errors
 /// When the system refuses.
 pub fn forget_peak(pid: u32) -> Result<()> {
-    std::fs::write(format!("/proc/{pid}/clear_refs"), "5")
-        .with_context(|| format!("cannot reset the peak of {pid}: that needs root, as hub and agent forbid core dumps"))
+    std::fs::write(format!("/proc/{pid}/clear_refs"), "5").with_context(|| {
+        format!(
+            "cannot reset the peak of {pid}: that needs root, as hub and agent forbid core dumps"
+        )
+    })
 }
 
 /// The time for which a process has computed, all its threads together, in nanoseconds' resolution. What threads have
@@ -53,9 +56,16 @@ pub fn computed(pid: u32) -> Result<Duration> {
     let mut nanoseconds = 0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         // A thread may end between the two looks.
-        let Ok(text) = std::fs::read_to_string(thread?.path().join("schedstat")) else { continue };
-        let first = text.split_whitespace().next().context("an empty schedstat")?;
-        nanoseconds += first.parse::<u64>().with_context(|| format!("an odd schedstat: {text}"))?;
+        let Ok(text) = std::fs::read_to_string(thread?.path().join("schedstat")) else {
+            continue;
+        };
+        let first = text
+            .split_whitespace()
+            .next()
+            .context("an empty schedstat")?;
+        nanoseconds += first
+            .parse::<u64>()
+            .with_context(|| format!("an odd schedstat: {text}"))?;
     }
     Ok(Duration::from_nanos(nanoseconds).max(accounted(pid)?))
 }
@@ -66,8 +76,14 @@ fn accounted(pid: u32) -> Result<Duration> {
     // The name of the program stands in parentheses, and may have any character in it.
     let (_, rest) = text.rsplit_once(')').context("an odd stat in /proc")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
-    let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<u64>().ok());
-    let (user, system) = ticks(11).zip(ticks(12)).context("a stat without times in /proc")?;
+    let ticks = |place: usize| {
+        fields
+            .get(place)
+            .and_then(|field| field.parse::<u64>().ok())
+    };
+    let (user, system) = ticks(11)
+        .zip(ticks(12))
+        .context("a stat without times in /proc")?;
     Ok(TICK * u32::try_from(user + system)?)
 }
 
@@ -100,7 +116,8 @@ fn is_idle(shares: &[f64]) -> bool {
     let most = |shares: &[f64]| shares.iter().copied().fold(0.0, f64::max);
     let least = |shares: &[f64]| shares.iter().copied().fold(f64::MAX, f64::min);
     let is_idle = newest(2).is_some_and(|shares| most(shares) < 0.02);
-    let is_even = newest(6).is_some_and(|shares| most(shares) < 0.2 && most(shares) < 2.0 * least(shares) + 0.02);
+    let is_even = newest(6)
+        .is_some_and(|shares| most(shares) < 0.2 && most(shares) < 2.0 * least(shares) + 0.02);
     let is_periodic = newest(2 * KEEPALIVES).is_some_and(|shares| {
         let (before, now) = shares.split_at(KEEPALIVES);
         let mean = |shares: &[f64]| shares.iter().sum::<f64>() / KEEPALIVES as f64;
@@ -118,10 +135,19 @@ mod tests {
     fn process_is_idle_when_evenly_busy_a_little() {
         assert!(is_idle(&[0.9, 0.01, 0.01]) && !is_idle(&[0.01]) && !is_idle(&[0.9, 0.01]));
         assert!(is_idle(&[0.08, 0.1, 0.06, 0.07, 0.1, 0.09]));
-        assert!(!is_idle(&[0.08, 0.1, 0.06, 0.07, 0.19, 0.09]) && !is_idle(&[0.9, 0.9, 0.9, 0.9, 0.9, 0.9]));
-        let waves =
-            |heights: [f64; 2]| heights.map(|height| [height, 0.03, 0.03, 0.03].repeat(KEEPALIVES / 4)).concat();
-        assert!(is_idle(&waves([0.4, 0.4])) && !is_idle(&waves([0.6, 0.4])), "the second still calms down");
+        assert!(
+            !is_idle(&[0.08, 0.1, 0.06, 0.07, 0.19, 0.09])
+                && !is_idle(&[0.9, 0.9, 0.9, 0.9, 0.9, 0.9])
+        );
+        let waves = |heights: [f64; 2]| {
+            heights
+                .map(|height| [height, 0.03, 0.03, 0.03].repeat(KEEPALIVES / 4))
+                .concat()
+        };
+        assert!(
+            is_idle(&waves([0.4, 0.4])) && !is_idle(&waves([0.6, 0.4])),
+            "the second still calms down"
+        );
         assert!(!is_idle(&waves([0.4, 0.4])[1..]), "too early to say");
     }
 
@@ -137,12 +163,18 @@ mod tests {
         });
         assert!(busy.join().is_ok());
         let after = computed(own).unwrap_or_default();
-        assert!(after >= before + Duration::from_millis(50), "{before:?}, then {after:?}");
+        assert!(
+            after >= before + Duration::from_millis(50),
+            "{before:?}, then {after:?}"
+        );
     }
 
     #[test]
     fn a_process_knows_of_itself() {
         let own = std::process::id();
-        assert!(resident(own).is_ok_and(|bytes| bytes > 1e5) && computed(own).is_ok_and(|time| !time.is_zero()));
+        assert!(
+            resident(own).is_ok_and(|bytes| bytes > 1e5)
+                && computed(own).is_ok_and(|time| !time.is_zero())
+        );
     }
 }

@@ -78,7 +78,11 @@ impl Seen {
             }
         };
         let at = tokio::time::timeout(limit, all).await.ok();
-        at.ok_or_else(|| anyhow::anyhow!("a member has shown fewer than {wanted} of what was awaited for {limit:?}"))
+        at.ok_or_else(|| {
+            anyhow::anyhow!(
+                "a member has shown fewer than {wanted} of what was awaited for {limit:?}"
+            )
+        })
     }
 }
 
@@ -86,11 +90,23 @@ async fn record(client: Client, seen: Seen) {
     let api: Api<ConfigMap> = Api::all(client);
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
     while let Some(event) = events.next().await {
-        let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else { continue };
+        let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else {
+            continue;
+        };
         let (at, name) = (Instant::now(), object.name_any());
-        let value = object.data.as_ref().and_then(|data| data.get("value")).cloned().unwrap_or_default();
+        let value = object
+            .data
+            .as_ref()
+            .and_then(|data| data.get("value"))
+            .cloned()
+            .unwrap_or_default();
         let namespace = object.namespace().unwrap_or_default();
-        seen.sights.lock().push(Sight { at, namespace, name, value });
+        seen.sights.lock().push(Sight {
+            at,
+            namespace,
+            name,
+            value,
+        });
         seen.more.notify_one();
     }
 }

@@ -1,7 +1,8 @@
 //! What simulated agents say of a rule, where it is not what they hold.
 
 use runnel_proto::model::{
-    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleName, RuleState, SetDigest, SourceRef, TermsDigest,
+    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleName, RuleState, SetDigest,
+    SourceRef, TermsDigest,
 };
 
 use super::text::noise;
@@ -15,8 +16,16 @@ pub(super) fn fail(state: &mut RuleState, cluster: &str) {
         let mut message = noise(number as u64, MESSAGE_LIMIT);
         message.replace_range(..cluster.len().min(MESSAGE_LIMIT), cluster);
         message.truncate(MESSAGE_LIMIT);
-        let copy = SourceRef::new("configmaps", &state.rule.namespace, &format!("failed-{number}"));
-        Failure { reason: Reason::Conflict, copy, message }
+        let copy = SourceRef::new(
+            "configmaps",
+            &state.rule.namespace,
+            &format!("failed-{number}"),
+        );
+        Failure {
+            reason: Reason::Conflict,
+            copy,
+            message,
+        }
     };
     state.failures = (0..failures).map(one).collect();
 }
@@ -24,11 +33,19 @@ pub(super) fn fail(state: &mut RuleState, cluster: &str) {
 /// What a simulated agent reports to a hub of which it holds nothing.
 pub(super) fn made_up() -> RuleState {
     RuleState {
-        rule: RuleName { kind: "DistributionRule".into(), namespace: "speed".into(), name: "reported".into() },
+        rule: RuleName {
+            kind: "DistributionRule".into(),
+            namespace: "speed".into(),
+            name: "reported".into(),
+        },
         intents_digest: SetDigest::from_bytes(&[7; 16]).unwrap_or_default(),
         intents: 1,
         terms_digest: Some(TermsDigest([7; 16])),
-        counts: Counts { copies: 1, applied: 1, ..Default::default() },
+        counts: Counts {
+            copies: 1,
+            applied: 1,
+            ..Default::default()
+        },
         ..RuleState::new("00000000-0000-4000-8000-000000000000".into())
     }
 }

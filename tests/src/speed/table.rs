@@ -2,7 +2,9 @@
 
 use super::verdict::{Bound, Judged, number};
 
-const HEADINGS: [&str; 10] = ["row", "what", "at", "unit", "Runnel", "bare", "ratio", "gate", "aim", ""];
+const HEADINGS: [&str; 10] = [
+    "row", "what", "at", "unit", "Runnel", "bare", "ratio", "gate", "aim", "",
+];
 /// The columns of numbers stand to the right.
 const RIGHT: [usize; 4] = [0, 4, 5, 6];
 
@@ -10,9 +12,17 @@ const RIGHT: [usize; 4] = [0, 4, 5, 6];
 #[must_use]
 pub fn table(judged: &[Judged]) -> String {
     let heading = HEADINGS.map(ToOwned::to_owned);
-    let lines: Vec<[String; 10]> = std::iter::once(heading).chain(judged.iter().map(cells)).collect();
+    let lines: Vec<[String; 10]> = std::iter::once(heading)
+        .chain(judged.iter().map(cells))
+        .collect();
     let widths: Vec<usize> = (0..HEADINGS.len())
-        .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+        .map(|column| {
+            lines
+                .iter()
+                .map(|line| line[column].chars().count())
+                .max()
+                .unwrap_or(0)
+        })
         .collect();
     let mut text = String::new();
     for line in &lines {
@@ -29,7 +39,11 @@ pub fn table(judged: &[Judged]) -> String {
 }
 
 fn pad((column, (cell, width)): (usize, (&String, &usize))) -> String {
-    if RIGHT.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+    if RIGHT.contains(&column) {
+        format!("{cell:>width$}")
+    } else {
+        format!("{cell:<width$}")
+    }
 }
 
 fn cells(judged: &Judged) -> [String; 10] {
@@ -41,7 +55,9 @@ fn cells(judged: &Judged) -> [String; 10] {
             reading.at.clone(),
             number(reading.runnel),
             reading.bare.map_or_else(none, number),
-            reading.ratio().map_or_else(none, |ratio| format!("{}x", number(ratio))),
+            reading
+                .ratio()
+                .map_or_else(none, |ratio| format!("{}x", number(ratio))),
         ],
         Err(_) => [none(), none(), none(), none()],
     };
@@ -62,7 +78,11 @@ fn cells(judged: &Judged) -> [String; 10] {
 /// The verdict in a word.
 #[must_use]
 pub fn word(judged: &Judged) -> &'static str {
-    match (judged.passes(), judged.reaches_its_aim(), judged.line.gate.is_some()) {
+    match (
+        judged.passes(),
+        judged.reaches_its_aim(),
+        judged.line.gate.is_some(),
+    ) {
         (false, ..) if judged.found.is_err() => "NOT MEASURED",
         (false, ..) => "FAILS",
         (true, true, _) => "aim",
@@ -77,8 +97,16 @@ mod tests {
     use super::*;
 
     fn judged(runnel: f64, bare: Option<f64>) -> Judged {
-        let (gate, aim) = (Some(Bound::RatioAtMost(2.0)), Some(Bound::RatioAtMost(1.25)));
-        let line = Line { what: "edit to last ack", unit: "ms", gate, aim };
+        let (gate, aim) = (
+            Some(Bound::RatioAtMost(2.0)),
+            Some(Bound::RatioAtMost(1.25)),
+        );
+        let line = Line {
+            what: "edit to last ack",
+            unit: "ms",
+            gate,
+            aim,
+        };
         let reading = Reading {
             row: 4,
             what: line.what,
@@ -88,12 +116,19 @@ mod tests {
             bare,
             samples: Default::default(),
         };
-        Judged { row: 4, line, found: Ok(reading) }
+        Judged {
+            row: 4,
+            line,
+            found: Ok(reading),
+        }
     }
 
     #[test]
     fn unmeasured_row_has_a_line_and_a_reason() {
-        let missing = Judged { found: Err("the hub did not start".to_owned()), ..judged(1.0, None) };
+        let missing = Judged {
+            found: Err("the hub did not start".to_owned()),
+            ..judged(1.0, None)
+        };
         assert_eq!(
             table(&[missing]),
             "\
@@ -106,7 +141,11 @@ row 4, edit to last ack: the hub did not start
 
     #[test]
     fn each_reading_has_a_line_with_both_figures_and_the_verdict() {
-        let text = table(&[judged(30.0, Some(20.0)), judged(50.0, Some(20.0)), judged(20.0, Some(20.0))]);
+        let text = table(&[
+            judged(30.0, Some(20.0)),
+            judged(50.0, Some(20.0)),
+            judged(20.0, Some(20.0)),
+        ]);
         assert_eq!(
             text,
             "\

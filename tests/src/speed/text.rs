@@ -46,23 +46,34 @@ pub fn corpus(count: usize, length: usize) -> Result<Vec<String>> {
             if whole.len() >= count * each {
                 break;
             }
-            let text = std::fs::read_to_string(&file).with_context(|| format!("no {}", file.display()))?;
+            let text =
+                std::fs::read_to_string(&file).with_context(|| format!("no {}", file.display()))?;
             whole.extend(text.bytes().filter(u8::is_ascii));
         }
     }
-    ensure!(whole.len() >= count * each, "the corpus has {} bytes", whole.len());
+    ensure!(
+        whole.len() >= count * each,
+        "the corpus has {} bytes",
+        whole.len()
+    );
     let cuts = whole.chunks_exact(each).take(count).enumerate();
-    Ok(cuts.map(|(place, cut)| number(place) + &String::from_utf8_lossy(cut)).collect())
+    Ok(cuts
+        .map(|(place, cut)| number(place) + &String::from_utf8_lossy(cut))
+        .collect())
 }
 
 /// The texts in a folder; the charts' copies of other files are left out.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))?;
-    let mut entries: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    let mut entries: Vec<PathBuf> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
     entries.sort();
     let mut all = Vec::new();
     for path in entries {
-        let is_text = path.extension().is_some_and(|end| TEXTS.iter().any(|text| end == *text));
+        let is_text = path
+            .extension()
+            .is_some_and(|end| TEXTS.iter().any(|text| end == *text));
         if path.is_dir() {
             if !path.ends_with("files") {
                 all.extend(files(&path)?);
@@ -81,7 +92,10 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 pub fn any_seed() -> Result<u64> {
     use ring::rand::{SecureRandom, SystemRandom};
     let mut seed = [0; 8];
-    SystemRandom::new().fill(&mut seed).ok().context("no random numbers")?;
+    SystemRandom::new()
+        .fill(&mut seed)
+        .ok()
+        .context("no random numbers")?;
     Ok(u64::from_le_bytes(seed))
 }
 
@@ -107,7 +121,8 @@ mod tests {
         assert_eq!(texts.len(), 10_000);
         for text in texts.iter().take(100) {
             let content = vec![("value".to_owned(), text.clone().into_bytes())];
-            let shrunk = zstd::bulk::compress(format!("{content:?}").as_bytes(), 3).map(|bytes| bytes.len());
+            let shrunk =
+                zstd::bulk::compress(format!("{content:?}").as_bytes(), 3).map(|bytes| bytes.len());
             assert!(text.bytes().collect::<BTreeSet<u8>>().len() > 50, "{text}");
             assert!(shrunk.is_ok_and(|length| length > 700), "{text}");
         }

@@ -76,19 +76,29 @@ impl Reading {
     #[must_use]
     pub fn median_of(self, runnel: &[f64], bare: &[f64]) -> Self {
         let bare_one = (!bare.is_empty()).then(|| median(bare));
-        Self { runnel: median(runnel), bare: bare_one, ..self }.sampled(runnel, bare)
+        Self {
+            runnel: median(runnel),
+            bare: bare_one,
+            ..self
+        }
+        .sampled(runnel, bare)
     }
 
     /// It was drawn from these measurements.
     #[must_use]
     pub fn sampled(self, runnel: &[f64], bare: &[f64]) -> Self {
-        Self { samples: [runnel.to_vec(), bare.to_vec()], ..self }
+        Self {
+            samples: [runnel.to_vec(), bare.to_vec()],
+            ..self
+        }
     }
 
     /// Runnel's as a multiple of the bare program's.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
-        self.bare.filter(|bare| bare.is_finite() && *bare > 0.0).map(|bare| self.runnel / bare)
+        self.bare
+            .filter(|bare| bare.is_finite() && *bare > 0.0)
+            .map(|bare| self.runnel / bare)
     }
 }
 
@@ -108,14 +118,22 @@ impl Judged {
     /// a line that was not measured.
     #[must_use]
     pub fn passes(&self) -> bool {
-        let holds = |reading| self.line.gate.is_none_or(|gate| gate.holds(reading) == Some(true));
+        let holds = |reading| {
+            self.line
+                .gate
+                .is_none_or(|gate| gate.holds(reading) == Some(true))
+        };
         self.found.as_ref().is_ok_and(holds)
     }
 
     /// Whether the aim is reached.
     #[must_use]
     pub fn reaches_its_aim(&self) -> bool {
-        let holds = |reading| self.line.aim.is_some_and(|aim| aim.holds(reading) == Some(true));
+        let holds = |reading| {
+            self.line
+                .aim
+                .is_some_and(|aim| aim.holds(reading) == Some(true))
+        };
         self.found.as_ref().is_ok_and(holds)
     }
 }
@@ -144,7 +162,11 @@ fn thousands(value: f64) -> String {
         }
         text.push(digit);
     }
-    if value < 0.0 { format!("-{text}") } else { text }
+    if value < 0.0 {
+        format!("-{text}")
+    } else {
+        text
+    }
 }
 
 /// The value below which this share of them lies; of none it is no number, for which no bound holds.
@@ -154,7 +176,10 @@ pub fn percentile(values: &[f64], share: f64) -> f64 {
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().saturating_sub(1);
     let place = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(place.saturating_sub(1).min(last)).copied().unwrap_or(f64::NAN)
+    sorted
+        .get(place.saturating_sub(1).min(last))
+        .copied()
+        .unwrap_or(f64::NAN)
 }
 
 /// The one in the middle, or what is between the two that are; of none it is no number.
@@ -174,30 +199,68 @@ mod tests {
     use super::*;
 
     fn judged(runnel: f64, bare: Option<f64>, gate: Bound, aim: Bound) -> Judged {
-        let line = Line { what: "time", unit: "ms", gate: Some(gate), aim: Some(aim) };
-        let reading =
-            Reading { row: 4, what: "time", size: 1.0, at: "1".to_owned(), runnel, bare, samples: Default::default() };
-        Judged { row: 4, line, found: Ok(reading) }
+        let line = Line {
+            what: "time",
+            unit: "ms",
+            gate: Some(gate),
+            aim: Some(aim),
+        };
+        let reading = Reading {
+            row: 4,
+            what: "time",
+            size: 1.0,
+            at: "1".to_owned(),
+            runnel,
+            bare,
+            samples: Default::default(),
+        };
+        Judged {
+            row: 4,
+            line,
+            found: Ok(reading),
+        }
     }
 
     #[test]
     fn the_middle_one_of_several_measurements_stands_for_them() {
-        let one = judged(0.0, None, Bound::AtMost(1.0), Bound::AtMost(1.0)).found.unwrap_or_else(|why| panic!("{why}"));
+        let one = judged(0.0, None, Bound::AtMost(1.0), Bound::AtMost(1.0))
+            .found
+            .unwrap_or_else(|why| panic!("{why}"));
         let of = one.clone().median_of(&[9.0, 1.0, 4.0], &[2.0, 2.0, 8.0]);
-        assert_eq!((of.runnel, of.bare, of.ratio()), (4.0, Some(2.0), Some(2.0)));
+        assert_eq!(
+            (of.runnel, of.bare, of.ratio()),
+            (4.0, Some(2.0), Some(2.0))
+        );
         assert_eq!(of.samples, [vec![9.0, 1.0, 4.0], vec![2.0, 2.0, 8.0]]);
-        assert_eq!(one.clone().median_of(&[1.0, 5.0], &[3.0, 1.0]).ratio(), Some(1.5));
+        assert_eq!(
+            one.clone().median_of(&[1.0, 5.0], &[3.0, 1.0]).ratio(),
+            Some(1.5)
+        );
         assert_eq!(one.median_of(&[1.0], &[]).bare, None);
         assert!(median(&[]).is_nan());
     }
 
     #[test]
     fn a_gate_compares_the_ratio_or_the_figure_itself() {
-        let ratio = |runnel| judged(runnel, Some(10.0), Bound::RatioAtMost(2.0), Bound::RatioAtMost(1.25));
+        let ratio = |runnel| {
+            judged(
+                runnel,
+                Some(10.0),
+                Bound::RatioAtMost(2.0),
+                Bound::RatioAtMost(1.25),
+            )
+        };
         assert!(ratio(12.0).passes() && ratio(12.0).reaches_its_aim());
         assert!(ratio(20.0).passes() && !ratio(20.0).reaches_its_aim());
         assert!(!ratio(20.1).passes());
-        let least = |runnel| judged(runnel, Some(10.0), Bound::RatioAtLeast(0.4), Bound::RatioAtLeast(0.7));
+        let least = |runnel| {
+            judged(
+                runnel,
+                Some(10.0),
+                Bound::RatioAtLeast(0.4),
+                Bound::RatioAtLeast(0.7),
+            )
+        };
         assert!(least(4.0).passes() && !least(4.0).reaches_its_aim() && !least(3.9).passes());
         assert!(judged(2.0, None, Bound::AtMost(2.0), Bound::AtMost(1.0)).passes());
     }
@@ -205,34 +268,77 @@ mod tests {
     #[test]
     fn a_ratio_without_the_bare_program_does_not_pass() {
         assert!(!judged(1.0, None, Bound::RatioAtMost(2.0), Bound::RatioAtMost(1.0)).passes());
-        assert!(!judged(1.0, Some(0.0), Bound::RatioAtMost(2.0), Bound::RatioAtMost(1.0)).passes());
+        assert!(
+            !judged(
+                1.0,
+                Some(0.0),
+                Bound::RatioAtMost(2.0),
+                Bound::RatioAtMost(1.0)
+            )
+            .passes()
+        );
     }
 
     #[test]
     fn impossible_measurement_does_not_pass() {
         for odd in [-0.1, f64::NAN, f64::INFINITY, percentile(&[], 0.5)] {
             let most = judged(odd, Some(1.0), Bound::AtMost(2.0), Bound::AtMost(1.0));
-            let ratio = judged(odd, Some(1.0), Bound::RatioAtMost(2.0), Bound::RatioAtLeast(0.0));
-            assert!(!most.passes() && !most.reaches_its_aim() && !ratio.passes() && !ratio.reaches_its_aim(), "{odd}");
-            assert!(!judged(1.0, Some(odd), Bound::RatioAtMost(2.0), Bound::RatioAtMost(1.0)).passes(), "{odd}");
+            let ratio = judged(
+                odd,
+                Some(1.0),
+                Bound::RatioAtMost(2.0),
+                Bound::RatioAtLeast(0.0),
+            );
+            assert!(
+                !most.passes()
+                    && !most.reaches_its_aim()
+                    && !ratio.passes()
+                    && !ratio.reaches_its_aim(),
+                "{odd}"
+            );
+            assert!(
+                !judged(
+                    1.0,
+                    Some(odd),
+                    Bound::RatioAtMost(2.0),
+                    Bound::RatioAtMost(1.0)
+                )
+                .passes(),
+                "{odd}"
+            );
         }
         let whole = judged(1.0, None, Bound::AtMost(2.0), Bound::AtMost(1.0));
-        let missing = Judged { found: Err("the hub did not start".to_owned()), ..whole };
+        let missing = Judged {
+            found: Err("the hub did not start".to_owned()),
+            ..whole
+        };
         assert!(!missing.passes() && !missing.reaches_its_aim());
-        let without_gate = Judged { line: Line { gate: None, ..missing.line }, ..missing };
+        let without_gate = Judged {
+            line: Line {
+                gate: None,
+                ..missing.line
+            },
+            ..missing
+        };
         assert!(!without_gate.passes());
     }
 
     #[test]
     fn numbers_have_the_digits_that_say_something() {
         let texts = [0.0, 0.254, 1.0, 12.34, 123.4, 1234.5, 1_234_567.0].map(number);
-        assert_eq!(texts, ["0", "0.25", "1", "12.3", "123", "1,234", "1,234,567"]);
+        assert_eq!(
+            texts,
+            ["0", "0.25", "1", "12.3", "123", "1,234", "1,234,567"]
+        );
     }
 
     #[test]
     fn percentiles_are_values_that_were_measured() {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
-        assert_eq!([0.5, 0.99, 1.0].map(|share| percentile(&values, share)), [50.0, 99.0, 100.0]);
+        assert_eq!(
+            [0.5, 0.99, 1.0].map(|share| percentile(&values, share)),
+            [50.0, 99.0, 100.0]
+        );
         assert_eq!(percentile(&[7.0], 0.99), 7.0);
         assert!(percentile(&[], 0.5).is_nan());
     }

@@ -11,14 +11,36 @@ const THEIRS: &str = "dGhlaXJz";
 const OURS: &str = "b3Vycw==";
 
 fn login(password: &str) -> Content {
-    let fields = [("type".to_owned(), json!("Opaque")), ("data".to_owned(), json!({"password": password}))];
-    Content { fields: fields.into(), labels: [("team".to_owned(), "a".to_owned())].into(), ..Content::default() }
+    let fields = [
+        ("type".to_owned(), json!("Opaque")),
+        ("data".to_owned(), json!({"password": password})),
+    ];
+    Content {
+        fields: fields.into(),
+        labels: [("team".to_owned(), "a".to_owned())].into(),
+        ..Content::default()
+    }
 }
 
-fn wanted(alone: &Alone, conflict_policy: ConflictPolicy, ignored: &[&str], password: &str) -> Wanted {
-    let ignore_fields = ignored.iter().filter_map(|path| FieldPath::parse(path)).collect();
-    let terms = Terms { conflict_policy, ignore_fields, ..alone.terms(&["a"]) };
-    Wanted { terms, intents: [(source("secrets", "login"), login(password))].into() }
+fn wanted(
+    alone: &Alone,
+    conflict_policy: ConflictPolicy,
+    ignored: &[&str],
+    password: &str,
+) -> Wanted {
+    let ignore_fields = ignored
+        .iter()
+        .filter_map(|path| FieldPath::parse(path))
+        .collect();
+    let terms = Terms {
+        conflict_policy,
+        ignore_fields,
+        ..alone.terms(&["a"])
+    };
+    Wanted {
+        terms,
+        intents: [(source("secrets", "login"), login(password))].into(),
+    }
 }
 
 /// An agent whose policy denies overwriting, and a Secret of somebody else.
@@ -27,56 +49,104 @@ async fn start(name: &str) -> Result<(Alone, Value)> {
     alone.make_namespace("a").await?;
     alone.set_policy("{}")?;
     alone.start_agent().await?;
-    let theirs = alone.place.make(&Draft::secret(&alone.ns("a"), "login").data("password", "theirs").json()).await?;
+    let theirs = alone
+        .place
+        .make(
+            &Draft::secret(&alone.ns("a"), "login")
+                .data("password", "theirs")
+                .json(),
+        )
+        .await?;
     Ok((alone, theirs))
 }
 
 async fn keeps(alone: &Alone, before: &Value) -> Result<Value> {
     let now = alone.place.get(&Id::of(before)?).await?;
-    ensure!(now["data"] == before["data"] && now["metadata"]["uid"] == before["metadata"]["uid"], "{now}");
+    ensure!(
+        now["data"] == before["data"] && now["metadata"]["uid"] == before["metadata"]["uid"],
+        "{now}"
+    );
     Ok(now)
 }
 
 #[tokio::test]
 async fn hostile_hub_gains_no_object_by_adoption() -> Result<()> {
     let (alone, theirs) = start("adopted").await?;
-    let conflict = |state: &RuleState| state.counts.failed == 1 && state.failures[0].reason == Reason::Conflict;
+    let conflict = |state: &RuleState| {
+        state.counts.failed == 1 && state.failures[0].reason == Reason::Conflict
+    };
     // Fields that a rule ignores are compared all the same.
-    alone.hub.want("masked", wanted(&alone, ConflictPolicy::AdoptIfEqual, &["/data/password"], OURS));
+    alone.hub.want(
+        "masked",
+        wanted(
+            &alone,
+            ConflictPolicy::AdoptIfEqual,
+            &["/data/password"],
+            OURS,
+        ),
+    );
     alone.hub.hears("a conflict", "masked", conflict).await?;
     alone.place.is_untouched(&theirs).await?;
     alone.hub.remove("masked", DeletionPolicy::Delete);
-    alone.hub.hears("its end", "masked", |state| state.gone).await?;
+    alone
+        .hub
+        .hears("its end", "masked", |state| state.gone)
+        .await?;
 
     // What is equal is adopted, and stays as it is whatever is sent afterwards.
-    alone.hub.want("r", wanted(&alone, ConflictPolicy::AdoptIfEqual, &["/data/password"], THEIRS));
+    alone.hub.want(
+        "r",
+        wanted(
+            &alone,
+            ConflictPolicy::AdoptIfEqual,
+            &["/data/password"],
+            THEIRS,
+        ),
+    );
     alone.hub.hears_applied("r", 1).await?;
     let adopted = keeps(&alone, &theirs).await?;
-    ensure!(adopted["metadata"]["labels"]["runnel.dev/hub"] == json!(alone.hub.hub_id()), "{adopted}");
+    ensure!(
+        adopted["metadata"]["labels"]["runnel.dev/hub"] == json!(alone.hub.hub_id()),
+        "{adopted}"
+    );
     for (policy, reason) in [
         (ConflictPolicy::AdoptIfEqual, Reason::Conflict),
         (ConflictPolicy::Fail, Reason::Conflict),
         (ConflictPolicy::Overwrite, Reason::Denied),
     ] {
         alone.hub.want("r", wanted(&alone, policy, &[], OURS));
-        let failed = |state: &RuleState| state.counts.failed == 1 && state.failures[0].reason == reason;
+        let failed =
+            |state: &RuleState| state.counts.failed == 1 && state.failures[0].reason == reason;
         alone.hub.hears("a refusal", "r", failed).await?;
         keeps(&alone, &theirs).await?;
     }
     alone.hub.remove("r", DeletionPolicy::Delete);
-    alone.hub.hears("the end of the rule", "r", |state| state.gone).await?;
+    alone
+        .hub
+        .hears("the end of the rule", "r", |state| state.gone)
+        .await?;
     let left = keeps(&alone, &theirs).await?;
     let marks = left["metadata"].to_string();
-    ensure!(!marks.contains("runnel.dev/") && !marks.contains("\"Apply\""), "{marks}");
+    ensure!(
+        !marks.contains("runnel.dev/") && !marks.contains("\"Apply\""),
+        "{marks}"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn owner_replaces_an_adopted_object_and_keeps_it() -> Result<()> {
     for restarts in [false, true] {
-        let name = if restarts { "replaced-away" } else { "replaced-live" };
+        let name = if restarts {
+            "replaced-away"
+        } else {
+            "replaced-live"
+        };
         let (mut alone, theirs) = start(name).await?;
-        alone.hub.want("r", wanted(&alone, ConflictPolicy::AdoptIfEqual, &[], THEIRS));
+        alone.hub.want(
+            "r",
+            wanted(&alone, ConflictPolicy::AdoptIfEqual, &[], THEIRS),
+        );
         alone.hub.hears_applied("r", 1).await?;
         if restarts {
             alone.crash_agent().await?;
@@ -90,11 +160,16 @@ async fn owner_replaces_an_adopted_object_and_keeps_it() -> Result<()> {
         if restarts {
             alone.start_agent().await?;
         }
-        let failed = |state: &RuleState| state.counts.failed == 1 && state.failures[0].reason == Reason::Conflict;
+        let failed = |state: &RuleState| {
+            state.counts.failed == 1 && state.failures[0].reason == Reason::Conflict
+        };
         alone.hub.hears("a conflict", "r", failed).await?;
         alone.place.is_untouched(&replaced).await?;
         alone.hub.remove("r", DeletionPolicy::Delete);
-        alone.hub.hears("the end of the rule", "r", |state| state.gone).await?;
+        alone
+            .hub
+            .hears("the end of the rule", "r", |state| state.gone)
+            .await?;
         keeps(&alone, &replaced).await?;
     }
     Ok(())
@@ -106,12 +181,22 @@ async fn agent_without_a_policy_file_keeps_to_the_defaults() -> Result<()> {
     alone.make_namespace("a").await?;
     alone.allow_everything = false;
     alone.start_agent().await?;
-    let theirs = alone.place.make(&Draft::secret(&alone.ns("a"), "login").data("password", "theirs").json()).await?;
-    alone.hub.want("r", wanted(&alone, ConflictPolicy::Overwrite, &[], OURS));
+    let theirs = alone
+        .place
+        .make(
+            &Draft::secret(&alone.ns("a"), "login")
+                .data("password", "theirs")
+                .json(),
+        )
+        .await?;
+    alone
+        .hub
+        .want("r", wanted(&alone, ConflictPolicy::Overwrite, &[], OURS));
     let mut beside = alone.rule(&["a", "new"], &[("one", "1")]);
     beside.terms.create_namespaces = true;
     alone.hub.want("beside", beside);
-    let denied = |state: &RuleState| state.counts.failed == 1 && state.failures[0].reason == Reason::Denied;
+    let denied =
+        |state: &RuleState| state.counts.failed == 1 && state.failures[0].reason == Reason::Denied;
     alone.hub.hears("overwriting denied", "r", denied).await?;
     alone.hub.hears("creation denied", "beside", denied).await?;
     alone.says(&alone.id("a", "one"), "1").await?;

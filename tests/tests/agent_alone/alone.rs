@@ -22,7 +22,9 @@ use crate::fake_hub::{FakeHub, Wanted};
 /// The control plane that the tests of this file share; they keep apart by namespace.
 pub async fn plane() -> Result<&'static ControlPlane> {
     static PLANE: OnceCell<ControlPlane> = OnceCell::const_new();
-    PLANE.get_or_try_init(|| ControlPlane::start("alone", control_plane::Options::default())).await
+    PLANE
+        .get_or_try_init(|| ControlPlane::start("alone", control_plane::Options::default()))
+        .await
 }
 
 /// A cluster with an agent in a namespace of its own, joined to a hub of its own.
@@ -78,7 +80,9 @@ impl Alone {
         values["policy"]["overwrite"] = json!(true);
         place.make(&Draft::namespace(name).json()).await?;
         for short in namespaces {
-            place.make(&Draft::namespace(&format!("{name}-{short}")).json()).await?;
+            place
+                .make(&Draft::namespace(&format!("{name}-{short}")).json())
+                .await?;
         }
         let join_file = plane.folder().join(format!("{name}.join"));
         std::fs::write(&join_file, hub.join_string(true)?)?;
@@ -97,7 +101,10 @@ impl Alone {
 
     /// Writes the agent's policy file.
     pub fn set_policy(&mut self, text: &str) -> Result<()> {
-        let path = self.plane.folder().join(format!("{}.policy.yaml", self.name));
+        let path = self
+            .plane
+            .folder()
+            .join(format!("{}.policy.yaml", self.name));
         std::fs::write(&path, text)?;
         self.policy_file = Some(path);
         Ok(())
@@ -119,7 +126,10 @@ impl Alone {
     }
 
     pub async fn make_namespace(&self, short: &str) -> Result<()> {
-        self.place.make(&Draft::namespace(&self.ns(short)).json()).await.map(drop)
+        self.place
+            .make(&Draft::namespace(&self.ns(short)).json())
+            .await
+            .map(drop)
     }
 
     pub async fn start_agent(&mut self) -> Result<()> {
@@ -169,7 +179,10 @@ impl Alone {
         let ended = tokio::time::timeout(runnel_tests::scene::SOON, tasks.join_next()).await;
         let ended = ended.context("the agent goes on")?.context("no parts")??;
         tasks.shutdown().await;
-        Ok(ended.err().context("a part ended without an error")?.to_string())
+        Ok(ended
+            .err()
+            .context("a part ended without an error")?
+            .to_string())
     }
 
     /// Ends the agent in order.
@@ -191,11 +204,21 @@ impl Alone {
 
     /// Terms of a rule into namespaces of this test.
     pub fn terms(&self, namespaces: &[&str]) -> Terms {
-        let names = namespaces.iter().map(|short| Pattern::new(self.ns(short))).collect();
+        let names = namespaces
+            .iter()
+            .map(|short| Pattern::new(self.ns(short)))
+            .collect();
         Terms {
-            rule: RuleName { kind: "DistributionRule".into(), namespace: "team".into(), name: "settings".into() },
+            rule: RuleName {
+                kind: "DistributionRule".into(),
+                namespace: "team".into(),
+                name: "settings".into(),
+            },
             created_at: 100,
-            namespaces: Some(NamespaceChoice { names, ..NamespaceChoice::default() }),
+            namespaces: Some(NamespaceChoice {
+                names,
+                ..NamespaceChoice::default()
+            }),
             create_namespaces: false,
             conflict_policy: ConflictPolicy::Fail,
             drift_policy: DriftPolicy::Correct,
@@ -207,8 +230,14 @@ impl Alone {
 
     /// A rule with ConfigMaps of one key each, into namespaces of this test.
     pub fn rule(&self, namespaces: &[&str], texts: &[(&str, &str)]) -> Wanted {
-        let intents = texts.iter().map(|(name, text)| (source("configmaps", name), config_map(text))).collect();
-        Wanted { terms: self.terms(namespaces), intents }
+        let intents = texts
+            .iter()
+            .map(|(name, text)| (source("configmaps", name), config_map(text)))
+            .collect();
+        Wanted {
+            terms: self.terms(namespaces),
+            intents,
+        }
     }
 
     /// A ConfigMap in a namespace of this test.
@@ -222,11 +251,23 @@ impl Alone {
         self.place
             .sees("the copy", id, |copy| {
                 anyhow::ensure!(copy["data"] == data, "its data is {}", copy["data"]);
-                let (labels, notes) = (&copy["metadata"]["labels"], &copy["metadata"]["annotations"]);
+                let (labels, notes) = (
+                    &copy["metadata"]["labels"],
+                    &copy["metadata"]["annotations"],
+                );
                 anyhow::ensure!(labels["runnel.dev/hub"] == hub, "its labels are {labels}");
-                anyhow::ensure!(labels["app.kubernetes.io/managed-by"] == "runnel", "its labels are {labels}");
-                anyhow::ensure!(notes["runnel.dev/rule"] == "team/settings", "its annotations are {notes}");
-                anyhow::ensure!(notes["runnel.dev/seal"].is_string(), "its annotations are {notes}");
+                anyhow::ensure!(
+                    labels["app.kubernetes.io/managed-by"] == "runnel",
+                    "its labels are {labels}"
+                );
+                anyhow::ensure!(
+                    notes["runnel.dev/rule"] == "team/settings",
+                    "its annotations are {notes}"
+                );
+                anyhow::ensure!(
+                    notes["runnel.dev/seal"].is_string(),
+                    "its annotations are {notes}"
+                );
                 Ok(())
             })
             .await
@@ -236,9 +277,17 @@ impl Alone {
     pub fn writes(&self, mark: runnel_tests::audit::Mark) -> Result<Vec<String>> {
         let prefix = self.ns("");
         let ours = self.plane.writes_since(mark)?.into_iter().filter(|write| {
-            write.namespace.starts_with(&prefix) && ["configmaps", "secrets"].contains(&write.resource.as_str())
+            write.namespace.starts_with(&prefix)
+                && ["configmaps", "secrets"].contains(&write.resource.as_str())
         });
-        Ok(ours.map(|write| format!("{} {}/{} {}", write.verb, write.namespace, write.name, write.code)).collect())
+        Ok(ours
+            .map(|write| {
+                format!(
+                    "{} {}/{} {}",
+                    write.verb, write.namespace, write.name, write.code
+                )
+            })
+            .collect())
     }
 }
 

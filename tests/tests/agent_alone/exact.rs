@@ -9,7 +9,16 @@ use crate::alone::{Alone, source};
 impl Alone {
     async fn json_patch(&self, name: &str, patch: Value) -> Result<()> {
         let (namespace, text) = (self.ns("a"), patch.to_string());
-        let arguments = ["-n", &namespace, "patch", "configmap", name, "--type=json", "-p", &text];
+        let arguments = [
+            "-n",
+            &namespace,
+            "patch",
+            "configmap",
+            name,
+            "--type=json",
+            "-p",
+            &text,
+        ];
         self.plane.kubectl(&arguments).await.map(drop)
     }
 
@@ -74,7 +83,10 @@ async fn annotations_that_leave_no_room_for_the_seal_are_removed() -> Result<()>
     alone.place.change(&id, strip).await?;
     alone.is_exact(&id, "1").await?;
     let notes = alone.place.get(&id).await?["metadata"]["annotations"].clone();
-    ensure!(notes["example.com/small"] == "stays" && notes["example.com/large"].is_null(), "{notes}");
+    ensure!(
+        notes["example.com/small"] == "stays" && notes["example.com/large"].is_null(),
+        "{notes}"
+    );
     alone.hub.hears_applied("r", 1).await.map(drop)
 }
 
@@ -89,7 +101,10 @@ async fn foreign_object_with_the_key_in_another_map_is_overwritten() -> Result<(
     alone.place.make(&large).await?;
     let text = "x".repeat(600 * 1024);
     let mut wanted = alone.rule(&["a"], &[("one", "1"), ("two", &text)]);
-    wanted.terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..wanted.terms };
+    wanted.terms = Terms {
+        conflict_policy: ConflictPolicy::Overwrite,
+        ..wanted.terms
+    };
     alone.hub.want("r", wanted);
     alone.hub.hears_applied("r", 2).await?;
     alone.is_exact(&alone.id("a", "one"), "1").await?;
@@ -105,10 +120,22 @@ async fn illegal_source_changes_nothing_of_the_copy() -> Result<()> {
     let before = alone.place.get(&id).await?;
     let mut wanted = alone.rule(&["a"], &[]);
     let fields = [("data".to_owned(), json!({"not/a/key": "x"}))];
-    wanted.intents.insert(source("configmaps", "one"), Content { fields: fields.into(), ..Content::default() });
+    wanted.intents.insert(
+        source("configmaps", "one"),
+        Content {
+            fields: fields.into(),
+            ..Content::default()
+        },
+    );
     alone.hub.want("r", wanted);
-    alone.hub.hears("a failure", "r", |state| state.counts.failed == 1).await?;
+    alone
+        .hub
+        .hears("a failure", "r", |state| state.counts.failed == 1)
+        .await?;
     let after = alone.place.get(&id).await?;
-    ensure!(after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"], "{after}");
+    ensure!(
+        after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"],
+        "{after}"
+    );
     Ok(())
 }

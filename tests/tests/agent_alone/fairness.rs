@@ -17,7 +17,9 @@ const FAIR: Duration = Duration::from_secs(20);
 #[tokio::test]
 async fn hanging_webhook_of_one_namespace_delays_no_other() -> Result<()> {
     let alone = Alone::start("fair", &["slow", "fast"]).await?;
-    alone.hub.want("q", alone.rule(&["fast"], &[("quick", "1")]));
+    alone
+        .hub
+        .want("q", alone.rule(&["fast"], &[("quick", "1")]));
     alone.hub.hears_applied("q", 1).await?;
     // It takes connections and never answers.
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -50,23 +52,37 @@ async fn hanging_webhook_of_one_namespace_delays_no_other() -> Result<()> {
             }],
         }],
     });
-    alone.plane.kubectl_stdin(&["apply", "-f", "-"], &webhook.to_string()).await?;
+    alone
+        .plane
+        .kubectl_stdin(&["apply", "-f", "-"], &webhook.to_string())
+        .await?;
     let names: Vec<String> = (0..40).map(|number| format!("n{number:02}")).collect();
     let texts: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "1")).collect();
     alone.hub.want("r", alone.rule(&["slow"], &texts));
-    eventually("all places to hang", runnel_tests::scene::SOON, async || {
-        Ok((called.load(Ordering::Relaxed) >= 8).then_some(()))
-    })
+    eventually(
+        "all places to hang",
+        runnel_tests::scene::SOON,
+        async || Ok((called.load(Ordering::Relaxed) >= 8).then_some(())),
+    )
     .await?;
     let arrives = async {
         for edit in ["2", "3", "4"] {
-            alone.hub.want("q", alone.rule(&["fast"], &[("quick", edit)]));
+            alone
+                .hub
+                .want("q", alone.rule(&["fast"], &[("quick", edit)]));
             alone.says(&alone.id("fast", "quick"), edit).await?;
         }
         anyhow::Ok(())
     };
     let arrived = timeout(FAIR, arrives).await;
-    alone.plane.kubectl(&["delete", "validatingwebhookconfiguration", "hangs-in-fair-slow"]).await?;
+    alone
+        .plane
+        .kubectl(&[
+            "delete",
+            "validatingwebhookconfiguration",
+            "hangs-in-fair-slow",
+        ])
+        .await?;
     silent.abort();
     arrived?
 }

@@ -74,9 +74,19 @@ impl FakeHub {
         let hub_id = new_hub_id()?;
         let authority = Authority::generate(&hub_id, SystemTime::now())?;
         let token = Token::generate()?;
-        let shared = Arc::new(Shared { hub_id, authority, token, life, state: Mutex::default() });
+        let shared = Arc::new(Shared {
+            hub_id,
+            authority,
+            token,
+            life,
+            state: Mutex::default(),
+        });
         let (address, task) = serve(shared.clone(), "127.0.0.1:0").await?;
-        Ok(Self { shared, address, task })
+        Ok(Self {
+            shared,
+            address,
+            task,
+        })
     }
 
     /// Closes the port and every stream.
@@ -115,7 +125,11 @@ impl FakeHub {
 
     /// The same, but with this address.
     pub fn join_string_to(&self, address: &str, right: bool) -> Result<String> {
-        let token = if right { self.shared.token.clone() } else { Token::generate()? };
+        let token = if right {
+            self.shared.token.clone()
+        } else {
+            Token::generate()?
+        };
         let string = JoinString {
             addresses: vec![address.to_owned()],
             hub: self.shared.hub_id.clone(),
@@ -131,15 +145,30 @@ impl FakeHub {
         let mut state = self.shared.state.lock();
         let before = state.rules.insert(uid.to_owned(), wanted.clone());
         let mut delta = RuleDelta::new(uid.into());
-        if before.as_ref().is_none_or(|before| before.terms != wanted.terms) {
+        if before
+            .as_ref()
+            .is_none_or(|before| before.terms != wanted.terms)
+        {
             delta.terms = Some((wanted.terms.clone(), digest(&wanted.terms)));
         }
         let earlier = before.map(|before| before.intents).unwrap_or_default();
-        let changed = wanted.intents.iter().filter(|(source, content)| earlier.get(source) != Some(content));
-        delta.upserts = changed.map(|(source, content)| intent(source, content)).collect();
-        let lost = earlier.keys().filter(|source| !wanted.intents.contains_key(source));
+        let changed = wanted
+            .intents
+            .iter()
+            .filter(|(source, content)| earlier.get(source) != Some(content));
+        delta.upserts = changed
+            .map(|(source, content)| intent(source, content))
+            .collect();
+        let lost = earlier
+            .keys()
+            .filter(|source| !wanted.intents.contains_key(source));
         let deletion_policy = wanted.terms.deletion_policy;
-        delta.tombstones = lost.map(|source| Tombstone { source: source.clone(), deletion_policy }).collect();
+        delta.tombstones = lost
+            .map(|source| Tombstone {
+                source: source.clone(),
+                deletion_policy,
+            })
+            .collect();
         state.batch(vec![delta]);
     }
 
@@ -148,7 +177,10 @@ impl FakeHub {
         let mut state = self.shared.state.lock();
         state.rules.remove(uid);
         state.removed.insert(uid.to_owned(), policy);
-        state.batch(vec![RuleDelta { removal: Some(policy), ..RuleDelta::new(uid.into()) }]);
+        state.batch(vec![RuleDelta {
+            removal: Some(policy),
+            ..RuleDelta::new(uid.into())
+        }]);
     }
 
     /// Answers sessions with PERMISSION_DENIED, or no longer.
@@ -175,8 +207,15 @@ impl FakeHub {
     pub fn sent_twice(&self) -> Vec<(RuleUid, SourceRef, Revision)> {
         let state = self.shared.state.lock();
         let mut seen = std::collections::BTreeSet::new();
-        let text = |(uid, source, revision): &(RuleUid, SourceRef, Revision)| format!("{uid} {source} {revision:?}");
-        state.sent.iter().filter(|sent| !seen.insert(text(sent))).cloned().collect()
+        let text = |(uid, source, revision): &(RuleUid, SourceRef, Revision)| {
+            format!("{uid} {source} {revision:?}")
+        };
+        state
+            .sent
+            .iter()
+            .filter(|sent| !seen.insert(text(sent)))
+            .cloned()
+            .collect()
     }
 
     pub fn renewals(&self) -> usize {
@@ -195,11 +234,19 @@ impl FakeHub {
             AgentFrame::Report(states) | AgentFrame::AckedRules(states, _) => Some(states),
             _ => None,
         });
-        states.flatten().find(|state| state.uid.as_str() == uid).cloned()
+        states
+            .flatten()
+            .find(|state| state.uid.as_str() == uid)
+            .cloned()
     }
 
     /// Waits until the agent has told a state of a rule that meets a condition.
-    pub async fn hears(&self, what: &str, uid: &str, wanted: impl Fn(&RuleState) -> bool) -> Result<RuleState> {
+    pub async fn hears(
+        &self,
+        what: &str,
+        uid: &str,
+        wanted: impl Fn(&RuleState) -> bool,
+    ) -> Result<RuleState> {
         eventually(what, runnel_tests::scene::SOON, async || {
             let observed = self.observed(uid).context("nothing was told of the rule")?;
             anyhow::ensure!(wanted(&observed), "told last: {observed:?}");
@@ -211,7 +258,10 @@ impl FakeHub {
     /// Waits until every copy of a rule is applied.
     pub async fn hears_applied(&self, uid: &str, copies: u32) -> Result<RuleState> {
         let what = format!("{copies} applied copies of {uid}");
-        self.hears(&what, uid, |state| state.counts.copies == copies && state.counts.applied == copies).await
+        self.hears(&what, uid, |state| {
+            state.counts.copies == copies && state.counts.applied == copies
+        })
+        .await
     }
 }
 
@@ -233,10 +283,16 @@ impl State {
     fn batch(&mut self, rules: Vec<RuleDelta>) {
         self.nonce += 1;
         if self.live.is_some() {
-            let each = rules.iter().flat_map(|delta| delta.upserts.iter().map(|up| (delta.uid.clone(), up)));
-            self.sent.extend(each.map(|(uid, up)| (uid, up.source.clone(), up.revision)));
+            let each = rules
+                .iter()
+                .flat_map(|delta| delta.upserts.iter().map(|up| (delta.uid.clone(), up)));
+            self.sent
+                .extend(each.map(|(uid, up)| (uid, up.source.clone(), up.revision)));
         }
-        let frame = HubFrame::Batch(Batch { nonce: self.nonce, rules });
+        let frame = HubFrame::Batch(Batch {
+            nonce: self.nonce,
+            rules,
+        });
         if let Some(live) = &self.live {
             let _ = live.try_send(Ok(hub_frame_to_wire(&frame)));
         }
@@ -246,7 +302,11 @@ impl State {
 fn intent(source: &SourceRef, content: &Content) -> Intent {
     let canonical = content.to_bytes();
     let revision = RevisionKey::new(b"fake").revision(&source.resource, &canonical);
-    Intent { source: source.clone(), revision, payload: Payload::encode(canonical) }
+    Intent {
+        source: source.clone(),
+        revision,
+        payload: Payload::encode(canonical),
+    }
 }
 
 fn digest(terms: &Terms) -> TermsDigest {
@@ -254,13 +314,24 @@ fn digest(terms: &Terms) -> TermsDigest {
     TermsDigest(RevisionKey::new(b"terms").revision("", &json).0)
 }
 
-async fn serve(shared: Arc<Shared>, address: &str) -> Result<(String, tokio::task::JoinHandle<()>)> {
+async fn serve(
+    shared: Arc<Shared>,
+    address: &str,
+) -> Result<(String, tokio::task::JoinHandle<()>)> {
     let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?.to_string();
-    let serving = shared.authority.sign_hub(&shared.hub_id, SystemTime::now(), Duration::from_secs(3600))?;
-    let tls = Arc::new(ServerTls::new(&[shared.authority.certificate().clone()], serving)?);
+    let serving =
+        shared
+            .authority
+            .sign_hub(&shared.hub_id, SystemTime::now(), Duration::from_secs(3600))?;
+    let tls = Arc::new(ServerTls::new(
+        &[shared.authority.certificate().clone()],
+        serving,
+    )?);
     let service = RunnelServer::new(Service { shared });
-    let server = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming(listener, tls));
+    let server = tonic::transport::Server::builder()
+        .add_service(service)
+        .serve_with_incoming(incoming(listener, tls));
     Ok((address, tokio::spawn(async move { drop(server.await) })))
 }
 
@@ -270,7 +341,12 @@ struct Service {
 
 impl Service {
     fn certificate(&self, request: &[u8]) -> Result<Response<wire::CertificateResponse>, Status> {
-        let Shared { hub_id, authority, life, .. } = &*self.shared;
+        let Shared {
+            hub_id,
+            authority,
+            life,
+            ..
+        } = &*self.shared;
         let signed = authority
             .sign_member(request, hub_id, "alone", "uid-1", SystemTime::now(), *life)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -282,7 +358,11 @@ impl Service {
     }
 
     /// What the agent lacks, given what it holds.
-    fn catch_up(&self, copies_there: &[RuleState], details: &BTreeMap<String, Vec<AckedIntent>>) -> Vec<RuleDelta> {
+    fn catch_up(
+        &self,
+        copies_there: &[RuleState],
+        details: &BTreeMap<String, Vec<AckedIntent>>,
+    ) -> Vec<RuleDelta> {
         let state = self.shared.state.lock();
         let mut deltas = vec![];
         for (uid, wanted) in &state.rules {
@@ -294,19 +374,35 @@ impl Service {
             }
             delta.prune = theirs.and_then(|state| Some(state.namespace_prunes.as_ref()?.digest));
             if theirs.is_none_or(|state| state.intents_digest != own_digest(wanted)) {
-                let intents = wanted.intents.iter().map(|(source, content)| intent(source, content));
-                let holds = |new: &Intent| pairs.iter().any(|p| p.source == new.source && p.revision == new.revision);
+                let intents = wanted
+                    .intents
+                    .iter()
+                    .map(|(source, content)| intent(source, content));
+                let holds = |new: &Intent| {
+                    pairs
+                        .iter()
+                        .any(|p| p.source == new.source && p.revision == new.revision)
+                };
                 delta.upserts = intents.filter(|new| !holds(new)).collect();
                 let deletion_policy = wanted.terms.deletion_policy;
-                let lost = pairs.iter().filter(|pair| !wanted.intents.contains_key(&pair.source));
-                delta.tombstones =
-                    lost.map(|pair| Tombstone { source: pair.source.clone(), deletion_policy }).collect();
+                let lost = pairs
+                    .iter()
+                    .filter(|pair| !wanted.intents.contains_key(&pair.source));
+                delta.tombstones = lost
+                    .map(|pair| Tombstone {
+                        source: pair.source.clone(),
+                        deletion_policy,
+                    })
+                    .collect();
             }
             deltas.push(delta);
         }
         for (uid, policy) in &state.removed {
             if copies_there.iter().any(|state| state.uid.as_str() == uid) {
-                deltas.push(RuleDelta { removal: Some(*policy), ..RuleDelta::new(uid.as_str().into()) });
+                deltas.push(RuleDelta {
+                    removal: Some(*policy),
+                    ..RuleDelta::new(uid.as_str().into())
+                });
             }
         }
         deltas
@@ -330,13 +426,21 @@ impl Service {
         }
         let (hub_id, hub_cluster_uid) = (shared.hub_id.clone(), "hub-cluster".to_owned());
         let proof_key = Some(RevisionKey::new(b"fake").proof_key());
-        send(HubFrame::SnapshotBegin(SnapshotBegin { protocol: 1, hub_id, hub_cluster_uid, behind: false, proof_key }))
-            .await?;
+        send(HubFrame::SnapshotBegin(SnapshotBegin {
+            protocol: 1,
+            hub_id,
+            hub_cluster_uid,
+            behind: false,
+            proof_key,
+        }))
+        .await?;
         let mut unlike: Vec<_> = copies_there
             .iter()
             .filter(|state| {
                 let rules = &shared.state.lock().rules;
-                rules.get(state.uid.as_str()).is_some_and(|wanted| own_digest(wanted) != state.intents_digest)
+                rules
+                    .get(state.uid.as_str())
+                    .is_some_and(|wanted| own_digest(wanted) != state.intents_digest)
             })
             .map(|state| state.uid.clone())
             .collect();
@@ -357,7 +461,11 @@ impl Service {
             state.sessions += 1;
             state.batch(deltas);
         }
-        send(HubFrame::SnapshotEnd(SnapshotEnd { intents: 0, digest: SetDigest::default() })).await?;
+        send(HubFrame::SnapshotEnd(SnapshotEnd {
+            intents: 0,
+            digest: SetDigest::default(),
+        }))
+        .await?;
         loop {
             let frame = self.next(inbound).await?;
             if frame == AgentFrame::Handover && shared.state.lock().hand_over() {
@@ -366,7 +474,10 @@ impl Service {
                 // It has no limit.
                 let named = states.into_iter().filter_map(|state| {
                     let prune = Some(state.namespace_prunes?.digest);
-                    Some(RuleDelta { prune, ..RuleDelta::new(state.uid) })
+                    Some(RuleDelta {
+                        prune,
+                        ..RuleDelta::new(state.uid)
+                    })
                 });
                 let named: Vec<_> = named.collect();
                 if !named.is_empty() {
@@ -374,10 +485,17 @@ impl Service {
                 }
             } else if let AgentFrame::Want(uid, sources) = frame {
                 let mut state = shared.state.lock();
-                let Some(wanted) = state.rules.get(uid.as_str()) else { continue };
-                let found = sources.iter().filter_map(|source| Some(intent(source, wanted.intents.get(source)?)));
+                let Some(wanted) = state.rules.get(uid.as_str()) else {
+                    continue;
+                };
+                let found = sources
+                    .iter()
+                    .filter_map(|source| Some(intent(source, wanted.intents.get(source)?)));
                 let upserts = found.collect();
-                state.batch(vec![RuleDelta { upserts, ..RuleDelta::new(uid) }]);
+                state.batch(vec![RuleDelta {
+                    upserts,
+                    ..RuleDelta::new(uid)
+                }]);
             }
         }
     }
@@ -391,17 +509,30 @@ impl Service {
 }
 
 fn own_digest(wanted: &Wanted) -> SetDigest {
-    let intents: Vec<_> = wanted.intents.iter().map(|(source, content)| intent(source, content)).collect();
-    intents.iter().map(|intent| (&intent.source, &intent.revision)).collect()
+    let intents: Vec<_> = wanted
+        .intents
+        .iter()
+        .map(|(source, content)| intent(source, content))
+        .collect();
+    intents
+        .iter()
+        .map(|intent| (&intent.source, &intent.revision))
+        .collect()
 }
 
 fn peer<T>(request: &Request<T>) -> Result<&Peer, Status> {
-    request.extensions().get::<Peer>().ok_or_else(|| Status::internal("no peer"))
+    request
+        .extensions()
+        .get::<Peer>()
+        .ok_or_else(|| Status::internal("no peer"))
 }
 
 #[tonic::async_trait]
 impl Runnel for Service {
-    async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
+    async fn join(
+        &self,
+        request: Request<wire::JoinRequest>,
+    ) -> Result<Response<wire::CertificateResponse>, Status> {
         let request = request.into_inner();
         if request.token != self.shared.token.expose() {
             return Err(Status::unauthenticated(
@@ -414,7 +545,10 @@ impl Runnel for Service {
         self.certificate(&request.certificate_request)
     }
 
-    async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
+    async fn renew(
+        &self,
+        request: Request<wire::RenewRequest>,
+    ) -> Result<Response<wire::CertificateResponse>, Status> {
         if peer(&request)?.certificate.is_none() {
             return Err(Status::unauthenticated("no certificate"));
         }
@@ -435,7 +569,12 @@ impl Runnel for Service {
             return Err(Status::permission_denied("cluster alone is not accepted"));
         }
         let (out, frames) = mpsc::channel(64);
-        let (service, mut inbound) = (Service { shared: self.shared.clone() }, request.into_inner());
+        let (service, mut inbound) = (
+            Service {
+                shared: self.shared.clone(),
+            },
+            request.into_inner(),
+        );
         let cut = self.shared.state.lock().cut.clone();
         tokio::spawn(async move {
             tokio::select! {

@@ -10,7 +10,10 @@ use crate::limited::limited;
 
 fn content(fields: Value) -> Content {
     let fields = fields.as_object().cloned().unwrap_or_default();
-    Content { fields: fields.into_iter().collect(), ..Content::default() }
+    Content {
+        fields: fields.into_iter().collect(),
+        ..Content::default()
+    }
 }
 
 fn secret(object_type: &str) -> Content {
@@ -22,9 +25,19 @@ fn attempts(alone: &Alone) -> Vec<(String, Wanted)> {
     let a = alone.ns("a");
     let to = |namespace: &str, from: SourceRef, content: Content| {
         let names = vec![Pattern::new(namespace)];
-        let namespaces = Some(NamespaceChoice { names, ..NamespaceChoice::default() });
-        let terms = Terms { namespaces, create_namespaces: true, ..alone.terms(&[]) };
-        Wanted { terms, intents: [(from, content)].into() }
+        let namespaces = Some(NamespaceChoice {
+            names,
+            ..NamespaceChoice::default()
+        });
+        let terms = Terms {
+            namespaces,
+            create_namespaces: true,
+            ..alone.terms(&[])
+        };
+        Wanted {
+            terms,
+            intents: [(from, content)].into(),
+        }
     };
     let mut all = vec![];
     // Namespaces of the system, of the agent, beyond the policy, and names that are none.
@@ -51,15 +64,44 @@ fn attempts(alone: &Alone) -> Vec<(String, Wanted)> {
         &format!("{a}/../kube-system"),
         &a.to_uppercase(),
     ] {
-        all.push((format!("into {namespace:?}"), to(namespace, source("configmaps", "x"), config_map("x"))));
-        all.push((format!("secret into {namespace:?}"), to(namespace, source("secrets", "x"), secret("Opaque"))));
+        all.push((
+            format!("into {namespace:?}"),
+            to(namespace, source("configmaps", "x"), config_map("x")),
+        ));
+        all.push((
+            format!("secret into {namespace:?}"),
+            to(namespace, source("secrets", "x"), secret("Opaque")),
+        ));
     }
     // Kinds that nobody distributes, and names that leave their place.
-    for resource in ["pods", "roles.rbac.authorization.k8s.io", "serviceaccounts", "ConfigMaps", "secrets/status"] {
-        all.push((format!("a {resource}"), to(&a, source(resource, "x"), config_map("x"))));
+    for resource in [
+        "pods",
+        "roles.rbac.authorization.k8s.io",
+        "serviceaccounts",
+        "ConfigMaps",
+        "secrets/status",
+    ] {
+        all.push((
+            format!("a {resource}"),
+            to(&a, source(resource, "x"), config_map("x")),
+        ));
     }
-    for name in ["../x", "..", "a/b", "a:b", "A", "x?y", "x%2fy", "\u{e9}", &"n".repeat(254), "kube-root-ca.crt"] {
-        all.push((format!("named {name:?}"), to(&a, source("configmaps", name), config_map("x"))));
+    for name in [
+        "../x",
+        "..",
+        "a/b",
+        "a:b",
+        "A",
+        "x?y",
+        "x%2fy",
+        "\u{e9}",
+        &"n".repeat(254),
+        "kube-root-ca.crt",
+    ] {
+        all.push((
+            format!("named {name:?}"),
+            to(&a, source("configmaps", name), config_map("x")),
+        ));
     }
     // Types and sizes.
     for object_type in [
@@ -68,26 +110,48 @@ fn attempts(alone: &Alone) -> Vec<(String, Wanted)> {
         "helm.sh/release.v1",
         "kubernetes.io/tls",
     ] {
-        all.push((format!("of type {object_type}"), to(&a, source("secrets", "typed"), secret(object_type))));
+        all.push((
+            format!("of type {object_type}"),
+            to(&a, source("secrets", "typed"), secret(object_type)),
+        ));
     }
     let large = content(json!({"data": {"k": "x".repeat(1001)}}));
-    all.push(("too large".to_owned(), to(&a, source("configmaps", "large"), large)));
+    all.push((
+        "too large".to_owned(),
+        to(&a, source("configmaps", "large"), large),
+    ));
     // Fields beside the content.
     for (what, fields) in [
-        ("owner references", json!({"metadata": {"ownerReferences": [{"kind": "Pod", "name": "x", "uid": "x"}]}})),
+        (
+            "owner references",
+            json!({"metadata": {"ownerReferences": [{"kind": "Pod", "name": "x", "uid": "x"}]}}),
+        ),
         ("finalizers", json!({"finalizers": ["example.com/hold"]})),
         ("a spec", json!({"spec": {"containers": []}})),
-        ("a kind of its own", json!({"kind": "Pod", "apiVersion": "v1"})),
+        (
+            "a kind of its own",
+            json!({"kind": "Pod", "apiVersion": "v1"}),
+        ),
     ] {
-        all.push((format!("with {what}"), to(&a, source("configmaps", "fields"), content(fields))));
+        all.push((
+            format!("with {what}"),
+            to(&a, source("configmaps", "fields"), content(fields)),
+        ));
     }
     all
 }
 
 /// Whether the agent has told the hub of an attempt: of its copy, or in an ack where not even that can be read.
 fn has_event(alone: &Alone, uid: &str) -> bool {
-    let failed = alone.hub.observed(uid).is_some_and(|state| state.counts.failed > 0 && state.counts.applied == 0);
-    failed || alone.hub.received().contains(&format!("Refusal {{ rule: RuleUid(\"{uid}\")"))
+    let failed = alone
+        .hub
+        .observed(uid)
+        .is_some_and(|state| state.counts.failed > 0 && state.counts.applied == 0);
+    failed
+        || alone
+            .hub
+            .received()
+            .contains(&format!("Refusal {{ rule: RuleUid(\"{uid}\")"))
 }
 
 async fn attack(alone: &Alone, mark: runnel_tests::audit::Mark) -> Result<()> {
@@ -97,29 +161,53 @@ async fn attack(alone: &Alone, mark: runnel_tests::audit::Mark) -> Result<()> {
         alone.hub.want(&format!("attempt-{at:03}"), wanted.clone());
     }
     // What is right among it still comes, and comes last.
-    alone.hub.want("right", alone.rule(&["a"], &[("right", "1")]));
+    alone
+        .hub
+        .want("right", alone.rule(&["a"], &[("right", "1")]));
     alone.hub.hears_applied("right", 1).await?;
-    runnel_tests::wait::eventually("each attempt to be told", runnel_tests::scene::SOON, async || {
-        let untold = attempts.iter().enumerate().find(|(at, _)| !has_event(alone, &format!("attempt-{at:03}")));
-        ensure!(
-            untold.is_none(),
-            "{:?}",
-            untold.map(|(at, (what, _))| (what, alone.hub.observed(&format!("attempt-{at:03}"))))
-        );
-        Ok(Some(()))
-    })
+    runnel_tests::wait::eventually(
+        "each attempt to be told",
+        runnel_tests::scene::SOON,
+        async || {
+            let untold = attempts
+                .iter()
+                .enumerate()
+                .find(|(at, _)| !has_event(alone, &format!("attempt-{at:03}")));
+            ensure!(
+                untold.is_none(),
+                "{:?}",
+                untold
+                    .map(|(at, (what, _))| (what, alone.hub.observed(&format!("attempt-{at:03}"))))
+            );
+            Ok(Some(()))
+        },
+    )
     .await?;
     // Nothing was written but the one copy, nowhere, of no kind.
     let user = format!("system:serviceaccount:{0}:{0}", alone.name);
     let own = ["runnel-agent-identity", "runnel-agent-terms"];
-    for write in alone.plane.writes_since(mark)?.into_iter().filter(|write| write.user == user) {
+    for write in alone
+        .plane
+        .writes_since(mark)?
+        .into_iter()
+        .filter(|write| write.user == user)
+    {
         let reads = ["get", "list", "watch"].contains(&write.verb.as_str());
         let right = write.name == "right" && write.namespace == alone.ns("a");
         let own = write.namespace == alone.name && write.resource == "secrets";
         let event = write.resource == "events" && write.namespace == alone.ns("a");
-        ensure!(reads || right || own || event || write.code == 403, "{write:?}");
+        ensure!(
+            reads || right || own || event || write.code == 403,
+            "{write:?}"
+        );
     }
-    for namespace in ["kube-system", "default", alone.name.as_str(), &alone.ns("a"), &alone.ns("c")] {
+    for namespace in [
+        "kube-system",
+        "default",
+        alone.name.as_str(),
+        &alone.ns("a"),
+        &alone.ns("c"),
+    ] {
         for like in [Id::config_map(namespace, ""), Id::secret(namespace, "")] {
             for object in alone.place.list(&like).await? {
                 let (name, labels) = (&object["metadata"]["name"], &object["metadata"]["labels"]);
@@ -131,7 +219,9 @@ async fn attack(alone: &Alone, mark: runnel_tests::audit::Mark) -> Result<()> {
     }
     let namespaces = alone.place.list(&Id::namespace("")).await?;
     ensure!(
-        namespaces.iter().all(|namespace| namespace["metadata"]["name"] != "new-namespace"),
+        namespaces
+            .iter()
+            .all(|namespace| namespace["metadata"]["name"] != "new-namespace"),
         "a namespace was created"
     );
     Ok(())
@@ -153,47 +243,122 @@ async fn rights_apply_where_the_agents_check_is_off() -> Result<()> {
     let mut alone = limited("naive").await?;
     // A policy that lets everything pass that the attempts ask for; the Roles are those of two namespaces.
     let names = "kube-system, kube-public, kube-node-lease, default, runnel-system, naive, naive-a, naive-b, naive-c, new-namespace";
-    alone.set_policy(&format!("{{namespaces: {{allowed: [{names}]}}, createNamespaces: true}}"))?;
+    alone.set_policy(&format!(
+        "{{namespaces: {{allowed: [{names}]}}, createNamespaces: true}}"
+    ))?;
     let mark = alone.plane.mark();
     alone.start_agent().await?;
-    let outside = ["kube-system", "kube-public", "default", "naive-c", "new-namespace"];
+    let outside = [
+        "kube-system",
+        "kube-public",
+        "default",
+        "naive-c",
+        "new-namespace",
+    ];
     // The policy names its own namespace, where the agent has rights: that namespace takes no copies all the same.
-    for (uid, name) in [("policy", "runnel-agent-policy"), ("identity", "runnel-agent-identity")] {
+    for (uid, name) in [
+        ("policy", "runnel-agent-policy"),
+        ("identity", "runnel-agent-identity"),
+    ] {
         let names = vec![Pattern::new("naive")];
-        let namespaces = Some(NamespaceChoice { names, ..NamespaceChoice::default() });
-        let terms = Terms { namespaces, conflict_policy: ConflictPolicy::Overwrite, ..alone.terms(&[]) };
-        let intents = [(source("configmaps", name), config_map("x")), (source("secrets", name), secret("Opaque"))];
-        alone.hub.want(uid, Wanted { terms, intents: intents.into() });
+        let namespaces = Some(NamespaceChoice {
+            names,
+            ..NamespaceChoice::default()
+        });
+        let terms = Terms {
+            namespaces,
+            conflict_policy: ConflictPolicy::Overwrite,
+            ..alone.terms(&[])
+        };
+        let intents = [
+            (source("configmaps", name), config_map("x")),
+            (source("secrets", name), secret("Opaque")),
+        ];
+        alone.hub.want(
+            uid,
+            Wanted {
+                terms,
+                intents: intents.into(),
+            },
+        );
     }
     for namespace in outside {
         let names = vec![Pattern::new(namespace)];
-        let namespaces = Some(NamespaceChoice { names, ..NamespaceChoice::default() });
-        let terms = Terms { namespaces, create_namespaces: true, ..alone.terms(&[]) };
-        let intents = [(source("configmaps", "x"), config_map("x")), (source("secrets", "x"), secret("Opaque"))];
-        alone.hub.want(namespace, Wanted { terms, intents: intents.into() });
+        let namespaces = Some(NamespaceChoice {
+            names,
+            ..NamespaceChoice::default()
+        });
+        let terms = Terms {
+            namespaces,
+            create_namespaces: true,
+            ..alone.terms(&[])
+        };
+        let intents = [
+            (source("configmaps", "x"), config_map("x")),
+            (source("secrets", "x"), secret("Opaque")),
+        ];
+        alone.hub.want(
+            namespace,
+            Wanted {
+                terms,
+                intents: intents.into(),
+            },
+        );
     }
-    alone.hub.want("right", alone.rule(&["a"], &[("right", "1")]));
+    alone
+        .hub
+        .want("right", alone.rule(&["a"], &[("right", "1")]));
     alone.hub.hears_applied("right", 1).await?;
     for namespace in outside {
-        let state = alone.hub.hears("what is forbidden", namespace, |state| state.counts.failed == 2).await?;
-        assert!(state.failures.iter().all(|failure| failure.reason == Reason::Forbidden), "{:?}", state.failures);
+        let state = alone
+            .hub
+            .hears("what is forbidden", namespace, |state| {
+                state.counts.failed == 2
+            })
+            .await?;
+        assert!(
+            state
+                .failures
+                .iter()
+                .all(|failure| failure.reason == Reason::Forbidden),
+            "{:?}",
+            state.failures
+        );
         for id in [Id::config_map(namespace, "x"), Id::secret(namespace, "x")] {
             assert_eq!(alone.place.find(&id).await?, None);
         }
     }
     for uid in ["policy", "identity"] {
-        let state = alone.hub.hears("what is denied", uid, |state| state.counts.failed == 2).await?;
+        let state = alone
+            .hub
+            .hears("what is denied", uid, |state| state.counts.failed == 2)
+            .await?;
         for failure in state.failures {
-            let own = failure.message.contains("namespace naive is the agent's own");
+            let own = failure
+                .message
+                .contains("namespace naive is the agent's own");
             assert!(own && failure.reason == Reason::Denied, "{failure:?}");
         }
     }
-    assert_eq!(alone.place.find(&Id::config_map("naive", "runnel-agent-policy")).await?, None);
+    assert_eq!(
+        alone
+            .place
+            .find(&Id::config_map("naive", "runnel-agent-policy"))
+            .await?,
+        None
+    );
     let user = "system:serviceaccount:naive:naive";
-    let writes = alone.plane.writes_since(mark)?.into_iter().filter(|write| write.user == user && write.code < 300);
+    let writes = alone
+        .plane
+        .writes_since(mark)?
+        .into_iter()
+        .filter(|write| write.user == user && write.code < 300);
     let reads = ["get", "list", "watch"];
     for write in writes.filter(|write| !reads.contains(&write.verb.as_str())) {
-        ensure!(["naive", "naive-a"].contains(&write.namespace.as_str()), "{write:?}");
+        ensure!(
+            ["naive", "naive-a"].contains(&write.namespace.as_str()),
+            "{write:?}"
+        );
     }
     Ok(())
 }

@@ -19,7 +19,12 @@ impl Alone {
     }
 
     async fn holder(&self) -> Result<String> {
-        let spec = self.leases().get("runnel-agent").await?.spec.context("no spec")?;
+        let spec = self
+            .leases()
+            .get("runnel-agent")
+            .await?
+            .spec
+            .context("no spec")?;
         Ok(spec.holder_identity.unwrap_or_default())
     }
 }
@@ -29,9 +34,16 @@ async fn second_agent_stands_by_and_each_edit_costs_one_write() -> Result<()> {
     let alone = Alone::start("two-agents", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
     alone.hub.hears_applied("r", 1).await?;
-    ensure!(alone.holder().await?.starts_with("two-agents-1_"), "{}", alone.holder().await?);
+    ensure!(
+        alone.holder().await?.starts_with("two-agents-1_"),
+        "{}",
+        alone.holder().await?
+    );
     let mut second = Box::pin(alone.boot_agent("2"));
-    ensure!(timeout(Duration::from_secs(3), &mut second).await.is_err(), "two agents are active");
+    ensure!(
+        timeout(Duration::from_secs(3), &mut second).await.is_err(),
+        "two agents are active"
+    );
     let mark = alone.plane.mark();
     for edit in ["2", "3", "4"] {
         alone.hub.want("r", alone.rule(&["a"], &[("one", edit)]));
@@ -39,7 +51,11 @@ async fn second_agent_stands_by_and_each_edit_costs_one_write() -> Result<()> {
     }
     let writes = alone.writes(mark)?;
     ensure!(writes.len() == 3, "{writes:?}");
-    ensure!(alone.hub.sessions() == 1, "{} sessions", alone.hub.sessions());
+    ensure!(
+        alone.hub.sessions() == 1,
+        "{} sessions",
+        alone.hub.sessions()
+    );
     Ok(())
 }
 
@@ -50,11 +66,19 @@ async fn ended_agent_releases_the_lease_to_the_one_that_stands_by() -> Result<()
     alone.hub.hears_applied("r", 1).await?;
     let first = alone.take_agent()?;
     let mut second = Box::pin(alone.boot_agent("2"));
-    ensure!(timeout(Duration::from_secs(3), &mut second).await.is_err(), "two agents are active");
+    ensure!(
+        timeout(Duration::from_secs(3), &mut second).await.is_err(),
+        "two agents are active"
+    );
     end(first).await?;
-    ensure!(!alone.holder().await?.starts_with("handed-on-1_"), "not released");
+    ensure!(
+        !alone.holder().await?.starts_with("handed-on-1_"),
+        "not released"
+    );
     // Less than the Lease lasts.
-    let second = timeout(Duration::from_secs(15), second).await.context("it waits for a released Lease")??;
+    let second = timeout(Duration::from_secs(15), second)
+        .await
+        .context("it waits for a released Lease")??;
     alone.set_agent(second);
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
     alone.says(&alone.id("a", "one"), "2").await.map(drop)
@@ -67,12 +91,19 @@ async fn killed_agent_is_succeeded_by_its_own_pod_at_once() -> Result<()> {
     alone.hub.hears_applied("r", 1).await?;
     alone.crash_agent().await?;
     // Less than the Lease lasts.
-    timeout(Duration::from_secs(15), alone.start_agent()).await.context("it waits for its own Lease")??;
+    timeout(Duration::from_secs(15), alone.start_agent())
+        .await
+        .context("it waits for its own Lease")??;
     // Another pod cannot know that it is dead, and waits until the Lease is over.
     alone.crash_agent().await?;
     let mut other = Box::pin(alone.boot_agent("2"));
-    ensure!(timeout(Duration::from_secs(5), &mut other).await.is_err(), "it did not wait");
-    let other = timeout(SOON, other).await.context("the Lease of a dead agent is never taken")??;
+    ensure!(
+        timeout(Duration::from_secs(5), &mut other).await.is_err(),
+        "it did not wait"
+    );
+    let other = timeout(SOON, other)
+        .await
+        .context("the Lease of a dead agent is never taken")??;
     alone.set_agent(other);
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
     alone.says(&alone.id("a", "one"), "2").await.map(drop)
@@ -83,11 +114,23 @@ async fn agent_whose_lease_is_taken_ends_and_writes_nothing_more() -> Result<()>
     let mut alone = Alone::start("taken", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
     alone.hub.hears_applied("r", 1).await?;
-    let term = alone.leases().get("runnel-agent").await?.spec.and_then(|spec| spec.lease_transitions).unwrap_or(0);
+    let term = alone
+        .leases()
+        .get("runnel-agent")
+        .await?
+        .spec
+        .and_then(|spec| spec.lease_transitions)
+        .unwrap_or(0);
     let spec = json!({"spec": {"holderIdentity": "another_1", "leaseTransitions": term + 1}});
-    alone.leases().patch("runnel-agent", &PatchParams::default(), &Patch::Merge(spec)).await?;
+    alone
+        .leases()
+        .patch("runnel-agent", &PatchParams::default(), &Patch::Merge(spec))
+        .await?;
     let output = alone.ends().await?;
-    ensure!(output.contains("another_1") && output.contains("has taken the Lease"), "{output}");
+    ensure!(
+        output.contains("another_1") && output.contains("has taken the Lease"),
+        "{output}"
+    );
     let mark = alone.plane.mark();
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
     steadily("no writes", Duration::from_secs(3), async || {

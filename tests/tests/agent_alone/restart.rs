@@ -13,7 +13,10 @@ use crate::alone::Alone;
 #[tokio::test]
 async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
     let mut alone = Alone::start("away", &["a", "b"]).await?;
-    alone.hub.want("r", alone.rule(&["a", "b", "new-*"], &[("one", "1"), ("two", "1")]));
+    alone.hub.want(
+        "r",
+        alone.rule(&["a", "b", "new-*"], &[("one", "1"), ("two", "1")]),
+    );
     alone.hub.hears_applied("r", 4).await?;
     alone.hub.want("q", alone.rule(&["a"], &[("lone", "1")]));
     alone.hub.hears_applied("q", 1).await?;
@@ -21,9 +24,18 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
     alone.hub.stop();
 
     // While nobody looks: one of two twins is damaged, both twins of the other are.
-    alone.place.change(&alone.id("a", "one"), json!({"data": {"text": "changed"}})).await?;
+    alone
+        .place
+        .change(&alone.id("a", "one"), json!({"data": {"text": "changed"}}))
+        .await?;
     for namespace in ["a", "b"] {
-        alone.place.change(&alone.id(namespace, "two"), json!({"data": {"text": "changed"}})).await?;
+        alone
+            .place
+            .change(
+                &alone.id(namespace, "two"),
+                json!({"data": {"text": "changed"}}),
+            )
+            .await?;
     }
     alone.start_agent().await?;
     alone.says(&alone.id("a", "one"), "1").await?;
@@ -31,19 +43,33 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
     alone.says(&alone.id("new-1", "one"), "1").await?;
     alone.place.delete(&alone.id("b", "one")).await?;
     alone.says(&alone.id("b", "one"), "1").await?;
-    assert_eq!(alone.place.get(&alone.id("a", "two")).await?["data"]["text"], "changed");
+    assert_eq!(
+        alone.place.get(&alone.id("a", "two")).await?["data"]["text"],
+        "changed"
+    );
 
     // A copy without twin that was intact at the start is put back too.
-    alone.place.change(&alone.id("a", "lone"), json!({"data": {"text": "changed"}})).await?;
+    alone
+        .place
+        .change(&alone.id("a", "lone"), json!({"data": {"text": "changed"}}))
+        .await?;
     alone.says(&alone.id("a", "lone"), "1").await?;
 
     // The hub comes back with another wish: what waited is done, and what it no longer wants goes.
     alone.hub.resume().await?;
     alone.hub.hears_applied("r", 6).await?;
     alone.says(&alone.id("a", "two"), "1").await?;
-    assert!(alone.hub.received().contains(Reason::WaitingForHub.as_str()), "it said what it waited for");
+    assert!(
+        alone
+            .hub
+            .received()
+            .contains(Reason::WaitingForHub.as_str()),
+        "it said what it waited for"
+    );
     alone.hub.stop();
-    alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "2")]));
+    alone
+        .hub
+        .want("r", alone.rule(&["a", "b"], &[("one", "2")]));
     alone.hub.resume().await?;
     alone.says(&alone.id("a", "one"), "2").await?;
     alone.hub.hears_applied("r", 2).await?;
@@ -75,7 +101,10 @@ impl<'a> Refusal<'a> {
             "metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]},
         });
         for object in [policy, binding] {
-            alone.plane.kubectl_stdin(&["create", "-f", "-"], &object.to_string()).await?;
+            alone
+                .plane
+                .kubectl_stdin(&["create", "-f", "-"], &object.to_string())
+                .await?;
         }
         let refusal = Self { alone, name };
         refusal.counts(operation, true).await?;
@@ -86,17 +115,32 @@ impl<'a> Refusal<'a> {
         let space = self.alone.ns("b");
         let verb = operation.to_lowercase();
         let tried = [&verb, "configmap", "two", "-n", &space, "--dry-run=server"];
-        eventually("the refusal to count", Duration::from_secs(60), async || {
-            let refused =
-                self.alone.plane.kubectl(&tried).await.err().is_some_and(|e| format!("{e:#}").contains("denied"));
-            Ok((refused == expected).then_some(()))
-        })
+        eventually(
+            "the refusal to count",
+            Duration::from_secs(60),
+            async || {
+                let refused = self
+                    .alone
+                    .plane
+                    .kubectl(&tried)
+                    .await
+                    .err()
+                    .is_some_and(|e| format!("{e:#}").contains("denied"));
+                Ok((refused == expected).then_some(()))
+            },
+        )
         .await
     }
 
     async fn lift(self, operation: &str) -> Result<()> {
-        for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
-            self.alone.plane.kubectl(&["delete", kind, &self.name]).await?;
+        for kind in [
+            "validatingadmissionpolicybinding",
+            "validatingadmissionpolicy",
+        ] {
+            self.alone
+                .plane
+                .kubectl(&["delete", kind, &self.name])
+                .await?;
         }
         self.counts(operation, false).await
     }
@@ -105,7 +149,12 @@ impl<'a> Refusal<'a> {
     async fn tried(&self, verb: &str, mark: Mark) -> Result<()> {
         let tried = format!("{verb} {}/two ", self.alone.ns("b"));
         eventually("the agent's attempt", Duration::from_secs(60), async || {
-            Ok(self.alone.writes(mark)?.iter().any(|write| write.starts_with(&tried)).then_some(()))
+            Ok(self
+                .alone
+                .writes(mark)?
+                .iter()
+                .any(|write| write.starts_with(&tried))
+                .then_some(()))
         })
         .await
     }
@@ -114,7 +163,9 @@ impl<'a> Refusal<'a> {
 #[tokio::test]
 async fn a_crash_in_the_middle_of_a_removal_loses_nothing() -> Result<()> {
     let mut alone = Alone::start("crash", &["a", "b"]).await?;
-    alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
+    alone
+        .hub
+        .want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
     alone.hub.hears_applied("r", 4).await?;
     let refusal = Refusal::of(&alone, "DELETE").await?;
     let mark = alone.plane.mark();
@@ -125,13 +176,25 @@ async fn a_crash_in_the_middle_of_a_removal_loses_nothing() -> Result<()> {
     refusal.tried("delete", mark).await?;
     let name = refusal.name;
     alone.crash_agent().await?;
-    ensure!(alone.hub.observed("r").is_none_or(|state| !state.gone), "the removal was over before the crash");
+    ensure!(
+        alone.hub.observed("r").is_none_or(|state| !state.gone),
+        "the removal was over before the crash"
+    );
     alone.says(&alone.id("b", "two"), "1").await?;
 
-    Refusal { alone: &alone, name }.lift("DELETE").await?;
+    Refusal {
+        alone: &alone,
+        name,
+    }
+    .lift("DELETE")
+    .await?;
     alone.start_agent().await?;
     alone.place.lacks(&alone.id("b", "two")).await?;
-    alone.hub.hears("the rule to be gone", "r", |state| state.gone).await.map(drop)
+    alone
+        .hub
+        .hears("the rule to be gone", "r", |state| state.gone)
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
@@ -142,11 +205,24 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
     }
     alone.set_policy("{deletesPerHour: 1}")?;
     alone.start_agent().await?;
-    alone.hub.want("r", alone.rule(&["a", "b", "c"], &[("one", "1"), ("two", "1")]));
+    alone.hub.want(
+        "r",
+        alone.rule(&["a", "b", "c"], &[("one", "1"), ("two", "1")]),
+    );
     alone.hub.hears_applied("r", 6).await?;
-    alone.hub.want("r", alone.rule(&["a", "b", "c"], &[("two", "1")]));
-    let waits = |state: &RuleState| state.failures.iter().any(|failure| failure.reason == Reason::DeleteLimit);
-    alone.hub.hears("copies that wait for the limit", "r", waits).await?;
+    alone
+        .hub
+        .want("r", alone.rule(&["a", "b", "c"], &[("two", "1")]));
+    let waits = |state: &RuleState| {
+        state
+            .failures
+            .iter()
+            .any(|failure| failure.reason == Reason::DeleteLimit)
+    };
+    alone
+        .hub
+        .hears("copies that wait for the limit", "r", waits)
+        .await?;
     let left = eventually("the deletion that the limit allows", SOON, async || {
         let left = stands(&alone, "one").await?;
         Ok((left.len() < 3).then_some(left))
@@ -161,11 +237,18 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
     let mark = alone.plane.mark();
     alone.start_agent().await?;
     alone.says(&alone.id("a", "two"), "1").await?;
-    steadily("nothing to be created again", Duration::from_secs(3), async || {
-        let writes = alone.writes(mark)?;
-        ensure!(writes.iter().all(|write| !write.contains("/one ")), "{writes:?}");
-        Ok(())
-    })
+    steadily(
+        "nothing to be created again",
+        Duration::from_secs(3),
+        async || {
+            let writes = alone.writes(mark)?;
+            ensure!(
+                writes.iter().all(|write| !write.contains("/one ")),
+                "{writes:?}"
+            );
+            Ok(())
+        },
+    )
     .await?;
     assert_eq!(stands(&alone, "one").await?, left);
 
@@ -181,7 +264,12 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
 async fn stands(alone: &Alone, name: &str) -> Result<Vec<&'static str>> {
     let mut found = vec![];
     for namespace in ["a", "b", "c"] {
-        if alone.place.find(&alone.id(namespace, name)).await?.is_some() {
+        if alone
+            .place
+            .find(&alone.id(namespace, name))
+            .await?
+            .is_some()
+        {
             found.push(namespace);
         }
     }
@@ -191,23 +279,39 @@ async fn stands(alone: &Alone, name: &str) -> Result<Vec<&'static str>> {
 #[tokio::test]
 async fn agent_alone_restores_what_went_while_it_was_away() -> Result<()> {
     let mut alone = Alone::start("went", &["a", "b", "c"]).await?;
-    alone.hub.want("r", alone.rule(&["a", "b", "c"], &[("one", "1"), ("two", "1")]));
+    alone.hub.want(
+        "r",
+        alone.rule(&["a", "b", "c"], &[("one", "1"), ("two", "1")]),
+    );
     alone.hub.hears_applied("r", 6).await?;
     // Of a rule that is not stored nobody knows where its copies are.
     alone
         .place
-        .sees("the stored terms", &Id::secret(&alone.name, "runnel-agent-terms"), |secret| {
-            let text = secret["data"]["terms"].as_str().context("no terms")?;
-            let terms = zstd::bulk::decompress(&data_encoding::BASE64.decode(text.as_bytes())?, 1 << 20)?;
-            ensure!(String::from_utf8_lossy(&terms).contains(&alone.ns("a")), "another rule");
-            Ok(())
-        })
+        .sees(
+            "the stored terms",
+            &Id::secret(&alone.name, "runnel-agent-terms"),
+            |secret| {
+                let text = secret["data"]["terms"].as_str().context("no terms")?;
+                let terms = zstd::bulk::decompress(
+                    &data_encoding::BASE64.decode(text.as_bytes())?,
+                    1 << 20,
+                )?;
+                ensure!(
+                    String::from_utf8_lossy(&terms).contains(&alone.ns("a")),
+                    "another rule"
+                );
+                Ok(())
+            },
+        )
         .await?;
     alone.crash_agent().await?;
     alone.hub.stop();
 
     alone.place.delete(&alone.id("a", "one")).await?;
-    alone.plane.kubectl(&["delete", "namespace", &alone.ns("c"), "--timeout=120s"]).await?;
+    alone
+        .plane
+        .kubectl(&["delete", "namespace", &alone.ns("c"), "--timeout=120s"])
+        .await?;
     alone.make_namespace("c").await?;
     let begin = Instant::now();
     alone.start_agent().await?;
@@ -223,7 +327,9 @@ async fn rule_removed_before_the_agent_recorded_it_is_removed() -> Result<()> {
     let mut alone = Alone::start("unrecorded", &["a", "b"]).await?;
     let refusal = Refusal::of(&alone, "CREATE").await?;
     let mark = alone.plane.mark();
-    alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
+    alone
+        .hub
+        .want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
     for (namespace, name) in [("a", "one"), ("a", "two"), ("b", "one")] {
         alone.says(&alone.id(namespace, name), "1").await?;
     }
@@ -231,24 +337,43 @@ async fn rule_removed_before_the_agent_recorded_it_is_removed() -> Result<()> {
     let name = refusal.name;
     alone.crash_agent().await?;
     ensure!(
-        alone.hub.observed("r").is_none_or(|state| state.counts.applied < 4),
+        alone
+            .hub
+            .observed("r")
+            .is_none_or(|state| state.counts.applied < 4),
         "the rule was applied before the crash"
     );
     // As after a crash before the agent wrote down which rules it holds.
-    alone.place.delete(&Id::secret(&alone.name, "runnel-agent-terms")).await?;
+    alone
+        .place
+        .delete(&Id::secret(&alone.name, "runnel-agent-terms"))
+        .await?;
     alone.hub.remove("r", DeletionPolicy::Delete);
 
-    Refusal { alone: &alone, name }.lift("CREATE").await?;
+    Refusal {
+        alone: &alone,
+        name,
+    }
+    .lift("CREATE")
+    .await?;
     alone.start_agent().await?;
     for (namespace, name) in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")] {
         alone.place.lacks(&alone.id(namespace, name)).await?;
     }
-    alone.hub.hears("the rule to be gone", "r", |state| state.gone).await.map(drop)
+    alone
+        .hub
+        .hears("the rule to be gone", "r", |state| state.gone)
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
 async fn a_restart_with_a_thousand_copies_writes_nothing() -> Result<()> {
-    let mut alone = Alone::start("thousand", &["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]).await?;
+    let mut alone = Alone::start(
+        "thousand",
+        &["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"],
+    )
+    .await?;
     let names: Vec<_> = (0..100).map(|n| format!("n{n:03}")).collect();
     let pairs: Vec<_> = names.iter().map(|name| (name.as_str(), "1")).collect();
     let wanted = alone.rule(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"], &pairs);
@@ -267,11 +392,20 @@ async fn a_restart_with_a_thousand_copies_writes_nothing() -> Result<()> {
         })
         .await?;
         alone.hub.hears_applied("r", 1000).await?;
-        steadily("no writes after a restart", Duration::from_secs(2), async || {
-            let writes = alone.writes(mark)?;
-            anyhow::ensure!(writes.is_empty(), "{} writes, such as {:?}", writes.len(), writes.first());
-            Ok(())
-        })
+        steadily(
+            "no writes after a restart",
+            Duration::from_secs(2),
+            async || {
+                let writes = alone.writes(mark)?;
+                anyhow::ensure!(
+                    writes.is_empty(),
+                    "{} writes, such as {:?}",
+                    writes.len(),
+                    writes.first()
+                );
+                Ok(())
+            },
+        )
         .await?;
     }
     Ok(())

@@ -16,13 +16,13 @@ async fn kind_without_rights_is_reported_and_resumed_when_granted() -> Result<()
     let mut alone = Alone::prepare("rights", Duration::from_secs(3600)).await?;
     alone.make_namespace("a").await?;
     let (name, place) = (alone.name.clone(), alone.place.clone());
-    let account =
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": name, "name": "agent"}});
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": name, "name": "agent"}});
     place.make(&account).await?;
     let subject = json!([{"kind": "ServiceAccount", "name": "agent", "namespace": name}]);
     let group = "rbac.authorization.k8s.io";
     let version = format!("{group}/v1");
-    let reads = json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "list", "watch"]});
+    let reads =
+        json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "list", "watch"]});
     let fewer = format!("{name}-fewer");
     let role = json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": fewer},
         "rules": [rule(&["configmaps"]), reads]});
@@ -42,15 +42,29 @@ async fn kind_without_rights_is_reported_and_resumed_when_granted() -> Result<()
     alone.kubeconfig = alone.plane.token_kubeconfig(&name, "agent").await?;
     alone.start_agent().await?;
     let mut wanted = alone.rule(&["a"], &[("one", "1")]);
-    let fields = [("type".to_owned(), json!("Opaque")), ("data".to_owned(), json!({"k": "dg=="}))];
-    wanted.intents.insert(source("secrets", "two"), Content { fields: fields.into(), ..Content::default() });
+    let fields = [
+        ("type".to_owned(), json!("Opaque")),
+        ("data".to_owned(), json!({"k": "dg=="})),
+    ];
+    wanted.intents.insert(
+        source("secrets", "two"),
+        Content {
+            fields: fields.into(),
+            ..Content::default()
+        },
+    );
     alone.hub.want("r", wanted);
     alone.says(&alone.id("a", "one"), "1").await?;
     let is_partial = |state: &RuleState| (state.counts.applied, state.counts.failed) == (1, 1);
     let state = alone.hub.hears("a missing right", "r", is_partial).await?;
     assert_eq!(state.failures[0].reason, Reason::Forbidden);
 
-    place.change(&Id::of(&role)?, json!({"rules": [rule(&["configmaps", "secrets"]), reads]})).await?;
+    place
+        .change(
+            &Id::of(&role)?,
+            json!({"rules": [rule(&["configmaps", "secrets"]), reads]}),
+        )
+        .await?;
     alone.hub.hears_applied("r", 2).await?;
     let copy = place.get(&Id::secret(&alone.ns("a"), "two")).await?;
     assert_eq!(copy["data"]["k"], "dg==");

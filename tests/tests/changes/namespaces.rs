@@ -12,16 +12,28 @@ async fn namespaces_that_come_late_or_are_relabelled_are_followed() -> Result<()
     let scene = scene().await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     scene.hub_namespaces(&[home]).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "v").json()).await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "v").json())
+        .await?;
     let rule = Id::rule(home, "wide");
     let choice = json!({
         "names": ["late-exact", "late-team-*"], "selector": {"matchLabels": {"late": "wanted"}},
         "exclude": ["late-team-old", "late-not-*"],
     });
-    hub.make(&RuleDraft::new(home, "wide").named(&["*"]).to(&["member-1"]).with("namespaces", choice).json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "wide")
+            .named(&["*"])
+            .to(&["member-1"])
+            .with("namespaces", choice)
+            .json(),
+    )
+    .await?;
     // Only the exact name is known to be missing.
     let observed = hub.says_ready(&rule, "False", "CopiesWaiting").await?;
-    ensure!(observed["status"]["summary"]["copies"] == 1 && observed["status"]["summary"]["copiesWaiting"] == 1);
+    ensure!(
+        observed["status"]["summary"]["copies"] == 1
+            && observed["status"]["summary"]["copiesWaiting"] == 1
+    );
 
     let labelled = |name| Draft::namespace(name).label("late", "wanted").json();
     for draft in [
@@ -42,25 +54,62 @@ async fn namespaces_that_come_late_or_are_relabelled_are_followed() -> Result<()
     // In and out by label; Kubernetes' own namespaces and Runnel's are never meant by a label.
     let wanted = json!({"metadata": {"labels": {"late": "wanted"}}});
     for namespace in ["late-y", "kube-public", "runnel-system"] {
-        member.change(&Id::namespace(namespace), wanted.clone()).await?;
+        member
+            .change(&Id::namespace(namespace), wanted.clone())
+            .await?;
     }
     member.has_copy(&source, "late-y", &rule).await?;
-    member.change(&Id::namespace("late-x"), json!({"metadata": {"labels": {"late": "no"}}})).await?;
+    member
+        .change(
+            &Id::namespace("late-x"),
+            json!({"metadata": {"labels": {"late": "no"}}}),
+        )
+        .await?;
     member.lacks(&Id::of(&source)?.within("late-x")).await?;
     hub.all_applied(&rule, 3).await?;
-    for namespace in ["late-team-old", "late-not-x", "kube-public", "runnel-system"] {
-        ensure!(member.find(&Id::of(&source)?.within(namespace)).await?.is_none(), "{namespace}");
+    for namespace in [
+        "late-team-old",
+        "late-not-x",
+        "kube-public",
+        "runnel-system",
+    ] {
+        ensure!(
+            member
+                .find(&Id::of(&source)?.within(namespace))
+                .await?
+                .is_none(),
+            "{namespace}"
+        );
     }
 
     // The choice itself is edited: an exact name means what a glob or label does not.
-    let choice = json!({"names": ["late-*", "kube-public"], "selector": null, "exclude": ["late-not-*"]});
-    hub.change(&rule, json!({"spec": {"namespaces": choice}})).await?;
-    for namespace in ["late-exact", "late-team-a", "late-team-old", "late-x", "late-y", "kube-public"] {
+    let choice =
+        json!({"names": ["late-*", "kube-public"], "selector": null, "exclude": ["late-not-*"]});
+    hub.change(&rule, json!({"spec": {"namespaces": choice}}))
+        .await?;
+    for namespace in [
+        "late-exact",
+        "late-team-a",
+        "late-team-old",
+        "late-x",
+        "late-y",
+        "kube-public",
+    ] {
         member.has_copy(&source, namespace, &rule).await?;
     }
     hub.all_applied(&rule, 6).await?;
-    hub.change(&rule, json!({"spec": {"namespaces": {"names": ["late-exact"], "exclude": null}}})).await?;
-    for namespace in ["late-team-a", "late-team-old", "late-x", "late-y", "kube-public"] {
+    hub.change(
+        &rule,
+        json!({"spec": {"namespaces": {"names": ["late-exact"], "exclude": null}}}),
+    )
+    .await?;
+    for namespace in [
+        "late-team-a",
+        "late-team-old",
+        "late-x",
+        "late-y",
+        "kube-public",
+    ] {
         member.lacks(&Id::of(&source)?.within(namespace)).await?;
     }
     hub.all_applied(&rule, 1).await.map(|_| ())
@@ -84,11 +133,14 @@ async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
     for namespace in [exact, by_glob] {
         member.make(&Draft::namespace(namespace).json()).await?;
     }
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "v").json()).await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "v").json())
+        .await?;
     let (narrow, wide) = (Id::rule(home, "narrow"), Id::rule(home, "wide"));
     let draft = |name| RuleDraft::new(home, name).named(&["*"]).to(&["member-1"]);
     hub.make(&draft("narrow").into(&[exact]).json()).await?;
-    hub.make(&draft("wide").into(&["ending-glob-*"]).json()).await?;
+    hub.make(&draft("wide").into(&["ending-glob-*"]).json())
+        .await?;
     member.has_copy(&source, exact, &narrow).await?;
     member.has_copy(&source, by_glob, &wide).await?;
 
@@ -98,21 +150,37 @@ async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
         member.lacks(&Id::of(&source)?.within(namespace)).await?;
     }
     // A namespace that was named is missed, one that a glob meant is not.
-    let observed = hub.says_ready(&narrow, "False", "NamespaceTerminating").await?;
+    let observed = hub
+        .says_ready(&narrow, "False", "NamespaceTerminating")
+        .await?;
     let entry = entry_of(&observed, "member-1")?;
     let message = entry["message"].as_str().unwrap_or_default();
-    ensure!(entry["failed"] == 1 && message.contains("configmaps/ending-exact/settings"), "{entry}");
-    ensure!(condition(&observed, "Ready")?["message"].as_str().unwrap_or_default().contains("member-1"));
+    ensure!(
+        entry["failed"] == 1 && message.contains("configmaps/ending-exact/settings"),
+        "{entry}"
+    );
+    ensure!(
+        condition(&observed, "Ready")?["message"]
+            .as_str()
+            .unwrap_or_default()
+            .contains("member-1")
+    );
     hub.all_applied(&wide, 0).await?;
 
     for anchor in &anchors {
-        member.change(anchor, json!({"metadata": {"finalizers": null}})).await?;
+        member
+            .change(anchor, json!({"metadata": {"finalizers": null}}))
+            .await?;
     }
     for namespace in [exact, by_glob] {
         member.lacks(&Id::namespace(namespace)).await?;
     }
     let observed = hub.says_ready(&narrow, "False", "CopiesWaiting").await?;
-    ensure!(observed["status"]["summary"]["copiesFailed"] == 0, "{}", observed["status"]);
+    ensure!(
+        observed["status"]["summary"]["copiesFailed"] == 0,
+        "{}",
+        observed["status"]
+    );
 
     for namespace in [exact, by_glob] {
         member.make(&Draft::namespace(namespace).json()).await?;
@@ -129,10 +197,16 @@ async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<
     let scene = scene().await?;
     let hub = &scene.hub;
     scene.hub_namespaces(&[home]).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").json()).await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").json())
+        .await?;
     let rule = Id::rule(home, "makes");
-    let draft = RuleDraft::new(home, "makes").named(&["*"]).everywhere().into(&["made-a", "made-b", "made-glob-*"]);
-    hub.make(&draft.with("createNamespaces", json!(true)).json()).await?;
+    let draft = RuleDraft::new(home, "makes")
+        .named(&["*"])
+        .everywhere()
+        .into(&["made-a", "made-b", "made-glob-*"]);
+    hub.make(&draft.with("createNamespaces", json!(true)).json())
+        .await?;
     scene.arrives(&source, &rule, &["made-a", "made-b"]).await?;
     hub.all_applied(&rule, 4).await?;
 
@@ -143,12 +217,19 @@ async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<
     scene
         .member(2)
         .sees("there anew", &id, |namespace| {
-            ensure!(namespace["metadata"]["deletionTimestamp"].is_null(), "it is being deleted");
+            ensure!(
+                namespace["metadata"]["deletionTimestamp"].is_null(),
+                "it is being deleted"
+            );
             Ok(())
         })
         .await?;
     scene.arrives(&source, &rule, &["made-b"]).await?;
-    hub.change(&rule, json!({"spec": {"namespaces": {"names": ["made-a"]}, "createNamespaces": false}})).await?;
+    hub.change(
+        &rule,
+        json!({"spec": {"namespaces": {"names": ["made-a"]}, "createNamespaces": false}}),
+    )
+    .await?;
     scene.vanishes(&source, &["made-b"]).await?;
     hub.delete(&rule).await?;
     hub.lacks(&rule).await?;
@@ -156,7 +237,11 @@ async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<
     for member in &scene.members {
         for namespace in ["made-a", "made-b"] {
             let found = member.get(&Id::namespace(namespace)).await?;
-            ensure!(found["metadata"]["deletionTimestamp"].is_null(), "{namespace} in {}", member.name());
+            ensure!(
+                found["metadata"]["deletionTimestamp"].is_null(),
+                "{namespace} in {}",
+                member.name()
+            );
         }
     }
     scene.member(1).is_untouched(&old).await
@@ -170,18 +255,21 @@ async fn namespace_of_sources_goes_and_its_rule_stays() -> Result<()> {
     scene.hub_namespaces(&[few, many]).await?;
     scene.member_namespaces(&[target]).await?;
     let rule = Id::cluster_rule("reads-two");
-    let entry =
-        json!({"namespaces": ["read-*"], "resources": ["configmaps"], "selector": {"matchLabels": {"read": "yes"}}});
+    let entry = json!({"namespaces": ["read-*"], "resources": ["configmaps"], "selector": {"matchLabels": {"read": "yes"}}});
     let make = async |namespace: &str, count: usize| {
         let mut made = vec![];
         for number in 0..count {
-            let draft = Draft::config_map(namespace, &format!("{namespace}-{number}")).label("read", "yes");
+            let draft =
+                Draft::config_map(namespace, &format!("{namespace}-{number}")).label("read", "yes");
             made.push(hub.make(&draft.data("k", namespace).json()).await?);
         }
         anyhow::Ok(made)
     };
     let (of_few, of_many) = (make(few, 2).await?, make(many, 12).await?);
-    let draft = RuleDraft::cluster_scoped("reads-two").source(entry).to(&["member-1"]).into(&[target]);
+    let draft = RuleDraft::cluster_scoped("reads-two")
+        .source(entry)
+        .to(&["member-1"])
+        .into(&[target]);
     hub.make(&draft.json()).await?;
     for source in of_few.iter().chain(&of_many) {
         member.has_copy(source, target, &rule).await?;
@@ -207,22 +295,40 @@ async fn namespace_of_sources_goes_and_its_rule_stays() -> Result<()> {
     hub.delete(&Id::namespace(many)).await?;
     let observed = hub.sees("held", &rule, |rule| {
         let copies_there = condition(rule, "ApprovalRequired")?;
-        ensure!(copies_there["status"] == "True" && rule["status"]["summary"]["sources"] == 2, "{}", rule["status"]);
+        ensure!(
+            copies_there["status"] == "True" && rule["status"]["summary"]["sources"] == 2,
+            "{}",
+            rule["status"]
+        );
         Ok(())
     });
     let observed = observed.await?;
     hub.lacks(&Id::namespace(many)).await?;
     let mut left = 0;
     for source in &of_many {
-        left += u64::from(member.find(&Id::of(source)?.within(target)).await?.is_some());
+        left += u64::from(
+            member
+                .find(&Id::of(source)?.within(target))
+                .await?
+                .is_some(),
+        );
     }
-    let copies_there = observed["status"]["pendingApproval"]["copies"].as_u64().unwrap_or_default();
-    ensure!(copies_there >= 2 && left == copies_there, "{copies_there} are held and {left} are left");
+    let copies_there = observed["status"]["pendingApproval"]["copies"]
+        .as_u64()
+        .unwrap_or_default();
+    ensure!(
+        copies_there >= 2 && left == copies_there,
+        "{copies_there} are held and {left} are left"
+    );
     for source in &of_few {
         member.has_copy(source, target, &rule).await?;
     }
     let digest = observed["status"]["pendingApproval"]["digest"].clone();
-    hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}})).await?;
+    hub.change(
+        &rule,
+        json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}}),
+    )
+    .await?;
     for source in &of_many {
         member.lacks(&Id::of(source)?.within(target)).await?;
     }

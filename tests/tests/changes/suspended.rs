@@ -18,10 +18,23 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
     let hub = &scene.hub;
     scene.member_namespaces(&["rests-too"]).await?;
     let (rule, awake) = (Id::rule(home, "rests"), Id::rule(home, "awake"));
-    let draft = RuleDraft::new(home, "rests").labelled("rests", "yes").everywhere().into(&[home, "rests-too"]);
+    let draft = RuleDraft::new(home, "rests")
+        .labelled("rests", "yes")
+        .everywhere()
+        .into(&[home, "rests-too"]);
     hub.make(&draft.with("suspend", json!(true)).json()).await?;
-    hub.make(&RuleDraft::new(home, "awake").named(&["clock-*"]).everywhere().json()).await?;
-    let source = |name| Draft::config_map(home, name).label("rests", "yes").data("k", "one");
+    hub.make(
+        &RuleDraft::new(home, "awake")
+            .named(&["clock-*"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
+    let source = |name| {
+        Draft::config_map(home, name)
+            .label("rests", "yes")
+            .data("k", "one")
+    };
     let mut sources = Vec::new();
     for name in ["edited", "tampered", "removed", "unlabelled", "moved"] {
         sources.push(hub.make(&source(name).json()).await?);
@@ -33,35 +46,56 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
     };
     tick("clock-1").await?;
     let observed = hub.says_ready(&rule, "False", "Suspended").await?;
-    ensure!(condition(&observed, "Suspended")?["status"] == "True" && condition(&observed, "Reconciling").is_err());
+    ensure!(
+        condition(&observed, "Suspended")?["status"] == "True"
+            && condition(&observed, "Reconciling").is_err()
+    );
     steadily("nothing is created", WHILE, async || {
         for member in &scene.members {
             for source in &sources {
-                ensure!(member.find(&Id::of(source)?).await?.is_none(), "{}", Id::of(source)?);
+                ensure!(
+                    member.find(&Id::of(source)?).await?.is_none(),
+                    "{}",
+                    Id::of(source)?
+                );
             }
         }
         Ok(())
     })
     .await?;
 
-    hub.change(&rule, json!({"spec": {"suspend": false}})).await?;
+    hub.change(&rule, json!({"spec": {"suspend": false}}))
+        .await?;
     for source in &sources {
         scene.arrives(source, &rule, &[home, "rests-too"]).await?;
     }
     let observed = hub.all_applied(&rule, 20).await?;
-    ensure!(condition(&observed, "Suspended").is_err(), "{}", observed["status"]);
+    ensure!(
+        condition(&observed, "Suspended").is_err(),
+        "{}",
+        observed["status"]
+    );
 
     // Now everything happens at once.
-    hub.change(&rule, json!({"spec": {"suspend": true}})).await?;
+    hub.change(&rule, json!({"spec": {"suspend": true}}))
+        .await?;
     hub.says_ready(&rule, "False", "Suspended").await?;
     tick("clock-2").await?;
     let member = scene.member(1);
     let id = |name: &str| Id::config_map(home, name);
-    let edited = hub.change(&id("edited"), json!({"data": {"k": "two"}})).await?;
+    let edited = hub
+        .change(&id("edited"), json!({"data": {"k": "two"}}))
+        .await?;
     let added = hub.make(&source("added").json()).await?;
     hub.delete(&id("removed")).await?;
-    hub.change(&id("unlabelled"), json!({"metadata": {"labels": {"rests": "no"}}})).await?;
-    let tampered = member.change(&id("tampered"), json!({"data": {"k": "mine"}})).await?;
+    hub.change(
+        &id("unlabelled"),
+        json!({"metadata": {"labels": {"rests": "no"}}}),
+    )
+    .await?;
+    let tampered = member
+        .change(&id("tampered"), json!({"data": {"k": "mine"}}))
+        .await?;
     member.delete(&id("moved")).await?;
     let before = [
         member.get(&id("edited")).await?,
@@ -70,21 +104,27 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
         member.get(&id("tampered").within("rests-too")).await?,
         tampered,
     ];
-    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home]}}})).await?;
+    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home]}}}))
+        .await?;
     // Longer than the grace of a deleted source.
-    steadily("nothing is created, corrected or removed", Duration::from_secs(7), async || {
-        for object in &before {
-            member.is_untouched(object).await?;
-        }
-        for name in ["added", "moved"] {
-            ensure!(member.find(&id(name)).await?.is_none(), "{name}");
-        }
-        Ok(())
-    })
+    steadily(
+        "nothing is created, corrected or removed",
+        Duration::from_secs(7),
+        async || {
+            for object in &before {
+                member.is_untouched(object).await?;
+            }
+            for name in ["added", "moved"] {
+                ensure!(member.find(&id(name)).await?.is_none(), "{name}");
+            }
+            Ok(())
+        },
+    )
     .await?;
     tick("clock-3").await?;
 
-    hub.change(&rule, json!({"spec": {"suspend": false}})).await?;
+    hub.change(&rule, json!({"spec": {"suspend": false}}))
+        .await?;
     for source in [&edited, &added, &sources[1], &sources[4]] {
         scene.arrives(source, &rule, &[home]).await?;
     }
@@ -102,10 +142,24 @@ async fn a_suspended_rule_that_is_deleted_is_seen_to() -> Result<()> {
     let home = "rests-in-peace";
     let scene = scene_with(home).await?;
     let rule = Id::rule(home, "all");
-    scene.hub.make(&RuleDraft::new(home, "all").named(&["*"]).everywhere().json()).await?;
-    let source = scene.hub.make(&Draft::config_map(home, "settings").json()).await?;
+    scene
+        .hub
+        .make(
+            &RuleDraft::new(home, "all")
+                .named(&["*"])
+                .everywhere()
+                .json(),
+        )
+        .await?;
+    let source = scene
+        .hub
+        .make(&Draft::config_map(home, "settings").json())
+        .await?;
     scene.arrives(&source, &rule, &[home]).await?;
-    scene.hub.change(&rule, json!({"spec": {"suspend": true}})).await?;
+    scene
+        .hub
+        .change(&rule, json!({"spec": {"suspend": true}}))
+        .await?;
     scene.hub.says_ready(&rule, "False", "Suspended").await?;
     scene.hub.delete(&rule).await?;
     scene.vanishes(&source, &[home]).await?;

@@ -28,24 +28,56 @@ struct Thief<'a> {
 impl Thief<'_> {
     async fn run(&self, arguments: &[&str], input: &str) -> Result<String> {
         let own = format!("--kubeconfig={}", self.kubeconfig);
-        self.cluster.kubectl_stdin(&[&[own.as_str()], arguments].concat(), input).await
+        self.cluster
+            .kubectl_stdin(&[&[own.as_str()], arguments].concat(), input)
+            .await
     }
 
     async fn allowed(&self, what: &str, arguments: &[&str], input: &str) -> Result<()> {
-        self.run(arguments, input).await.map(drop).with_context(|| format!("{what} is refused"))
+        self.run(arguments, input)
+            .await
+            .map(drop)
+            .with_context(|| format!("{what} is refused"))
     }
 
     /// Fails unless the policy refuses it, with these words.
-    async fn refused(&self, what: &str, arguments: &[&str], input: &str, words: &str) -> Result<()> {
-        let refused = self.run(arguments, input).await.err().with_context(|| format!("{what} is allowed"))?;
+    async fn refused(
+        &self,
+        what: &str,
+        arguments: &[&str],
+        input: &str,
+        words: &str,
+    ) -> Result<()> {
+        let refused = self
+            .run(arguments, input)
+            .await
+            .err()
+            .with_context(|| format!("{what} is allowed"))?;
         let text = format!("{refused:#}");
-        ensure!(text.contains(POLICY) && text.contains(words), "{what}: {text}");
+        ensure!(
+            text.contains(POLICY) && text.contains(words),
+            "{what}: {text}"
+        );
         Ok(())
     }
 
-    async fn patches(&self, what: &str, object: &str, patch: &Value, refusal: Option<&str>) -> Result<()> {
+    async fn patches(
+        &self,
+        what: &str,
+        object: &str,
+        patch: &Value,
+        refusal: Option<&str>,
+    ) -> Result<()> {
         let patch = patch.to_string();
-        let arguments = ["patch", object, "--namespace", TARGET, "--type=merge", "--patch", &patch];
+        let arguments = [
+            "patch",
+            object,
+            "--namespace",
+            TARGET,
+            "--type=merge",
+            "--patch",
+            &patch,
+        ];
         match refusal {
             None => self.allowed(what, &arguments, "").await,
             Some(words) => self.refused(what, &arguments, "", words).await,
@@ -68,7 +100,9 @@ fn marks(seal: &str) -> Value {
 
 fn unmarks(more: Value) -> Value {
     let mut patch = json!({"metadata": {"labels": {"runnel.dev/hub": null}, "annotations": {"runnel.dev/seal": null}}});
-    if let (Some(annotations), Value::Object(more)) = (patch["metadata"]["annotations"].as_object_mut(), more) {
+    if let (Some(annotations), Value::Object(more)) =
+        (patch["metadata"]["annotations"].as_object_mut(), more)
+    {
         annotations.extend(more);
     }
     patch
@@ -79,8 +113,14 @@ const CREATE: [&str; 3] = ["create", "-f", "-"];
 async fn guarded(cluster: &ControlPlane) -> Result<Thief<'_>> {
     let values = json!({"policy": {"namespaces": ["*"], "deniedNamespaces": ["not-*"], "createNamespaces": true}});
     let kubeconfig = account(cluster, AGENT, HOME, &values).await?;
-    let kubeconfig = kubeconfig.to_str().context("a path that is not text")?.to_owned();
-    let thief = Thief { cluster, kubeconfig };
+    let kubeconfig = kubeconfig
+        .to_str()
+        .context("a path that is not text")?
+        .to_owned();
+    let thief = Thief {
+        cluster,
+        kubeconfig,
+    };
     for namespace in [TARGET, "argocd"] {
         cluster.kubectl(&["create", "namespace", namespace]).await?;
     }
@@ -88,7 +128,10 @@ async fn guarded(cluster: &ControlPlane) -> Result<Thief<'_>> {
     let unmarked = object("ConfigMap", TARGET, "probe", json!({})).to_string();
     eventually("the policy to be enforced", SOON, async || {
         let dry = ["create", "--dry-run=server", "-f", "-"];
-        thief.refused("a probe", &dry, &unmarked, "creates only copies").await.map(Some)
+        thief
+            .refused("a probe", &dry, &unmarked, "creates only copies")
+            .await
+            .map(Some)
     })
     .await?;
     Ok(thief)
@@ -111,66 +154,199 @@ async fn creations(thief: &Thief<'_>) -> Result<()> {
         secret
     };
     let token = "kubernetes.io/service-account-token";
-    let namespace = |name: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    let namespace =
+        |name: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
     for (what, object, words) in [
-        ("an object without the label", object("Secret", TARGET, "bare", json!({})), "creates only copies"),
-        ("kube-system", object("ConfigMap", "kube-system", "x", marked()), "only in the namespaces of its policy"),
-        ("its own namespace", object("ConfigMap", HOME, "x", marked()), "only in the namespaces of its policy"),
+        (
+            "an object without the label",
+            object("Secret", TARGET, "bare", json!({})),
+            "creates only copies",
+        ),
+        (
+            "kube-system",
+            object("ConfigMap", "kube-system", "x", marked()),
+            "only in the namespaces of its policy",
+        ),
+        (
+            "its own namespace",
+            object("ConfigMap", HOME, "x", marked()),
+            "only in the namespaces of its policy",
+        ),
         (
             "a token of an account",
             typed(object("Secret", TARGET, "token", marked()), token),
             "credentials of this cluster",
         ),
-        ("a bootstrap token", typed(object("Secret", TARGET, "b", marked()), "bootstrap.kubernetes.io/token"), "cred"),
-        ("a release", typed(object("Secret", TARGET, "r", marked()), "helm.sh/release.v1"), "credentials"),
+        (
+            "a bootstrap token",
+            typed(
+                object("Secret", TARGET, "b", marked()),
+                "bootstrap.kubernetes.io/token",
+            ),
+            "cred",
+        ),
+        (
+            "a release",
+            typed(
+                object("Secret", TARGET, "r", marked()),
+                "helm.sh/release.v1",
+            ),
+            "credentials",
+        ),
         (
             "a token under an own name",
-            typed(object("Secret", HOME, "runnel-agent-terms", json!({})), token),
+            typed(
+                object("Secret", HOME, "runnel-agent-terms", json!({})),
+                token,
+            ),
             "have the type Opaque",
         ),
         (
             "a label that Argo CD trusts",
-            object("Secret", TARGET, "l", json!({"runnel.dev/hub": "h", "argocd.argoproj.io/secret-type": "cluster"})),
+            object(
+                "Secret",
+                TARGET,
+                "l",
+                json!({"runnel.dev/hub": "h", "argocd.argoproj.io/secret-type": "cluster"}),
+            ),
             "sets no label that its policy denies",
         ),
-        ("a namespace of a controller", object("Secret", "argocd", "x", marked()), "only in the namespaces"),
-        ("a namespace of the system", namespace("kube-mine"), "only in the namespaces of its policy"),
-        ("a denied namespace", namespace("not-mine"), "only in the namespaces of its policy"),
+        (
+            "a namespace of a controller",
+            object("Secret", "argocd", "x", marked()),
+            "only in the namespaces",
+        ),
+        (
+            "a namespace of the system",
+            namespace("kube-mine"),
+            "only in the namespaces of its policy",
+        ),
+        (
+            "a denied namespace",
+            namespace("not-mine"),
+            "only in the namespaces of its policy",
+        ),
     ] {
-        thief.refused(what, &CREATE, &object.to_string(), words).await?;
+        thief
+            .refused(what, &CREATE, &object.to_string(), words)
+            .await?;
     }
-    thief.allowed("a copy", &CREATE, &object("Secret", TARGET, "own", marked()).to_string()).await?;
-    thief.allowed("a namespace", &CREATE, &namespace("guarded-new").to_string()).await?;
+    thief
+        .allowed(
+            "a copy",
+            &CREATE,
+            &object("Secret", TARGET, "own", marked()).to_string(),
+        )
+        .await?;
+    thief
+        .allowed(
+            "a namespace",
+            &CREATE,
+            &namespace("guarded-new").to_string(),
+        )
+        .await?;
     let own = object("Secret", HOME, "runnel-agent-terms", json!({})).to_string();
-    let apply = ["apply", "--server-side", "--field-manager=runnel-agent-store", "-f", "-"];
+    let apply = [
+        "apply",
+        "--server-side",
+        "--field-manager=runnel-agent-store",
+        "-f",
+        "-",
+    ];
     thief.allowed("an own Secret", &apply, &own).await?;
-    let policy = ["patch", "configmap", "guarded-policy", "--namespace", HOME, "--type=merge", "--patch", "{}"];
-    let widened = [&policy[..7], &[r#"{"data": {"policy.yaml": "{overwrite: true}"}}"#]].concat();
-    thief.refused("its own policy", &widened, "", "only in the namespaces of its policy").await
+    let policy = [
+        "patch",
+        "configmap",
+        "guarded-policy",
+        "--namespace",
+        HOME,
+        "--type=merge",
+        "--patch",
+        "{}",
+    ];
+    let widened = [
+        &policy[..7],
+        &[r#"{"data": {"policy.yaml": "{overwrite: true}"}}"#],
+    ]
+    .concat();
+    thief
+        .refused(
+            "its own policy",
+            &widened,
+            "",
+            "only in the namespaces of its policy",
+        )
+        .await
 }
 
 async fn copies(thief: &Thief<'_>) -> Result<()> {
     let own = "secret/own";
-    thief.patches("the seal of a copy", own, &marks("v1."), None).await?;
-    thief.patches("an edit", own, &json!({"data": {"key": "b3RoZXI="}}), None).await?;
+    thief
+        .patches("the seal of a copy", own, &marks("v1."), None)
+        .await?;
+    thief
+        .patches("an edit", own, &json!({"data": {"key": "b3RoZXI="}}), None)
+        .await?;
     // Somebody took the label off: the seal is enough to put it back.
     let unlabeled = json!({"metadata": {"labels": {"runnel.dev/hub": null}}});
-    thief.cluster.kubectl(&["patch", own, "-n", TARGET, "--type=merge", "-p", &unlabeled.to_string()]).await?;
-    thief.patches("the label", own, &json!({"metadata": {"labels": {"runnel.dev/hub": "h"}}}), None).await?;
+    thief
+        .cluster
+        .kubectl(&[
+            "patch",
+            own,
+            "-n",
+            TARGET,
+            "--type=merge",
+            "-p",
+            &unlabeled.to_string(),
+        ])
+        .await?;
+    thief
+        .patches(
+            "the label",
+            own,
+            &json!({"metadata": {"labels": {"runnel.dev/hub": "h"}}}),
+            None,
+        )
+        .await?;
     // Left on purpose, taken back, and deleted.
-    thief.patches("leaving it", own, &unmarks(json!({"runnel.dev/retained-from": "a/b"})), None).await?;
+    thief
+        .patches(
+            "leaving it",
+            own,
+            &unmarks(json!({"runnel.dev/retained-from": "a/b"})),
+            None,
+        )
+        .await?;
     let edit = json!({"data": {"key": "YQ=="}});
-    thief.patches("an edit of what was left", own, &edit, Some("changes only what it created")).await?;
-    thief.patches("taking it back", own, &marks("v1."), None).await?;
-    thief.allowed("its deletion", &["delete", own, "--namespace", TARGET], "").await
+    thief
+        .patches(
+            "an edit of what was left",
+            own,
+            &edit,
+            Some("changes only what it created"),
+        )
+        .await?;
+    thief
+        .patches("taking it back", own, &marks("v1."), None)
+        .await?;
+    thief
+        .allowed("its deletion", &["delete", own, "--namespace", TARGET], "")
+        .await
 }
 
 async fn foreign_objects(thief: &Thief<'_>) -> Result<()> {
     let mut foreign = object("Secret", TARGET, "foreign", json!({"team": "a"}));
     foreign["metadata"]["annotations"] = json!({"note": "mine"});
-    thief.cluster.kubectl_stdin(&CREATE, &foreign.to_string()).await?;
+    thief
+        .cluster
+        .kubectl_stdin(&CREATE, &foreign.to_string())
+        .await?;
     let id = "secret/foreign";
-    let (unlike, sealed) = (Some("changes only what it created"), Some("seals what it did not create as adopted"));
+    let (unlike, sealed) = (
+        Some("changes only what it created"),
+        Some("seals what it did not create as adopted"),
+    );
     let labels = Some("changes no label and no annotation");
     let delete = ["delete", id, "--namespace", TARGET];
     let with = |mut patch: Value, path: &str, value: Value| {
@@ -182,27 +358,69 @@ async fn foreign_objects(thief: &Thief<'_>) -> Result<()> {
     for (what, patch, refusal) in [
         ("an edit", json!({"data": {"key": "YQ=="}}), unlike),
         ("an edit with marks", edited(), unlike),
-        ("an owner", json!({"metadata": {"ownerReferences": owner}}), unlike),
-        ("a finalizer", json!({"metadata": {"finalizers": ["a.b/c"]}}), unlike),
-        ("immutable", with(marks("v1a."), "immutable", json!(true)), unlike),
+        (
+            "an owner",
+            json!({"metadata": {"ownerReferences": owner}}),
+            unlike,
+        ),
+        (
+            "a finalizer",
+            json!({"metadata": {"finalizers": ["a.b/c"]}}),
+            unlike,
+        ),
+        (
+            "immutable",
+            with(marks("v1a."), "immutable", json!(true)),
+            unlike,
+        ),
         ("a seal of what Runnel created", marks("v1."), sealed),
-        ("no seal", json!({"metadata": {"labels": {"runnel.dev/hub": "h"}}}), sealed),
-        ("another label", json!({"metadata": {"labels": {"team": "b"}}}), labels),
-        ("no annotation", json!({"metadata": {"annotations": {"note": null}}}), labels),
-        ("what it was", json!({"metadata": {"annotations": {"runnel.dev/retained-from": "a/b"}}}), sealed),
+        (
+            "no seal",
+            json!({"metadata": {"labels": {"runnel.dev/hub": "h"}}}),
+            sealed,
+        ),
+        (
+            "another label",
+            json!({"metadata": {"labels": {"team": "b"}}}),
+            labels,
+        ),
+        (
+            "no annotation",
+            json!({"metadata": {"annotations": {"note": null}}}),
+            labels,
+        ),
+        (
+            "what it was",
+            json!({"metadata": {"annotations": {"runnel.dev/retained-from": "a/b"}}}),
+            sealed,
+        ),
     ] {
         thief.patches(what, id, &patch, refusal).await?;
     }
-    thief.refused("the deletion", &delete, "", "deletes only what it created").await?;
+    thief
+        .refused("the deletion", &delete, "", "deletes only what it created")
+        .await?;
 
     // Adopted it is still not Runnel's, and it can be let go.
-    thief.patches("the adoption", id, &marks("v1a."), None).await?;
-    thief.patches("an edit of what was adopted", id, &edited(), unlike).await?;
-    thief.patches("another seal", id, &marks("v1."), sealed).await?;
+    thief
+        .patches("the adoption", id, &marks("v1a."), None)
+        .await?;
+    thief
+        .patches("an edit of what was adopted", id, &edited(), unlike)
+        .await?;
+    thief
+        .patches("another seal", id, &marks("v1."), sealed)
+        .await?;
     let forged = unmarks(json!({"runnel.dev/retained-from": "a/b"}));
-    thief.patches("letting it go as a copy", id, &forged, sealed).await?;
-    thief.refused("the deletion", &delete, "", "deletes only what it created").await?;
-    thief.patches("letting it go", id, &unmarks(json!({})), None).await
+    thief
+        .patches("letting it go as a copy", id, &forged, sealed)
+        .await?;
+    thief
+        .refused("the deletion", &delete, "", "deletes only what it created")
+        .await?;
+    thief
+        .patches("letting it go", id, &unmarks(json!({})), None)
+        .await
 }
 
 /// The comparison of contents stays within what the API server lets a policy cost.
@@ -210,20 +428,52 @@ async fn large_objects(thief: &Thief<'_>) -> Result<()> {
     let mut large = object("ConfigMap", TARGET, "large", json!({}));
     let keys = (0..1000).map(|number| (format!("key-{number}"), json!("x".repeat(1000))));
     large["data"] = Value::Object(keys.collect());
-    thief.cluster.kubectl_stdin(&CREATE, &large.to_string()).await?;
-    thief.patches("the adoption of a large object", "configmap/large", &marks("v1a."), None).await?;
+    thief
+        .cluster
+        .kubectl_stdin(&CREATE, &large.to_string())
+        .await?;
+    thief
+        .patches(
+            "the adoption of a large object",
+            "configmap/large",
+            &marks("v1a."),
+            None,
+        )
+        .await?;
     let edit = json!({"data": {"key-999": "y"}});
-    thief.patches("its edit", "configmap/large", &edit, Some("changes only what it created")).await
+    thief
+        .patches(
+            "its edit",
+            "configmap/large",
+            &edit,
+            Some("changes only what it created"),
+        )
+        .await
 }
 
 /// The chart repeats what the binary knows.
 #[tokio::test]
 async fn admission_policy_repeats_the_lists_of_the_agent() -> Result<()> {
     let documents = documents(&Helm::find().await?, AGENT, "{}").await?;
-    let policy = one(&documents, "ValidatingAdmissionPolicy", "runnel-agent-writes")?.to_string();
-    let refused = KINDS.iter().flat_map(|kind: &Kind| kind.refused_types).copied().collect::<Vec<_>>();
-    let globs: Vec<String> = refused.iter().map(|one| one.replace('.', "[.]").replace('*', ".*")).collect();
-    ensure!(refused.len() >= 3 && policy.contains(&format!("'^({})$'", globs.join("|"))), "{policy}");
+    let policy = one(
+        &documents,
+        "ValidatingAdmissionPolicy",
+        "runnel-agent-writes",
+    )?
+    .to_string();
+    let refused = KINDS
+        .iter()
+        .flat_map(|kind: &Kind| kind.refused_types)
+        .copied()
+        .collect::<Vec<_>>();
+    let globs: Vec<String> = refused
+        .iter()
+        .map(|one| one.replace('.', "[.]").replace('*', ".*"))
+        .collect();
+    ensure!(
+        refused.len() >= 3 && policy.contains(&format!("'^({})$'", globs.join("|"))),
+        "{policy}"
+    );
     let role = one(&documents, "Role", "runnel-agent-own")?.to_string();
     for name in ["runnel-agent-identity", "runnel-agent-terms"] {
         ensure!(policy.contains(name) && role.contains(name), "{name}");

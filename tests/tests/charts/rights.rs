@@ -33,7 +33,10 @@ fn titled(document: &Value) -> String {
 }
 
 fn of_kind<'a>(documents: &'a [Value], kinds: [&str; 2]) -> Vec<&'a Value> {
-    documents.iter().filter(|document| kinds.iter().any(|kind| document["kind"] == *kind)).collect()
+    documents
+        .iter()
+        .filter(|document| kinds.iter().any(|kind| document["kind"] == *kind))
+        .collect()
 }
 
 /// A binding.
@@ -53,24 +56,47 @@ fn bindings(documents: &[Value]) -> Result<Vec<Binding>> {
         spec["serviceAccountName"].as_str().map(str::to_owned)
     };
     let account = documents.iter().find_map(account).context("no pod")?;
-    let bound = of_kind(documents, ["ClusterRoleBinding", "RoleBinding"]).into_iter().map(|binding| {
-        let subjects = binding["subjects"].as_array().context("a binding without subjects")?;
-        let [subject] = subjects.as_slice() else { anyhow::bail!("{}: {subjects:?}", titled(binding)) };
-        let ours = subject["kind"] == "ServiceAccount" && subject["namespace"] == "runnel-system";
-        let process = ours && subject["name"] == account.as_str();
-        let anybody = subject["name"] == "system:authenticated" && binding["kind"] == "RoleBinding";
-        let asks = titled(binding).ends_with("-query")
-            && (anybody || ours && subject["name"].as_str().is_some_and(|name| name.ends_with("-query")));
-        ensure!(process || asks, "{}: {subject}", titled(binding));
-        let role = &binding["roleRef"];
-        ensure!(role["apiGroup"] == "rbac.authorization.k8s.io", "{}: {role}", titled(binding));
-        let (kind, name) = (role["kind"].as_str().unwrap_or_default(), role["name"].as_str().unwrap_or_default());
-        let role = match (kind, binding["metadata"]["namespace"].as_str()) {
-            ("Role", Some(namespace)) => format!("Role {namespace}/{name}"),
-            _ => format!("{kind} {name}"),
-        };
-        Ok(Binding { title: titled(binding), role, process })
-    });
+    let bound = of_kind(documents, ["ClusterRoleBinding", "RoleBinding"])
+        .into_iter()
+        .map(|binding| {
+            let subjects = binding["subjects"]
+                .as_array()
+                .context("a binding without subjects")?;
+            let [subject] = subjects.as_slice() else {
+                anyhow::bail!("{}: {subjects:?}", titled(binding))
+            };
+            let ours =
+                subject["kind"] == "ServiceAccount" && subject["namespace"] == "runnel-system";
+            let process = ours && subject["name"] == account.as_str();
+            let anybody =
+                subject["name"] == "system:authenticated" && binding["kind"] == "RoleBinding";
+            let asks = titled(binding).ends_with("-query")
+                && (anybody
+                    || ours
+                        && subject["name"]
+                            .as_str()
+                            .is_some_and(|name| name.ends_with("-query")));
+            ensure!(process || asks, "{}: {subject}", titled(binding));
+            let role = &binding["roleRef"];
+            ensure!(
+                role["apiGroup"] == "rbac.authorization.k8s.io",
+                "{}: {role}",
+                titled(binding)
+            );
+            let (kind, name) = (
+                role["kind"].as_str().unwrap_or_default(),
+                role["name"].as_str().unwrap_or_default(),
+            );
+            let role = match (kind, binding["metadata"]["namespace"].as_str()) {
+                ("Role", Some(namespace)) => format!("Role {namespace}/{name}"),
+                _ => format!("{kind} {name}"),
+            };
+            Ok(Binding {
+                title: titled(binding),
+                role,
+                process,
+            })
+        });
     bound.collect()
 }
 
@@ -79,15 +105,27 @@ pub fn rights(documents: &[Value]) -> Result<Vec<Right>> {
     let bound = bindings(documents)?;
     let roles = of_kind(documents, ["ClusterRole", "Role"]);
     for Binding { title, role, .. } in &bound {
-        ensure!(roles.iter().any(|document| titled(document) == *role), "{title} binds {role}, which is not rendered");
+        ensure!(
+            roles.iter().any(|document| titled(document) == *role),
+            "{title} binds {role}, which is not rendered"
+        );
     }
     let mut rights = Vec::new();
     for role in roles {
-        ensure!(role["aggregationRule"].is_null(), "{} gathers what others grant", titled(role));
+        ensure!(
+            role["aggregationRule"].is_null(),
+            "{} gathers what others grant",
+            titled(role)
+        );
         let title = titled(role);
-        for rule in role["rules"].as_array().with_context(|| format!("{title} without rules"))? {
+        for rule in role["rules"]
+            .as_array()
+            .with_context(|| format!("{title} without rules"))?
+        {
             rights.push(Right {
-                of_the_process: bound.iter().any(|bound| bound.process && bound.role == title),
+                of_the_process: bound
+                    .iter()
+                    .any(|bound| bound.process && bound.role == title),
                 cluster_wide: role["kind"] == "ClusterRole",
                 role: title.clone(),
                 groups: texts(&rule["apiGroups"]),
@@ -107,59 +145,119 @@ pub fn in_words(documents: &[Value]) -> Result<String> {
     let of_the_process = rights.iter().filter(|right| right.of_the_process).count();
     let mut text = format!("# {of_the_process} rules for the process\n");
     let mut lines = BTreeSet::new();
-    for Right { role, groups, resources, names, verbs, of_the_process, .. } in &rights {
-        let groups = groups.iter().map(|group| if group.is_empty() { "core" } else { group }).collect::<Vec<_>>();
+    for Right {
+        role,
+        groups,
+        resources,
+        names,
+        verbs,
+        of_the_process,
+        ..
+    } in &rights
+    {
+        let groups = groups
+            .iter()
+            .map(|group| if group.is_empty() { "core" } else { group })
+            .collect::<Vec<_>>();
         let (groups, resources, verbs) = (groups.join(","), resources.join(","), verbs.join(","));
-        let names = if names.is_empty() { String::new() } else { format!(" named {}", names.join(",")) };
+        let names = if names.is_empty() {
+            String::new()
+        } else {
+            format!(" named {}", names.join(","))
+        };
         let whose = if *of_the_process { "" } else { " (for people)" };
-        lines.insert(format!("{role}{whose}: {verbs} {resources}{names} of {groups}"));
+        lines.insert(format!(
+            "{role}{whose}: {verbs} {resources}{names} of {groups}"
+        ));
     }
-    lines.extend(bound.iter().map(|Binding { title, role, .. }| format!("{title} -> {role}")));
+    lines.extend(
+        bound
+            .iter()
+            .map(|Binding { title, role, .. }| format!("{title} -> {role}")),
+    );
     lines.iter().try_for_each(|line| writeln!(text, "{line}"))?;
     Ok(text)
 }
 
 const GROUPS: [&str; 4] = ["", "coordination.k8s.io", "events.k8s.io", "runnel.dev"];
 /// Who somebody is and what he may: asked, and nothing is given by it.
-const REVIEWS: [[&str; 2]; 2] =
-    [["authentication.k8s.io", "tokenreviews"], ["authorization.k8s.io", "subjectaccessreviews"]];
-const VERBS: [&str; 7] = ["create", "delete", "get", "list", "patch", "update", "watch"];
+const REVIEWS: [[&str; 2]; 2] = [
+    ["authentication.k8s.io", "tokenreviews"],
+    ["authorization.k8s.io", "subjectaccessreviews"],
+];
+const VERBS: [&str; 7] = [
+    "create", "delete", "get", "list", "patch", "update", "watch",
+];
 const CORE: [&str; 3] = ["configmaps", "namespaces", "secrets"];
 
 /// Fails for a right that nobody of Runnel's may ever have.
 pub fn has_few_rights(right: &Right) -> Result<()> {
-    let all = [&right.groups, &right.resources, &right.verbs, &right.names].into_iter().flatten();
-    ensure!(all.clone().all(|word| !word.contains('*')), "a star: {right:?}");
+    let all = [&right.groups, &right.resources, &right.verbs, &right.names]
+        .into_iter()
+        .flatten();
+    ensure!(
+        all.clone().all(|word| !word.contains('*')),
+        "a star: {right:?}"
+    );
     ensure!(right.paths.is_empty(), "paths of the API server: {right:?}");
-    ensure!(right.groups.len() == 1 && !right.verbs.is_empty() && !right.resources.is_empty(), "{right:?}");
+    ensure!(
+        right.groups.len() == 1 && !right.verbs.is_empty() && !right.resources.is_empty(),
+        "{right:?}"
+    );
     // Also: no escalate, bind, impersonate, approve, sign, deletecollection.
-    ensure!(right.verbs.iter().all(|verb| VERBS.contains(&verb.as_str())), "verbs: {right:?}");
+    ensure!(
+        right
+            .verbs
+            .iter()
+            .all(|verb| VERBS.contains(&verb.as_str())),
+        "verbs: {right:?}"
+    );
     let reviews = |[group, resource]: &[&str; 2]| {
         right.groups == [*group] && right.resources == [*resource] && right.verbs == ["create"]
     };
     if REVIEWS.iter().any(reviews) {
         return Ok(());
     }
-    let definitions = right.groups == ["apiextensions.k8s.io"] && right.resources == ["customresourcedefinitions"];
+    let definitions = right.groups == ["apiextensions.k8s.io"]
+        && right.resources == ["customresourcedefinitions"];
     let is_looked_at = right.verbs == ["list", "watch"] && !right.names.is_empty();
     if definitions && is_looked_at && right.names.iter().all(|name| name.ends_with(".runnel.dev")) {
         return Ok(());
     }
     // Also: no rbac.authorization.k8s.io, apps, batch, admissionregistration.k8s.io, certificates.k8s.io.
-    ensure!(right.groups.iter().all(|group| GROUPS.contains(&group.as_str())), "groups: {right:?}");
+    ensure!(
+        right
+            .groups
+            .iter()
+            .all(|group| GROUPS.contains(&group.as_str())),
+        "groups: {right:?}"
+    );
     if right.groups[0].is_empty() {
         // Also: no pods, pods/exec, serviceaccounts/token, nodes/proxy.
-        ensure!(right.resources.iter().all(|resource| CORE.contains(&resource.as_str())), "resources: {right:?}");
+        ensure!(
+            right
+                .resources
+                .iter()
+                .all(|resource| CORE.contains(&resource.as_str())),
+            "resources: {right:?}"
+        );
     }
     Ok(())
 }
 
 /// Whether the rule is about the content of ConfigMaps or Secrets.
 pub fn is_about_content(right: &Right) -> bool {
-    right.groups == [""] && right.resources.iter().any(|resource| resource == "configmaps" || resource == "secrets")
+    right.groups == [""]
+        && right
+            .resources
+            .iter()
+            .any(|resource| resource == "configmaps" || resource == "secrets")
 }
 
 /// Whether the rule lets something be changed.
 pub fn writes(right: &Right) -> bool {
-    right.verbs.iter().any(|verb| !matches!(verb.as_str(), "get" | "list" | "watch"))
+    right
+        .verbs
+        .iter()
+        .any(|verb| !matches!(verb.as_str(), "get" | "list" | "watch"))
 }

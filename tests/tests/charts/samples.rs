@@ -18,8 +18,20 @@ use super::render::{container, documents, texts};
 /// Texts that are made from each pattern.
 const MADE: usize = 6;
 /// Around the bounds of the processes.
-const DURATIONS: [&str; 12] =
-    ["0s", "1ms", "999ms", "1s", "4s", "1d", "24h", "23h59m59s999ms", "720h", "90d", "365d", "876000h"];
+const DURATIONS: [&str; 12] = [
+    "0s",
+    "1ms",
+    "999ms",
+    "1s",
+    "4s",
+    "1d",
+    "24h",
+    "23h59m59s999ms",
+    "720h",
+    "90d",
+    "365d",
+    "876000h",
+];
 const ADDRESSES: [&str; 10] = [
     "hub:1",
     "hub.example.com:65535",
@@ -41,15 +53,27 @@ struct Sample {
 
 impl Sample {
     fn values(&self) -> String {
-        let text = if self.path == "advertise" { format!("['{}']", self.text) } else { format!("'{}'", self.text) };
-        self.path.rsplit('.').fold(text, |inner, name| format!("{{{name}: {inner}}}"))
+        let text = if self.path == "advertise" {
+            format!("['{}']", self.text)
+        } else {
+            format!("'{}'", self.text)
+        };
+        self.path
+            .rsplit('.')
+            .fold(text, |inner, name| format!("{{{name}: {inner}}}"))
     }
 }
 
 fn patterns(schema: &Value, path: &str, found: &mut Vec<(String, String)>) {
-    let Some(properties) = schema["properties"].as_object() else { return };
+    let Some(properties) = schema["properties"].as_object() else {
+        return;
+    };
     for (name, schema) in properties {
-        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        let path = if path.is_empty() {
+            name.clone()
+        } else {
+            format!("{path}.{name}")
+        };
         if let Some(pattern) = schema["pattern"].as_str() {
             found.push((path.clone(), pattern.to_owned()));
         }
@@ -64,21 +88,38 @@ fn is_for_the_process(path: &str, pattern: &str) -> bool {
 }
 
 fn samples(name: &str) -> Result<Vec<Sample>> {
-    let schema: Value = serde_json::from_str(&std::fs::read_to_string(chart(name).join("values.schema.json"))?)?;
-    let (mut found, mut samples, mut runner) = (Vec::new(), Vec::new(), TestRunner::deterministic());
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(
+        chart(name).join("values.schema.json"),
+    )?)?;
+    let (mut found, mut samples, mut runner) =
+        (Vec::new(), Vec::new(), TestRunner::deterministic());
     patterns(&schema, "", &mut found);
-    for (path, pattern) in found.into_iter().filter(|(path, pattern)| is_for_the_process(path, pattern)) {
+    for (path, pattern) in found
+        .into_iter()
+        .filter(|(path, pattern)| is_for_the_process(path, pattern))
+    {
         let made = string_regex(pattern.trim_start_matches('^').trim_end_matches('$'))?;
         for _ in 0..MADE {
-            let tree = made.new_tree(&mut runner).map_err(|why| anyhow::anyhow!("{pattern}: {why}"))?;
-            samples.push(Sample { path: path.clone(), text: tree.current() });
+            let tree = made
+                .new_tree(&mut runner)
+                .map_err(|why| anyhow::anyhow!("{pattern}: {why}"))?;
+            samples.push(Sample {
+                path: path.clone(),
+                text: tree.current(),
+            });
         }
         if pattern.contains("{1,9}ms") {
-            samples.extend(DURATIONS.iter().map(|text| Sample { path: path.clone(), text: (*text).to_owned() }));
+            samples.extend(DURATIONS.iter().map(|text| Sample {
+                path: path.clone(),
+                text: (*text).to_owned(),
+            }));
         }
     }
     if name == "runnel-hub" {
-        samples.extend(ADDRESSES.iter().map(|text| Sample { path: "advertise".to_owned(), text: (*text).to_owned() }));
+        samples.extend(ADDRESSES.iter().map(|text| Sample {
+            path: "advertise".to_owned(),
+            text: (*text).to_owned(),
+        }));
     }
     Ok(samples)
 }
@@ -91,28 +132,47 @@ async fn text_that_a_chart_takes_is_taken_by_its_process() -> Result<()> {
         let mut taken: Vec<&str> = Vec::new();
         for sample in &samples {
             let values = sample.values();
-            let Ok(documents) = documents(&helm, name, &values).await else { continue };
-            is_taken(name, container(&documents)?).with_context(|| format!("{name} takes {values}"))?;
+            let Ok(documents) = documents(&helm, name, &values).await else {
+                continue;
+            };
+            is_taken(name, container(&documents)?)
+                .with_context(|| format!("{name} takes {values}"))?;
             taken.push(&sample.path);
         }
         taken.dedup();
-        ensure!(taken.len() == fields, "of some fields no text at all is taken: {taken:?}");
+        ensure!(
+            taken.len() == fields,
+            "of some fields no text at all is taken: {taken:?}"
+        );
     }
     Ok(())
 }
 
 fn is_taken(name: &str, container: &Value) -> Result<()> {
     are_known(name, container)?;
-    let level = container["env"].as_array().into_iter().flatten().find(|variable| variable["name"] == "RUNNEL_LOG");
-    let level = level.and_then(|level| level["value"].as_str()).context("no level")?;
+    let level = container["env"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|variable| variable["name"] == "RUNNEL_LOG");
+    let level = level
+        .and_then(|level| level["value"].as_str())
+        .context("no level")?;
     log_filter(level)?;
     if name != "runnel-hub" {
         return Ok(());
     }
     let given = texts(&container["args"]);
-    let given = given.iter().map(|text| text.replace("$(POD_IP)", "10.0.0.1").replace("$(POD_NAME)", "pod"));
-    let Command::Run(run) = Cli::try_parse_from(std::iter::once(name.to_owned()).chain(given))?.command else {
+    let given = given.iter().map(|text| {
+        text.replace("$(POD_IP)", "10.0.0.1")
+            .replace("$(POD_NAME)", "pod")
+    });
+    let Command::Run(run) =
+        Cli::try_parse_from(std::iter::once(name.to_owned()).chain(given))?.command
+    else {
         bail!("it does not run");
     };
-    Timing::new(run.lease_duration, run.renew_deadline, run.retry_period).map(drop).map_err(anyhow::Error::from)
+    Timing::new(run.lease_duration, run.renew_deadline, run.retry_period)
+        .map(drop)
+        .map_err(anyhow::Error::from)
 }

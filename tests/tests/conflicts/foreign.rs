@@ -12,41 +12,87 @@ async fn foreign_object_is_untouched_and_replaced_when_it_goes() -> Result<()> {
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let mut before = Vec::new();
-    let foreign = Draft::config_map(home, "settings").data("k", "theirs").label("owner", "somebody").json();
+    let foreign = Draft::config_map(home, "settings")
+        .data("k", "theirs")
+        .label("owner", "somebody")
+        .json();
     before.push(member.make(&foreign).await?);
     // Applied by another tool, also with a label that looks like ours, and with the very content of the source.
-    let applied = Draft::secret(home, "login").data("k", "v").label("app.kubernetes.io/managed-by", "runnel").json();
+    let applied = Draft::secret(home, "login")
+        .data("k", "v")
+        .label("app.kubernetes.io/managed-by", "runnel")
+        .json();
     before.push(member.make(&applied).await?);
     let rule = Id::rule(home, "all");
-    let settings = hub.make(&Draft::config_map(home, "settings").data("k", "ours").json()).await?;
-    let login = hub.make(&Draft::secret(home, "login").data("k", "v").json()).await?;
+    let settings = hub
+        .make(&Draft::config_map(home, "settings").data("k", "ours").json())
+        .await?;
+    let login = hub
+        .make(&Draft::secret(home, "login").data("k", "v").json())
+        .await?;
     let free = hub.make(&Draft::config_map(home, "free").json()).await?;
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1", "member-2"]).json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1", "member-2"])
+            .json(),
+    )
+    .await?;
     member.has_copy(&free, home, &rule).await?;
     for source in [&settings, &login, &free] {
         scene.member(2).has_copy(source, home, &rule).await?;
     }
     let observed = hub.says_failed(&rule, "Conflict", 2).await?;
     let summary = &observed["status"]["summary"];
-    ensure!(summary["copies"] == 6 && summary["copiesApplied"] == 4 && summary["copiesFailed"] == 2, "{summary}");
-    ensure!(observed["status"]["display"] == json!({"clusters": "1/2", "copies": "4/6"}), "{}", observed["status"]);
+    ensure!(
+        summary["copies"] == 6 && summary["copiesApplied"] == 4 && summary["copiesFailed"] == 2,
+        "{summary}"
+    );
+    ensure!(
+        observed["status"]["display"] == json!({"clusters": "1/2", "copies": "4/6"}),
+        "{}",
+        observed["status"]
+    );
     ensure!(condition(&observed, "Applied")?["status"] == "False");
-    let message = condition(&observed, "Ready")?["message"].as_str().unwrap_or_default().to_owned();
-    ensure!(message.contains("member-1") && message.contains("configmaps/foreign/settings"), "{message}");
+    let message = condition(&observed, "Ready")?["message"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    ensure!(
+        message.contains("member-1") && message.contains("configmaps/foreign/settings"),
+        "{message}"
+    );
     let entry = entry_of(&observed, "member-1")?;
-    ensure!(entry["state"] == "Failed" && entry["reason"] == "Conflict" && entry["failed"] == 2, "{entry}");
-    ensure!(observed["status"]["clusters"][0] == *entry, "the worst stands first: {}", observed["status"]);
+    ensure!(
+        entry["state"] == "Failed" && entry["reason"] == "Conflict" && entry["failed"] == 2,
+        "{entry}"
+    );
+    ensure!(
+        observed["status"]["clusters"][0] == *entry,
+        "the worst stands first: {}",
+        observed["status"]
+    );
     let event = hub.has_event(&rule, "Conflict").await?;
-    ensure!(event.kind == "Warning" && event.note.contains("configmaps/foreign/settings"), "{event:?}");
+    ensure!(
+        event.kind == "Warning" && event.note.contains("configmaps/foreign/settings"),
+        "{event:?}"
+    );
     for object in &before {
         let event = member.has_event(&Id::of(object)?, "Conflict").await?;
-        ensure!(event.kind == "Warning" && event.note.contains("not Runnel's"), "{event:?}");
+        ensure!(
+            event.kind == "Warning" && event.note.contains("not Runnel's"),
+            "{event:?}"
+        );
     }
 
     // An edit of the source does not change that, and neither does one of the foreign object.
-    let settings = hub.change(&Id::of(&settings)?, json!({"data": {"k": "ours again"}})).await?;
+    let settings = hub
+        .change(&Id::of(&settings)?, json!({"data": {"k": "ours again"}}))
+        .await?;
     scene.member(2).has_copy(&settings, home, &rule).await?;
-    before[0] = member.change(&Id::of(&settings)?, json!({"data": {"k": "theirs again"}})).await?;
+    before[0] = member
+        .change(&Id::of(&settings)?, json!({"data": {"k": "theirs again"}}))
+        .await?;
     let later = hub.make(&Draft::config_map(home, "later").json()).await?;
     member.has_copy(&later, home, &rule).await?;
     for object in &before {
@@ -68,9 +114,13 @@ async fn foreign_object_is_untouched_and_replaced_when_it_goes() -> Result<()> {
 /// What `kubectl get -o yaml`, an edited name, and `kubectl apply` make of an object.
 fn clone_of(object: &Value, namespace: &str, name: &str) -> Result<Value> {
     let metadata = object["metadata"].as_object().context("metadata")?;
-    let kept = metadata.iter().filter(|(key, _)| matches!(key.as_str(), "labels" | "annotations"));
+    let kept = metadata
+        .iter()
+        .filter(|(key, _)| matches!(key.as_str(), "labels" | "annotations"));
     let mut clone = object.clone();
-    clone["metadata"] = kept.map(|(key, value)| (key.clone(), value.clone())).collect();
+    clone["metadata"] = kept
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
     clone["metadata"]["namespace"] = json!(namespace);
     clone["metadata"]["name"] = json!(name);
     Ok(clone)
@@ -78,7 +128,10 @@ fn clone_of(object: &Value, namespace: &str, name: &str) -> Result<Value> {
 
 async fn has_clone(member: &Place, copy: &Value, namespace: &str, name: &str) -> Result<Value> {
     let clone = member.make(&clone_of(copy, namespace, name)?).await?;
-    ensure!(!clone["metadata"]["annotations"][SEAL].is_null() && !clone["metadata"]["labels"][HUB_LABEL].is_null());
+    ensure!(
+        !clone["metadata"]["annotations"][SEAL].is_null()
+            && !clone["metadata"]["labels"][HUB_LABEL].is_null()
+    );
     Ok(clone)
 }
 
@@ -86,11 +139,22 @@ async fn has_clone(member: &Place, copy: &Value, namespace: &str, name: &str) ->
 async fn a_copy_that_somebody_cloned_is_left_alone() -> Result<()> {
     let home = "cloned";
     let scene = scene_with(home).await?;
-    scene.member_namespaces(&["cloned-elsewhere", "cloned-target"]).await?;
+    scene
+        .member_namespaces(&["cloned-elsewhere", "cloned-target"])
+        .await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let rule = Id::rule(home, "all");
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).into(&[home]).json()).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "v").json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1"])
+            .into(&[home])
+            .json(),
+    )
+    .await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "v").json())
+        .await?;
     let copy = member.has_copy(&source, home, &rule).await?;
     let clones = [
         has_clone(member, &copy, "cloned-elsewhere", "settings").await?,
@@ -99,13 +163,25 @@ async fn a_copy_that_somebody_cloned_is_left_alone() -> Result<()> {
     ];
 
     // Edits, a rule that wants the clone's place, and the end of the rule: they stay what they are.
-    let edited = hub.change(&Id::of(&source)?, json!({"data": {"k": "w"}})).await?;
+    let edited = hub
+        .change(&Id::of(&source)?, json!({"data": {"k": "w"}}))
+        .await?;
     member.has_copy(&edited, home, &rule).await?;
-    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home, "cloned-target"]}}})).await?;
+    hub.change(
+        &rule,
+        json!({"spec": {"namespaces": {"names": [home, "cloned-target"]}}}),
+    )
+    .await?;
     let observed = hub.says_ready(&rule, "False", "Conflict").await?;
-    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("configmaps/cloned-target/settings") && message.contains("cloned"), "{message}");
-    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home]}}})).await?;
+    let message = entry_of(&observed, "member-1")?["message"]
+        .as_str()
+        .unwrap_or_default();
+    ensure!(
+        message.contains("configmaps/cloned-target/settings") && message.contains("cloned"),
+        "{message}"
+    );
+    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home]}}}))
+        .await?;
     hub.all_applied(&rule, 1).await?;
     hub.delete(&rule).await?;
     hub.lacks(&rule).await?;
@@ -122,16 +198,35 @@ async fn replaced_copy_is_foreign_and_reported() -> Result<()> {
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let rule = Id::rule(home, "all");
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "ours").json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1"])
+            .json(),
+    )
+    .await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "ours").json())
+        .await?;
     member.has_copy(&source, home, &rule).await?;
     // No mark, no label, no value is as it was written: nothing tells that this was a copy.
-    let theirs = Draft::config_map(home, "settings").data("k", "theirs").json();
-    fleet().await?.member(1).kubectl_stdin(&["replace", "-f", "-"], &theirs.to_string()).await?;
+    let theirs = Draft::config_map(home, "settings")
+        .data("k", "theirs")
+        .json();
+    fleet()
+        .await?
+        .member(1)
+        .kubectl_stdin(&["replace", "-f", "-"], &theirs.to_string())
+        .await?;
     let replaced = member.get(&Id::of(&source)?).await?;
     let observed = hub.says_ready(&rule, "False", "Conflict").await?;
-    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("configmaps/replaced/settings"), "{message}");
+    let message = entry_of(&observed, "member-1")?["message"]
+        .as_str()
+        .unwrap_or_default();
+    ensure!(
+        message.contains("configmaps/replaced/settings"),
+        "{message}"
+    );
     member.has_event(&Id::of(&source)?, "Conflict").await?;
     member.is_untouched(&replaced).await?;
     member.delete(&Id::of(&source)?).await?;
@@ -145,14 +240,28 @@ async fn a_member_whose_policy_has_none_overwritten_says_so() -> Result<()> {
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let rule = Id::rule(home, "all");
-    let theirs = member.make(&Draft::config_map(home, "settings").data("k", "theirs").json()).await?;
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "ours").json()).await?;
-    let draft = RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).with("conflictPolicy", json!("Overwrite"));
+    let theirs = member
+        .make(
+            &Draft::config_map(home, "settings")
+                .data("k", "theirs")
+                .json(),
+        )
+        .await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "ours").json())
+        .await?;
+    let draft = RuleDraft::new(home, "all")
+        .named(&["*"])
+        .to(&["member-1"])
+        .with("conflictPolicy", json!("Overwrite"));
     hub.make(&draft.json()).await?;
     let observed = hub.says_ready(&rule, "False", "Denied").await?;
-    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
+    let message = entry_of(&observed, "member-1")?["message"]
+        .as_str()
+        .unwrap_or_default();
     ensure!(
-        message.contains("configmaps/not-overwritten/settings") && message.contains("(policy.overwrite=false)"),
+        message.contains("configmaps/not-overwritten/settings")
+            && message.contains("(policy.overwrite=false)"),
         "{message}"
     );
     member.is_untouched(&theirs).await?;

@@ -23,8 +23,12 @@ type Copies = BTreeMap<String, Value>;
 fn source(home: &str, n: usize) -> Value {
     if n.is_multiple_of(2) {
         let to = format!("{home}-a,{home}-b");
-        let draft = Draft::secret(home, &format!("login-{n}")).data("password", &format!("hidden-{n}"));
-        return draft.label("team", "x").annotation(&format!("{REPLICATOR}/replicate-to"), &to).json();
+        let draft =
+            Draft::secret(home, &format!("login-{n}")).data("password", &format!("hidden-{n}"));
+        return draft
+            .label("team", "x")
+            .annotation(&format!("{REPLICATOR}/replicate-to"), &to)
+            .json();
     }
     let draft = Draft::config_map(home, &format!("settings-{n}")).data("k", &format!("v{n}"));
     let observed = [
@@ -32,7 +36,12 @@ fn source(home: &str, n: usize) -> Value {
         ("reflection-auto-enabled", "true".to_owned()),
         ("reflection-auto-namespaces", format!("{home}-.*")),
     ];
-    observed.iter().fold(draft, |draft, (key, value)| draft.annotation(&format!("{REFLECTOR}/{key}"), value)).json()
+    observed
+        .iter()
+        .fold(draft, |draft, (key, value)| {
+            draft.annotation(&format!("{REFLECTOR}/{key}"), value)
+        })
+        .json()
 }
 
 /// The copy that such a copier made of it.
@@ -43,7 +52,11 @@ fn copied(source: &Value, namespace: &str) -> Value {
     copy["metadata"]["annotations"] = if is_secret {
         json!({format!("{REPLICATOR}/replicated-at"): "2026-01-01T00:00:00Z", format!("{REPLICATOR}/replicated-from-version"): "12"})
     } else {
-        let of = format!("{}/{}", source["metadata"]["namespace"], source["metadata"]["name"]).replace('"', "");
+        let of = format!(
+            "{}/{}",
+            source["metadata"]["namespace"], source["metadata"]["name"]
+        )
+        .replace('"', "");
         json!({format!("{REFLECTOR}/reflects"): of, format!("{REFLECTOR}/auto-reflects"): "True", format!("{REFLECTOR}/reflected-version"): "12"})
     };
     if !is_secret {
@@ -58,8 +71,7 @@ async fn copies(place: &Place, home: &str) -> Result<Copies> {
         for like in [Id::secret(&namespace, ""), Id::config_map(&namespace, "")] {
             for object in place.list(&like).await? {
                 let name = object["metadata"]["name"].as_str().unwrap_or_default();
-                let copies_there =
-                    json!({"uid": object["metadata"]["uid"], "data": object["data"], "type": object["type"]});
+                let copies_there = json!({"uid": object["metadata"]["uid"], "data": object["data"], "type": object["type"]});
                 if name != "kube-root-ca.crt" {
                     all.insert(format!("{}/{namespace}/{name}", like.kind()), copies_there);
                 }
@@ -77,7 +89,11 @@ async fn runnel(words: &[&str], files: &[(&str, &Path)]) -> Result<String> {
     }
     let output = command.kill_on_drop(true).output().await?;
     let err = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "kubectl runnel {}: {err}", words.join(" "));
+    ensure!(
+        output.status.success(),
+        "kubectl runnel {}: {err}",
+        words.join(" ")
+    );
     Ok(String::from_utf8(output.stdout)?)
 }
 
@@ -92,22 +108,32 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
             3 => (&scene.hub, vec![("--kubeconfig", hub)]),
             _ => {
                 let member = fleet.member(1).kubeconfig();
-                (scene.member(1), vec![("--kubeconfig", hub), ("--member-kubeconfig", member)])
+                (
+                    scene.member(1),
+                    vec![("--kubeconfig", hub), ("--member-kubeconfig", member)],
+                )
             }
         };
         let spaces = [home.to_owned(), format!("{home}-a"), format!("{home}-b")];
         let names: Vec<&str> = spaces.iter().map(String::as_str).collect();
         scene.hub_namespaces(&names).await?;
         if number == 1 {
-            try_join_all(names.iter().map(|name| async { place.make(&Draft::namespace(name).json()).await })).await?;
+            try_join_all(
+                names
+                    .iter()
+                    .map(|name| async { place.make(&Draft::namespace(name).json()).await }),
+            )
+            .await?;
         }
         let sources: Vec<Value> = (0..OBJECTS).map(|n| source(home, n)).collect();
         try_join_all(sources.iter().map(|one| scene.hub.make(one))).await?;
         if number == 1 {
             try_join_all(sources.iter().map(|one| place.make(one))).await?;
         }
-        let there: Vec<Value> =
-            sources.iter().flat_map(|one| names[1..].iter().map(|name| copied(one, name))).collect();
+        let there: Vec<Value> = sources
+            .iter()
+            .flat_map(|one| names[1..].iter().map(|name| copied(one, name)))
+            .collect();
         try_join_all(there.iter().map(|one| place.make(one))).await?;
         let before = copies(place, home).await?;
         ensure!(before.len() == 2 * OBJECTS, "{} copies", before.len());
@@ -115,42 +141,99 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
         let text = runnel(&["import", "-n", home], &files).await?;
         let head = "2 rules with 50 sources. Of 100 copies, 100 equal their source and are taken over as they are.";
         ensure!(text.contains(head), "{text}");
-        ensure!(text.contains(&format!("- {cluster}\n")) && !text.contains("not on the hub"), "{text}");
-        ensure!(!text.contains("hidden") && !text.contains("aGlkZGVu"), "it prints a value");
-        fleet.hub().kubectl_stdin(&["apply", "-f", "-"], &text).await?;
+        ensure!(
+            text.contains(&format!("- {cluster}\n")) && !text.contains("not on the hub"),
+            "{text}"
+        );
+        ensure!(
+            !text.contains("hidden") && !text.contains("aGlkZGVu"),
+            "it prints a value"
+        );
+        fleet
+            .hub()
+            .kubectl_stdin(&["apply", "-f", "-"], &text)
+            .await?;
         for name in ["from-replicator", "from-reflector"] {
             let rule = Id::rule(home, name);
-            scene.hub.all_applied(&rule, OBJECTS).await.with_context(|| format!("{home}/{name}"))?;
-            ensure!(scene.hub.events_about(&rule).await?.is_empty(), "{home}/{name}: something was told");
+            scene
+                .hub
+                .all_applied(&rule, OBJECTS)
+                .await
+                .with_context(|| format!("{home}/{name}"))?;
+            ensure!(
+                scene.hub.events_about(&rule).await?.is_empty(),
+                "{home}/{name}: something was told"
+            );
         }
-        ensure!(copies(place, home).await? == before, "{home}: a copy is another one");
+        ensure!(
+            copies(place, home).await? == before,
+            "{home}: a copy is another one"
+        );
 
         // Its own words take the old marks off, and all is Runnel's.
-        let control_plane = if number == 3 { fleet.hub() } else { fleet.member(1) };
-        let commands: Vec<&str> = text.lines().filter(|line| line.contains(" annotate ")).collect();
+        let control_plane = if number == 3 {
+            fleet.hub()
+        } else {
+            fleet.member(1)
+        };
+        let commands: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains(" annotate "))
+            .collect();
         ensure!(commands.len() >= 6, "{text}");
         for command in commands {
-            let words: Vec<&str> = command.split_whitespace().skip_while(|word| *word != "-n").collect();
-            control_plane.kubectl(&words).await.with_context(|| command.to_owned())?;
+            let words: Vec<&str> = command
+                .split_whitespace()
+                .skip_while(|word| *word != "-n")
+                .collect();
+            control_plane
+                .kubectl(&words)
+                .await
+                .with_context(|| command.to_owned())?;
         }
-        ensure!(copies(place, home).await? == before, "{home}: a copy is another one without its old marks");
-        for (kind, mark) in [(Id::secret(&spaces[1], ""), REPLICATOR), (Id::config_map(&spaces[2], ""), REFLECTOR)] {
+        ensure!(
+            copies(place, home).await? == before,
+            "{home}: a copy is another one without its old marks"
+        );
+        for (kind, mark) in [
+            (Id::secret(&spaces[1], ""), REPLICATOR),
+            (Id::config_map(&spaces[2], ""), REFLECTOR),
+        ] {
             let found = place.list(&kind).await?;
-            let marked = found.iter().filter(|object| object["metadata"]["annotations"].to_string().contains(mark));
+            let marked = found
+                .iter()
+                .filter(|object| object["metadata"]["annotations"].to_string().contains(mark));
             ensure!(marked.count() == 0, "{home}: {mark} is left");
         }
         // Runnel did not create them: an edit of the source leaves them, until somebody deletes them.
         let edit = json!({"data": {"k": "new"}});
-        scene.hub.change(&Id::config_map(home, "settings-1"), edit).await?;
-        scene.hub.says_ready(&Id::rule(home, "from-reflector"), "False", "Conflict").await?;
-        ensure!(copies(place, home).await? == before, "{home}: a copy is another one after an edit");
+        scene
+            .hub
+            .change(&Id::config_map(home, "settings-1"), edit)
+            .await?;
+        scene
+            .hub
+            .says_ready(&Id::rule(home, "from-reflector"), "False", "Conflict")
+            .await?;
+        ensure!(
+            copies(place, home).await? == before,
+            "{home}: a copy is another one after an edit"
+        );
         for namespace in &spaces[1..] {
-            place.delete(&Id::config_map(namespace, "settings-1")).await?;
+            place
+                .delete(&Id::config_map(namespace, "settings-1"))
+                .await?;
             let follows = |object: &Value| {
                 ensure!(object["data"]["k"] == "new", "{}", object["data"]);
                 Ok(())
             };
-            place.sees("a copy follows its source", &Id::config_map(namespace, "settings-1"), follows).await?;
+            place
+                .sees(
+                    "a copy follows its source",
+                    &Id::config_map(namespace, "settings-1"),
+                    follows,
+                )
+                .await?;
         }
     }
     Ok(())

@@ -12,17 +12,27 @@ use super::{scene, scene_with};
 
 /// Waits until a rule made now is younger than `rule`: ages count in whole seconds.
 async fn grow_older(hub: &Place, rule: &Id) -> Result<()> {
-    let created = hub.get(rule).await?["metadata"]["creationTimestamp"].as_str().unwrap_or_default().to_owned();
+    let created = hub.get(rule).await?["metadata"]["creationTimestamp"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     let created: Timestamp = created.parse()?;
-    eventually("the next second", SOON, async || Ok((Timestamp::now().as_second() > created.as_second()).then_some(())))
-        .await
+    eventually("the next second", SOON, async || {
+        Ok((Timestamp::now().as_second() > created.as_second()).then_some(()))
+    })
+    .await
 }
 
 /// Waits until `loser` says that `winner` has the copy, in these words.
 async fn gives_way(hub: &Place, loser: &Id, winner: &Id, words: &str) -> Result<Value> {
     let observed = hub.says_ready(loser, "False", "Superseded").await?;
-    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains(&format!("{} wins this copy: {words}", winner.path())), "{message}");
+    let message = entry_of(&observed, "member-1")?["message"]
+        .as_str()
+        .unwrap_or_default();
+    ensure!(
+        message.contains(&format!("{} wins this copy: {words}", winner.path())),
+        "{message}"
+    );
     Ok(observed)
 }
 
@@ -31,7 +41,9 @@ async fn the_older_rule_wins_and_the_other_takes_over_when_it_goes() -> Result<(
     let home = "contest";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
-    let source = hub.make(&Draft::config_map(home, "settings").data("k", "v").json()).await?;
+    let source = hub
+        .make(&Draft::config_map(home, "settings").data("k", "v").json())
+        .await?;
     let draft = |name| RuleDraft::new(home, name).named(&["*"]).to(&["member-1"]);
     // Neither names nor uids decide: the older is the last by name.
     let (older, younger) = (Id::rule(home, "z-older"), Id::rule(home, "a-younger"));
@@ -40,23 +52,37 @@ async fn the_older_rule_wins_and_the_other_takes_over_when_it_goes() -> Result<(
     grow_older(hub, &older).await?;
     hub.make(&draft("a-younger").json()).await?;
     let observed = gives_way(hub, &younger, &older, "it is older").await?;
-    ensure!(observed["status"]["summary"]["copiesFailed"] == 1, "{}", observed["status"]);
+    ensure!(
+        observed["status"]["summary"]["copiesFailed"] == 1,
+        "{}",
+        observed["status"]
+    );
     hub.all_applied(&older, 1).await?;
     member.is_untouched(&copy).await?;
 
     let recorder = Recorder::start(member, &Id::config_map(home, "")).await?;
     // The winner may go, stop to want this copy, or no longer choose the cluster; each time the other is there at once.
-    hub.change(&older, json!({"spec": {"clusters": {"names": ["member-2"]}}})).await?;
+    hub.change(
+        &older,
+        json!({"spec": {"clusters": {"names": ["member-2"]}}}),
+    )
+    .await?;
     member.has_copy(&source, home, &younger).await?;
     hub.all_applied(&younger, 1).await?;
-    hub.change(&older, json!({"spec": {"clusters": {"names": ["member-1"]}}})).await?;
+    hub.change(
+        &older,
+        json!({"spec": {"clusters": {"names": ["member-1"]}}}),
+    )
+    .await?;
     member.has_copy(&source, home, &older).await?;
     gives_way(hub, &younger, &older, "it is older").await?;
     let sources = json!([{"resources": ["configmaps"], "names": ["other"]}]);
-    hub.change(&older, json!({"spec": {"sources": sources}})).await?;
+    hub.change(&older, json!({"spec": {"sources": sources}}))
+        .await?;
     member.has_copy(&source, home, &younger).await?;
     let sources = json!([{"resources": ["configmaps"], "names": ["settings"]}]);
-    hub.change(&older, json!({"spec": {"sources": sources}})).await?;
+    hub.change(&older, json!({"spec": {"sources": sources}}))
+        .await?;
     member.has_copy(&source, home, &older).await?;
     hub.delete(&older).await?;
     hub.lacks(&older).await?;
@@ -79,7 +105,9 @@ async fn the_older_rule_wins_and_the_other_takes_over_when_it_goes() -> Result<(
 #[tokio::test]
 async fn cluster_rule_comes_first_and_reads_named_namespaces() -> Result<()> {
     let scene = scene().await?;
-    scene.hub_namespaces(&["precede-a", "precede-b", "precede-c"]).await?;
+    scene
+        .hub_namespaces(&["precede-a", "precede-b", "precede-c"])
+        .await?;
     for member in &scene.members[..2] {
         member.make(&Draft::namespace("precede").json()).await?;
     }
@@ -87,7 +115,14 @@ async fn cluster_rule_comes_first_and_reads_named_namespaces() -> Result<()> {
     let config = |namespace, name, text| Draft::config_map(namespace, name).data("k", text).json();
     let common = hub.make(&config("precede-a", "common", "from a")).await?;
     let (first, rule) = (Id::cluster_rule("precede"), Id::rule("precede-a", "own"));
-    hub.make(&RuleDraft::new("precede-a", "own").named(&["*"]).to(&["member-1"]).into(&["precede"]).json()).await?;
+    hub.make(
+        &RuleDraft::new("precede-a", "own")
+            .named(&["*"])
+            .to(&["member-1"])
+            .into(&["precede"])
+            .json(),
+    )
+    .await?;
     member.has_copy(&common, "precede", &rule).await?;
     let recorder = Recorder::start(member, &Id::config_map("precede", "")).await?;
     grow_older(hub, &rule).await?;
@@ -98,14 +133,21 @@ async fn cluster_rule_comes_first_and_reads_named_namespaces() -> Result<()> {
         {"namespaces": ["precede-a"], "resources": ["configmaps"], "names": ["common"]},
         {"namespaces": ["precede-b*"], "resources": ["configmaps"], "names": ["*"]},
     ]);
-    let draft = RuleDraft::cluster_scoped("precede").to(&["member-1"]).into(&["precede"]);
+    let draft = RuleDraft::cluster_scoped("precede")
+        .to(&["member-1"])
+        .into(&["precede"]);
     hub.make(&draft.with("sources", sources).json()).await?;
     // The younger one wins, as it is cluster-scoped.
     member.has_copy(&common, "precede", &first).await?;
     member.has_copy(&in_b, "precede", &first).await?;
     hub.all_applied(&first, 2).await?;
     gives_way(hub, &rule, &first, "it is cluster-scoped").await?;
-    ensure!(member.find(&Id::config_map("precede", "only-c")).await?.is_none());
+    ensure!(
+        member
+            .find(&Id::config_map("precede", "only-c"))
+            .await?
+            .is_none()
+    );
 
     // A namespace that comes to the glob later; and the rule's end hands the copy back.
     hub.make(&Draft::namespace("precede-b-too").json()).await?;
@@ -126,27 +168,48 @@ async fn of_two_sources_that_want_one_copy_neither_is_applied() -> Result<()> {
     let (hub, member) = (&scene.hub, scene.member(1));
     member.make(&Draft::namespace("twice").json()).await?;
     let config = |namespace, name, text| Draft::config_map(namespace, name).data("k", text).json();
-    let (first, other) = (config("twice-a", "settings", "from a"), config("twice-b", "settings", "from b"));
+    let (first, other) = (
+        config("twice-a", "settings", "from a"),
+        config("twice-b", "settings", "from b"),
+    );
     let first = hub.make(&first).await?;
     let alone = hub.make(&config("twice-b", "alone", "v")).await?;
     let rule = Id::cluster_rule("twice");
     let sources = json!([{"namespaces": ["twice-*"], "resources": ["configmaps"], "names": ["*"]}]);
-    let draft = RuleDraft::cluster_scoped("twice").to(&["member-1"]).into(&["twice"]);
+    let draft = RuleDraft::cluster_scoped("twice")
+        .to(&["member-1"])
+        .into(&["twice"]);
     hub.make(&draft.with("sources", sources).json()).await?;
     let copy = member.has_copy(&first, "twice", &rule).await?;
 
     let second = hub.make(&other).await?;
     let observed = hub.says_ready(&rule, "False", "AmbiguousSource").await?;
-    let message = condition(&observed, "Ready")?["message"].as_str().unwrap_or_default();
-    for part in ["configmaps/twice-a/settings", "configmaps/twice-b/settings", "stays as it is"] {
+    let message = condition(&observed, "Ready")?["message"]
+        .as_str()
+        .unwrap_or_default();
+    for part in [
+        "configmaps/twice-a/settings",
+        "configmaps/twice-b/settings",
+        "stays as it is",
+    ] {
         ensure!(message.contains(part), "{message}");
     }
     // What is there stays, whatever either says; and the others are not held up.
-    hub.change(&Id::of(&first)?, json!({"data": {"k": "edited a"}})).await?;
-    let second = hub.change(&Id::of(&second)?, json!({"data": {"k": "edited b"}})).await?;
-    let edited = hub.change(&Id::of(&alone)?, json!({"data": {"k": "w"}})).await?;
+    hub.change(&Id::of(&first)?, json!({"data": {"k": "edited a"}}))
+        .await?;
+    let second = hub
+        .change(&Id::of(&second)?, json!({"data": {"k": "edited b"}}))
+        .await?;
+    let edited = hub
+        .change(&Id::of(&alone)?, json!({"data": {"k": "w"}}))
+        .await?;
     member.has_copy(&edited, "twice", &rule).await?;
-    steadily("the copy stays as it is", Duration::from_secs(1), async || member.is_untouched(&copy).await).await?;
+    steadily(
+        "the copy stays as it is",
+        Duration::from_secs(1),
+        async || member.is_untouched(&copy).await,
+    )
+    .await?;
 
     hub.delete(&Id::of(&first)?).await?;
     member.has_copy(&second, "twice", &rule).await?;

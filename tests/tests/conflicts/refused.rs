@@ -13,8 +13,15 @@ const CANARY: &str = "c4n4ry-value-that-nobody-may-repeat";
 /// What a status and the Events of rule and copy say of it, without the canary.
 async fn message_is_not_repeated(hub: &Place, rule: &Id, member: &Place, copy: &Id) -> Result<()> {
     let status = hub.get(rule).await?["status"].to_string();
-    let events = format!("{:?} {:?}", hub.events_about(rule).await?, member.events_about(copy).await?);
-    ensure!(!status.contains(CANARY) && !events.contains(CANARY), "content in a status or Event");
+    let events = format!(
+        "{:?} {:?}",
+        hub.events_about(rule).await?,
+        member.events_about(copy).await?
+    );
+    ensure!(
+        !status.contains(CANARY) && !events.contains(CANARY),
+        "content in a status or Event"
+    );
     Ok(())
 }
 
@@ -44,13 +51,19 @@ async fn policy(member: &Place, namespace: &str) -> Result<Id> {
     member.make(&policy).await?;
     let binding = member.make(&binding).await?;
     // A policy works a few seconds after it was made.
-    let draft = Draft::config_map(namespace, "forbidden").data("k", "a try").json();
-    eventually("the policy to work", SOON, async || match member.make(&draft).await {
-        Ok(_) => {
-            member.delete(&Id::of(&draft)?).await?;
-            Ok(None)
+    let draft = Draft::config_map(namespace, "forbidden")
+        .data("k", "a try")
+        .json();
+    eventually("the policy to work", SOON, async || {
+        match member.make(&draft).await {
+            Ok(_) => {
+                member.delete(&Id::of(&draft)?).await?;
+                Ok(None)
+            }
+            Err(error) => Ok(format!("{error:#}")
+                .contains("denied request")
+                .then_some(())),
         }
-        Err(error) => Ok(format!("{error:#}").contains("denied request").then_some(())),
     })
     .await?;
     Id::of(&binding)
@@ -63,26 +76,48 @@ async fn policy_refusal_fails_one_copy_without_its_content() -> Result<()> {
     let (hub, member) = (&scene.hub, scene.member(1));
     let binding = policy(member, home).await?;
     let rule = Id::rule(home, "all");
-    let bad = hub.make(&Draft::config_map(home, "forbidden").data("k", CANARY).json()).await?;
+    let bad = hub
+        .make(
+            &Draft::config_map(home, "forbidden")
+                .data("k", CANARY)
+                .json(),
+        )
+        .await?;
     let mut good = Vec::new();
     for name in ["a", "b", "y", "z"] {
         good.push(hub.make(&Draft::config_map(home, name).json()).await?);
     }
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1", "member-2"]).json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1", "member-2"])
+            .json(),
+    )
+    .await?;
     for source in &good {
         member.has_copy(source, home, &rule).await?;
     }
     let observed = hub.says_failed(&rule, "Denied", 1).await?;
     let summary = &observed["status"]["summary"];
-    ensure!(summary["copiesFailed"] == 1 && summary["copiesApplied"] == 9, "{summary}");
-    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("configmaps/refused/forbidden") && message.contains("no-forbidden"), "{message}");
+    ensure!(
+        summary["copiesFailed"] == 1 && summary["copiesApplied"] == 9,
+        "{summary}"
+    );
+    let message = entry_of(&observed, "member-1")?["message"]
+        .as_str()
+        .unwrap_or_default();
+    ensure!(
+        message.contains("configmaps/refused/forbidden") && message.contains("no-forbidden"),
+        "{message}"
+    );
     ensure!(member.has_event(&Id::of(&bad)?, "Denied").await?.kind == "Warning");
     message_is_not_repeated(hub, &rule, member, &Id::of(&bad)?).await?;
 
     // While it fails again and again, the others follow their sources at once.
     for source in &good {
-        let edited = hub.change(&Id::of(source)?, json!({"data": {"k": "edited"}})).await?;
+        let edited = hub
+            .change(&Id::of(source)?, json!({"data": {"k": "edited"}}))
+            .await?;
         member.has_copy(&edited, home, &rule).await?;
     }
     member.delete(&binding).await?;
@@ -105,13 +140,28 @@ async fn exhausted_quota_is_reported_and_passes() -> Result<()> {
     let used = json!({"status": {"hard": {"count/secrets": "0"}, "used": {"count/secrets": "0"}}});
     set_status(member, &id, &used).await?;
     let rule = Id::rule(home, "all");
-    let secret = hub.make(&Draft::secret(home, "login").data("k", CANARY).json()).await?;
-    let config = hub.make(&Draft::config_map(home, "settings").json()).await?;
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
+    let secret = hub
+        .make(&Draft::secret(home, "login").data("k", CANARY).json())
+        .await?;
+    let config = hub
+        .make(&Draft::config_map(home, "settings").json())
+        .await?;
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1"])
+            .json(),
+    )
+    .await?;
     member.has_copy(&config, home, &rule).await?;
     let observed = hub.says_ready(&rule, "False", "Denied").await?;
-    let message = condition(&observed, "Ready")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("secrets/quota/login") && message.contains("quota"), "{message}");
+    let message = condition(&observed, "Ready")?["message"]
+        .as_str()
+        .unwrap_or_default();
+    ensure!(
+        message.contains("secrets/quota/login") && message.contains("quota"),
+        "{message}"
+    );
     message_is_not_repeated(hub, &rule, member, &Id::of(&secret)?).await?;
     member.delete(&id).await?;
     member.has_copy(&secret, home, &rule).await?;
@@ -123,7 +173,8 @@ async fn set_status(member: &Place, id: &Id, status: &Value) -> Result<()> {
     let namespace = id.own_namespace().unwrap_or_default();
     let api: kube::Api<ResourceQuota> = kube::Api::namespaced(member.client(), namespace);
     let patch = kube::api::Patch::Merge(status);
-    api.patch_status(id.name(), &kube::api::PatchParams::default(), &patch).await?;
+    api.patch_status(id.name(), &kube::api::PatchParams::default(), &patch)
+        .await?;
     Ok(())
 }
 
@@ -133,14 +184,31 @@ async fn immutable_copy_is_reported_and_recreated_when_deleted() -> Result<()> {
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let rule = Id::rule(home, "all");
-    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
-    let secret = |text| Draft::secret(home, "login").data("k", text).with("immutable", json!(true)).json();
-    let typed = |kind: &str| Draft::secret(home, "typed").with("type", json!(kind)).json();
+    hub.make(
+        &RuleDraft::new(home, "all")
+            .named(&["*"])
+            .to(&["member-1"])
+            .json(),
+    )
+    .await?;
+    let secret = |text| {
+        Draft::secret(home, "login")
+            .data("k", text)
+            .with("immutable", json!(true))
+            .json()
+    };
+    let typed = |kind: &str| {
+        Draft::secret(home, "typed")
+            .with("type", json!(kind))
+            .json()
+    };
     for draft in [secret("one"), typed("example.com/one")] {
         let source = hub.make(&draft).await?;
         member.has_copy(&source, home, &rule).await?;
     }
-    let other = hub.make(&Draft::config_map(home, "settings").data("k", "one").json()).await?;
+    let other = hub
+        .make(&Draft::config_map(home, "settings").data("k", "one").json())
+        .await?;
     member.has_copy(&other, home, &rule).await?;
 
     // Made anew within the grace: for the member it is a change that cannot be.
@@ -150,10 +218,17 @@ async fn immutable_copy_is_reported_and_recreated_when_deleted() -> Result<()> {
         sources.push(hub.make(&draft).await?);
     }
     let observed = hub.says_failed(&rule, "Immutable", 2).await?;
-    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("secrets/immutable/login") && message.contains("delete the copy"), "{message}");
+    let message = entry_of(&observed, "member-1")?["message"]
+        .as_str()
+        .unwrap_or_default();
+    ensure!(
+        message.contains("secrets/immutable/login") && message.contains("delete the copy"),
+        "{message}"
+    );
     message_is_not_repeated(hub, &rule, member, &Id::of(&sources[0])?).await?;
-    let edited = hub.change(&Id::of(&other)?, json!({"data": {"k": "two"}})).await?;
+    let edited = hub
+        .change(&Id::of(&other)?, json!({"data": {"k": "two"}}))
+        .await?;
     member.has_copy(&edited, home, &rule).await?;
     for source in &sources {
         member.delete(&Id::of(source)?).await?;

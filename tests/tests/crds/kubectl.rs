@@ -7,9 +7,9 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use runnel_api::conditions::{ConditionStatus, ConditionType, Reason, set_condition};
 use runnel_api::{
-    Certificate, ClusterState, ClusterStatus, Clusters, ConflictPolicy, DeletionPolicy, Display, DistributionRule,
-    DistributionRuleSpec, DriftPolicy, MemberCluster, MemberClusterStatus, PendingRemoval, RolloutStatus, RuleStatus,
-    RuleTerms, Source, Summary,
+    Certificate, ClusterState, ClusterStatus, Clusters, ConflictPolicy, DeletionPolicy, Display,
+    DistributionRule, DistributionRuleSpec, DriftPolicy, MemberCluster, MemberClusterStatus,
+    PendingRemoval, RolloutStatus, RuleStatus, RuleTerms, Source, Summary,
 };
 use serde_json::{Value, json};
 
@@ -17,18 +17,30 @@ use super::{cases, changed, for_cluster_rule, hub, smallest};
 
 #[tokio::test]
 async fn a_rule_for_512_named_clusters_is_applied_by_kubectl() -> Result<()> {
-    let spec = changed(smallest(), &cases::clusters(json!({"names": cases::names(512)})));
+    let spec = changed(
+        smallest(),
+        &cases::clusters(json!({"names": cases::names(512)})),
+    );
     let rule = json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
         "metadata": {"name": "wide", "namespace": "default"}, "spec": spec,
     });
-    hub().await?.kubectl_stdin(&["apply", "--warnings-as-errors", "-f", "-"], &rule.to_string()).await?;
+    hub()
+        .await?
+        .kubectl_stdin(
+            &["apply", "--warnings-as-errors", "-f", "-"],
+            &rule.to_string(),
+        )
+        .await?;
     Ok(())
 }
 
 /// The cells of a table.
 fn rows(shown: &str) -> Vec<Vec<&str>> {
-    shown.lines().map(|line| line.split_whitespace().collect()).collect()
+    shown
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect()
 }
 
 fn rule_status(now: Timestamp) -> RuleStatus {
@@ -51,7 +63,11 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         display: Some(Display::from(&summary)),
         summary: Some(summary),
         pending_approval: None,
-        rollout: Some(RolloutStatus { revision: "r2".to_owned(), wave: 3, ..RolloutStatus::default() }),
+        rollout: Some(RolloutStatus {
+            revision: "r2".to_owned(),
+            wave: 3,
+            ..RolloutStatus::default()
+        }),
         conditions: Vec::new(),
         clusters: vec![ClusterStatus {
             name: "eu-3".to_owned(),
@@ -69,7 +85,10 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         }],
         truncated: true,
     };
-    for (condition_type, holds) in [(ConditionType::Ready, false), (ConditionType::Stalled, true)] {
+    for (condition_type, holds) in [
+        (ConditionType::Ready, false),
+        (ConditionType::Stalled, true),
+    ] {
         let (reason, message) = (Reason::CopiesFailed, "x".repeat(5000));
         set_condition(
             &mut status.conditions,
@@ -94,29 +113,65 @@ async fn kubectl_shows_the_columns_of_a_rule() -> Result<()> {
             names: vec!["*".to_owned()],
             ..Source::default()
         }],
-        terms: RuleTerms { clusters: Clusters { all: true, ..Clusters::default() }, ..RuleTerms::default() },
+        terms: RuleTerms {
+            clusters: Clusters {
+                all: true,
+                ..Clusters::default()
+            },
+            ..RuleTerms::default()
+        },
     };
-    let made = rules.create(&PostParams::default(), &DistributionRule::new("shown", spec.clone())).await?;
+    let made = rules
+        .create(
+            &PostParams::default(),
+            &DistributionRule::new("shown", spec.clone()),
+        )
+        .await?;
     ensure!(made.spec == spec, "{made:?}");
     ensure!(
-        made.spec.terms.conflict_policy == ConflictPolicy::Fail && made.spec.terms.drift_policy == DriftPolicy::Correct
+        made.spec.terms.conflict_policy == ConflictPolicy::Fail
+            && made.spec.terms.drift_policy == DriftPolicy::Correct
     );
 
     let now = "2026-01-31T12:00:00Z".parse()?;
     let status = rule_status(now);
     let patch = Patch::Merge(json!({"status": status}));
-    let patched = rules.patch_status("shown", &PatchParams::default(), &patch).await?;
+    let patched = rules
+        .patch_status("shown", &PatchParams::default(), &patch)
+        .await?;
     ensure!(patched.status == Some(status), "{:?}", patched.status);
 
-    let shown = hub.kubectl(&["get", "drule", "shown", "-n", "default"]).await?;
+    let shown = hub
+        .kubectl(&["get", "drule", "shown", "-n", "default"])
+        .await?;
     let rows = rows(&shown);
-    ensure!(rows[0] == ["NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"], "{shown}");
-    ensure!(rows[1][..6] == ["shown", "False", "118/120", "948/960", "12", "CopiesFailed"], "{shown}");
+    ensure!(
+        rows[0]
+            == [
+                "NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"
+            ],
+        "{shown}"
+    );
+    ensure!(
+        rows[1][..6] == ["shown", "False", "118/120", "948/960", "12", "CopiesFailed"],
+        "{shown}"
+    );
     // All kinds at once, by their category.
     let shown = hub.kubectl(&["get", "runnel", "-n", "default"]).await?;
-    ensure!(shown.contains("distributionrule.runnel.dev/shown"), "{shown}");
+    ensure!(
+        shown.contains("distributionrule.runnel.dev/shown"),
+        "{shown}"
+    );
     // kubectl itself can wait for what the hub says.
-    hub.kubectl(&["wait", "drule/shown", "-n", "default", "--for=condition=Ready=false", "--timeout=5s"]).await?;
+    hub.kubectl(&[
+        "wait",
+        "drule/shown",
+        "-n",
+        "default",
+        "--for=condition=Ready=false",
+        "--timeout=5s",
+    ])
+    .await?;
     Ok(())
 }
 
@@ -128,16 +183,29 @@ async fn kubectl_shows_the_columns_of_a_cluster_rule_and_of_a_member() -> Result
             .to_string()
     };
     let rule = object("ClusterDistributionRule", for_cluster_rule(smallest()));
-    hub.kubectl_stdin(&["apply", "--warnings-as-errors", "-f", "-"], &rule).await?;
+    hub.kubectl_stdin(&["apply", "--warnings-as-errors", "-f", "-"], &rule)
+        .await?;
     let shown = hub.kubectl(&["get", "cdrule"]).await?;
-    ensure!(rows(&shown)[0] == ["NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"], "{shown}");
+    ensure!(
+        rows(&shown)[0]
+            == [
+                "NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"
+            ],
+        "{shown}"
+    );
 
-    hub.kubectl_stdin(&["apply", "--warnings-as-errors", "-f", "-"], &object("MemberCluster", json!({}))).await?;
+    hub.kubectl_stdin(
+        &["apply", "--warnings-as-errors", "-f", "-"],
+        &object("MemberCluster", json!({})),
+    )
+    .await?;
     let now: Timestamp = "2026-01-31T12:00:00Z".parse()?;
     let mut status = MemberClusterStatus {
         agent_version: Some("0.1.0".to_owned()),
         kubernetes_version: Some("v1.36.3".to_owned()),
-        certificate: Some(Certificate { expires_at: Time(now) }),
+        certificate: Some(Certificate {
+            expires_at: Time(now),
+        }),
         pending_removals: vec![PendingRemoval {
             rule_uid: "u-1".to_owned(),
             deletion_policy: DeletionPolicy::Retain,
@@ -165,13 +233,34 @@ async fn kubectl_shows_the_columns_of_a_cluster_rule_and_of_a_member() -> Result
     );
     let members: Api<MemberCluster> = Api::all(hub.client().await?);
     let patch = Patch::Merge(json!({"status": status}));
-    let patched = members.patch_status("columns", &PatchParams::default(), &patch).await?;
+    let patched = members
+        .patch_status("columns", &PatchParams::default(), &patch)
+        .await?;
     ensure!(patched.status == Some(status), "{:?}", patched.status);
     let shown = hub.kubectl(&["get", "member", "columns"]).await?;
     let rows = rows(&shown);
-    let columns = ["NAME", "ACCEPTED", "CONNECTED", "AGENT", "KUBERNETES", "CERTIFICATE-EXPIRES", "AGE"];
+    let columns = [
+        "NAME",
+        "ACCEPTED",
+        "CONNECTED",
+        "AGENT",
+        "KUBERNETES",
+        "CERTIFICATE-EXPIRES",
+        "AGE",
+    ];
     ensure!(rows[0] == columns, "{shown}");
-    ensure!(rows[1][..6] == ["columns", "True", "False", "0.1.0", "v1.36.3", "2026-01-31T12:00:00Z"], "{shown}");
+    ensure!(
+        rows[1][..6]
+            == [
+                "columns",
+                "True",
+                "False",
+                "0.1.0",
+                "v1.36.3",
+                "2026-01-31T12:00:00Z"
+            ],
+        "{shown}"
+    );
     Ok(())
 }
 
@@ -180,8 +269,14 @@ async fn kubectl_explains_every_field_it_is_asked_for() -> Result<()> {
     let hub = hub().await?;
     let cases = [
         ("drule.spec.sources", "Entries add up"),
-        ("drule.spec.sources.selector.matchExpressions.operator", "NotIn"),
-        ("drule.spec.clusters", "At least one of selector, names and all"),
+        (
+            "drule.spec.sources.selector.matchExpressions.operator",
+            "NotIn",
+        ),
+        (
+            "drule.spec.clusters",
+            "At least one of selector, names and all",
+        ),
         ("cdrule.spec.sources.namespaces", "namespaces to read"),
         ("drule.status.conditions", "Reconciling"),
         ("member.spec.join", "runnel-hub token create"),

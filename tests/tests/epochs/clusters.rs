@@ -14,8 +14,14 @@ use super::stage::{confirm, says, says_no_more};
 const HOME: &str = "clusters";
 
 async fn kube_system(scene: &Scene, number: usize) -> Result<String> {
-    let namespace = scene.member(number).get(&Id::namespace("kube-system")).await?;
-    Ok(namespace["metadata"]["uid"].as_str().context("no uid")?.to_owned())
+    let namespace = scene
+        .member(number)
+        .get(&Id::namespace("kube-system"))
+        .await?;
+    Ok(namespace["metadata"]["uid"]
+        .as_str()
+        .context("no uid")?
+        .to_owned())
 }
 
 /// Waits until the hub says that it knows a member by this uid.
@@ -23,7 +29,11 @@ async fn is_known_as(scene: &Scene, member: &str, uid: &str) -> Result<Value> {
     scene
         .hub
         .sees("the cluster's uid", &Id::member(member), |object| {
-            ensure!(object["status"]["clusterUid"] == uid, "it is {}", object["status"]["clusterUid"]);
+            ensure!(
+                object["status"]["clusterUid"] == uid,
+                "it is {}",
+                object["status"]["clusterUid"]
+            );
             Ok(())
         })
         .await
@@ -31,15 +41,27 @@ async fn is_known_as(scene: &Scene, member: &str, uid: &str) -> Result<Value> {
 
 #[tokio::test]
 async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> {
-    let options = FleetOptions { members: 2, ..FleetOptions::default() };
+    let options = FleetOptions {
+        members: 2,
+        ..FleetOptions::default()
+    };
     let fleet = Fleet::start(options.clone()).await?;
     let scene = Scene::of(&fleet).await?;
     let (hub, rule) = (&scene.hub, Id::rule(HOME, "rule"));
     scene.hub_namespaces(&[HOME]).await?;
     scene.member_namespaces(&[HOME]).await?;
-    hub.make(&RuleDraft::new(HOME, "rule").everywhere().named(&["app-*"]).json()).await?;
+    hub.make(
+        &RuleDraft::new(HOME, "rule")
+            .everywhere()
+            .named(&["app-*"])
+            .json(),
+    )
+    .await?;
     let config = |name, value| Draft::config_map(HOME, name).data("k", value).json();
-    let (stays, goes) = (hub.make(&config("app-stays", "first")).await?, hub.make(&config("app-goes", "first")).await?);
+    let (stays, goes) = (
+        hub.make(&config("app-stays", "first")).await?,
+        hub.make(&config("app-goes", "first")).await?,
+    );
     for source in [&stays, &goes] {
         scene.arrives(source, &rule, &[HOME]).await?;
     }
@@ -51,18 +73,34 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     hub.delete(&Id::member("member-2")).await?;
     hub.delete(&Id::of(&goes)?).await?;
     scene.member(1).lacks(&Id::of(&goes)?).await?;
-    let edited = hub.change(&Id::of(&stays)?, json!({"data": {"k": "second"}})).await?;
+    let edited = hub
+        .change(&Id::of(&stays)?, json!({"data": {"k": "second"}}))
+        .await?;
     let kept = scene.member(2).get(&Id::of(&goes)?).await?;
-    let join_string = fleet.hub_release().join_string("member-2", fleet.binaries(), &options).await?;
+    let join_string = fleet
+        .hub_release()
+        .join_string("member-2", fleet.binaries(), &options)
+        .await?;
     fleet.agent(2).hand_over(&join_string).await?;
     fleet.start_agent(2).await?;
-    let message = says(hub, "member-2", "PreviousMembership", "CopiesFromPreviousMembership").await?;
+    let message = says(
+        hub,
+        "member-2",
+        "PreviousMembership",
+        "CopiesFromPreviousMembership",
+    )
+    .await?;
     let now = hub.get(&Id::member("member-2")).await?;
-    ensure!(now["metadata"]["uid"] != former["metadata"]["uid"], "it is the former MemberCluster");
+    ensure!(
+        now["metadata"]["uid"] != former["metadata"]["uid"],
+        "it is the former MemberCluster"
+    );
     scene.member(2).has_copy(&edited, HOME, &rule).await?;
     scene.member(2).is_untouched(&kept).await?;
-    hub.has_event(&Id::member("member-2"), "PreviousMembership").await?;
-    hub.says_of(&rule, "member-2", "Waiting", "Unconfirmed").await?;
+    hub.has_event(&Id::member("member-2"), "PreviousMembership")
+        .await?;
+    hub.says_of(&rule, "member-2", "Waiting", "Unconfirmed")
+        .await?;
     confirm(fleet.hub(), &message, "member-2").await?;
     scene.member(2).lacks(&Id::of(&goes)?).await?;
     says_no_more(hub, "member-2", "PreviousMembership").await?;
@@ -76,10 +114,15 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     clone_identity(&scene).await?;
     fleet.start_agent(2).await?;
     let message = says(hub, "member-1", "Duplicate", "SecondCluster").await?;
-    ensure!(uids.iter().all(|uid| message.contains(uid.as_str())), "{message}");
+    ensure!(
+        uids.iter().all(|uid| message.contains(uid.as_str())),
+        "{message}"
+    );
     hub.has_event(&Id::member("member-1"), "Duplicate").await?;
     fleet.connected(1).await?;
-    let third = hub.change(&Id::of(&stays)?, json!({"data": {"k": "third"}})).await?;
+    let third = hub
+        .change(&Id::of(&stays)?, json!({"data": {"k": "third"}}))
+        .await?;
     scene.member(1).has_copy(&third, HOME, &rule).await?;
     scene.member(2).is_untouched(&kept).await?;
     is_known_as(&scene, "member-1", &uids[0]).await?;
@@ -93,19 +136,26 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     let of_first = scene.member(1).get(&Id::of(&stays)?).await?;
     eventually("the first cluster to be the other one", SOON, async || {
         let message = says(hub, "member-1", "Duplicate", "SecondCluster").await?;
-        Ok(message.contains(&format!("uid {} there", uids[0])).then_some(()))
+        Ok(message
+            .contains(&format!("uid {} there", uids[0]))
+            .then_some(()))
     })
     .await?;
-    let fourth = hub.change(&Id::of(&stays)?, json!({"data": {"k": "fourth"}})).await?;
+    let fourth = hub
+        .change(&Id::of(&stays)?, json!({"data": {"k": "fourth"}}))
+        .await?;
     scene.member(2).has_copy(&fourth, HOME, &rule).await?;
     scene.member(1).is_untouched(&of_first).await
 }
 
 /// Gives the second cluster's agent the identity of the first one's.
 async fn clone_identity(scene: &Scene) -> Result<()> {
-    let secrets = |number| -> Api<Secret> { Api::namespaced(scene.member(number).client(), NAMESPACE) };
+    let secrets =
+        |number| -> Api<Secret> { Api::namespaced(scene.member(number).client(), NAMESPACE) };
     let identity = secrets(1).get("runnel-agent-identity").await?.data;
     let patch = Patch::Merge(json!({"data": identity}));
-    secrets(2).patch("runnel-agent-identity", &PatchParams::default(), &patch).await?;
+    secrets(2)
+        .patch("runnel-agent-identity", &PatchParams::default(), &patch)
+        .await?;
     Ok(())
 }

@@ -25,15 +25,27 @@ async fn shows(ops_url: &str, metric: &str, wanted: f64) -> Result<()> {
 #[tokio::test]
 async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
     // Agents know two addresses; at the second one the double will be.
-    let fleet = Fleet::start(FleetOptions { hub_replicas: 2, ..FleetOptions::default() }).await?;
+    let fleet = Fleet::start(FleetOptions {
+        hub_replicas: 2,
+        ..FleetOptions::default()
+    })
+    .await?;
     fleet.hub_replica(2).process().kill()?;
     shows(&fleet.hub_ops_url(), "runnel_hub_sessions", 1.0).await?;
     let scene = Scene::of(&fleet).await?;
     let (hub, member, rule) = (&scene.hub, scene.member(1), Id::rule(HOME, "rule"));
     scene.hub_namespaces(&[HOME]).await?;
     scene.member_namespaces(&[HOME]).await?;
-    hub.make(&RuleDraft::new(HOME, "rule").everywhere().named(&["app"]).json()).await?;
-    let source = hub.make(&Draft::config_map(HOME, "app").data("k", "first").json()).await?;
+    hub.make(
+        &RuleDraft::new(HOME, "rule")
+            .everywhere()
+            .named(&["app"])
+            .json(),
+    )
+    .await?;
+    let source = hub
+        .make(&Draft::config_map(HOME, "app").data("k", "first").json())
+        .await?;
     member.has_copy(&source, HOME, &rule).await?;
 
     let twin = ControlPlane::start("twin", Options::default()).await?;
@@ -56,7 +68,9 @@ async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
     renewed(&hub.client()).await?;
     renewed(&hub.client()).await?;
     let before = remembered(&member.client()).await?;
-    let newer = hub.change(&Id::of(&source)?, json!({"data": {"k": "second"}})).await?;
+    let newer = hub
+        .change(&Id::of(&source)?, json!({"data": {"k": "second"}}))
+        .await?;
     let copy = member.has_copy(&newer, HOME, &rule).await?;
     remembers_more(member, &before).await?;
 
@@ -65,15 +79,21 @@ async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
     let twin_hub = Place::new("twin", twin.client().await?);
     let message = says(&twin_hub, "member-1", "Duplicate", "SecondHub").await?;
     ensure!(message.contains("second hub"), "{message}");
-    twin_hub.has_event(&Id::member("member-1"), "Duplicate").await?;
-    twin_hub.change(&Id::of(&source)?, json!({"data": {"k": "of the double"}})).await?;
+    twin_hub
+        .has_event(&Id::member("member-1"), "Duplicate")
+        .await?;
+    twin_hub
+        .change(&Id::of(&source)?, json!({"data": {"k": "of the double"}}))
+        .await?;
     renewed(&twin.client().await?).await?;
     member.is_untouched(&copy).await?;
 
     // The agent looks for the first one, and stays there.
     fleet.hub_replica(1).pod().start().await?;
     shows(&fleet.hub_ops_url(), "runnel_hub_sessions", 1.0).await?;
-    let third = hub.change(&Id::of(&source)?, json!({"data": {"k": "third"}})).await?;
+    let third = hub
+        .change(&Id::of(&source)?, json!({"data": {"k": "third"}}))
+        .await?;
     member.has_copy(&third, HOME, &rule).await?;
     says(&twin_hub, "member-1", "Duplicate", "SecondHub").await?;
     Ok(())

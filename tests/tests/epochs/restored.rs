@@ -21,16 +21,35 @@ struct Stage {
 
 impl Stage {
     async fn new() -> Result<Self> {
-        let fleet = Fleet::start(FleetOptions { members: 2, ..FleetOptions::default() }).await?;
+        let fleet = Fleet::start(FleetOptions {
+            members: 2,
+            ..FleetOptions::default()
+        })
+        .await?;
         let scene = Scene::of(&fleet).await?;
         scene.hub_namespaces(&[HOME]).await?;
         scene.member_namespaces(&[HOME]).await?;
-        scene.hub.make(&RuleDraft::new(HOME, "rule").everywhere().named(&["app-*"]).json()).await?;
-        Ok(Self { fleet, scene, rule: Id::rule(HOME, "rule") })
+        scene
+            .hub
+            .make(
+                &RuleDraft::new(HOME, "rule")
+                    .everywhere()
+                    .named(&["app-*"])
+                    .json(),
+            )
+            .await?;
+        Ok(Self {
+            fleet,
+            scene,
+            rule: Id::rule(HOME, "rule"),
+        })
     }
 
     async fn source(&self, name: &str, value: &str) -> Result<Value> {
-        self.scene.hub.make(&Draft::config_map(HOME, name).data("k", value).json()).await
+        self.scene
+            .hub
+            .make(&Draft::config_map(HOME, name).data("k", value).json())
+            .await
     }
 
     async fn arrives(&self, source: &Value) -> Result<()> {
@@ -42,18 +61,31 @@ impl Stage {
         let mut all = Vec::new();
         for member in [1, 2] {
             for name in names {
-                all.push((member, self.scene.member(member).get(&Id::config_map(HOME, name)).await?));
+                all.push((
+                    member,
+                    self.scene
+                        .member(member)
+                        .get(&Id::config_map(HOME, name))
+                        .await?,
+                ));
             }
         }
         Ok(all)
     }
 
-    async fn untouched(&self, copies: &[(usize, Value)], member: impl Fn(usize) -> bool) -> Result<()> {
+    async fn untouched(
+        &self,
+        copies: &[(usize, Value)],
+        member: impl Fn(usize) -> bool,
+    ) -> Result<()> {
         for (number, copy) in copies.iter().filter(|(number, _)| member(*number)) {
             self.scene.member(*number).is_untouched(copy).await?;
         }
         for number in [1, 2].into_iter().filter(|number| member(*number)) {
-            self.scene.member(number).lacks(&Id::config_map(HOME, "app-deleted")).await?;
+            self.scene
+                .member(number)
+                .lacks(&Id::config_map(HOME, "app-deleted"))
+                .await?;
         }
         Ok(())
     }
@@ -62,8 +94,14 @@ impl Stage {
     async fn diverged(&self, sessions: usize, members: usize) -> Result<()> {
         eventually("members in doubt", SOON, async || {
             let metrics = Metrics::of(&self.fleet.hub_ops_url()).await?;
-            let now = (metrics.sum("runnel_hub_sessions")?, metrics.sum("runnel_members_in_doubt")?);
-            ensure!(now == (sessions as f64, members as f64), "sessions and members in doubt: {now:?}");
+            let now = (
+                metrics.sum("runnel_hub_sessions")?,
+                metrics.sum("runnel_members_in_doubt")?,
+            );
+            ensure!(
+                now == (sessions as f64, members as f64),
+                "sessions and members in doubt: {now:?}"
+            );
             Ok(Some(()))
         })
         .await
@@ -83,8 +121,13 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     let backup = fleet.hub().back_up("old").await?;
     stage.diverged(2, 0).await?;
     renewed(&hub.client()).await?;
-    let before = [remembered(&scene.member(1).client()).await?, remembered(&scene.member(2).client()).await?];
-    let newer = hub.change(&Id::of(&edited)?, json!({"data": {"k": "second"}})).await?;
+    let before = [
+        remembered(&scene.member(1).client()).await?,
+        remembered(&scene.member(2).client()).await?,
+    ];
+    let newer = hub
+        .change(&Id::of(&edited)?, json!({"data": {"k": "second"}}))
+        .await?;
     hub.delete(&Id::of(&deleted)?).await?;
     let added = stage.source("app-added", "second").await?;
     stage.arrives(&newer).await?;
@@ -101,13 +144,21 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     let began = Instant::now();
     let message = says(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
     says(hub, "member-2", "RestoredFromBackup", "HubStateBehind").await?;
-    ensure!(began.elapsed() < NOTICED, "noticed after {:?}", began.elapsed());
-    hub.has_event(&Id::member("member-1"), "RestoredFromBackup").await?;
+    ensure!(
+        began.elapsed() < NOTICED,
+        "noticed after {:?}",
+        began.elapsed()
+    );
+    hub.has_event(&Id::member("member-1"), "RestoredFromBackup")
+        .await?;
     hub.says_ready(&stage.rule, "False", "Unconfirmed").await?;
-    hub.says_of(&stage.rule, "member-2", "Waiting", "Unconfirmed").await?;
+    hub.says_of(&stage.rule, "member-2", "Waiting", "Unconfirmed")
+        .await?;
     stage.diverged(2, 2).await?;
     // An edit of what is held waits too.
-    let third = hub.change(&Id::of(&edited)?, json!({"data": {"k": "third"}})).await?;
+    let third = hub
+        .change(&Id::of(&edited)?, json!({"data": {"k": "third"}}))
+        .await?;
     stage.untouched(&copies, |_| true).await?;
 
     // Neither another start of the hub nor one of an agent makes anybody forget.
@@ -147,7 +198,9 @@ async fn lives_through_it(stage: &Stage, edited: &Value) -> Result<()> {
     let backup = fleet.hub().back_up("newer").await?;
     stage.diverged(2, 0).await?;
     renewed(&hub.client()).await?;
-    let newer = hub.change(&Id::of(edited)?, json!({"data": {"k": "fourth"}})).await?;
+    let newer = hub
+        .change(&Id::of(edited)?, json!({"data": {"k": "fourth"}}))
+        .await?;
     stage.arrives(&newer).await?;
     let copies = stage.copies(&["app-edited", "app-added"]).await?;
 

@@ -16,17 +16,25 @@ use serde_json::Value;
 /// What a member's agent has stored of what its hub told it last.
 pub async fn remembered(client: &Client) -> Result<Option<Vec<u8>>> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    let data = secrets.get("runnel-agent-identity").await?.data.unwrap_or_default();
+    let data = secrets
+        .get("runnel-agent-identity")
+        .await?
+        .data
+        .unwrap_or_default();
     Ok(data.get("hub-witness").map(|bytes| bytes.0.clone()))
 }
 
 /// Waits until an agent has stored something else than this.
 pub async fn remembers_more(member: &Place, than: &Option<Vec<u8>>) -> Result<()> {
     // Agents store such news once a minute.
-    eventually("the agent to remember what it was told", SOON + Duration::from_secs(60), async || {
-        let now = remembered(&member.client()).await?;
-        Ok((now.is_some() && now != *than).then_some(()))
-    })
+    eventually(
+        "the agent to remember what it was told",
+        SOON + Duration::from_secs(60),
+        async || {
+            let now = remembered(&member.client()).await?;
+            Ok((now.is_some() && now != *than).then_some(()))
+        },
+    )
     .await
 }
 
@@ -47,20 +55,34 @@ pub async fn renewed(hub: &Client) -> Result<()> {
 /// Waits until a MemberCluster has this condition for this reason; returns its message.
 pub async fn says(hub: &Place, member: &str, kind: &str, reason: &str) -> Result<String> {
     let object = hub
-        .sees(&format!("{kind}, {reason}"), &Id::member(member), |object| {
-            let observed = condition(object, kind)?;
-            ensure!(observed["status"] == "True" && observed["reason"] == reason, "it is {observed}");
-            Ok(())
-        })
+        .sees(
+            &format!("{kind}, {reason}"),
+            &Id::member(member),
+            |object| {
+                let observed = condition(object, kind)?;
+                ensure!(
+                    observed["status"] == "True" && observed["reason"] == reason,
+                    "it is {observed}"
+                );
+                Ok(())
+            },
+        )
         .await?;
     let observed = condition(&object, kind)?;
-    Ok(observed["message"].as_str().context("no message")?.to_owned())
+    Ok(observed["message"]
+        .as_str()
+        .context("no message")?
+        .to_owned())
 }
 
 /// Waits until a MemberCluster has no condition of this kind.
 pub async fn says_no_more(hub: &Place, member: &str, kind: &str) -> Result<Value> {
     hub.sees(&format!("no {kind}"), &Id::member(member), |object| {
-        ensure!(condition(object, kind).is_err(), "it says {}", object["status"]["conditions"]);
+        ensure!(
+            condition(object, kind).is_err(),
+            "it says {}",
+            object["status"]["conditions"]
+        );
         Ok(())
     })
     .await
@@ -68,9 +90,15 @@ pub async fn says_no_more(hub: &Place, member: &str, kind: &str) -> Result<Value
 
 /// Runs the command that the message of a condition names, for these members.
 pub async fn confirm(hub: &ControlPlane, message: &str, members: &str) -> Result<()> {
-    let command = message.split('`').nth(1).context("the message names no command")?;
+    let command = message
+        .split('`')
+        .nth(1)
+        .context("the message names no command")?;
     let mut words: Vec<&str> = command.split_whitespace().collect();
-    ensure!(words.len() == 6 && words[..3] == ["kubectl", "annotate", "member"], "{command}");
+    ensure!(
+        words.len() == 6 && words[..3] == ["kubectl", "annotate", "member"],
+        "{command}"
+    );
     words[3] = members;
     hub.kubectl(&words[1..]).await.map(drop)
 }

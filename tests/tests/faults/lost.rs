@@ -20,7 +20,11 @@ async fn three(stage: &Stage, namespace: &str) -> Result<(Id, Vec<Value>)> {
     for name in ["a", "b", "c"] {
         sources.push(stage.source(namespace, name, "right").await?);
     }
-    let rule = stage.rule(namespace, "all", |draft| draft.named(&["a", "b", "c"]).into(&[&target])).await?;
+    let rule = stage
+        .rule(namespace, "all", |draft| {
+            draft.named(&["a", "b", "c"]).into(&[&target])
+        })
+        .await?;
     stage.scene.hub.all_applied(&rule, MEMBERS * 3).await?;
     Ok((rule, sources))
 }
@@ -44,9 +48,16 @@ fn nothing_went(recorders: &[Recorder], target: &str) -> Result<()> {
 
 /// Takes a rule out of the hub's API behind the hub's back.
 async fn strip(stage: &Stage, rule: &Id) -> Result<()> {
-    ensure!(!stage.fleet.hub_process().is_running(), "the hub would see it");
+    ensure!(
+        !stage.fleet.hub_process().is_running(),
+        "the hub would see it"
+    );
     stage.scene.hub.delete(rule).await?;
-    stage.scene.hub.change(rule, json!({"metadata": {"finalizers": null}})).await?;
+    stage
+        .scene
+        .hub
+        .change(rule, json!({"metadata": {"finalizers": null}}))
+        .await?;
     stage.scene.hub.lacks(rule).await
 }
 
@@ -58,10 +69,16 @@ async fn says_unclaimed(stage: &Stage, rules: &[&Id]) -> Result<()> {
             .hub
             .sees("holding orphaned copies", &member, |object| {
                 let orphaned = condition(object, "OrphanedCopies")?;
-                ensure!(orphaned["status"] == "True" && orphaned["reason"] == "UnknownRules", "{orphaned}");
+                ensure!(
+                    orphaned["status"] == "True" && orphaned["reason"] == "UnknownRules",
+                    "{orphaned}"
+                );
                 let message = orphaned["message"].as_str().unwrap_or_default();
                 for rule in rules {
-                    ensure!(message.contains(&rule.path()), "{rule} is not named: {message}");
+                    ensure!(
+                        message.contains(&rule.path()),
+                        "{rule} is not named: {message}"
+                    );
                 }
                 Ok(())
             })
@@ -93,8 +110,16 @@ async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
 
     // OrphanedCopies copies are kept right, also by an agent that has only heard of it through its own Secret.
     let copy = Id::config_map("lost-target", "a");
-    stage.scene.member(1).change(&copy, json!({"data": {"value": "tampered"}})).await?;
-    stage.scene.member(1).has_copy(&sources[0], "lost-target", &lost).await?;
+    stage
+        .scene
+        .member(1)
+        .change(&copy, json!({"data": {"value": "tampered"}}))
+        .await?;
+    stage
+        .scene
+        .member(1)
+        .has_copy(&sources[0], "lost-target", &lost)
+        .await?;
     stage.fleet.kill_agent(1)?;
     stage.fleet.start_agent(1).await?;
     stage.connected(MEMBERS).await?;
@@ -105,7 +130,10 @@ async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
     let again = stage.rule("lost", "again", names).await?;
     stage.scene.hub.all_applied(&again, MEMBERS * 3).await?;
     for source in &sources {
-        stage.scene.arrives(source, &again, &["lost-target"]).await?;
+        stage
+            .scene
+            .arrives(source, &again, &["lost-target"])
+            .await?;
     }
     nothing_went(&recorders, "lost-target")
 }
@@ -119,7 +147,11 @@ async fn a_rule_torn_out_of_a_running_hub_removes_nothing() -> Result<()> {
     stage.calm().await?;
     // Frozen, so that it cannot put its finalizer back in between.
     stage.fleet.hub_process().pause()?;
-    stage.scene.hub.change(&torn, json!({"metadata": {"finalizers": null}})).await?;
+    stage
+        .scene
+        .hub
+        .change(&torn, json!({"metadata": {"finalizers": null}}))
+        .await?;
     stage.scene.hub.delete(&torn).await?;
     stage.scene.hub.lacks(&torn).await?;
     stage.fleet.hub_process().resume()?;
@@ -163,16 +195,36 @@ async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
 
     // A restored copy of the hub's identity, and nothing else, in another cluster.
     let other = ControlPlane::start("other-hub", Options::default()).await?;
-    let port = stage.fleet.hub_address().rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
-    let options = FleetOptions { hub_values: json!({"ports": {"grpc": port}}), ..FleetOptions::default() };
+    let port = stage
+        .fleet
+        .hub_address()
+        .rsplit(':')
+        .next()
+        .and_then(|port| port.parse::<u16>().ok());
+    let options = FleetOptions {
+        hub_values: json!({"ports": {"grpc": port}}),
+        ..FleetOptions::default()
+    };
     let helm = Helm::find().await?;
-    let impostor = Hub::install(&helm, &Site::from(&other), stage.fleet.binaries(), &options).await?;
+    let impostor =
+        Hub::install(&helm, &Site::from(&other), stage.fleet.binaries(), &options).await?;
     let place = runnel_tests::scene::Place::new("other hub", other.client().await?);
-    let identity = stage.scene.hub.get(&Id::secret(NAMESPACE, "runnel-hub-identity")).await?;
-    let copy = Draft::secret(NAMESPACE, "runnel-hub-identity").with("data", identity["data"].clone());
-    place.make(&copy.with("type", identity["type"].clone()).json()).await?;
+    let identity = stage
+        .scene
+        .hub
+        .get(&Id::secret(NAMESPACE, "runnel-hub-identity"))
+        .await?;
+    let copy =
+        Draft::secret(NAMESPACE, "runnel-hub-identity").with("data", identity["data"].clone());
+    place
+        .make(&copy.with("type", identity["type"].clone()).json())
+        .await?;
     for number in 1..=MEMBERS {
-        let member = stage.scene.hub.get(&Id::member(stage.fleet.member_name(number))).await?;
+        let member = stage
+            .scene
+            .hub
+            .get(&Id::member(stage.fleet.member_name(number)))
+            .await?;
         let metadata = json!({"name": member["metadata"]["name"]});
         let made = json!({
             "apiVersion": member["apiVersion"], "kind": "MemberCluster", "metadata": metadata, "spec": {},
@@ -180,7 +232,15 @@ async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
         let id = Id::of(&place.make(&made).await?)?;
         let status = json!({"status": {"identity": member["status"]["identity"]}});
         other
-            .kubectl(&["patch", "member", id.name(), "--subresource=status", "--type=merge", "-p", &status.to_string()])
+            .kubectl(&[
+                "patch",
+                "member",
+                id.name(),
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                &status.to_string(),
+            ])
             .await?;
     }
     stage.fleet.kill_hub()?;
@@ -190,7 +250,9 @@ async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
         let output = std::fs::read_to_string(log)?;
         let refused = |number: usize| {
             let name = stage.fleet.member_name(number);
-            output.lines().any(|line| line.contains("a member was refused") && line.contains(name))
+            output
+                .lines()
+                .any(|line| line.contains("a member was refused") && line.contains(name))
         };
         Ok((1..=MEMBERS).all(refused).then_some(()))
     })
@@ -198,13 +260,21 @@ async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
     for number in 1..=MEMBERS {
         eventually("the agent to say why", SOON, async || {
             let output = std::fs::read_to_string(stage.fleet.agent_log(number))?;
-            let line = output.lines().rfind(|line| line.contains("the hub refuses this agent"));
-            ensure!(line.is_some_and(|line| line.contains("join again with a new join string")), "{line:?}");
+            let line = output
+                .lines()
+                .rfind(|line| line.contains("the hub refuses this agent"));
+            ensure!(
+                line.is_some_and(|line| line.contains("join again with a new join string")),
+                "{line:?}"
+            );
             Ok(Some(()))
         })
         .await?;
     }
-    steadily("the copies stay", Duration::from_secs(2), async || nothing_went(&recorders, "impostor-target")).await?;
+    steadily("the copies stay", Duration::from_secs(2), async || {
+        nothing_went(&recorders, "impostor-target")
+    })
+    .await?;
     drop(impostor);
     drop(other);
 
@@ -216,6 +286,13 @@ async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
     }
     stage.connected(MEMBERS).await?;
     stage.scene.hub.all_applied(&rule, MEMBERS * 3).await?;
-    stage.scene.arrives(sources.first().context("a source")?, &rule, &["impostor-target"]).await?;
+    stage
+        .scene
+        .arrives(
+            sources.first().context("a source")?,
+            &rule,
+            &["impostor-target"],
+        )
+        .await?;
     nothing_went(&recorders, "impostor-target")
 }

@@ -21,14 +21,26 @@ impl Set {
         stage.places(namespace, &[&target]).await?;
         let mut sources = Vec::new();
         for number in 0..COUNT {
-            sources.push(stage.source(namespace, &format!("settings-{number}"), "first").await?);
+            sources.push(
+                stage
+                    .source(namespace, &format!("settings-{number}"), "first")
+                    .await?,
+            );
         }
         let secret = Draft::secret(namespace, "settings-secret").data("value", "first");
         sources.push(stage.scene.hub.make(&secret.json()).await?);
         let named = |draft: RuleDraft| draft.named(&["settings-*"]).into(&[&target]);
         let rule = stage.rule(namespace, "all", named).await?;
-        stage.scene.hub.all_applied(&rule, MEMBERS * sources.len()).await?;
-        Ok(Self { rule, target, sources })
+        stage
+            .scene
+            .hub
+            .all_applied(&rule, MEMBERS * sources.len())
+            .await?;
+        Ok(Self {
+            rule,
+            target,
+            sources,
+        })
     }
 
     /// Two edits, an addition and a deletion; what must be written for them in a member, and nothing else.
@@ -36,11 +48,14 @@ impl Set {
         let hub = &stage.scene.hub;
         self.sources[3] = stage.edit(&self.sources[3], "second").await?;
         let secret = Id::of(&self.sources[COUNT])?;
-        self.sources[COUNT] = hub.change(&secret, json!({"stringData": {"value": "second"}})).await?;
+        self.sources[COUNT] = hub
+            .change(&secret, json!({"stringData": {"value": "second"}}))
+            .await?;
         let namespace = secret.own_namespace().unwrap_or_default().to_owned();
         let gone = self.sources.remove(7);
         hub.delete(&Id::of(&gone)?).await?;
-        self.sources.push(stage.source(&namespace, "settings-new", "first").await?);
+        self.sources
+            .push(stage.source(&namespace, "settings-new", "first").await?);
         let target = &self.target;
         Ok(vec![
             format!("delete configmaps {target}/settings-7"),
@@ -52,13 +67,20 @@ impl Set {
 
     async fn arrives(&self, stage: &Stage) -> Result<()> {
         for source in &self.sources {
-            stage.scene.arrives(source, &self.rule, &[&self.target]).await?;
+            stage
+                .scene
+                .arrives(source, &self.rule, &[&self.target])
+                .await?;
         }
         let gone = Id::config_map(&self.target, "settings-7");
         for member in &stage.scene.members {
             member.lacks(&gone).await?;
         }
-        stage.scene.hub.all_applied(&self.rule, MEMBERS * self.sources.len()).await?;
+        stage
+            .scene
+            .hub
+            .all_applied(&self.rule, MEMBERS * self.sources.len())
+            .await?;
         stage.calm().await?;
         Ok(())
     }
@@ -76,10 +98,16 @@ async fn members_get_exactly_the_changes_after_hub_kill() -> Result<()> {
     // The first mark is the hub's.
     for (number, mark) in marks.iter().enumerate().skip(1) {
         let writes = stage.agent_writes(number, *mark, &[&set.target])?;
-        ensure!(writes == expected, "member {number}: {writes:#?} instead of {expected:#?}");
+        ensure!(
+            writes == expected,
+            "member {number}: {writes:#?} instead of {expected:#?}"
+        );
     }
     let sent = stage.sent().await?;
-    ensure!(sent == 3.0 * MEMBERS as f64, "the new hub sent {sent} payloads for 3 changes to {MEMBERS} members");
+    ensure!(
+        sent == 3.0 * MEMBERS as f64,
+        "the new hub sent {sent} payloads for 3 changes to {MEMBERS} members"
+    );
     let tombstones = stage.metric("runnel_hub_tombstones_sent_total").await?;
     ensure!(tombstones == MEMBERS as f64, "{tombstones} tombstones");
     Ok(())
@@ -94,20 +122,38 @@ async fn member_gets_exactly_the_changes_after_agent_kill() -> Result<()> {
     let before = stage.sent().await?;
     let expected = set.change(&stage).await?;
     for source in &set.sources {
-        stage.scene.member(2).has_copy(source, &set.target, &set.rule).await?;
+        stage
+            .scene
+            .member(2)
+            .has_copy(source, &set.target, &set.rule)
+            .await?;
     }
-    stage.scene.member(2).lacks(&Id::config_map(&set.target, "settings-7")).await?;
+    stage
+        .scene
+        .member(2)
+        .lacks(&Id::config_map(&set.target, "settings-7"))
+        .await?;
     let live = stage.sent().await?;
-    ensure!(live - before == 3.0, "{} payloads for 3 changes to the other member", live - before);
+    ensure!(
+        live - before == 3.0,
+        "{} payloads for 3 changes to the other member",
+        live - before
+    );
     stage.fleet.start_agent(1).await?;
     set.arrives(&stage).await?;
     // The first mark is the hub's.
     for (number, mark) in marks.iter().enumerate().skip(1) {
         let writes = stage.agent_writes(number, *mark, &[&set.target])?;
-        ensure!(writes == expected, "member {number}: {writes:#?} instead of {expected:#?}");
+        ensure!(
+            writes == expected,
+            "member {number}: {writes:#?} instead of {expected:#?}"
+        );
     }
     let sent = stage.sent().await? - live;
-    ensure!(sent == 3.0, "{sent} payloads for 3 changes to the member that was away");
+    ensure!(
+        sent == 3.0,
+        "{sent} payloads for 3 changes to the member that was away"
+    );
     Ok(())
 }
 
@@ -119,7 +165,11 @@ async fn a_restart_with_nothing_changed_sends_writes_and_says_nothing() -> Resul
     let rule = stage.scene.hub.get(&set.rule).await?;
     stage.restart_hub(MEMBERS).await?;
     stage.calm().await?;
-    ensure!(stage.sent().await? == 0.0, "the new hub sent {} payloads", stage.sent().await?);
+    ensure!(
+        stage.sent().await? == 0.0,
+        "the new hub sent {} payloads",
+        stage.sent().await?
+    );
     let writes = stage.writes(&marks)?;
     ensure!(writes.is_empty(), "for a restart of the hub: {writes:#?}");
 
@@ -127,7 +177,11 @@ async fn a_restart_with_nothing_changed_sends_writes_and_says_nothing() -> Resul
     stage.fleet.start_agent(1).await?;
     stage.connected(MEMBERS).await?;
     stage.calm().await?;
-    ensure!(stage.sent().await? == 0.0, "for an agent that is back the hub sent {}", stage.sent().await?);
+    ensure!(
+        stage.sent().await? == 0.0,
+        "for an agent that is back the hub sent {}",
+        stage.sent().await?
+    );
     let writes = stage.writes(&marks)?;
     ensure!(writes.is_empty(), "for a restart of an agent: {writes:#?}");
     stage.scene.hub.is_untouched(&rule).await?;
@@ -140,6 +194,9 @@ async fn a_restart_with_nothing_changed_sends_writes_and_says_nothing() -> Resul
     stage.connected(MEMBERS).await?;
     stage.calm().await?;
     let writes = stage.writes(&marks)?;
-    ensure!(writes.is_empty() && stage.sent().await? == 0.0, "for orderly restarts: {writes:#?}");
+    ensure!(
+        writes.is_empty() && stage.sent().await? == 0.0,
+        "for orderly restarts: {writes:#?}"
+    );
     Ok(())
 }

@@ -28,16 +28,28 @@ fn output(recorder: &Recorder, rule: &Id) -> Result<Vec<(String, Instant)>> {
 /// Checks by the hub's own clock when a condition changed: what a slow test does in between does not count.
 fn are_in_time(object: &Value, kind: &str, fault: Timestamp) -> Result<()> {
     let observed = condition(object, kind)?;
-    let at: Timestamp = observed["lastTransitionTime"].as_str().context("no time")?.parse()?;
+    let at: Timestamp = observed["lastTransitionTime"]
+        .as_str()
+        .context("no time")?
+        .parse()?;
     let seconds = at.as_second() - fault.as_second();
-    ensure!((0..=REPORTED).contains(&seconds), "{kind} changed {seconds} s after the fault: {observed}");
+    ensure!(
+        (0..=REPORTED).contains(&seconds),
+        "{kind} changed {seconds} s after the fault: {observed}"
+    );
     Ok(())
 }
 
 async fn rule_to(stage: &Stage, number: usize) -> Result<Id> {
     let name = format!("to-{number}");
-    let draft = |draft: RuleDraft| draft.named(&["settings"]).to(&[stage.fleet.member_name(number)]);
-    let rule = stage.rule("silence", &name, |d| draft(d).into(&["silence-target"])).await?;
+    let draft = |draft: RuleDraft| {
+        draft
+            .named(&["settings"])
+            .to(&[stage.fleet.member_name(number)])
+    };
+    let rule = stage
+        .rule("silence", &name, |d| draft(d).into(&["silence-target"]))
+        .await?;
     stage.scene.hub.all_applied(&rule, 1).await?;
     Ok(rule)
 }
@@ -56,15 +68,27 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
     stage.fleet.kill_agent(1)?;
     stage.fleet.agent_process(2).pause()?;
     for (number, rule) in (1..).zip(&rules) {
-        let object = stage.scene.hub.says_ready(rule, "Unknown", "ClustersUnreachable").await?;
+        let object = stage
+            .scene
+            .hub
+            .says_ready(rule, "Unknown", "ClustersUnreachable")
+            .await?;
         are_in_time(&object, "Ready", fault)?;
         let name = stage.fleet.member_name(number);
         let message = object["status"]["conditions"].to_string();
         ensure!(message.contains(name), "{message}");
-        stage.scene.hub.says_of(rule, name, "Unreachable", "SessionLost").await?;
+        stage
+            .scene
+            .hub
+            .says_of(rule, name, "Unreachable", "SessionLost")
+            .await?;
         // A rule never says so before the cluster's own status.
         let member = stage.scene.hub.get(&Id::member(name)).await?;
-        ensure!(condition_of(&member, "Connected") == "Unknown", "{}", member["status"]);
+        ensure!(
+            condition_of(&member, "Connected") == "Unknown",
+            "{}",
+            member["status"]
+        );
         are_in_time(&member, "Connected", fault)?;
     }
 
@@ -76,7 +100,10 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
     }
     // It said each thing once.
     for rule in &rules {
-        let words: Vec<String> = output(&recorder, rule)?.into_iter().map(|(word, _)| word).collect();
+        let words: Vec<String> = output(&recorder, rule)?
+            .into_iter()
+            .map(|(word, _)| word)
+            .collect();
         ensure!(words == ["Unknown", "True"], "{rule} said {words:?}");
     }
     Ok(())
@@ -87,11 +114,17 @@ async fn a_restart_of_the_hub_flaps_nothing() -> Result<()> {
     let stage = stage().await?;
     stage.places("flaps", &["flaps-target"]).await?;
     stage.source("flaps", "settings", "first").await?;
-    let rule = stage.rule("flaps", "all", |draft| draft.named(&["settings"]).into(&["flaps-target"])).await?;
+    let rule = stage
+        .rule("flaps", "all", |draft| {
+            draft.named(&["settings"]).into(&["flaps-target"])
+        })
+        .await?;
     stage.scene.hub.all_applied(&rule, 2).await?;
     stage.calm().await?;
-    let recorders =
-        [Recorder::start(&stage.scene.hub, &rule).await?, Recorder::start(&stage.scene.hub, &Id::member("any")).await?];
+    let recorders = [
+        Recorder::start(&stage.scene.hub, &rule).await?,
+        Recorder::start(&stage.scene.hub, &Id::member("any")).await?,
+    ];
     // Long enough away that its silence would be told by a hub that was there.
     stage.fleet.kill_agent(2)?;
     stage.restart_hub(1).await?;
@@ -100,13 +133,24 @@ async fn a_restart_of_the_hub_flaps_nothing() -> Result<()> {
     stage.calm().await?;
     for recorder in &recorders {
         let records = recorder.so_far()?;
-        let what: Vec<&Value> = records.iter().map(|record| &record.object["status"]).collect();
+        let what: Vec<&Value> = records
+            .iter()
+            .map(|record| &record.object["status"])
+            .collect();
         ensure!(what.is_empty(), "{what:?}");
     }
     stage.fleet.start_agent(2).await?;
     stage.connected(2).await?;
     stage.calm().await?;
-    let records = recorders.iter().map(Recorder::so_far).collect::<Result<Vec<_>>>()?.concat();
-    ensure!(records.is_empty(), "{:?}", records.first().context("a record")?.object["status"]);
+    let records = recorders
+        .iter()
+        .map(Recorder::so_far)
+        .collect::<Result<Vec<_>>>()?
+        .concat();
+    ensure!(
+        records.is_empty(),
+        "{:?}",
+        records.first().context("a record")?.object["status"]
+    );
     Ok(())
 }

@@ -40,15 +40,29 @@ async fn arrives(stage: &Stage) -> Result<()> {
     let opened = proxy.opened();
 
     let mut noise = vec![0; SIZE];
-    SystemRandom::new().fill(&mut noise).map_err(|_| anyhow::anyhow!("no random numbers"))?;
+    SystemRandom::new()
+        .fill(&mut noise)
+        .map_err(|_| anyhow::anyhow!("no random numbers"))?;
     let source = Draft::config_map("slow", "large").data("noise", &BASE64.encode(&noise));
     stage.scene.hub.make(&source.json()).await?;
-    let rule = stage.rule("slow", "large", |draft| draft.named(&["large"]).into(&["slow-target"])).await?;
+    let rule = stage
+        .rule("slow", "large", |draft| {
+            draft.named(&["large"]).into(&["slow-target"])
+        })
+        .await?;
     eventually("the copy behind the slow link", ARRIVES, async || {
-        stage.scene.member(1).find(&Id::config_map("slow-target", "large")).await
+        stage
+            .scene
+            .member(1)
+            .find(&Id::config_map("slow-target", "large"))
+            .await
     })
     .await?;
-    ensure!(proxy.opened() == opened, "the connection was given up {} times", proxy.opened() - opened);
+    ensure!(
+        proxy.opened() == opened,
+        "the connection was given up {} times",
+        proxy.opened() - opened
+    );
     stage.scene.hub.all_applied(&rule, 2).await?;
     Ok(())
 }

@@ -24,7 +24,10 @@ pub struct Stage {
 
 /// The fleet with everything up, whatever the test before left behind.
 pub async fn stage() -> Result<Stage> {
-    let options = FleetOptions { members: MEMBERS, ..FleetOptions::default() };
+    let options = FleetOptions {
+        members: MEMBERS,
+        ..FleetOptions::default()
+    };
     let turn = FLEETS.take(options).await?;
     let fleet = turn.fleet;
     if !fleet.hub_process().is_running() {
@@ -35,7 +38,11 @@ pub async fn stage() -> Result<Stage> {
         fleet.kill_agent(number)?;
         fleet.start_agent(number).await?;
     }
-    let stage = Stage { fleet, scene: Scene::of(fleet).await?, _turn: turn };
+    let stage = Stage {
+        fleet,
+        scene: Scene::of(fleet).await?,
+        _turn: turn,
+    };
     stage.connected(MEMBERS).await?;
     Ok(stage)
 }
@@ -44,7 +51,10 @@ impl Stage {
     /// Waits until so many agents are up to date with the hub that runs now.
     pub async fn connected(&self, agents: usize) -> Result<()> {
         eventually(&format!("{agents} agents up to date"), SOON, async || {
-            let (sessions, ends) = (self.metric("runnel_hub_sessions").await?, self.metric(ENDS).await?);
+            let (sessions, ends) = (
+                self.metric("runnel_hub_sessions").await?,
+                self.metric(ENDS).await?,
+            );
             ensure!(sessions == agents as f64, "{sessions} sessions");
             ensure!(ends >= agents as f64, "{ends} snapshots have ended");
             Ok(Some(()))
@@ -70,32 +80,54 @@ impl Stage {
 
     /// Makes a ConfigMap on the hub.
     pub async fn source(&self, namespace: &str, name: &str, value: &str) -> Result<Value> {
-        let draft = Draft::config_map(namespace, name).data("value", value).data("other", "stays");
+        let draft = Draft::config_map(namespace, name)
+            .data("value", value)
+            .data("other", "stays");
         self.scene.hub.make(&draft.json()).await
     }
 
     /// Changes it.
     pub async fn edit(&self, source: &Value, value: &str) -> Result<Value> {
-        self.scene.hub.change(&Id::of(source)?, json!({"data": {"value": value}})).await
+        self.scene
+            .hub
+            .change(&Id::of(source)?, json!({"data": {"value": value}}))
+            .await
     }
 
     /// A rule for everything in its namespace, but what Kubernetes itself puts there.
-    pub async fn rule(&self, namespace: &str, name: &str, draft: impl FnOnce(RuleDraft) -> RuleDraft) -> Result<Id> {
+    pub async fn rule(
+        &self,
+        namespace: &str,
+        name: &str,
+        draft: impl FnOnce(RuleDraft) -> RuleDraft,
+    ) -> Result<Id> {
         let rule = draft(RuleDraft::new(namespace, name).everywhere());
         self.scene.hub.make(&rule.json()).await?;
         Ok(Id::rule(namespace, name))
     }
 
     /// What a member's agent wrote since `mark` in these namespaces, as `patch configmaps target/name`, sorted.
-    pub fn agent_writes(&self, member: usize, mark: Mark, namespaces: &[&str]) -> Result<Vec<String>> {
+    pub fn agent_writes(
+        &self,
+        member: usize,
+        mark: Mark,
+        namespaces: &[&str],
+    ) -> Result<Vec<String>> {
         let writes = self.fleet.member(member).writes_since(mark)?.into_iter();
         let own = |write: &Write| {
-            write.user_agent.starts_with("runnel-agent/") && namespaces.contains(&write.namespace.as_str())
+            write.user_agent.starts_with("runnel-agent/")
+                && namespaces.contains(&write.namespace.as_str())
         };
         let mut output: Vec<_> = writes
             .filter(own)
             .map(|write| {
-                let Write { verb, resource, namespace, name, .. } = write;
+                let Write {
+                    verb,
+                    resource,
+                    namespace,
+                    name,
+                    ..
+                } = write;
                 format!("{verb} {resource} {namespace}/{name}")
             })
             .collect();
@@ -106,12 +138,15 @@ impl Stage {
     /// The ends of all audit logs: the hub's, and the members'.
     pub fn marks(&self) -> Vec<Mark> {
         let members = (1..=MEMBERS).map(|number| self.fleet.member(number).mark());
-        std::iter::once(self.fleet.hub().mark()).chain(members).collect()
+        std::iter::once(self.fleet.hub().mark())
+            .chain(members)
+            .collect()
     }
 
     /// Everything that Runnel wrote anywhere since then, Leases aside.
     pub fn writes(&self, marks: &[Mark]) -> Result<Vec<Write>> {
-        let clusters = std::iter::once(self.fleet.hub()).chain((1..=MEMBERS).map(|n| self.fleet.member(n)));
+        let clusters =
+            std::iter::once(self.fleet.hub()).chain((1..=MEMBERS).map(|n| self.fleet.member(n)));
         let mut all = Vec::new();
         for (cluster, mark) in clusters.zip(marks) {
             let writes = cluster.writes_since(*mark)?.into_iter();

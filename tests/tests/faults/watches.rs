@@ -21,7 +21,11 @@ async fn api_server_that_hangs_or_stops_makes_copies_unknown() -> Result<()> {
     stage.places("blind", &["blind-target"]).await?;
     let source = stage.source("blind", "settings", "first").await?;
     let name = stage.fleet.member_name(1);
-    let rule = stage.rule("blind", "all", |d| d.named(&["settings"]).to(&[name]).into(&["blind-target"])).await?;
+    let rule = stage
+        .rule("blind", "all", |d| {
+            d.named(&["settings"]).to(&[name]).into(&["blind-target"])
+        })
+        .await?;
     let hub = &stage.scene.hub;
     hub.all_applied(&rule, 1).await?;
     let api_server = stage.fleet.member(1);
@@ -32,14 +36,30 @@ async fn api_server_that_hangs_or_stops_makes_copies_unknown() -> Result<()> {
         } else {
             api_server.stop_api_server()?
         }
-        let object = hub.says_ready(&rule, "Unknown", "MemberAPIUnavailable").await?;
-        ensure!(begin.elapsed() < REPORTED, "reported after {:?}", begin.elapsed());
+        let object = hub
+            .says_ready(&rule, "Unknown", "MemberAPIUnavailable")
+            .await?;
+        ensure!(
+            begin.elapsed() < REPORTED,
+            "reported after {:?}",
+            begin.elapsed()
+        );
         let message = object["status"]["conditions"].to_string();
-        ensure!(message.contains(name) && message.contains("does not answer"), "{message}");
-        hub.says_of(&rule, name, "Unreachable", "MemberAPIUnavailable").await?;
+        ensure!(
+            message.contains(name) && message.contains("does not answer"),
+            "{message}"
+        );
+        hub.says_of(&rule, name, "Unreachable", "MemberAPIUnavailable")
+            .await?;
         hub.sees("without an API", &Id::member(name), |member| {
-            let output = (condition_of(member, "APIAvailable"), condition_of(member, "Connected"));
-            ensure!(output == ("False".to_owned(), "True".to_owned()), "{output:?}");
+            let output = (
+                condition_of(member, "APIAvailable"),
+                condition_of(member, "Connected"),
+            );
+            ensure!(
+                output == ("False".to_owned(), "True".to_owned()),
+                "{output:?}"
+            );
             Ok(())
         })
         .await?;
@@ -52,9 +72,17 @@ async fn api_server_that_hangs_or_stops_makes_copies_unknown() -> Result<()> {
             api_server.start_api_server().await?
         }
         hub.all_applied(&rule, 1).await?;
-        stage.scene.member(1).has_copy(&edited, "blind-target", &rule).await?;
+        stage
+            .scene
+            .member(1)
+            .has_copy(&edited, "blind-target", &rule)
+            .await?;
         hub.sees("with an API", &Id::member(name), |member| {
-            ensure!(condition_of(member, "APIAvailable").is_empty(), "{}", member["status"]);
+            ensure!(
+                condition_of(member, "APIAvailable").is_empty(),
+                "{}",
+                member["status"]
+            );
             Ok(())
         })
         .await?;
@@ -69,26 +97,49 @@ const UNDECODABLE: &str = "/registry/secrets/default/undecodable";
 async fn kind_that_cannot_be_listed_stops_no_other_kind() -> Result<()> {
     let stage = stage().await?;
     stage.places("partial", &["partial-target"]).await?;
-    let (hub, member, name) = (&stage.scene.hub, stage.scene.member(1), stage.fleet.member_name(1));
+    let (hub, member, name) = (
+        &stage.scene.hub,
+        stage.scene.member(1),
+        stage.fleet.member_name(1),
+    );
     let settings = stage.source("partial", "settings", "first").await?;
-    hub.make(&Draft::secret("partial", "password").data("value", "first").json()).await?;
+    hub.make(
+        &Draft::secret("partial", "password")
+            .data("value", "first")
+            .json(),
+    )
+    .await?;
     let of = |kind: &'static str, source: &'static str| {
         let entry = json!({"resources": [kind], "names": [source]});
         move |d: RuleDraft| d.source(entry).to(&[name]).into(&["partial-target"])
     };
-    let maps = stage.rule("partial", "maps", of("configmaps", "settings")).await?;
-    let secrets = stage.rule("partial", "secrets", of("secrets", "password")).await?;
+    let maps = stage
+        .rule("partial", "maps", of("configmaps", "settings"))
+        .await?;
+    let secrets = stage
+        .rule("partial", "secrets", of("secrets", "password"))
+        .await?;
     hub.all_applied(&maps, 1).await?;
     hub.all_applied(&secrets, 1).await?;
     // The agent starts, connects, and applies ConfigMaps.
     stage.fleet.kill_agent(1)?;
-    stage.fleet.member(1).store(UNDECODABLE, Some("nothing that can be decoded")).await?;
+    stage
+        .fleet
+        .member(1)
+        .store(UNDECODABLE, Some("nothing that can be decoded"))
+        .await?;
     stage.fleet.start_agent(1).await?;
-    hub.says_ready(&secrets, "Unknown", "MemberAPIUnavailable").await?;
+    hub.says_ready(&secrets, "Unknown", "MemberAPIUnavailable")
+        .await?;
     let edited = stage.edit(&settings, "second").await?;
-    member.has_copy(&edited, "partial-target", &maps).await.context("an agent without a list of Secrets")?;
+    member
+        .has_copy(&edited, "partial-target", &maps)
+        .await
+        .context("an agent without a list of Secrets")?;
     stage.fleet.member(1).store(UNDECODABLE, None).await?;
-    hub.all_applied(&secrets, 1).await.context("an agent that lists Secrets again")?;
+    hub.all_applied(&secrets, 1)
+        .await
+        .context("an agent that lists Secrets again")?;
     hub.all_applied(&maps, 1).await.map(drop)
 }
 
@@ -99,35 +150,86 @@ async fn restored_member_is_brought_up_to_date() -> Result<()> {
     let source = stage.source("reset", "settings", "first").await?;
     let gone = stage.source("reset", "gone", "first").await?;
     let name = stage.fleet.member_name(1);
-    let rule =
-        stage.rule("reset", "all", |d| d.named(&["settings", "gone"]).to(&[name]).into(&["reset-target"])).await?;
+    let rule = stage
+        .rule("reset", "all", |d| {
+            d.named(&["settings", "gone"])
+                .to(&[name])
+                .into(&["reset-target"])
+        })
+        .await?;
     let hub = &stage.scene.hub;
     hub.all_applied(&rule, 2).await?;
     let backup = stage.fleet.member(1).back_up("reset").await?;
     hub.all_applied(&rule, 2).await?;
     let edited = stage.edit(&source, "second").await?;
     hub.delete(&Id::of(&gone)?).await?;
-    stage.scene.member(1).has_copy(&edited, "reset-target", &rule).await?;
-    stage.scene.member(1).lacks(&Id::config_map("reset-target", "gone")).await?;
+    stage
+        .scene
+        .member(1)
+        .has_copy(&edited, "reset-target", &rule)
+        .await?;
+    stage
+        .scene
+        .member(1)
+        .lacks(&Id::config_map("reset-target", "gone"))
+        .await?;
     hub.all_applied(&rule, 1).await?;
 
     stage.fleet.member(1).restore(&backup).await?;
-    stage.scene.member(1).has_copy(&edited, "reset-target", &rule).await.context("a copy that was rolled back")?;
+    stage
+        .scene
+        .member(1)
+        .has_copy(&edited, "reset-target", &rule)
+        .await
+        .context("a copy that was rolled back")?;
     // Nobody asked for what came back with the backup.
-    stage.scene.member(1).lacks(&Id::config_map("reset-target", "gone")).await.context("a copy that came back")?;
+    stage
+        .scene
+        .member(1)
+        .lacks(&Id::config_map("reset-target", "gone"))
+        .await
+        .context("a copy that came back")?;
     hub.all_applied(&rule, 1).await?;
     // It is right for good: the next edit arrives as any other.
     let edited = stage.edit(&source, "third").await?;
-    stage.scene.member(1).has_copy(&edited, "reset-target", &rule).await.map(drop)
+    stage
+        .scene
+        .member(1)
+        .has_copy(&edited, "reset-target", &rule)
+        .await
+        .map(drop)
 }
 
 /// Gives an object a time that JSON libraries of other languages cannot hold, as whoever may write it can.
 async fn spoil(cluster: &ControlPlane, object: &str, namespace: &str, change: &str) -> Result<()> {
     let time = r#"{"op":"replace","path":"/metadata/managedFields/0/time","value":"9999-12-31T23:59:59Z"}"#;
     let patch = format!("[{change},{time}]");
-    cluster.kubectl(&["patch", object, "-n", namespace, "--type=json", "-p", &patch]).await?;
-    let spoilt = cluster.kubectl(&["get", object, "-n", namespace, "-o", "json", "--show-managed-fields"]).await?;
-    ensure!(spoilt.contains("9999-12-31T23:59:59Z"), "the API server did not take it: {spoilt}");
+    cluster
+        .kubectl(&[
+            "patch",
+            object,
+            "-n",
+            namespace,
+            "--type=json",
+            "-p",
+            &patch,
+        ])
+        .await?;
+    let spoilt = cluster
+        .kubectl(&[
+            "get",
+            object,
+            "-n",
+            namespace,
+            "-o",
+            "json",
+            "--show-managed-fields",
+        ])
+        .await?;
+    ensure!(
+        spoilt.contains("9999-12-31T23:59:59Z"),
+        "the API server did not take it: {spoilt}"
+    );
     Ok(())
 }
 
@@ -137,15 +239,33 @@ async fn object_with_a_time_beyond_all_calendars_stops_no_watch() -> Result<()> 
     stage.places("late", &["late-target"]).await?;
     let source = stage.source("late", "settings", "first").await?;
     let name = stage.fleet.member_name(1);
-    let rule = stage.rule("late", "all", |d| d.named(&["settings"]).to(&[name]).into(&["late-target"])).await?;
+    let rule = stage
+        .rule("late", "all", |d| {
+            d.named(&["settings"]).to(&[name]).into(&["late-target"])
+        })
+        .await?;
     let (hub, member) = (&stage.scene.hub, stage.scene.member(1));
     let copy = member.has_copy(&source, "late-target", &rule).await?;
-    let hub_id = copy["metadata"]["labels"]["runnel.dev/hub"].as_str().context("no hub")?;
+    let hub_id = copy["metadata"]["labels"]["runnel.dev/hub"]
+        .as_str()
+        .context("no hub")?;
     member
-        .make(&Draft::config_map("late-target", "stranger").label("runnel.dev/hub", hub_id).data("a", "1").json())
+        .make(
+            &Draft::config_map("late-target", "stranger")
+                .label("runnel.dev/hub", hub_id)
+                .data("a", "1")
+                .json(),
+        )
         .await?;
-    hub.make(&Draft::config_map("late", "stranger").data("a", "1").json()).await?;
-    hub.make(&RuleDraft::new("late", "stranger").named(&["nothing"]).to(&[name]).json()).await?;
+    hub.make(&Draft::config_map("late", "stranger").data("a", "1").json())
+        .await?;
+    hub.make(
+        &RuleDraft::new("late", "stranger")
+            .named(&["nothing"])
+            .to(&[name])
+            .json(),
+    )
+    .await?;
     let more = r#"{"op":"add","path":"/data/b","value":"2"}"#;
     spoil(stage.fleet.member(1), "cm/stranger", "late-target", more).await?;
     spoil(stage.fleet.hub(), "cm/stranger", "late", more).await?;
@@ -156,7 +276,9 @@ async fn object_with_a_time_beyond_all_calendars_stops_no_watch() -> Result<()> 
         let edited = stage.edit(&source, text).await?;
         member.has_copy(&edited, "late-target", &rule).await?;
         let id = Id::of(&edited)?.within("late-target");
-        member.change(&id, json!({"data": {"value": "foreign"}})).await?;
+        member
+            .change(&id, json!({"data": {"value": "foreign"}}))
+            .await?;
         member.has_copy(&edited, "late-target", &rule).await?;
         stage.fleet.kill_agent(1)?;
         stage.fleet.kill_hub()?;
@@ -167,9 +289,18 @@ async fn object_with_a_time_beyond_all_calendars_stops_no_watch() -> Result<()> 
     let edited = stage.edit(&source, "fourth").await?;
     member.has_copy(&edited, "late-target", &rule).await?;
     for object in ["cm/stranger", "drule/stranger"] {
-        stage.fleet.hub().kubectl(&["delete", object, "-n", "late"]).await?;
+        stage
+            .fleet
+            .hub()
+            .kubectl(&["delete", object, "-n", "late"])
+            .await?;
     }
-    stage.fleet.member(1).kubectl(&["delete", "cm/stranger", "-n", "late-target"]).await.map(drop)
+    stage
+        .fleet
+        .member(1)
+        .kubectl(&["delete", "cm/stranger", "-n", "late-target"])
+        .await
+        .map(drop)
 }
 
 /// Of so many large ConfigMaps the text is as long as it can be in JSON.
@@ -187,7 +318,8 @@ async fn make_large(stage: &Stage, hub_id: &str, count: usize) -> Result<()> {
         let secret = Draft::secret("crowd", &name).label("runnel.dev/hub", hub_id);
         [map.data("text", text), secret.data("text", &plain)]
     });
-    let made = stream::iter(drafts).map(|draft| async move { member.make(&draft.json()).await.map(drop) });
+    let made =
+        stream::iter(drafts).map(|draft| async move { member.make(&draft.json()).await.map(drop) });
     made.buffer_unordered(4).try_collect().await
 }
 
@@ -197,22 +329,52 @@ async fn large_objects_of_strangers_do_not_fill_the_agent() -> Result<()> {
     stage.places("calm", &["calm-target"]).await?;
     let source = stage.source("calm", "settings", "first").await?;
     let name = stage.fleet.member_name(1);
-    let rule = stage.rule("calm", "all", |d| d.named(&["settings"]).to(&[name]).into(&["calm-target"])).await?;
-    let copy = stage.scene.member(1).has_copy(&source, "calm-target", &rule).await?;
-    let hub_id = copy["metadata"]["labels"]["runnel.dev/hub"].as_str().context("no hub")?.to_owned();
-    stage.scene.member(1).make(&Draft::namespace("crowd").json()).await?;
+    let rule = stage
+        .rule("calm", "all", |d| {
+            d.named(&["settings"]).to(&[name]).into(&["calm-target"])
+        })
+        .await?;
+    let copy = stage
+        .scene
+        .member(1)
+        .has_copy(&source, "calm-target", &rule)
+        .await?;
+    let hub_id = copy["metadata"]["labels"]["runnel.dev/hub"]
+        .as_str()
+        .context("no hub")?
+        .to_owned();
+    stage
+        .scene
+        .member(1)
+        .make(&Draft::namespace("crowd").json())
+        .await?;
     stage.fleet.kill_agent(1)?;
     make_large(&stage, &hub_id, 200).await?;
     stage.fleet.start_agent(1).await?;
     stage.fleet.connected(1).await?;
     let edited = stage.edit(&source, "second").await?;
-    stage.scene.member(1).has_copy(&edited, "calm-target", &rule).await?;
+    stage
+        .scene
+        .member(1)
+        .has_copy(&edited, "calm-target", &rule)
+        .await?;
     let most = stage.fleet.agent_process(1).peak_memory()? >> 20;
-    ensure!(most < 256, "the agent had {most} MiB at most, of 512 MiB that its chart gives it");
-    stage.scene.member(1).delete(&Id::namespace("crowd")).await?;
+    ensure!(
+        most < 256,
+        "the agent had {most} MiB at most, of 512 MiB that its chart gives it"
+    );
+    stage
+        .scene
+        .member(1)
+        .delete(&Id::namespace("crowd"))
+        .await?;
     eventually("the namespace to be gone", SOON * 2, async || {
         let found = stage.scene.member(1).find(&Id::namespace("crowd")).await?;
-        ensure!(found.is_none(), "{:?}", found.map(|found| found["status"].clone()));
+        ensure!(
+            found.is_none(),
+            "{:?}",
+            found.map(|found| found["status"].clone())
+        );
         Ok(Some(json!(null)))
     })
     .await

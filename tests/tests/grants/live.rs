@@ -15,26 +15,50 @@ use super::oracle::{Choice, Grant, LABEL, Rule, Thing};
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 
 async fn fleet() -> Result<&'static Fleet> {
-    FLEET.get_or_try_init(|| Fleet::start(FleetOptions { members: 2, ..FleetOptions::default() })).await
+    FLEET
+        .get_or_try_init(|| {
+            Fleet::start(FleetOptions {
+                members: 2,
+                ..FleetOptions::default()
+            })
+        })
+        .await
 }
 
 const BOTH: &[&str] = &["configmaps", "secrets"];
 const HOMES: [Thing; 2] = [thing("grant-a", true), thing("grant-b", false)];
-const TARGETS: [Thing; 3] = [thing("to-1", true), thing("to-2", false), thing("to-3", false)];
+const TARGETS: [Thing; 3] = [
+    thing("to-1", true),
+    thing("to-2", false),
+    thing("to-3", false),
+];
 const CLUSTERS: [Thing; 2] = [thing("member-1", true), thing("member-2", false)];
 
 const fn thing(name: &'static str, labelled: bool) -> Thing {
-    Thing { name, labelled, exists: true }
+    Thing {
+        name,
+        labelled,
+        exists: true,
+    }
 }
 
-const WIDE: Grant =
-    Grant { rules: Choice::All, kinds: BOTH, clusters: Choice::All, namespaces: Choice::All, creates: true };
+const WIDE: Grant = Grant {
+    rules: Choice::All,
+    kinds: BOTH,
+    clusters: Choice::All,
+    namespaces: Choice::All,
+    creates: true,
+};
 
 /// The rules: each takes one ConfigMap and one Secret of its own.
 fn rules() -> Vec<Rule> {
     let mut rules = vec![];
     for home in HOMES {
-        for namespaces in [Choice::Names(&["to-1", "to-2"]), Choice::Label, Choice::Names(&["to-*"])] {
+        for namespaces in [
+            Choice::Names(&["to-1", "to-2"]),
+            Choice::Label,
+            Choice::Names(&["to-*"]),
+        ] {
             let clusters = Choice::All;
             rules.push(Rule {
                 cluster_scoped: false,
@@ -46,21 +70,52 @@ fn rules() -> Vec<Rule> {
             });
         }
     }
-    rules.push(Rule { cluster_scoped: true, ..rules[0] });
+    rules.push(Rule {
+        cluster_scoped: true,
+        ..rules[0]
+    });
     rules
 }
 
 /// The grants, one set after the other.
 fn phases() -> Vec<Vec<Grant>> {
-    let of_a = Grant { rules: Choice::Names(&["grant-a"]), ..WIDE };
-    let of_b = Grant { rules: Choice::Names(&["grant-b"]), kinds: &["configmaps"], ..WIDE };
+    let of_a = Grant {
+        rules: Choice::Names(&["grant-a"]),
+        ..WIDE
+    };
+    let of_b = Grant {
+        rules: Choice::Names(&["grant-b"]),
+        kinds: &["configmaps"],
+        ..WIDE
+    };
     vec![
         vec![WIDE],
-        vec![Grant { namespaces: Choice::Names(&["to-1", "to-3"]), ..of_a }, of_b],
-        vec![Grant { namespaces: Choice::Label, clusters: Choice::Label, ..WIDE }],
-        vec![Grant { rules: Choice::Label, kinds: &["secrets"], clusters: Choice::Names(&["member-2"]), ..WIDE }],
+        vec![
+            Grant {
+                namespaces: Choice::Names(&["to-1", "to-3"]),
+                ..of_a
+            },
+            of_b,
+        ],
+        vec![Grant {
+            namespaces: Choice::Label,
+            clusters: Choice::Label,
+            ..WIDE
+        }],
+        vec![Grant {
+            rules: Choice::Label,
+            kinds: &["secrets"],
+            clusters: Choice::Names(&["member-2"]),
+            ..WIDE
+        }],
         vec![],
-        vec![of_a, Grant { namespaces: Choice::Names(&["to-2"]), ..of_b }],
+        vec![
+            of_a,
+            Grant {
+                namespaces: Choice::Names(&["to-2"]),
+                ..of_b
+            },
+        ],
     ]
 }
 
@@ -70,25 +125,50 @@ fn name(number: usize) -> String {
 
 /// A label on an object, where the oracle says that it has it.
 fn labelled(draft: Draft, thing: Thing) -> Value {
-    if thing.labelled { draft.label(LABEL.0, LABEL.1).json() } else { draft.json() }
+    if thing.labelled {
+        draft.label(LABEL.0, LABEL.1).json()
+    } else {
+        draft.json()
+    }
 }
 
 async fn make(scene: &Scene) -> Result<()> {
     scene.lift_fleet_limits().await?;
     for home in HOMES {
-        scene.hub.make(&labelled(Draft::namespace(home.name), home)).await?;
+        scene
+            .hub
+            .make(&labelled(Draft::namespace(home.name), home))
+            .await?;
     }
     for (member, cluster) in scene.members.iter().zip(CLUSTERS) {
         for target in TARGETS {
-            member.make(&labelled(Draft::namespace(target.name), target)).await?;
+            member
+                .make(&labelled(Draft::namespace(target.name), target))
+                .await?;
         }
         let label = cluster.labelled.then_some(LABEL.1);
-        scene.hub.change(&Id::member(cluster.name), json!({"metadata": {"labels": {LABEL.0: label}}})).await?;
+        scene
+            .hub
+            .change(
+                &Id::member(cluster.name),
+                json!({"metadata": {"labels": {LABEL.0: label}}}),
+            )
+            .await?;
     }
     for (number, rule) in rules().into_iter().enumerate() {
         let item = format!("item-{number}");
-        scene.hub.make(&Draft::config_map(rule.home.name, &item).data("k", "v").json()).await?;
-        scene.hub.make(&Draft::secret(rule.home.name, &item).data("k", "v").json()).await?;
+        scene
+            .hub
+            .make(
+                &Draft::config_map(rule.home.name, &item)
+                    .data("k", "v")
+                    .json(),
+            )
+            .await?;
+        scene
+            .hub
+            .make(&Draft::secret(rule.home.name, &item).data("k", "v").json())
+            .await?;
         let mut manifest = rule.manifest(&name(number));
         manifest["spec"]["sources"][0]["names"] = json!([item]);
         // What a narrower grant takes away goes at once, however much it is.
@@ -120,9 +200,10 @@ async fn copies(scene: &Scene) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for (member, cluster) in scene.members.iter().zip(CLUSTERS) {
         for target in TARGETS {
-            for (kind, like) in
-                [("configmaps", Id::config_map(target.name, "")), ("secrets", Id::secret(target.name, ""))]
-            {
+            for (kind, like) in [
+                ("configmaps", Id::config_map(target.name, "")),
+                ("secrets", Id::secret(target.name, "")),
+            ] {
                 for object in member.list(&like).await? {
                     if object["metadata"]["labels"][MANAGED_BY] == "runnel" {
                         let item = object["metadata"]["name"].as_str().unwrap_or_default();
@@ -139,12 +220,18 @@ async fn copies(scene: &Scene) -> Result<BTreeSet<String>> {
 fn expected(grants: &[Grant]) -> (BTreeSet<String>, usize) {
     let (mut expected, mut cases) = (BTreeSet::new(), 0);
     for (number, rule) in rules().into_iter().enumerate() {
-        for (kind, cluster) in BOTH.iter().flat_map(|kind| CLUSTERS.map(|cluster| (*kind, cluster))) {
+        for (kind, cluster) in BOTH
+            .iter()
+            .flat_map(|kind| CLUSTERS.map(|cluster| (*kind, cluster)))
+        {
             for target in TARGETS {
                 cases += 1;
                 let granted = rule.is_granted(grants, kind, cluster, target, |_| true);
                 if rule.wants(kind, cluster, target) && granted {
-                    expected.insert(format!("{} {kind}/{}/item-{number}", cluster.name, target.name));
+                    expected.insert(format!(
+                        "{} {kind}/{}/item-{number}",
+                        cluster.name, target.name
+                    ));
                 }
             }
         }
@@ -155,10 +242,16 @@ fn expected(grants: &[Grant]) -> (BTreeSet<String>, usize) {
 #[tokio::test]
 async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
-    let everything =
-        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
-    let first = scene.hub.get(&Id::of(&everything)?).await.context("a hub begins with the grant everything")?;
-    ensure!(first["spec"]["rules"]["namespaces"]["all"] == true, "{first}");
+    let everything = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
+    let first = scene
+        .hub
+        .get(&Id::of(&everything)?)
+        .await
+        .context("a hub begins with the grant everything")?;
+    ensure!(
+        first["spec"]["rules"]["namespaces"]["all"] == true,
+        "{first}"
+    );
     make(&scene).await?;
     let mut cases = 0;
     for (phase, grants) in phases().iter().enumerate() {
@@ -175,10 +268,19 @@ async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
             );
             Ok(())
         };
-        eventually("the copies that are granted, and no others", SOON, async || compare().await.map(Some)).await?;
+        eventually(
+            "the copies that are granted, and no others",
+            SOON,
+            async || compare().await.map(Some),
+        )
+        .await?;
         steadily("and they stay", std::time::Duration::from_secs(2), compare).await?;
         let observed = |number: usize, rule: &Rule| {
-            if rule.cluster_scoped { Id::cluster_rule(&name(number)) } else { Id::rule(rule.home.name, &name(number)) }
+            if rule.cluster_scoped {
+                Id::cluster_rule(&name(number))
+            } else {
+                Id::rule(rule.home.name, &name(number))
+            }
         };
         for (number, rule) in rules().iter().enumerate() {
             let wide = rule.cluster_scoped || phase == 0;
@@ -188,7 +290,9 @@ async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
                     let known = condition(object, "Granted");
                     match (wide, grants.is_empty()) {
                         (true, _) => ensure!(known.is_err(), "{known:?}"),
-                        (false, true) => ensure!(known?["reason"] == "NotGranted", "{}", object["status"]),
+                        (false, true) => {
+                            ensure!(known?["reason"] == "NotGranted", "{}", object["status"])
+                        }
                         (false, false) => {}
                     }
                     Ok(())
@@ -202,24 +306,50 @@ async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
     grant(&scene, &[], 99).await?;
     let fleet = fleet().await?;
     fleet.kill_hub()?;
-    let identity = scene.hub.get(&Id::secret(NAMESPACE, IDENTITY_SECRET)).await?;
+    let identity = scene
+        .hub
+        .get(&Id::secret(NAMESPACE, IDENTITY_SECRET))
+        .await?;
     scene.hub.delete(&Id::of(&identity)?).await?;
     let restored = Draft::secret(NAMESPACE, IDENTITY_SECRET).with("type", identity["type"].clone());
-    scene.hub.make(&restored.with("data", identity["data"].clone()).json()).await?;
+    scene
+        .hub
+        .make(&restored.with("data", identity["data"].clone()).json())
+        .await?;
     fleet.start_hub().await?;
     fleet.connected(1).await?;
-    ensure!(scene.hub.find(&Id::of(&everything)?).await?.is_none(), "the first grant came back");
+    ensure!(
+        scene.hub.find(&Id::of(&everything)?).await?.is_none(),
+        "the first grant came back"
+    );
     Ok(())
 }
 
 /// Asks the hub's API server as somebody else.
-async fn as_person(person: &str, command: &[&str], input: &Value) -> Result<Result<String, String>> {
-    let arguments: Vec<_> = ["--as", person].into_iter().chain(command.iter().copied()).collect();
-    let output = fleet().await?.hub().kubectl_stdin(&arguments, &input.to_string()).await;
+async fn as_person(
+    person: &str,
+    command: &[&str],
+    input: &Value,
+) -> Result<Result<String, String>> {
+    let arguments: Vec<_> = ["--as", person]
+        .into_iter()
+        .chain(command.iter().copied())
+        .collect();
+    let output = fleet()
+        .await?
+        .hub()
+        .kubectl_stdin(&arguments, &input.to_string())
+        .await;
     Ok(output.map_err(|error| format!("{error:#}")))
 }
 
-fn role(name: &str, verbs: &[&str], group: &str, resources: &[&str], people: &[&str]) -> [Value; 2] {
+fn role(
+    name: &str,
+    verbs: &[&str],
+    group: &str,
+    resources: &[&str],
+    people: &[&str],
+) -> [Value; 2] {
     let metadata = json!({"name": name, "namespace": "authors"});
     let subjects: Vec<_> = people
         .iter()
@@ -237,9 +367,17 @@ fn role(name: &str, verbs: &[&str], group: &str, resources: &[&str], people: &[&
 async fn rule_reads_nothing_its_author_may_not_read() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
     scene.hub_namespaces(&["authors"]).await?;
-    let verbs = ["create", "delete", "get", "list", "patch", "update", "watch"];
+    let verbs = [
+        "create", "delete", "get", "list", "patch", "update", "watch",
+    ];
     let all = [
-        role("writes-rules", &verbs, "runnel.dev", &["distributionrules"], &["ann", "eve"]),
+        role(
+            "writes-rules",
+            &verbs,
+            "runnel.dev",
+            &["distributionrules"],
+            &["ann", "eve"],
+        ),
         role("gets-maps", &["get"], "", &["configmaps"], &["ann", "eve"]),
         role("gets-secrets", &["get"], "", &["secrets"], &["ann"]),
     ];
@@ -262,17 +400,37 @@ async fn rule_reads_nothing_its_author_may_not_read() -> Result<()> {
         Ok(Some(()))
     })
     .await?;
-    as_person("eve", &create, &rule("eves", &["configmaps"])).await?.map_err(anyhow::Error::msg)?;
-    as_person("ann", &create, &rule("anns", &["configmaps", "secrets"])).await?.map_err(anyhow::Error::msg)?;
+    as_person("eve", &create, &rule("eves", &["configmaps"]))
+        .await?
+        .map_err(anyhow::Error::msg)?;
+    as_person("ann", &create, &rule("anns", &["configmaps", "secrets"]))
+        .await?
+        .map_err(anyhow::Error::msg)?;
     // Neither an edit nor a copy of another's rule is a way around; what is not the spec passes.
     let widen = r#"{"spec":{"sources":[{"resources":["secrets"],"names":["x"]}]}}"#;
     for name in ["eves", "anns"] {
-        let patch = ["-n", "authors", "patch", "drule", name, "--type=merge", "-p", widen];
+        let patch = [
+            "-n",
+            "authors",
+            "patch",
+            "drule",
+            name,
+            "--type=merge",
+            "-p",
+            widen,
+        ];
         let refused = as_person("eve", &patch, &Value::Null).await?.err();
-        ensure!(refused.as_ref().is_some_and(|output| output.contains("may not get")), "{name}: {refused:?}");
+        ensure!(
+            refused
+                .as_ref()
+                .is_some_and(|output| output.contains("may not get")),
+            "{name}: {refused:?}"
+        );
     }
     let annotate = ["-n", "authors", "annotate", "drule", "anns", "note=x"];
-    as_person("eve", &annotate, &Value::Null).await?.map_err(anyhow::Error::msg)?;
+    as_person("eve", &annotate, &Value::Null)
+        .await?
+        .map_err(anyhow::Error::msg)?;
     // The hub's own finalizer, status and the end of both: its ServiceAccount writes no spec.
     let names = BTreeMap::from([("anns", "ann"), ("eves", "eve")]);
     for name in names.keys() {
@@ -280,7 +438,11 @@ async fn rule_reads_nothing_its_author_may_not_read() -> Result<()> {
         scene
             .hub
             .sees("looked after", &id, |object| {
-                ensure!(object["metadata"]["finalizers"][0] == "runnel.dev/copies", "{}", object["metadata"]);
+                ensure!(
+                    object["metadata"]["finalizers"][0] == "runnel.dev/copies",
+                    "{}",
+                    object["metadata"]
+                );
                 condition(object, "Ready").map(drop)
             })
             .await?;

@@ -25,36 +25,87 @@ const BOTH: &[&str] = &["configmaps", "secrets"];
 const MAPS: &[&str] = &["configmaps"];
 const SECRETS: &[&str] = &["secrets"];
 
-const HOMES: [Thing; 3] = [thing("team-a", true), thing("team-b", false), thing("kube-team", true)];
+const HOMES: [Thing; 3] = [
+    thing("team-a", true),
+    thing("team-b", false),
+    thing("kube-team", true),
+];
 const CLUSTERS: [Thing; 2] = [thing("one", true), thing("two", false)];
 const TARGETS: [Thing; 5] = [
     thing("t-1", true),
     thing("t-2", false),
     thing("team-a", false),
     thing("kube-public", true),
-    Thing { exists: false, ..thing("new", true) },
+    Thing {
+        exists: false,
+        ..thing("new", true)
+    },
 ];
 
 const fn thing(name: &'static str, labelled: bool) -> Thing {
-    Thing { name, labelled, exists: true }
+    Thing {
+        name,
+        labelled,
+        exists: true,
+    }
 }
 
-const WIDE: Grant =
-    Grant { rules: Choice::All, kinds: BOTH, clusters: Choice::All, namespaces: Choice::All, creates: true };
+const WIDE: Grant = Grant {
+    rules: Choice::All,
+    kinds: BOTH,
+    clusters: Choice::All,
+    namespaces: Choice::All,
+    creates: true,
+};
 
 /// Sets of grants, each also the one that another is narrowed or widened to.
 fn sets() -> Vec<Vec<Grant>> {
-    let team_a = Grant { rules: Choice::Names(&["team-a"]), ..WIDE };
+    let team_a = Grant {
+        rules: Choice::Names(&["team-a"]),
+        ..WIDE
+    };
     let narrow = [
         WIDE,
-        Grant { creates: false, ..WIDE },
-        Grant { rules: Choice::Names(&["team-*"]), kinds: MAPS, ..WIDE },
-        Grant { rules: Choice::Label, kinds: SECRETS, creates: false, ..WIDE },
-        Grant { clusters: Choice::Label, ..team_a },
-        Grant { clusters: Choice::Names(&["two"]), namespaces: Choice::Names(&["t-*"]), ..WIDE },
-        Grant { namespaces: Choice::Label, creates: false, ..team_a },
-        Grant { namespaces: Choice::Names(&["t-1", "team-a", "new"]), kinds: MAPS, creates: false, ..WIDE },
-        Grant { namespaces: Choice::Names(&["kube-public", "*"]), rules: Choice::Names(&["kube-team"]), ..WIDE },
+        Grant {
+            creates: false,
+            ..WIDE
+        },
+        Grant {
+            rules: Choice::Names(&["team-*"]),
+            kinds: MAPS,
+            ..WIDE
+        },
+        Grant {
+            rules: Choice::Label,
+            kinds: SECRETS,
+            creates: false,
+            ..WIDE
+        },
+        Grant {
+            clusters: Choice::Label,
+            ..team_a
+        },
+        Grant {
+            clusters: Choice::Names(&["two"]),
+            namespaces: Choice::Names(&["t-*"]),
+            ..WIDE
+        },
+        Grant {
+            namespaces: Choice::Label,
+            creates: false,
+            ..team_a
+        },
+        Grant {
+            namespaces: Choice::Names(&["t-1", "team-a", "new"]),
+            kinds: MAPS,
+            creates: false,
+            ..WIDE
+        },
+        Grant {
+            namespaces: Choice::Names(&["kube-public", "*"]),
+            rules: Choice::Names(&["kube-team"]),
+            ..WIDE
+        },
     ];
     let mut sets = vec![vec![]];
     sets.extend(narrow.map(|grant| vec![grant]));
@@ -73,12 +124,26 @@ fn rules() -> Vec<Rule> {
         Some(Choice::Names(&["*"])),
     ];
     let mut rules = vec![];
-    for (cluster_scoped, home) in [false, true].into_iter().flat_map(|scoped| HOMES.map(|home| (scoped, home))) {
-        for (kinds, clusters) in [(BOTH, Choice::All), (MAPS, Choice::Label), (SECRETS, Choice::Names(&["two"]))] {
+    for (cluster_scoped, home) in [false, true]
+        .into_iter()
+        .flat_map(|scoped| HOMES.map(|home| (scoped, home)))
+    {
+        for (kinds, clusters) in [
+            (BOTH, Choice::All),
+            (MAPS, Choice::Label),
+            (SECRETS, Choice::Names(&["two"])),
+        ] {
             for namespaces in targets {
                 // Only who names namespaces exactly may have them made.
                 let creates = namespaces == targets[2];
-                rules.push(Rule { cluster_scoped, home, kinds, clusters, namespaces, creates });
+                rules.push(Rule {
+                    cluster_scoped,
+                    home,
+                    kinds,
+                    clusters,
+                    namespaces,
+                    creates,
+                });
             }
         }
     }
@@ -86,7 +151,9 @@ fn rules() -> Vec<Rule> {
 }
 
 fn labels(thing: Thing) -> BTreeMap<String, String> {
-    let label = thing.labelled.then(|| (LABEL.0.to_owned(), LABEL.1.to_owned()));
+    let label = thing
+        .labelled
+        .then(|| (LABEL.0.to_owned(), LABEL.1.to_owned()));
     label.into_iter().collect()
 }
 
@@ -98,7 +165,11 @@ fn granted(grants: &[Grant]) -> BTreeMap<String, RuleGrant> {
         });
         RuleGrant::read(&serde_json::from_value(object).expect("a grant"))
     };
-    grants.iter().enumerate().map(|(number, grant)| (format!("grant-{number}"), read(grant))).collect()
+    grants
+        .iter()
+        .enumerate()
+        .map(|(number, grant)| (format!("grant-{number}"), read(grant)))
+        .collect()
 }
 
 fn planned(rule: Rule) -> runnel_hub_core::plan::Rule {
@@ -119,10 +190,18 @@ fn planned(rule: Rule) -> runnel_hub_core::plan::Rule {
 fn hub(rule: Rule, grants: &[Grant]) -> Index {
     let mut index = Index::new();
     index.set_grants(Some(granted(grants)));
-    index.set_hub_namespaces(Some(HOMES.map(|home| (home.name.to_owned(), labels(home))).into()));
+    index.set_hub_namespaces(Some(
+        HOMES
+            .map(|home| (home.name.to_owned(), labels(home)))
+            .into(),
+    ));
     for cluster in CLUSTERS {
-        let known =
-            Cluster { uid: cluster.name.to_owned(), labels: labels(cluster), accepted: true, ..Cluster::default() };
+        let known = Cluster {
+            uid: cluster.name.to_owned(),
+            labels: labels(cluster),
+            accepted: true,
+            ..Cluster::default()
+        };
         index.set_cluster(cluster.name.into(), known);
     }
     index.set_rule(planned(rule));
@@ -132,7 +211,11 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
             let payload = Payload::encode(Content::default().to_bytes());
             let content = SourceContent::new(Revision([1; 16]), payload);
             let source = SourceRef::new(kind, home.name, "item-1");
-            index.set_source(source, BTreeMap::new(), Some(SourceState::Read(Arc::new(content))));
+            index.set_source(
+                source,
+                BTreeMap::new(),
+                Some(SourceState::Read(Arc::new(content))),
+            );
         }
     }
     index
@@ -142,7 +225,10 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
 fn judge(index: &mut Index, effect: Effect) {
     let begin = Instant::now();
     for instant in [begin, begin + DELAY] {
-        let now = Now { instant, wall: jiff::Timestamp::UNIX_EPOCH };
+        let now = Now {
+            instant,
+            wall: jiff::Timestamp::UNIX_EPOCH,
+        };
         index.judge(&effect.judge, &|_, _| None, now);
     }
 }
@@ -157,15 +243,26 @@ struct Member {
 
 impl Member {
     fn new(cluster: Thing) -> Self {
-        let home = Home { namespace: "runnel-system".into(), cluster_uid: cluster.name.into() };
+        let home = Home {
+            namespace: "runnel-system".into(),
+            cluster_uid: cluster.name.into(),
+        };
         let mut desired = Desired::new(home, Arc::new(Policy::open()));
         for target in TARGETS.iter().filter(|target| target.exists) {
-            let namespace = Namespace { labels: labels(*target), ..Namespace::default() };
+            let namespace = Namespace {
+                labels: labels(*target),
+                ..Namespace::default()
+            };
             desired.set_namespace(target.name, Some(namespace), &Records::default());
         }
         let mut session = Session::default();
         session.hello_done();
-        Self { cluster, session, desired, version: 0 }
+        Self {
+            cluster,
+            session,
+            desired,
+            version: 0,
+        }
     }
 
     /// Does what it is told, and has judged what it holds and should not.
@@ -185,7 +282,8 @@ impl Member {
     }
 
     fn take_in(&mut self, index: &Index) {
-        let (claims, version) = index.directives_since(&ClusterName::from(self.cluster.name), self.version);
+        let (claims, version) =
+            index.directives_since(&ClusterName::from(self.cluster.name), self.version);
         self.version = version;
         self.session.update(claims);
         while let Some(batch) = self.session.next_batch() {
@@ -205,7 +303,10 @@ impl Member {
             .desired
             .pairs(&uid)
             .into_iter()
-            .map(|copies_there| IntentKey { rule: uid.clone(), source: copies_there.source });
+            .map(|copies_there| IntentKey {
+                rule: uid.clone(),
+                source: copies_there.source,
+            });
         let copies = keys.flat_map(|key| self.desired.copies(&key));
         copies
             .map(|copy| {
@@ -220,11 +321,18 @@ impl Member {
 
     fn expected(&self, rule: Rule, grants: &[Grant]) -> BTreeMap<String, bool> {
         let mut expected = BTreeMap::new();
-        let own = Thing { exists: false, ..thing(rule.home.name, false) };
+        let own = Thing {
+            exists: false,
+            ..thing(rule.home.name, false)
+        };
         let known = TARGETS.iter().any(|target| target.name == rule.home.name);
         let targets = TARGETS.into_iter().chain((!known).then_some(own));
-        for (kind, target) in targets.flat_map(|target| BOTH.iter().map(move |kind| (*kind, target))) {
-            let granted = |also: fn(&Grant) -> bool| rule.is_granted(grants, kind, self.cluster, target, also);
+        for (kind, target) in
+            targets.flat_map(|target| BOTH.iter().map(move |kind| (*kind, target)))
+        {
+            let granted = |also: fn(&Grant) -> bool| {
+                rule.is_granted(grants, kind, self.cluster, target, also)
+            };
             if rule.wants(kind, self.cluster, target) && granted(|_| true) {
                 let makes = !target.exists && rule.creates && granted(|grant| grant.creates);
                 expected.insert(format!("{kind}/{}", target.name), makes);
@@ -248,7 +356,11 @@ fn copy_is_where_it_is_wanted_and_granted_after_grant_changes() {
                 for member in &mut members {
                     member.follow(&mut index);
                     let (got, expected) = (member.copies(), member.expected(rule, now));
-                    assert_eq!(got, expected, "{rule:?} in {} under {now:?}, before {grants:?}", member.cluster.name);
+                    assert_eq!(
+                        got, expected,
+                        "{rule:?} in {} under {now:?}, before {grants:?}",
+                        member.cluster.name
+                    );
                     (cases, copies) = (cases + 1, copies + got.len());
                 }
             }
@@ -258,11 +370,17 @@ fn copy_is_where_it_is_wanted_and_granted_after_grant_changes() {
             for (member, before) in members.iter_mut().zip(before) {
                 member.follow(&mut index);
                 let unchanged = member.copies() == before;
-                assert!(rule.cluster_scoped || unchanged, "{rule:?} without knowledge, before {grants:?}");
+                assert!(
+                    rule.cluster_scoped || unchanged,
+                    "{rule:?} without knowledge, before {grants:?}"
+                );
                 cases += 1;
             }
         }
     }
     println!("{cases} cases, {copies} copies");
-    assert!(cases > 10_000 && copies > 10_000, "{cases} cases, {copies} copies");
+    assert!(
+        cases > 10_000 && copies > 10_000,
+        "{cases} cases, {copies} copies"
+    );
 }

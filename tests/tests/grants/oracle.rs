@@ -48,7 +48,12 @@ pub const LABEL: (&str, &str) = ("copies", "yes");
 
 fn by_name(names: &[&str], name: &str, exact: bool) -> bool {
     names.iter().any(|wanted| match wanted.strip_suffix('*') {
-        Some(start) => !exact && name.starts_with(start) && !name.starts_with("kube-") && name != "runnel-system",
+        Some(start) => {
+            !exact
+                && name.starts_with(start)
+                && !name.starts_with("kube-")
+                && name != "runnel-system"
+        }
         None => *wanted == name,
     })
 }

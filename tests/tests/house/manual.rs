@@ -12,13 +12,22 @@ use super::root;
 
 /// The objects of the YAML blocks of one page.
 fn shown(page: &str) -> Result<Vec<Value>> {
-    let text = fs::read_to_string(root().join("deploy/manual/src").join(page)).with_context(|| page.to_owned())?;
-    let blocks = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
-    blocks.map(|block| serde_saphyr::from_str(block).with_context(|| format!("{page}: {block}"))).collect()
+    let text = fs::read_to_string(root().join("deploy/manual/src").join(page))
+        .with_context(|| page.to_owned())?;
+    let blocks = text
+        .split("```yaml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("\n```").next());
+    blocks
+        .map(|block| serde_saphyr::from_str(block).with_context(|| format!("{page}: {block}")))
+        .collect()
 }
 
 fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Result<&'a Value> {
-    objects.iter().find(|object| object["kind"] == kind).with_context(|| format!("no {kind}"))
+    objects
+        .iter()
+        .find(|object| object["kind"] == kind)
+        .with_context(|| format!("no {kind}"))
 }
 
 fn labels(of: &Value) -> Result<BTreeMap<String, String>> {
@@ -26,17 +35,43 @@ fn labels(of: &Value) -> Result<BTreeMap<String, String>> {
 }
 
 /// The rule chooses this object, and the copy has these labels and annotations.
-fn is_sent(rule: &Rule, object: &Value, labels_left: &Value, annotations_left: &Value) -> Result<()> {
-    let (resource, name) =
-        (if object["kind"] == "Secret" { "secrets" } else { "configmaps" }, &object["metadata"]["name"]);
-    let namespace = object["metadata"]["namespace"].as_str().context("no namespace")?;
+fn is_sent(
+    rule: &Rule,
+    object: &Value,
+    labels_left: &Value,
+    annotations_left: &Value,
+) -> Result<()> {
+    let (resource, name) = (
+        if object["kind"] == "Secret" {
+            "secrets"
+        } else {
+            "configmaps"
+        },
+        &object["metadata"]["name"],
+    );
+    let namespace = object["metadata"]["namespace"]
+        .as_str()
+        .context("no namespace")?;
     let source = SourceRef::new(resource, namespace, name.as_str().context("no name")?);
     let all = labels(&object["metadata"]["labels"])?;
-    ensure!(rule.selects(&source, &all), "the rule of the manual does not choose {source}");
+    ensure!(
+        rule.selects(&source, &all),
+        "the rule of the manual does not choose {source}"
+    );
     let kind = Kind::by_resource(resource).context("no such kind")?;
-    let content = content_of(kind, object).ok().with_context(|| format!("{source} is refused"))?;
-    ensure!(json!(content.labels) == *labels_left, "{source}: labels {:?}", content.labels);
-    ensure!(json!(content.annotations) == *annotations_left, "{source}: annotations {:?}", content.annotations);
+    let content = content_of(kind, object)
+        .ok()
+        .with_context(|| format!("{source} is refused"))?;
+    ensure!(
+        json!(content.labels) == *labels_left,
+        "{source}: labels {:?}",
+        content.labels
+    );
+    ensure!(
+        json!(content.annotations) == *annotations_left,
+        "{source}: annotations {:?}",
+        content.annotations
+    );
     Ok(())
 }
 
@@ -71,7 +106,8 @@ fn sources_of_other_tools_are_chosen_by_label_without_marks() -> Result<()> {
         rule["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
         rule
     })?;
-    let rule = Rule::namespaced(&rule, "runnel-system").context("the rule of the manual is no rule")?;
+    let rule =
+        Rule::namespaced(&rule, "runnel-system").context("the rule of the manual is no rule")?;
 
     let certificate = of_kind(&objects, "Certificate")?;
     let render_labels = &certificate["spec"]["secretTemplate"]["labels"];
@@ -86,7 +122,12 @@ fn sources_of_other_tools_are_chosen_by_label_without_marks() -> Result<()> {
     });
     is_sent(
         &rule,
-        &made(certificate, &certificate["spec"]["secretName"], render_labels, &marks)?,
+        &made(
+            certificate,
+            &certificate["spec"]["secretName"],
+            render_labels,
+            &marks,
+        )?,
         render_labels,
         &json!({}),
     )?;
@@ -98,11 +139,21 @@ fn sources_of_other_tools_are_chosen_by_label_without_marks() -> Result<()> {
         "labels": {"reconcile.external-secrets.io/created-by": "8a1c", "reconcile.external-secrets.io/managed": "true"},
         "annotations": {"reconcile.external-secrets.io/data-hash": "3f9a1c"},
     });
-    is_sent(&rule, &made(external, &target["name"], render_labels, &marks)?, render_labels, &json!({}))?;
+    is_sent(
+        &rule,
+        &made(external, &target["name"], render_labels, &marks)?,
+        render_labels,
+        &json!({}),
+    )?;
 
     // What steers a restarter in the members travels.
     let settings = of_kind(&objects, "ConfigMap")?;
     let annotations = &settings["metadata"]["annotations"];
     ensure!(annotations["reloader.stakater.com/match"] == "true");
-    is_sent(&rule, settings, &settings["metadata"]["labels"], annotations)
+    is_sent(
+        &rule,
+        settings,
+        &settings["metadata"]["labels"],
+        annotations,
+    )
 }

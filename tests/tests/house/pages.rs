@@ -19,12 +19,20 @@ const WORDS: usize = 30;
 fn pages() -> Result<Vec<(String, String)>> {
     let paths = files_below(&root().join(MANUAL), "md")?;
     ensure!(paths.len() > 20, "only {} pages", paths.len());
-    let relative = |path: &PathBuf| Ok((path.strip_prefix(root())?.display().to_string(), fs::read_to_string(path)?));
+    let relative = |path: &PathBuf| {
+        Ok((
+            path.strip_prefix(root())?.display().to_string(),
+            fs::read_to_string(path)?,
+        ))
+    };
     paths.iter().map(relative).collect()
 }
 
 fn read(path: &str) -> Result<(String, String)> {
-    Ok((path.to_owned(), fs::read_to_string(root().join(path)).with_context(|| path.to_owned())?))
+    Ok((
+        path.to_owned(),
+        fs::read_to_string(root().join(path)).with_context(|| path.to_owned())?,
+    ))
 }
 
 /// The text outside of fenced code.
@@ -35,7 +43,9 @@ fn without_code(text: &str) -> String {
         fenced ^= is_fence;
         !fenced && !is_fence
     };
-    text.lines().filter(keep).fold(String::new(), |text, line| text + line + "\n")
+    text.lines()
+        .filter(keep)
+        .fold(String::new(), |text, line| text + line + "\n")
 }
 
 /// The sentences of the prose: no code, no tables, no headings; an item of a list is a paragraph of its own.
@@ -44,8 +54,15 @@ fn sentences(text: &str) -> Vec<String> {
     for line in without_code(text).lines() {
         let line = line.trim();
         let is_item = ["- ", "* "].iter().any(|mark| line.starts_with(mark))
-            || line.split_once(". ").is_some_and(|(number, _)| number.bytes().all(|b| b.is_ascii_digit()));
-        if line.is_empty() || is_item || line.starts_with('|') || line.starts_with('#') || line.starts_with("<!--") {
+            || line
+                .split_once(". ")
+                .is_some_and(|(number, _)| number.bytes().all(|b| b.is_ascii_digit()));
+        if line.is_empty()
+            || is_item
+            || line.starts_with('|')
+            || line.starts_with('#')
+            || line.starts_with("<!--")
+        {
             paragraphs.push(String::new());
         }
         if line.starts_with('|') || line.starts_with('#') || line.starts_with("<!--") {
@@ -61,7 +78,10 @@ fn sentences(text: &str) -> Vec<String> {
         let mut sentence: Vec<&str> = Vec::new();
         for word in paragraph.split_whitespace() {
             sentence.push(word);
-            if word.trim_end_matches(['*', ')', '"', '`']).ends_with(['.', '?', '!', ':']) {
+            if word
+                .trim_end_matches(['*', ')', '"', '`'])
+                .ends_with(['.', '?', '!', ':'])
+            {
                 found.push(sentence.join(" "));
                 sentence.clear();
             }
@@ -78,7 +98,9 @@ fn anchors(text: &str) -> BTreeSet<String> {
     let headings = headings.lines().filter(|line| line.starts_with('#'));
     let slug = |line: &str| {
         let title = line.trim_start_matches('#').trim().to_lowercase();
-        let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | ' '));
+        let kept = title
+            .chars()
+            .filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | ' '));
         kept.map(|c| if c == ' ' { '-' } else { c }).collect()
     };
     headings.map(slug).collect()
@@ -87,7 +109,10 @@ fn anchors(text: &str) -> BTreeSet<String> {
 /// The targets of the links of a page.
 fn links(text: &str) -> Vec<String> {
     let plain = without_code(text);
-    let targets = plain.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    let targets = plain
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'));
     targets.map(|(target, _)| target.to_owned()).collect()
 }
 
@@ -111,12 +136,16 @@ fn readme_and_pages_are_short() -> Result<()> {
     let mut check = |path: &str, text: &str, most: usize| {
         let lines = text.lines().count();
         if lines > most {
-            wrong.push(format!("{path}: {lines} lines, at most {most}: shorten or divide it"));
+            wrong.push(format!(
+                "{path}: {lines} lines, at most {most}: shorten or divide it"
+            ));
         }
     };
     let (path, text) = read("README.md")?;
     check(&path, &text, README);
-    pages()?.iter().for_each(|(path, text)| check(path, text, PAGE));
+    pages()?
+        .iter()
+        .for_each(|(path, text)| check(path, text, PAGE));
     none(wrong)
 }
 
@@ -127,9 +156,14 @@ fn readme_and_concepts_have_short_sentences() -> Result<()> {
         let all = sentences(&text);
         ensure!(all.len() > 20, "{path} has only {} sentences", all.len());
         for sentence in all {
-            let words = sentence.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count();
+            let words = sentence
+                .split_whitespace()
+                .filter(|word| word.chars().any(char::is_alphanumeric))
+                .count();
             if words > WORDS {
-                wrong.push(format!("{path}: {words} words, at most {WORDS}: {sentence}"));
+                wrong.push(format!(
+                    "{path}: {words} words, at most {WORDS}: {sentence}"
+                ));
             }
         }
     }
@@ -140,7 +174,14 @@ fn readme_and_concepts_have_short_sentences() -> Result<()> {
 fn every_relative_link_resolves() -> Result<()> {
     let mut wrong = Vec::new();
     let mut all = pages()?;
-    for path in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "GLOSSARY.md"] {
+    for path in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "deploy/README.md",
+        "GLOSSARY.md",
+    ] {
         all.push(read(path)?);
     }
     for (path, text) in &all {
@@ -148,20 +189,31 @@ fn every_relative_link_resolves() -> Result<()> {
             if link.contains("://") || link.starts_with("mailto:") {
                 continue;
             }
-            let (target, anchor) = link.split_once('#').map_or((link.as_str(), None), |(path, to)| (path, Some(to)));
-            let file = if target.is_empty() { PathBuf::from(path) } else { resolve(path, target) };
+            let (target, anchor) = link
+                .split_once('#')
+                .map_or((link.as_str(), None), |(path, to)| (path, Some(to)));
+            let file = if target.is_empty() {
+                PathBuf::from(path)
+            } else {
+                resolve(path, target)
+            };
             let full = root().join(&file);
             if !full.exists() {
                 wrong.push(format!("{path}: {link}: there is no {}", file.display()));
             } else if let Some(anchor) = anchor {
                 let known = full.is_file() && anchors(&fs::read_to_string(&full)?).contains(anchor);
                 if !known {
-                    wrong.push(format!("{path}: {link}: {} has no heading {anchor}", file.display()));
+                    wrong.push(format!(
+                        "{path}: {link}: {} has no heading {anchor}",
+                        file.display()
+                    ));
                 }
             }
             // A page of the book links to files outside of it by address: the book is read elsewhere, too.
             if path.starts_with(MANUAL) && !file.starts_with(MANUAL) {
-                wrong.push(format!("{path}: {link}: leaves the book: quote the path instead"));
+                wrong.push(format!(
+                    "{path}: {link}: leaves the book: quote the path instead"
+                ));
             }
         }
     }
@@ -171,19 +223,38 @@ fn every_relative_link_resolves() -> Result<()> {
 #[test]
 fn summary_lists_every_page_once() -> Result<()> {
     let (_, summary) = read(&format!("{MANUAL}/SUMMARY.md"))?;
-    let listed: Vec<String> = links(&summary).into_iter().map(|link| format!("{MANUAL}/{link}")).collect();
+    let listed: Vec<String> = links(&summary)
+        .into_iter()
+        .map(|link| format!("{MANUAL}/{link}"))
+        .collect();
     let once: BTreeSet<&String> = listed.iter().collect();
     ensure!(once.len() == listed.len(), "SUMMARY.md lists a page twice");
     let pages: BTreeSet<String> = pages()?.into_iter().map(|(path, _)| path).collect();
     let is_page = |path: &&String| !path.ends_with("/SUMMARY.md");
-    let missing = pages.iter().filter(is_page).filter(|path| !once.contains(path));
-    none(missing.map(|path| format!("SUMMARY.md does not list {path}")).collect())
+    let missing = pages
+        .iter()
+        .filter(is_page)
+        .filter(|path| !once.contains(path));
+    none(
+        missing
+            .map(|path| format!("SUMMARY.md does not list {path}"))
+            .collect(),
+    )
 }
 
 #[test]
 fn sentences_are_counted_without_code_tables_and_headings() {
     let text = "# A title. Of two\n\nOne two. Three\nfour:\n\n```sh\nno prose here.\n```\n\n| a | b. |\n\n- five six\n- seven (eight.) Nine\n";
-    assert_eq!(sentences(text), ["One two.", "Three four:", "- five six", "- seven (eight.)", "Nine"]);
+    assert_eq!(
+        sentences(text),
+        [
+            "One two.",
+            "Three four:",
+            "- five six",
+            "- seven (eight.)",
+            "Nine"
+        ]
+    );
 }
 
 #[test]

@@ -57,18 +57,30 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// Words that make such a name only together.
-const REFUSED_TOGETHER: &[(&str, &str)] =
-    &[("given_up", "namespace_prunes"), ("let_go", "approve"), ("lets_go", "approves"), ("what_becomes", "a noun")];
+const REFUSED_TOGETHER: &[(&str, &str)] = &[
+    ("given_up", "namespace_prunes"),
+    ("let_go", "approve"),
+    ("lets_go", "approves"),
+    ("what_becomes", "a noun"),
+];
 
 /// How a name of a function, type or variable begins that is a clause and no noun.
-const CLAUSES: &[&str] = &["who_", "whose_", "whoever_", "what_is_", "what_was_", "what_the_"];
+const CLAUSES: &[&str] = &[
+    "who_",
+    "whose_",
+    "whoever_",
+    "what_is_",
+    "what_was_",
+    "what_the_",
+];
 
 /// The parts of a name, in lower case: of `GivenUp` and `given_up` `given` and `up`.
 fn parts(name: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut begins = true;
     for (at, letter) in name.char_indices() {
-        let before_is_lower = name[..at].ends_with(|last: char| last.is_lowercase() || last.is_numeric());
+        let before_is_lower =
+            name[..at].ends_with(|last: char| last.is_lowercase() || last.is_numeric());
         begins |= letter.is_uppercase() && before_is_lower;
         if letter == '_' {
             begins = true;
@@ -88,10 +100,21 @@ fn parts(name: &str) -> Vec<String> {
 /// The standard word for a name of the private language.
 fn standard_word(name: &str) -> Option<&'static str> {
     let parts = parts(name);
-    let one = REFUSED.iter().find(|(word, _)| parts.iter().any(|part| part == word));
+    let one = REFUSED
+        .iter()
+        .find(|(word, _)| parts.iter().any(|part| part == word));
     let joined = parts.join("_");
-    let together = || REFUSED_TOGETHER.iter().find(|(words, _)| joined.contains(words));
-    let clause = || CLAUSES.iter().any(|clause| joined.starts_with(clause)).then_some("a noun");
+    let together = || {
+        REFUSED_TOGETHER
+            .iter()
+            .find(|(words, _)| joined.contains(words))
+    };
+    let clause = || {
+        CLAUSES
+            .iter()
+            .any(|clause| joined.starts_with(clause))
+            .then_some("a noun")
+    };
     one.or_else(together).map(|(_, word)| *word).or_else(clause)
 }
 
@@ -109,7 +132,9 @@ fn names(text: &str) -> BTreeSet<&str> {
         } else if rest.starts_with("'\"'") || rest.starts_with("'\\") {
             2
         } else if first.is_alphabetic() || first == '_' {
-            let length = rest.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(rest.len());
+            let length = rest
+                .find(|letter: char| !letter.is_alphanumeric() && letter != '_')
+                .unwrap_or(rest.len());
             all.insert(&rest[..length]);
             length
         } else {
@@ -146,7 +171,9 @@ fn names_are_standard_words() -> Result<()> {
         for path in files_below(&root().join(folder), "rs")? {
             let text = fs::read_to_string(&path)?;
             for name in names(&text) {
-                let Some(word) = standard_word(name) else { continue };
+                let Some(word) = standard_word(name) else {
+                    continue;
+                };
                 wrong.push(format!("{}: {name}: write: {word}", path.display()));
             }
         }
@@ -159,10 +186,24 @@ fn names_are_found_and_split_into_words() {
     assert_eq!(parts("given_upTo42HTTP"), ["given", "up", "to42", "http"]);
     let text = "// told\nlet a_1 = \"held \\\" said\"; r#\"saw \" saw\"#; '\"'; B::c(\"\")";
     assert_eq!(names(text), BTreeSet::from(["B", "a_1", "c", "let"]));
-    for refused in ["held_rules", "HeldRules", "notGivenUp", "who_leads", "HELD", "let_go_of"] {
+    for refused in [
+        "held_rules",
+        "HeldRules",
+        "notGivenUp",
+        "who_leads",
+        "HELD",
+        "let_go_of",
+    ] {
         assert!(standard_word(refused).is_some(), "{refused}");
     }
-    for standard in ["sheriff", "withheld_", "restore", "whole", "threshold", "acked_rules"] {
+    for standard in [
+        "sheriff",
+        "withheld_",
+        "restore",
+        "whole",
+        "threshold",
+        "acked_rules",
+    ] {
         assert!(standard_word(standard).is_none(), "{standard}");
     }
 }

@@ -8,17 +8,26 @@ use serde_json::{Value, json};
 
 /// Replaces the verbs of the agent's role for copies.
 async fn may(member: &ControlPlane, verbs: &[&str]) -> Result<()> {
-    let read = member.kubectl(&["get", "clusterrole", "runnel-agent", "-o", "json"]).await?;
+    let read = member
+        .kubectl(&["get", "clusterrole", "runnel-agent", "-o", "json"])
+        .await?;
     let mut role: Value = serde_json::from_str(&read)?;
     let rules = role["rules"].as_array_mut().context("no rules")?;
-    let copies = |rule: &&mut Value| rule["resources"].as_array().is_some_and(|all| all.contains(&json!("configmaps")));
+    let copies = |rule: &&mut Value| {
+        rule["resources"]
+            .as_array()
+            .is_some_and(|all| all.contains(&json!("configmaps")))
+    };
     let mut changed = 0;
     for rule in rules.iter_mut().filter(copies) {
         rule["verbs"] = json!(verbs);
         changed += 1;
     }
     ensure!(changed > 0, "no right to copies: {read}");
-    member.kubectl_stdin(&["replace", "-f", "-"], &role.to_string()).await.map(drop)
+    member
+        .kubectl_stdin(&["replace", "-f", "-"], &role.to_string())
+        .await
+        .map(drop)
 }
 
 const ALL: [&str; 6] = ["create", "delete", "get", "list", "patch", "watch"];
@@ -34,30 +43,56 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
     let (first, second) = (Id::rule(home, "first"), Id::rule(home, "second"));
     let mut sources = vec![];
     for name in ["stays", "goes", "other"] {
-        sources.push(hub.make(&Draft::config_map(home, name).data("k", "1").json()).await?);
+        sources.push(
+            hub.make(&Draft::config_map(home, name).data("k", "1").json())
+                .await?,
+        );
     }
-    hub.make(&RuleDraft::new(home, "first").named(&["stays", "goes"]).to(&["member-1"]).json()).await?;
-    let retained = RuleDraft::new(home, "second").named(&["other"]).to(&["member-1"]);
-    hub.make(&retained.with("deletionPolicy", json!("Retain")).json()).await?;
+    hub.make(
+        &RuleDraft::new(home, "first")
+            .named(&["stays", "goes"])
+            .to(&["member-1"])
+            .json(),
+    )
+    .await?;
+    let retained = RuleDraft::new(home, "second")
+        .named(&["other"])
+        .to(&["member-1"]);
+    hub.make(&retained.with("deletionPolicy", json!("Retain")).json())
+        .await?;
     hub.all_applied(&first, 2).await?;
     hub.all_applied(&second, 1).await?;
 
     // Deletes are refused: that is said with the right that is missing; nothing else is held up.
-    may(fleet.member(1), &["create", "get", "list", "patch", "watch"]).await?;
+    may(
+        fleet.member(1),
+        &["create", "get", "list", "patch", "watch"],
+    )
+    .await?;
     hub.delete(&Id::of(&sources[1])?).await?;
     let observed = hub.says_ready(&first, "False", "Forbidden").await?;
     let entry = entry_of(&observed, "member-1")?;
     let message = entry["message"].as_str().unwrap_or_default();
     ensure!(message.contains("configmaps/lost-rights/goes"), "{entry}");
-    ensure!(message.contains("may not delete configmaps") && message.contains("kubectl create"), "{message}");
+    ensure!(
+        message.contains("may not delete configmaps") && message.contains("kubectl create"),
+        "{message}"
+    );
     ensure!(entry["applied"] == 1, "{entry}");
-    let edited = hub.change(&Id::of(&sources[0])?, json!({"data": {"k": "2"}})).await?;
+    let edited = hub
+        .change(&Id::of(&sources[0])?, json!({"data": {"k": "2"}}))
+        .await?;
     member.has_copy(&edited, home, &first).await?;
-    ensure!(member.find(&Id::of(&sources[1])?).await?.is_some(), "it went without the right");
+    ensure!(
+        member.find(&Id::of(&sources[1])?).await?.is_some(),
+        "it went without the right"
+    );
     // What is only left without marks needs no right to delete.
     hub.delete(&second).await?;
     hub.lacks(&second).await?;
-    ensure!(member.get(&Id::of(&sources[2])?).await?["metadata"]["labels"]["runnel.dev/hub"].is_null());
+    ensure!(
+        member.get(&Id::of(&sources[2])?).await?["metadata"]["labels"]["runnel.dev/hub"].is_null()
+    );
 
     // The right comes back, and the rest is done by itself.
     may(fleet.member(1), &ALL).await?;
@@ -66,9 +101,14 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
 
     // The same of a change.
     may(fleet.member(1), &["get", "list", "watch"]).await?;
-    let edited = hub.change(&Id::of(&sources[0])?, json!({"data": {"k": "3"}})).await?;
+    let edited = hub
+        .change(&Id::of(&sources[0])?, json!({"data": {"k": "3"}}))
+        .await?;
     let observed = hub.says_ready(&first, "False", "Forbidden").await?;
-    let message = entry_of(&observed, "member-1")?["message"].as_str().unwrap_or_default().to_owned();
+    let message = entry_of(&observed, "member-1")?["message"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     ensure!(message.contains("may not patch configmaps"), "{message}");
     may(fleet.member(1), &ALL).await?;
     member.has_copy(&edited, home, &first).await?;

@@ -39,7 +39,15 @@ async fn burst_of_short_lived_rules_leaves_no_copies() -> Result<()> {
     let home = "burst";
     let stage = Stage::start(home).await?;
     for number in 0..RULES {
-        stage.scene.hub.make(&Draft::config_map(home, &format!("s{number}")).data("k", "v").json()).await?;
+        stage
+            .scene
+            .hub
+            .make(
+                &Draft::config_map(home, &format!("s{number}"))
+                    .data("k", "v")
+                    .json(),
+            )
+            .await?;
     }
     let draft = |number| {
         let (rule, source) = (format!("r{number}"), format!("s{number}"));
@@ -55,9 +63,19 @@ async fn burst_of_short_lived_rules_leaves_no_copies() -> Result<()> {
 async fn burst_of_rules_that_share_a_copy_leaves_no_copy() -> Result<()> {
     let home = "relay";
     let stage = Stage::start(home).await?;
-    stage.scene.hub.make(&Draft::config_map(home, "shared").data("k", "v").json()).await?;
+    stage
+        .scene
+        .hub
+        .make(&Draft::config_map(home, "shared").data("k", "v").json())
+        .await?;
     for _ in 0..2 {
-        stage.burst(home, |number| RuleDraft::new(home, &format!("r{number}")).named(&["shared"]).everywhere()).await?;
+        stage
+            .burst(home, |number| {
+                RuleDraft::new(home, &format!("r{number}"))
+                    .named(&["shared"])
+                    .everywhere()
+            })
+            .await?;
     }
     Ok(())
 }

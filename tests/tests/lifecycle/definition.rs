@@ -20,13 +20,24 @@ async fn deleted_definition_of_grants_takes_no_copies_away() -> Result<()> {
     scene.hub_namespaces(&[HOME]).await?;
     scene.member_namespaces(&[HOME]).await?;
     // Few enough for any limit of removals.
-    let source = hub.make(&Draft::config_map(HOME, "app").data("k", "first").json()).await?;
-    hub.make(&RuleDraft::new(HOME, "rule").named(&["app"]).everywhere().json()).await?;
+    let source = hub
+        .make(&Draft::config_map(HOME, "app").data("k", "first").json())
+        .await?;
+    hub.make(
+        &RuleDraft::new(HOME, "rule")
+            .named(&["app"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
     hub.all_applied(&rule, 1).await?;
     let copy = Id::of(&source)?;
     let stays = async || {
         let there = member.get(&copy).await?;
-        ensure!(is_marked(&there) && there["data"]["k"] == "first", "{there}");
+        ensure!(
+            is_marked(&there) && there["data"]["k"] == "first",
+            "{there}"
+        );
         Ok(())
     };
     let granted = async |status: &str| {
@@ -40,16 +51,35 @@ async fn deleted_definition_of_grants_takes_no_copies_away() -> Result<()> {
 
     fleet.hub().kubectl(&["delete", "crd", DEFINITION]).await?;
     granted("Unknown").await?;
-    steadily("the copy stays without the definition", Duration::from_secs(8), stays).await?;
+    steadily(
+        "the copy stays without the definition",
+        Duration::from_secs(8),
+        stays,
+    )
+    .await?;
 
     // It is there again, and its grants are not yet.
     let all = definitions();
-    let definition: Vec<&_> = all.iter().filter(|one| one.metadata.name.as_deref() == Some(DEFINITION)).collect();
+    let definition: Vec<&_> = all
+        .iter()
+        .filter(|one| one.metadata.name.as_deref() == Some(DEFINITION))
+        .collect();
     ensure!(definition.len() == 1, "no definition");
     let text = serde_json::to_string(definition[0])?;
-    fleet.hub().kubectl_stdin(&["apply", "--server-side", "-f", "-"], &text).await?;
-    fleet.hub().kubectl(&["wait", "--for=condition=Established", "crd", DEFINITION]).await?;
-    steadily("the copy stays without grants", Duration::from_secs(12), stays).await?;
+    fleet
+        .hub()
+        .kubectl_stdin(&["apply", "--server-side", "-f", "-"], &text)
+        .await?;
+    fleet
+        .hub()
+        .kubectl(&["wait", "--for=condition=Established", "crd", DEFINITION])
+        .await?;
+    steadily(
+        "the copy stays without grants",
+        Duration::from_secs(12),
+        stays,
+    )
+    .await?;
 
     let grant: Value = json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "again"},

@@ -15,15 +15,29 @@ const LONG: Duration = Duration::from_secs(120);
 
 /// A hub of two replicas, a member, and three rules with a copy each: one deletes, one retains, one is for the test.
 async fn stage(agent_values: Value) -> Result<(Fleet, Scene, FleetOptions)> {
-    let options = FleetOptions { hub_replicas: 2, agent_values, ..FleetOptions::default() };
+    let options = FleetOptions {
+        hub_replicas: 2,
+        agent_values,
+        ..FleetOptions::default()
+    };
     let fleet = Fleet::start(options.clone()).await?;
     let scene = Scene::of(&fleet).await?;
     scene.hub_namespaces(&[HOME]).await?;
     scene.member_namespaces(&[HOME]).await?;
     for name in ["deletes", "retains", "orphan"] {
-        scene.hub.make(&Draft::config_map(HOME, name).data("k", name).json()).await?;
-        let policy = if name == "retains" { "Retain" } else { "Delete" };
-        let draft = RuleDraft::new(HOME, name).named(&[name]).everywhere().with("deletionPolicy", json!(policy));
+        scene
+            .hub
+            .make(&Draft::config_map(HOME, name).data("k", name).json())
+            .await?;
+        let policy = if name == "retains" {
+            "Retain"
+        } else {
+            "Delete"
+        };
+        let draft = RuleDraft::new(HOME, name)
+            .named(&[name])
+            .everywhere()
+            .with("deletionPolicy", json!(policy));
         scene.hub.make(&draft.json()).await?;
         scene.hub.all_applied(&Id::rule(HOME, name), 1).await?;
     }
@@ -36,14 +50,19 @@ async fn says(hub: &Place, kind: &str, status: &str, text: &str) -> Result<Strin
         let member = hub.get(&Id::member(MEMBER)).await?;
         let shown = condition(&member, kind)?.clone();
         let message = shown["message"].as_str().unwrap_or_default().to_owned();
-        ensure!(shown["status"] == status && message.contains(text), "it is {shown}");
+        ensure!(
+            shown["status"] == status && message.contains(text),
+            "it is {shown}"
+        );
         Ok(Some(message))
     });
     shown.await
 }
 
 async fn leave(hub: &Place) -> Result<()> {
-    hub.change(&Id::member(MEMBER), json!({"spec": {"leaving": true}})).await.map(drop)
+    hub.change(&Id::member(MEMBER), json!({"spec": {"leaving": true}}))
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
@@ -52,7 +71,8 @@ async fn orphaned_copies_do_not_delay_a_leaving_cluster() -> Result<()> {
     let (hub, member) = (&scene.hub, scene.member(1));
     // Its deletion is held, and a person takes the finalizer off: no rule manages its copies any more.
     let orphan = Id::rule(HOME, "orphan");
-    let copies_there = json!({"spec": {"removalLimit": {"count": 0, "percent": 0, "onRuleDelete": "Hold"}}});
+    let copies_there =
+        json!({"spec": {"removalLimit": {"count": 0, "percent": 0, "onRuleDelete": "Hold"}}});
     hub.change(&orphan, copies_there).await?;
     hub.all_applied(&orphan, 1).await?;
     hub.delete(&orphan).await?;
@@ -62,15 +82,22 @@ async fn orphaned_copies_do_not_delay_a_leaving_cluster() -> Result<()> {
         Ok(())
     })
     .await?;
-    hub.change(&orphan, json!({"metadata": {"finalizers": null}})).await?;
+    hub.change(&orphan, json!({"metadata": {"finalizers": null}}))
+        .await?;
     hub.lacks(&orphan).await?;
     says(hub, "OrphanedCopies", "True", "leaving/orphan").await?;
 
     leave(hub).await?;
     says(hub, "Drained", "True", "this MemberCluster can be deleted").await?;
     member.lacks(&Id::config_map(HOME, "deletes")).await?;
-    ensure!(!is_marked(&member.get(&Id::config_map(HOME, "retains")).await?), "a retained copy has marks");
-    ensure!(is_marked(&member.get(&Id::config_map(HOME, "orphan")).await?), "the orphaned copy was touched");
+    ensure!(
+        !is_marked(&member.get(&Id::config_map(HOME, "retains")).await?),
+        "a retained copy has marks"
+    );
+    ensure!(
+        is_marked(&member.get(&Id::config_map(HOME, "orphan")).await?),
+        "the orphaned copy was touched"
+    );
     Ok(())
 }
 
@@ -81,22 +108,48 @@ async fn cluster_that_joined_again_leaves_once_it_is_confirmed() -> Result<()> {
     fleet.stop_agent(1).await?;
     hub.delete(&Id::member(MEMBER)).await?;
     hub.lacks(&Id::member(MEMBER)).await?;
-    let join_string = fleet.hub_release().join_string(MEMBER, fleet.binaries(), &options).await?;
+    let join_string = fleet
+        .hub_release()
+        .join_string(MEMBER, fleet.binaries(), &options)
+        .await?;
     leave(hub).await?;
     fleet.agent(1).hand_over(&join_string).await?;
     fleet.start_agent(1).await?;
 
     let message = says(hub, "PreviousMembership", "True", "kubectl annotate").await?;
-    says(hub, "Drained", "False", "until an administrator confirms: see the condition PreviousMembership").await?;
+    says(
+        hub,
+        "Drained",
+        "False",
+        "until an administrator confirms: see the condition PreviousMembership",
+    )
+    .await?;
     for name in ["deletes", "retains", "orphan"] {
-        ensure!(is_marked(&scene.member(1).get(&Id::config_map(HOME, name)).await?), "{name} was touched");
+        ensure!(
+            is_marked(&scene.member(1).get(&Id::config_map(HOME, name)).await?),
+            "{name} was touched"
+        );
     }
-    let command = message.split('`').nth(1).context("the message names no command")?;
+    let command = message
+        .split('`')
+        .nth(1)
+        .context("the message names no command")?;
     let words: Vec<&str> = command.split_whitespace().skip(1).collect();
     fleet.hub().kubectl(&words).await?;
     says(hub, "Drained", "True", "this MemberCluster can be deleted").await?;
-    scene.member(1).lacks(&Id::config_map(HOME, "deletes")).await?;
-    ensure!(!is_marked(&scene.member(1).get(&Id::config_map(HOME, "retains")).await?), "a retained copy has marks");
+    scene
+        .member(1)
+        .lacks(&Id::config_map(HOME, "deletes"))
+        .await?;
+    ensure!(
+        !is_marked(
+            &scene
+                .member(1)
+                .get(&Id::config_map(HOME, "retains"))
+                .await?
+        ),
+        "a retained copy has marks"
+    );
     Ok(())
 }
 
@@ -110,8 +163,11 @@ async fn revocation_purges_copies_also_of_an_agent_that_was_away() -> Result<()>
         }
         anyhow::Ok(())
     };
-    let accept =
-        async |accepted: bool| hub.change(&Id::member(MEMBER), json!({"spec": {"accepted": accepted}})).await.map(drop);
+    let accept = async |accepted: bool| {
+        hub.change(&Id::member(MEMBER), json!({"spec": {"accepted": accepted}}))
+            .await
+            .map(drop)
+    };
     accept(false).await?;
     purged().await.context("while the agent was connected")?;
 

@@ -17,12 +17,23 @@ const WITH_ENTRIES: usize = 20;
 fn with_annotations(number: usize) -> Value {
     let draft = Draft::config_map("crowd", &format!("noted-{number}"));
     let draft = draft.annotation("example.com/note", &"<".repeat(ANNOTATIONS));
-    draft.label("selected", if number.is_multiple_of(2) { "yes" } else { "no" }).json()
+    draft
+        .label(
+            "selected",
+            if number.is_multiple_of(2) {
+                "yes"
+            } else {
+                "no"
+            },
+        )
+        .json()
 }
 
 /// With very many labels or keys. All are selected.
 fn with_entries(number: usize) -> Value {
-    let entries: Map<String, Value> = (0..ENTRIES).map(|entry| (format!("a{entry:05}"), json!(""))).collect();
+    let entries: Map<String, Value> = (0..ENTRIES)
+        .map(|entry| (format!("a{entry:05}"), json!("")))
+        .collect();
     let mut object = Draft::config_map("crowd", &format!("full-{number}")).json();
     if number.is_multiple_of(2) {
         object["data"] = entries.into();
@@ -37,11 +48,17 @@ fn with_entries(number: usize) -> Value {
 async fn large_metadata_on_the_hub_does_not_fill_it() -> Result<()> {
     let stage = Stage::start(&["crowd"]).await?;
     let watching = stage.fleet.hub_process().pid()?;
-    let selecting = RuleDraft::new("crowd", "all").labelled("selected", "yes").to(&["absent"]);
+    let selecting = RuleDraft::new("crowd", "all")
+        .labelled("selected", "yes")
+        .to(&["absent"]);
     stage.scene.hub.make(&selecting.json()).await?;
-    stage.make_all((0..WITH_ANNOTATIONS).map(with_annotations)).await?;
+    stage
+        .make_all((0..WITH_ANNOTATIONS).map(with_annotations))
+        .await?;
     stage.make_all((0..WITH_ENTRIES).map(with_entries)).await?;
-    stage.is_served("beside objects that come one by one").await?;
+    stage
+        .is_served("beside objects that come one by one")
+        .await?;
     stage.hub_is_within_its_limit(watching).await?;
     // A hub that starts lists all of them.
     stage.fleet.kill_hub()?;

@@ -38,10 +38,25 @@ impl Stage {
         let namespaces: Vec<&str> = namespaces.iter().copied().chain([HONEST]).collect();
         scene.hub_namespaces(&namespaces).await?;
         scene.member_namespaces(&namespaces).await?;
-        let source = Draft::config_map(HONEST, "settings").label("app", "honest").data("value", "first");
+        let source = Draft::config_map(HONEST, "settings")
+            .label("app", "honest")
+            .data("value", "first");
         let source = scene.hub.make(&source.json()).await?;
-        scene.hub.make(&RuleDraft::new(HONEST, "all").labelled("app", "honest").to(&["member-1"]).json()).await?;
-        let stage = Self { fleet, scene, source, rule: Id::rule(HONEST, "all") };
+        scene
+            .hub
+            .make(
+                &RuleDraft::new(HONEST, "all")
+                    .labelled("app", "honest")
+                    .to(&["member-1"])
+                    .json(),
+            )
+            .await?;
+        let stage = Self {
+            fleet,
+            scene,
+            source,
+            rule: Id::rule(HONEST, "all"),
+        };
         stage.is_served("before the attack").await?;
         Ok(stage)
     }
@@ -49,20 +64,29 @@ impl Stage {
     /// Waits until an edit of the honest rule's source arrives.
     pub async fn is_served(&self, when: &str) -> Result<()> {
         let change = json!({"data": {"value": when}});
-        let edited = self.scene.hub.change(&Id::of(&self.source)?, change).await?;
+        let edited = self
+            .scene
+            .hub
+            .change(&Id::of(&self.source)?, change)
+            .await?;
         let copy = Id::of(&edited)?.within(HONEST);
-        eventually(&format!("an edit of the honest rule {when}"), PATIENCE, async || {
-            let found = self.scene.member(1).get(&copy).await?;
-            is_copy_of(&edited, &found, &self.rule)?;
-            Ok(Some(()))
-        })
+        eventually(
+            &format!("an edit of the honest rule {when}"),
+            PATIENCE,
+            async || {
+                let found = self.scene.member(1).get(&copy).await?;
+                is_copy_of(&edited, &found, &self.rule)?;
+                Ok(Some(()))
+            },
+        )
         .await
     }
 
     /// Creates objects on the hub.
     pub async fn make_all(&self, objects: impl Iterator<Item = Value>) -> Result<()> {
         let hub = &self.scene.hub;
-        let made = stream::iter(objects).map(|object| async move { hub.make(&object).await.map(drop) });
+        let made =
+            stream::iter(objects).map(|object| async move { hub.make(&object).await.map(drop) });
         made.buffer_unordered(AT_ONCE).try_collect().await
     }
 
@@ -71,13 +95,19 @@ impl Stage {
         let process = self.fleet.hub_process();
         process.check()?;
         ensure!(process.pid()? == pid, "the hub is another process");
-        let deployments: Api<Deployment> = Api::namespaced(self.fleet.hub().client().await?, NAMESPACE);
+        let deployments: Api<Deployment> =
+            Api::namespaced(self.fleet.hub().client().await?, NAMESPACE);
         let deployment = serde_json::to_value(deployments.get(HUB).await?)?;
         let limit = deployment.pointer("/spec/template/spec/containers/0/resources/limits/memory");
         let limit = parse_quantity(limit.and_then(Value::as_str).context("no memory limit")?)?;
         let peak = process.peak_memory()?;
         println!("the hub had {} MiB at most, of {}", peak >> 20, limit >> 20);
-        ensure!(peak < limit, "the hub had {} MiB at most, of {}", peak >> 20, limit >> 20);
+        ensure!(
+            peak < limit,
+            "the hub had {} MiB at most, of {}",
+            peak >> 20,
+            limit >> 20
+        );
         Ok(())
     }
 }

@@ -11,12 +11,20 @@ use super::stage::{Stage, cluster, read};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
     let cluster = cluster("errors").await?;
-    cluster.kubectl(&["create", "serviceaccount", "stranger"]).await?;
+    cluster
+        .kubectl(&["create", "serviceaccount", "stranger"])
+        .await?;
     let stranger = cluster.token_kubeconfig("default", "stranger").await?;
     // Nobody listens there any more.
     let nowhere = cluster.folder().join("nowhere.kubeconfig");
     let text = std::fs::read_to_string(cluster.kubeconfig())?;
-    std::fs::write(&nowhere, text.replace(cluster.url(), &format!("https://127.0.0.1:{}", ports::free()?)))?;
+    std::fs::write(
+        &nowhere,
+        text.replace(
+            cluster.url(),
+            &format!("https://127.0.0.1:{}", ports::free()?),
+        ),
+    )?;
     let contexts = [
         ("hub", cluster.kubeconfig()),
         ("member", cluster.kubeconfig()),
@@ -26,9 +34,18 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
     let stage = Stage::new(&contexts).await?;
 
     // The command line.
-    stage.runnel("install --advertise hub").await?.refused(2, &["--advertise `hub` is not an address", "host:port"])?;
-    stage.runnel("join eu-1").await?.refused(2, &["--context NAME"])?;
-    stage.runnel("join EU --context member").await?.refused(2, &["`EU` is not a cluster name"])?;
+    stage
+        .runnel("install --advertise hub")
+        .await?
+        .refused(2, &["--advertise `hub` is not an address", "host:port"])?;
+    stage
+        .runnel("join eu-1")
+        .await?
+        .refused(2, &["--context NAME"])?;
+    stage
+        .runnel("join EU --context member")
+        .await?
+        .refused(2, &["`EU` is not a cluster name"])?;
     stage.runnel("uninstall").await?.refused(2, &["--copies"])?;
     stage
         .runnel("install --context other")
@@ -37,15 +54,42 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
 
     // Helm.
     let output = stage.runnel_with("install", None).await?;
-    output.refused(1, &["helm is not found in PATH", "https://helm.sh/docs/intro/install", "RUNNEL_HELM"])?;
-    let output = stage.runnel_with("install", Some("/no/helm".as_ref())).await?;
+    output.refused(
+        1,
+        &[
+            "helm is not found in PATH",
+            "https://helm.sh/docs/intro/install",
+            "RUNNEL_HELM",
+        ],
+    )?;
+    let output = stage
+        .runnel_with("install", Some("/no/helm".as_ref()))
+        .await?;
     output.refused(1, &["RUNNEL_HELM=/no/helm is no file"])?;
 
     // Values.
     let output = stage.runnel("install --set replicas=many").await?;
-    output.refused(1, &["the values do not fit the chart", "replicas", "install --show-values"])?;
-    ensure!(read(&cluster, "crd memberclusters.runnel.dev").await?.is_null(), "it was installed all the same");
-    ensure!(stage.runnel("install --show-values").await?.ok()?.contains("# How many hub processes run."));
+    output.refused(
+        1,
+        &[
+            "the values do not fit the chart",
+            "replicas",
+            "install --show-values",
+        ],
+    )?;
+    ensure!(
+        read(&cluster, "crd memberclusters.runnel.dev")
+            .await?
+            .is_null(),
+        "it was installed all the same"
+    );
+    ensure!(
+        stage
+            .runnel("install --show-values")
+            .await?
+            .ok()?
+            .contains("# How many hub processes run.")
+    );
 
     // Rights, and a hub that is not there.
     let output = stage.runnel("install --context stranger").await?;
@@ -58,33 +102,78 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
             "ask its administrator",
         ],
     )?;
-    let output = stage.runnel("join eu-1 --context member --advertise 127.0.0.1:1").await?;
-    output.refused(1, &["does not know Runnel's kinds", "kubectl runnel install"])?;
+    let output = stage
+        .runnel("join eu-1 --context member --advertise 127.0.0.1:1")
+        .await?;
+    output.refused(
+        1,
+        &["does not know Runnel's kinds", "kubectl runnel install"],
+    )?;
     stage.runnel("install").await?.ok()?;
     let output = stage.runnel("install --wait --timeout 2s").await?;
     output.refused(3, &["was not ready in time", "kubectl runnel doctor"])?;
-    let output = stage.runnel("join eu-1 --context member --hub-context stranger").await?;
-    output.refused(1, &["you may not let a cluster join", "create memberclusters.runnel.dev"])?;
+    let output = stage
+        .runnel("join eu-1 --context member --hub-context stranger")
+        .await?;
+    output.refused(
+        1,
+        &[
+            "you may not let a cluster join",
+            "create memberclusters.runnel.dev",
+        ],
+    )?;
     let output = stage.runnel("join eu-1 --context stranger").await?;
-    output.refused(1, &["you may not install the agent on the member", "create deployments.apps"])?;
+    output.refused(
+        1,
+        &[
+            "you may not install the agent on the member",
+            "create deployments.apps",
+        ],
+    )?;
     let output = stage.runnel("status --context stranger").await?;
-    output.refused(1, &["cannot list resource \"distributionrules\"", "ask its administrator"])?;
+    output.refused(
+        1,
+        &[
+            "cannot list resource \"distributionrules\"",
+            "ask its administrator",
+        ],
+    )?;
 
     // Members and hubs that cannot be reached.
     let output = stage.runnel("join eu-1 --context nowhere").await?;
-    output
-        .refused(1, &["the API server of the member (context nowhere", "cannot be reached", "nothing listens there"])?;
-    ensure!(read(&cluster, "member eu-1").await?.is_null(), "a member was made for a cluster that is not reached");
+    output.refused(
+        1,
+        &[
+            "the API server of the member (context nowhere",
+            "cannot be reached",
+            "nothing listens there",
+        ],
+    )?;
+    ensure!(
+        read(&cluster, "member eu-1").await?.is_null(),
+        "a member was made for a cluster that is not reached"
+    );
     stage
         .runnel("join eu-1 --context member")
         .await?
         .refused(1, &["advertises no address", "--advertise HOST:PORT"])?;
     the_hub_is_not_reached(&stage).await?;
     let output = stage.runnel("unjoin eu-1").await?;
-    output.refused(1, &["eu-1 is not connected", "nothing was changed", "unjoin eu-1 --force"])?;
-    let output = stage.runnel("unjoin eu-1 --force --context member --hub-context hub").await?.ok()?;
+    output.refused(
+        1,
+        &[
+            "eu-1 is not connected",
+            "nothing was changed",
+            "unjoin eu-1 --force",
+        ],
+    )?;
+    let output = stage
+        .runnel("unjoin eu-1 --force --context member --hub-context hub")
+        .await?
+        .ok()?;
     ensure!(
-        output.contains("nothing that the hub knows of") && output.contains("The agent is uninstalled"),
+        output.contains("nothing that the hub knows of")
+            && output.contains("The agent is uninstalled"),
         "{output}"
     );
 
@@ -95,33 +184,87 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
 async fn the_hub_is_not_reached(stage: &Stage) -> Result<()> {
     // Nothing listens; a firewall drops (connections stay in the queue of one who never accepts); another server.
     let closed = ports::free()?;
-    let output =
-        stage.runnel(&format!("join eu-1 --context member --timeout 2s --advertise 127.0.0.1:{closed}")).await?;
-    output
-        .refused(3, &[&format!("the hub's address 127.0.0.1:{closed} refuses connections"), "--advertise HOST:PORT"])?;
+    let output = stage
+        .runnel(&format!(
+            "join eu-1 --context member --timeout 2s --advertise 127.0.0.1:{closed}"
+        ))
+        .await?;
+    output.refused(
+        3,
+        &[
+            &format!("the hub's address 127.0.0.1:{closed} refuses connections"),
+            "--advertise HOST:PORT",
+        ],
+    )?;
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let address = silent.local_addr()?;
-    let output = stage.runnel(&format!("join eu-1 --context member --timeout 2s --advertise {address}")).await?;
-    output.refused(3, &[&format!("the hub's address {address} does not answer"), "firewall", "there is no pod"])?;
-    let other = format!("join eu-1 --context member --timeout 2s --advertise {}", stage.server("hub")?);
-    stage.runnel(&other).await?.refused(3, &["is not this hub", "pass TLS through"])?;
-    let output = stage.runnel("join eu-1 --context member --timeout 2s --advertise no-such-host.invalid:8443").await?;
+    let output = stage
+        .runnel(&format!(
+            "join eu-1 --context member --timeout 2s --advertise {address}"
+        ))
+        .await?;
+    output.refused(
+        3,
+        &[
+            &format!("the hub's address {address} does not answer"),
+            "firewall",
+            "there is no pod",
+        ],
+    )?;
+    let other = format!(
+        "join eu-1 --context member --timeout 2s --advertise {}",
+        stage.server("hub")?
+    );
+    stage
+        .runnel(&other)
+        .await?
+        .refused(3, &["is not this hub", "pass TLS through"])?;
+    let output = stage
+        .runnel("join eu-1 --context member --timeout 2s --advertise no-such-host.invalid:8443")
+        .await?;
     output.refused(3, &["no-such-host.invalid:8443", "DNS"])?;
     let output = stage.runnel("doctor").await?;
-    ensure!(output.code == 1 && output.out.contains("fail  eu-1 has never connected"), "{output:?}");
+    ensure!(
+        output.code == 1 && output.out.contains("fail  eu-1 has never connected"),
+        "{output:?}"
+    );
     Ok(())
 }
 
-async fn nothing_hangs(stage: &Stage, cluster: &runnel_tests::control_plane::ControlPlane) -> Result<()> {
+async fn nothing_hangs(
+    stage: &Stage,
+    cluster: &runnel_tests::control_plane::ControlPlane,
+) -> Result<()> {
     let rule = "{apiVersion: runnel.dev/v1alpha1, kind: DistributionRule, metadata: {name: stuck, namespace: default, \
                 finalizers: [runnel.dev/copies]}, spec: {sources: [{resources: [configmaps], names: [a]}], clusters: {all: true}}}";
-    cluster.kubectl_stdin(&["apply", "--server-side", "-f", "-"], rule).await?;
+    cluster
+        .kubectl_stdin(&["apply", "--server-side", "-f", "-"], rule)
+        .await?;
     let output = stage.runnel("uninstall --copies=keep --timeout 1s").await?;
     output.refused(3, &["not gone within", "default/stuck", "--force"])?;
-    let output = stage.runnel("uninstall --copies=keep --timeout 1s --force").await?;
-    ensure!(output.code == 0 && output.err.contains("warning: rule default/stuck is released by force"), "{output:?}");
-    ensure!(read(cluster, "crd memberclusters.runnel.dev").await?.is_null(), "the definitions are still there");
-    ensure!(stage.runnel("uninstall --copies=keep").await?.ok()?.contains("There was no release runnel-hub"));
+    let output = stage
+        .runnel("uninstall --copies=keep --timeout 1s --force")
+        .await?;
+    ensure!(
+        output.code == 0
+            && output
+                .err
+                .contains("warning: rule default/stuck is released by force"),
+        "{output:?}"
+    );
+    ensure!(
+        read(cluster, "crd memberclusters.runnel.dev")
+            .await?
+            .is_null(),
+        "the definitions are still there"
+    );
+    ensure!(
+        stage
+            .runnel("uninstall --copies=keep")
+            .await?
+            .ok()?
+            .contains("There was no release runnel-hub")
+    );
     Ok(())
 }
 
@@ -130,12 +273,27 @@ async fn scripts_complete_the_command_line() -> Result<()> {
     let stage = Stage::new(&[]).await?;
     for shell in ["bash", "zsh", "fish"] {
         let output = stage.runnel(&format!("completion {shell}")).await?.ok()?;
-        ensure!(output.contains("kubectl-runnel") && output.contains("unjoin"), "{shell}: {output}");
+        ensure!(
+            output.contains("kubectl-runnel") && output.contains("unjoin"),
+            "{shell}: {output}"
+        );
     }
-    ensure!(stage.runnel("completion kubectl").await?.ok()?.starts_with("#!/bin/sh\n"));
-    let output = stage.runnel("__complete -- uninstall --copies d").await?.ok()?;
+    ensure!(
+        stage
+            .runnel("completion kubectl")
+            .await?
+            .ok()?
+            .starts_with("#!/bin/sh\n")
+    );
+    let output = stage
+        .runnel("__complete -- uninstall --copies d")
+        .await?
+        .ok()?;
     ensure!(output == "delete\n:4\n", "{output}");
     let output = stage.runnel("version --client").await?.ok()?;
-    ensure!(output == format!("Client: {}\n", env!("CARGO_PKG_VERSION")), "{output}");
+    ensure!(
+        output == format!("Client: {}\n", env!("CARGO_PKG_VERSION")),
+        "{output}"
+    );
     Ok(())
 }

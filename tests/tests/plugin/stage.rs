@@ -38,17 +38,36 @@ pub struct Printed {
 
 impl Printed {
     pub fn ok(self) -> Result<String> {
-        ensure!(self.code == 0, "exit code {}: {}\n{}", self.code, self.err, self.out);
+        ensure!(
+            self.code == 0,
+            "exit code {}: {}\n{}",
+            self.code,
+            self.err,
+            self.out
+        );
         Ok(self.out)
     }
 
     /// Fails unless it ended with this code and said each of these.
     pub fn refused(&self, code: i32, words: &[&str]) -> Result<()> {
-        ensure!(self.code == code, "exit code {}, not {code}: {}\n{}", self.code, self.err, self.out);
+        ensure!(
+            self.code == code,
+            "exit code {}, not {code}: {}\n{}",
+            self.code,
+            self.err,
+            self.out
+        );
         for word in words {
-            ensure!(self.err.contains(word), "it does not say `{word}`: {}", self.err);
+            ensure!(
+                self.err.contains(word),
+                "it does not say `{word}`: {}",
+                self.err
+            );
         }
-        ensure!(!self.err.contains(SECRET) && !self.out.contains(SECRET), "it prints a join string");
+        ensure!(
+            !self.err.contains(SECRET) && !self.out.contains(SECRET),
+            "it prints a join string"
+        );
         Ok(())
     }
 }
@@ -81,7 +100,14 @@ impl Stage {
         );
         fs::write(&recorder, script)?;
         fs::set_permissions(&recorder, fs::Permissions::from_mode(0o700))?;
-        Ok(Self { binaries, folder, kubectl, kubeconfig, helm: recorder, pods: AtomicUsize::new(1) })
+        Ok(Self {
+            binaries,
+            folder,
+            kubectl,
+            kubeconfig,
+            helm: recorder,
+            pods: AtomicUsize::new(1),
+        })
     }
 
     /// How helm was called, with its environment.
@@ -92,9 +118,18 @@ impl Stage {
     /// `host:port` of the API server of a context.
     pub fn server(&self, context: &str) -> Result<String> {
         let read: Value = serde_json::from_str(&fs::read_to_string(&self.kubeconfig)?)?;
-        let found = read["clusters"].as_array().into_iter().flatten().find(|one| one["name"] == context);
-        let url = found.and_then(|one| one["cluster"]["server"].as_str()).context("no such context")?;
-        Ok(url.trim_start_matches("https://").trim_end_matches('/').to_owned())
+        let found = read["clusters"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|one| one["name"] == context);
+        let url = found
+            .and_then(|one| one["cluster"]["server"].as_str())
+            .context("no such context")?;
+        Ok(url
+            .trim_start_matches("https://")
+            .trim_end_matches('/')
+            .to_owned())
     }
 
     /// `kubectl runnel ...`.
@@ -105,16 +140,29 @@ impl Stage {
     /// The same with another helm, or none.
     pub async fn runnel_with(&self, words: &str, helm: Option<&Path>) -> Result<Printed> {
         let mut command = Command::new(&self.kubectl);
-        command.arg("runnel").args(words.split_whitespace()).env_clear();
-        command.env("PATH", format!("{}:/usr/bin:/bin", self.binaries.folder.display()));
-        command.env("HOME", self.folder.path()).env("KUBECONFIG", &self.kubeconfig);
+        command
+            .arg("runnel")
+            .args(words.split_whitespace())
+            .env_clear();
+        command.env(
+            "PATH",
+            format!("{}:/usr/bin:/bin", self.binaries.folder.display()),
+        );
+        command
+            .env("HOME", self.folder.path())
+            .env("KUBECONFIG", &self.kubeconfig);
         if let Some(helm) = helm {
             command.env("RUNNEL_HELM", helm);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         let begin = Instant::now();
         let ended = tokio::time::timeout(LIMIT, command.output()).await;
-        let output = ended.with_context(|| format!("kubectl runnel {words}: no end within {LIMIT:?}"))??;
+        let output =
+            ended.with_context(|| format!("kubectl runnel {words}: no end within {LIMIT:?}"))??;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let printed = Printed {
             code: output.status.code().unwrap_or(-1),
@@ -153,7 +201,10 @@ impl Stage {
         };
         let site = Site::from(cluster);
         let what = format!("the Deployment {name}");
-        let pod = eventually(&what, SOON, async || Ok(Some(Pod::new(&site, wanted.clone()).await?))).await?;
+        let pod = eventually(&what, SOON, async || {
+            Ok(Some(Pod::new(&site, wanted.clone()).await?))
+        })
+        .await?;
         pod.start().await?;
         Ok(pod)
     }
@@ -175,8 +226,14 @@ pub async fn unseen<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         for entry in fs::read_dir("/proc")?.flatten() {
             for file in ["cmdline", "environ"] {
                 let content = fs::read(entry.path().join(file)).unwrap_or_default();
-                let shows = content.windows(SECRET.len()).any(|part| part == SECRET.as_bytes());
-                ensure!(!shows, "{} {file} shows a join string", entry.path().display());
+                let shows = content
+                    .windows(SECRET.len())
+                    .any(|part| part == SECRET.as_bytes());
+                ensure!(
+                    !shows,
+                    "{} {file} shows a join string",
+                    entry.path().display()
+                );
             }
         }
     }
@@ -189,10 +246,16 @@ pub async fn cluster(name: &str) -> Result<ControlPlane> {
 
 /// What is there, as JSON; null where it is not.
 pub async fn read(cluster: &ControlPlane, words: &str) -> Result<Value> {
-    let arguments: Vec<&str> =
-        ["get", "-o", "json", "--ignore-not-found"].into_iter().chain(words.split(' ')).collect();
+    let arguments: Vec<&str> = ["get", "-o", "json", "--ignore-not-found"]
+        .into_iter()
+        .chain(words.split(' '))
+        .collect();
     let printed = cluster.kubectl(&arguments).await?;
-    Ok(if printed.trim().is_empty() { Value::Null } else { serde_json::from_str(&printed)? })
+    Ok(if printed.trim().is_empty() {
+        Value::Null
+    } else {
+        serde_json::from_str(&printed)?
+    })
 }
 
 fn merged(contexts: &[(&str, &Path)]) -> Result<Value> {

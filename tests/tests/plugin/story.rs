@@ -24,40 +24,68 @@ struct Clusters {
 impl Clusters {
     async fn start() -> Result<Self> {
         let (hub, member) = tokio::try_join!(cluster("hub"), cluster("member"))?;
-        let stage = Stage::new(&[("hub", hub.kubeconfig()), ("member", member.kubeconfig())]).await?;
-        let (grpc, replica, ops, agent) = (ports::free()?, ports::free()?, ports::free()?, ports::free()?);
+        let stage =
+            Stage::new(&[("hub", hub.kubeconfig()), ("member", member.kubeconfig())]).await?;
+        let (grpc, replica, ops, agent) = (
+            ports::free()?,
+            ports::free()?,
+            ports::free()?,
+            ports::free()?,
+        );
         let hub_flags = format!(
             "--advertise 127.0.0.1:{grpc} --replicas 1 --set listenAddress=$(POD_IP) --set ports.grpc={grpc} --set \
              ports.replica={replica} --set ports.ops={ops}"
         );
         let agent_flags = format!("--set listenAddress=127.0.0.1 --set ports.ops={agent}");
-        Ok(Self { stage, hub, member, hub_flags, agent_flags })
+        Ok(Self {
+            stage,
+            hub,
+            member,
+            hub_flags,
+            agent_flags,
+        })
     }
 
     /// Installs the hub and starts its pod.
     async fn install(&self) -> Result<Pod> {
-        self.stage.runnel(&format!("install {}", self.hub_flags)).await?.ok()?;
+        self.stage
+            .runnel(&format!("install {}", self.hub_flags))
+            .await?
+            .ok()?;
         self.stage.hub(&self.hub).await
     }
 
     /// Lets the member join, with the pod that a node would start.
     async fn join(&self) -> Result<(Printed, Pod)> {
-        let words = format!("join eu-1 --context member --label env=prod {}", self.agent_flags);
-        let both = async { tokio::try_join!(self.stage.runnel(&words), self.stage.agent(&self.member)) };
+        let words = format!(
+            "join eu-1 --context member --label env=prod {}",
+            self.agent_flags
+        );
+        let both =
+            async { tokio::try_join!(self.stage.runnel(&words), self.stage.agent(&self.member)) };
         let (output, agent) = unseen(both).await?;
-        ensure!(output.code == 0, "{output:?}\n{}", agent.process().last_words());
+        ensure!(
+            output.code == 0,
+            "{output:?}\n{}",
+            agent.process().last_words()
+        );
         Ok((output, agent))
     }
 
     async fn seed(&self) -> Result<()> {
-        self.hub.kubectl_stdin(&["apply", "--server-side", "-f", "-"], SEED).await.map(drop)
+        self.hub
+            .kubectl_stdin(&["apply", "--server-side", "-f", "-"], SEED)
+            .await
+            .map(drop)
     }
 
     /// Waits until the copy in the member's namespace default is, or is not, there with our label.
     async fn copy(&self, wanted: Option<&str>) -> Result<Value> {
         eventually(&format!("the copy to be {wanted:?}"), SOON, async || {
             let copy = read(&self.member, "configmap app-settings").await?;
-            let owner = copy["metadata"]["labels"]["app.kubernetes.io/managed-by"].as_str().unwrap_or("nobody");
+            let owner = copy["metadata"]["labels"]["app.kubernetes.io/managed-by"]
+                .as_str()
+                .unwrap_or("nobody");
             let seen = (!copy.is_null()).then_some(owner);
             ensure!(seen == wanted, "it is {seen:?}");
             Ok(Some(copy.clone()))
@@ -69,7 +97,10 @@ impl Clusters {
         let left = self.hub.kubectl(&["get", "crd", "-o", "name"]).await?;
         ensure!(!left.contains("runnel.dev"), "{left}");
         for what in ["deployments", "secrets", "leases", "services"] {
-            let left = self.hub.kubectl(&["-n", "runnel-system", "get", what, "-o", "name"]).await?;
+            let left = self
+                .hub
+                .kubectl(&["-n", "runnel-system", "get", what, "-o", "name"])
+                .await?;
             ensure!(!left.contains("runnel"), "{left}");
         }
         Ok(())
@@ -79,40 +110,78 @@ impl Clusters {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hub_and_a_member_come_and_go() -> Result<()> {
     let all = Clusters::start().await?;
-    let Clusters { stage, hub, member, .. } = &all;
+    let Clusters {
+        stage, hub, member, ..
+    } = &all;
 
     // Empty clusters.
     let output = stage.runnel("status").await?;
     output.refused(1, &["kubectl runnel install"])?;
     let hub_pod = all.install().await?;
-    ensure!(stage.runnel("status -A").await?.ok()?.contains("No cluster has joined yet"));
+    ensure!(
+        stage
+            .runnel("status -A")
+            .await?
+            .ok()?
+            .contains("No cluster has joined yet")
+    );
 
     let (output, agent) = all.join().await?;
     println!("from `join` to Connected: {:?}", output.took);
-    ensure!(output.out.starts_with("eu-1 has joined and is connected"), "{output:?}");
-    ensure!(!output.err.contains(SECRET) && !stage.record()?.contains(SECRET), "the join string was shown");
-    ensure!(read(member, "-n runnel-system secret runnel-agent-join").await?.is_null(), "the used join string stays");
+    ensure!(
+        output.out.starts_with("eu-1 has joined and is connected"),
+        "{output:?}"
+    );
+    ensure!(
+        !output.err.contains(SECRET) && !stage.record()?.contains(SECRET),
+        "the join string was shown"
+    );
+    ensure!(
+        read(member, "-n runnel-system secret runnel-agent-join")
+            .await?
+            .is_null(),
+        "the used join string stays"
+    );
     ensure!(read(hub, "member eu-1").await?["metadata"]["labels"]["env"] == "prod");
 
     a_rule_is_shown(&all).await?;
     values_change(&all).await?;
 
     // It leaves in order, and its copies with it.
-    let output = stage.runnel("unjoin eu-1 --context member --hub-context hub").await?.ok()?;
-    ensure!(output.contains("eu-1 has left") && output.contains("The agent is uninstalled"), "{output}");
+    let output = stage
+        .runnel("unjoin eu-1 --context member --hub-context hub")
+        .await?
+        .ok()?;
+    ensure!(
+        output.contains("eu-1 has left") && output.contains("The agent is uninstalled"),
+        "{output}"
+    );
     drop(agent);
     all.copy(None).await?;
     ensure!(read(hub, "member eu-1").await?.is_null());
-    ensure!(read(member, "-n runnel-system deployment runnel-agent").await?.is_null());
-    ensure!(read(member, "-n runnel-system secret runnel-agent-identity").await?.is_null());
+    ensure!(
+        read(member, "-n runnel-system deployment runnel-agent")
+            .await?
+            .is_null()
+    );
+    ensure!(
+        read(member, "-n runnel-system secret runnel-agent-identity")
+            .await?
+            .is_null()
+    );
 
     // The copies stay as objects of nobody; nothing else does.
     let (_, agent) = all.join().await?;
     all.copy(Some("runnel")).await?;
     let output = stage.runnel("uninstall --copies=keep").await?.ok()?;
-    ensure!(output.contains("1 rules are deleted; their copies in connected clusters are kept"), "{output}");
     ensure!(
-        output.contains("helm uninstall runnel-agent -n runnel-system --kube-context CONTEXT   # eu-1"),
+        output.contains("1 rules are deleted; their copies in connected clusters are kept"),
+        "{output}"
+    );
+    ensure!(
+        output.contains(
+            "helm uninstall runnel-agent -n runnel-system --kube-context CONTEXT   # eu-1"
+        ),
         "{output}"
     );
     let kept = all.copy(Some("nobody")).await?;
@@ -122,9 +191,15 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
 
     // Another hub, and an agent that still has its identity with the first: it joins anew, and takes its copies up again.
     let helm = Helm::find().await?;
-    helm.on(member.kubeconfig(), &["uninstall", "runnel-agent", "--namespace=runnel-system"]).await?;
+    helm.on(
+        member.kubeconfig(),
+        &["uninstall", "runnel-agent", "--namespace=runnel-system"],
+    )
+    .await?;
     ensure!(
-        !read(member, "-n runnel-system secret runnel-agent-identity").await?.is_null(),
+        !read(member, "-n runnel-system secret runnel-agent-identity")
+            .await?
+            .is_null(),
         "it has forgotten who it is"
     );
     let hub_pod = all.install().await?;
@@ -147,26 +222,55 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
     .await?;
     let output = stage.runnel("status -A").await?.ok()?;
     ensure!(
-        output.contains("ns-codis-test   rule-codis-test   False   0/1        2/4      0        CopiesWaiting"),
+        output.contains(
+            "ns-codis-test   rule-codis-test   False   0/1        2/4      0        CopiesWaiting"
+        ),
         "{output}"
     );
-    ensure!(output.ends_with("\nMembers: all 1 connected\n") && !output.contains('\u{1b}'), "{output:?}");
-    let output = stage.runnel("-n ns-codis-test status rule-codis-test").await?.ok()?;
-    ensure!(output.contains("Copies    2 of 4 applied, 0 failed, 2 waiting"), "{output}");
-    ensure!(output.contains("eu-1      Waiting   2         0        2         CopiesWaiting"), "{output}");
-    let output = stage.runnel("status ns-codis-test/rule-codis-test -o json").await?.ok()?;
+    ensure!(
+        output.ends_with("\nMembers: all 1 connected\n") && !output.contains('\u{1b}'),
+        "{output:?}"
+    );
+    let output = stage
+        .runnel("-n ns-codis-test status rule-codis-test")
+        .await?
+        .ok()?;
+    ensure!(
+        output.contains("Copies    2 of 4 applied, 0 failed, 2 waiting"),
+        "{output}"
+    );
+    ensure!(
+        output.contains("eu-1      Waiting   2         0        2         CopiesWaiting"),
+        "{output}"
+    );
+    let output = stage
+        .runnel("status ns-codis-test/rule-codis-test -o json")
+        .await?
+        .ok()?;
     let read: Value = serde_json::from_str(&output)?;
-    ensure!(read["status"]["summary"]["copies"] == 4 && read["metadata"]["managedFields"].is_null(), "{output}");
+    ensure!(
+        read["status"]["summary"]["copies"] == 4 && read["metadata"]["managedFields"].is_null(),
+        "{output}"
+    );
     let output = stage.runnel("members -o yaml").await?.ok()?;
     let read: Value = serde_saphyr::from_str(&output)?;
     ensure!(read["items"][0]["metadata"]["name"] == "eu-1", "{output}");
     let output = stage.runnel("version -o json").await?.ok()?;
     let read: Value = serde_json::from_str(&output)?;
-    ensure!(read["hub"]["image"] == "runnel-hub:0.1.0" && read["agents"] == json!({"0.1.0": 1}), "{output}");
+    ensure!(
+        read["hub"]["image"] == "runnel-hub:0.1.0" && read["agents"] == json!({"0.1.0": 1}),
+        "{output}"
+    );
 
     // What no node says is wrong, and the rest is right.
     let output = stage.runnel("doctor").await?;
-    ensure!(output.code == 1 && output.out.contains("fail  0 of 1 pods of the hub are ready"), "{output:?}");
+    ensure!(
+        output.code == 1
+            && output
+                .out
+                .contains("fail  0 of 1 pods of the hub are ready"),
+        "{output:?}"
+    );
     for fine in [
         "ok    the definitions of 5 kinds are installed and served",
         "ok    you have the rights that this plugin needs",
@@ -178,27 +282,45 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
         "ok    helm v3.22.0",
         "warn  rule ns-codis-test/rule-codis-test: CopiesWaiting",
     ] {
-        ensure!(output.out.contains(fine), "it does not say `{fine}`: {}", output.out);
+        ensure!(
+            output.out.contains(fine),
+            "it does not say `{fine}`: {}",
+            output.out
+        );
     }
     Ok(())
 }
 
 /// What was given before stays where it is not given anew.
 async fn values_change(all: &Clusters) -> Result<()> {
-    let Clusters { stage, hub, member, .. } = all;
+    let Clusters {
+        stage, hub, member, ..
+    } = all;
     stage.runnel("install --replicas 3").await?.ok()?;
     let deployment = read(hub, "-n runnel-system deployment runnel-hub").await?;
     ensure!(deployment["spec"]["replicas"] == 3, "{deployment}");
     let arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
     ensure!(arguments.contains("--advertise=127.0.0.1:"), "{arguments}");
 
-    let output = stage.runnel("join eu-1 --context member --denied-namespaces team-x").await?.ok()?;
-    ensure!(output.starts_with("eu-1 was connected already; its agent is up to date"), "{output}");
+    let output = stage
+        .runnel("join eu-1 --context member --denied-namespaces team-x")
+        .await?
+        .ok()?;
+    ensure!(
+        output.starts_with("eu-1 was connected already; its agent is up to date"),
+        "{output}"
+    );
     let policy = read(member, "-n runnel-system configmap runnel-agent-policy").await?;
-    let policy = policy["data"]["policy.yaml"].as_str().context("no policy")?.to_owned();
+    let policy = policy["data"]["policy.yaml"]
+        .as_str()
+        .context("no policy")?
+        .to_owned();
     ensure!(policy.contains("team-x"), "{policy}");
     let agent = read(member, "-n runnel-system deployment runnel-agent").await?;
-    ensure!(agent.to_string().contains("--ops-listen=127.0.0.1:"), "{agent}");
+    ensure!(
+        agent.to_string().contains("--ops-listen=127.0.0.1:"),
+        "{agent}"
+    );
     Ok(())
 }
 
@@ -206,21 +328,54 @@ async fn values_change(all: &Clusters) -> Result<()> {
 async fn blocked_removal_ends_with_an_uninstall(all: &Clusters) -> Result<()> {
     let Clusters { stage, hub, .. } = all;
     let limit = r#"{"spec":{"removalLimit":{"count":0,"percent":0,"onRuleDelete":"Hold"}}}"#;
-    let patch = ["-n", "ns-codis-test", "patch", "drule", "rule-codis-test", "--type=merge", "-p", limit];
+    let patch = [
+        "-n",
+        "ns-codis-test",
+        "patch",
+        "drule",
+        "rule-codis-test",
+        "--type=merge",
+        "-p",
+        limit,
+    ];
     hub.kubectl(&patch).await?;
-    all.member.kubectl(&["create", "namespace", "second"]).await?;
+    all.member
+        .kubectl(&["create", "namespace", "second"])
+        .await?;
     let second = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
         "metadata": {"namespace": "ns-codis-test", "name": "second"},
         "spec": {"sources": [{"resources": ["configmaps"], "names": ["app-settings"]}], "clusters": {"all": true},
             "namespaces": {"names": ["second"]},
             "removalLimit": {"count": 0, "percent": 0, "onRuleDelete": "Hold"}}});
-    hub.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &second.to_string()).await?;
-    let there = async || anyhow::Ok(!read(&all.member, "-n second configmap app-settings").await?.is_null());
-    eventually("the second rule's copy", SOON, async || Ok(there().await?.then_some(()))).await?;
-    hub.kubectl(&["-n", "ns-codis-test", "delete", "drule", "second", "--wait=false"]).await?;
+    hub.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &second.to_string())
+        .await?;
+    let there = async || {
+        anyhow::Ok(
+            !read(&all.member, "-n second configmap app-settings")
+                .await?
+                .is_null(),
+        )
+    };
+    eventually("the second rule's copy", SOON, async || {
+        Ok(there().await?.then_some(()))
+    })
+    .await?;
+    hub.kubectl(&[
+        "-n",
+        "ns-codis-test",
+        "delete",
+        "drule",
+        "second",
+        "--wait=false",
+    ])
+    .await?;
     eventually("the deleted rule to be blocked", SOON, async || {
         let rule = read(hub, "-n ns-codis-test drule second").await?;
-        ensure!(rule["status"]["pendingApproval"]["copies"] == 1, "{}", rule["status"]);
+        ensure!(
+            rule["status"]["pendingApproval"]["copies"] == 1,
+            "{}",
+            rule["status"]
+        );
         Ok(Some(()))
     })
     .await?;
@@ -228,18 +383,30 @@ async fn blocked_removal_ends_with_an_uninstall(all: &Clusters) -> Result<()> {
 
     let mark = hub.mark();
     let output = stage.runnel("uninstall --copies=delete").await?.ok()?;
-    ensure!(output.contains("2 rules are deleted; their copies in connected clusters are deleted"), "{output}");
+    ensure!(
+        output.contains("2 rules are deleted; their copies in connected clusters are deleted"),
+        "{output}"
+    );
     all.copy(None).await?;
     ensure!(!there().await?, "the second rule's copy is left");
     all.is_bare().await?;
-    let written: Vec<_> =
-        hub.writes_since(mark)?.into_iter().filter(|write| write.resource == "distributionrules").collect();
+    let written: Vec<_> = hub
+        .writes_since(mark)?
+        .into_iter()
+        .filter(|write| write.resource == "distributionrules")
+        .collect();
     for rule in ["rule-codis-test", "second"] {
         let by_us = |verb: &str| {
-            let ours = written.iter().filter(|write| write.name == rule && !write.user.starts_with("system:"));
-            ours.filter(|write| write.verb == verb && write.code == 200).count()
+            let ours = written
+                .iter()
+                .filter(|write| write.name == rule && !write.user.starts_with("system:"));
+            ours.filter(|write| write.verb == verb && write.code == 200)
+                .count()
         };
-        ensure!((by_us("delete"), by_us("patch")) == (1, 1), "{rule}: {written:?}");
+        ensure!(
+            (by_us("delete"), by_us("patch")) == (1, 1),
+            "{rule}: {written:?}"
+        );
     }
     Ok(())
 }

@@ -47,7 +47,10 @@ impl Case {
             rule: Value::Null,
             summary,
         };
-        case.namespaces = [case.home(), case.second()].iter().map(|name| Draft::namespace(name).json()).collect();
+        case.namespaces = [case.home(), case.second()]
+            .iter()
+            .map(|name| Draft::namespace(name).json())
+            .collect();
         case
     }
 
@@ -59,7 +62,9 @@ impl Case {
     fn sources(mut self, count: usize) -> Self {
         for number in 0..count {
             let part = if number < 2 { "first" } else { "rest" };
-            let source = Draft::config_map(&self.home(), &format!("s{number}")).label("set", "a").label("part", part);
+            let source = Draft::config_map(&self.home(), &format!("s{number}"))
+                .label("set", "a")
+                .label("part", part);
             self.on_hub.push(source.data("k", "v").json());
         }
         self
@@ -79,7 +84,9 @@ impl Case {
 
     /// An object of somebody else in member-1.
     fn standing(mut self, name: &str, value: &str) -> Self {
-        let object = Draft::config_map(&self.home(), name).data("k", value).json();
+        let object = Draft::config_map(&self.home(), name)
+            .data("k", value)
+            .json();
         self.in_members.push((1, object));
         self
     }
@@ -105,8 +112,18 @@ pub fn grants() -> Vec<Value> {
         })
     };
     vec![
-        grant("if-one", "if-granted-in-part", &["configmaps"], json!({"names": ["if-granted-in-part"]})),
-        grant("if-kind", "if-granted-a-kind", &["secrets"], json!({"all": true})),
+        grant(
+            "if-one",
+            "if-granted-in-part",
+            &["configmaps"],
+            json!({"names": ["if-granted-in-part"]}),
+        ),
+        grant(
+            "if-kind",
+            "if-granted-a-kind",
+            &["secrets"],
+            json!({"all": true}),
+        ),
     ]
 }
 
@@ -129,12 +146,20 @@ pub fn without_one(what: &str) -> Vec<Case> {
     };
     // What is not wanted any more goes from a cordoned cluster as from others.
     let (edited, changed) = match what {
-        "cordoned" => (json!({"create": 1, "remove": 2, "unchanged": 2}), json!({"change": 1, "unchanged": 1})),
-        _ => (json!({"create": 1, "remove": 1, "unchanged": 1}), json!({"change": 1})),
+        "cordoned" => (
+            json!({"create": 1, "remove": 2, "unchanged": 2}),
+            json!({"change": 1, "unchanged": 1}),
+        ),
+        _ => (
+            json!({"create": 1, "remove": 1, "unchanged": 1}),
+            json!({"change": 1}),
+        ),
     };
     let more = json!({"labels": {"add": {"more": "yes"}}});
     vec![
-        Case::new(new, json!({"create": 1})).sources(1).rule(|rule, _| named(rule, &["s0"])),
+        Case::new(new, json!({"create": 1}))
+            .sources(1)
+            .rule(|rule, _| named(rule, &["s0"])),
         Case::new(edit, edited)
             .sources(3)
             .saved(|rule, _| named(rule, &["s0", "s1"]))
@@ -148,47 +173,85 @@ pub fn without_one(what: &str) -> Vec<Case> {
 
 fn new_rules() -> Vec<Case> {
     let secret = |case: Case| {
-        let secret = Draft::secret(&case.home(), "login").label("set", "a").data("password", "x").json();
-        Case { on_hub: [case.on_hub.clone(), vec![secret]].concat(), ..case }
+        let secret = Draft::secret(&case.home(), "login")
+            .label("set", "a")
+            .data("password", "x")
+            .json();
+        Case {
+            on_hub: [case.on_hub.clone(), vec![secret]].concat(),
+            ..case
+        }
     };
     let plain = |name, summary| Case::new(name, summary).sources(1);
     let refusing = |case: Case| {
         let namespaces = vec![
             Draft::namespace(&case.home()).json(),
-            Draft::namespace(&case.second()).annotation("runnel.dev/inbound", "deny").json(),
+            Draft::namespace(&case.second())
+                .annotation("runnel.dev/inbound", "deny")
+                .json(),
         ];
         Case { namespaces, ..case }
     };
     let picky = |case: Case| {
-        let namespaces =
-            vec![Draft::namespace(&case.home()).label("if", "labels").json(), Draft::namespace(&case.second()).json()];
+        let namespaces = vec![
+            Draft::namespace(&case.home()).label("if", "labels").json(),
+            Draft::namespace(&case.second()).json(),
+        ];
         Case { namespaces, ..case }
     };
     let unwilling = Case::new("an-owner-refuses", json!({"create": 2})).sources(1);
-    let forbidden = Draft::config_map(&unwilling.home(), "no").annotation("runnel.dev/distribute", "false").json();
+    let forbidden = Draft::config_map(&unwilling.home(), "no")
+        .annotation("runnel.dev/distribute", "false")
+        .json();
     vec![
         secret(plain("new", json!({"create": 4}))).rule(|rule, _| rule.labelled("set", "a")),
-        Case::new("by-glob", json!({"create": 6})).sources(3).rule(|rule, _| named(rule, &["s*"])),
-        plain("into-two", json!({"create": 4})).rule(|rule, [a, b]| named(rule, &["s0"]).into(&[a, b])),
+        Case::new("by-glob", json!({"create": 6}))
+            .sources(3)
+            .rule(|rule, _| named(rule, &["s*"])),
+        plain("into-two", json!({"create": 4}))
+            .rule(|rule, [a, b]| named(rule, &["s0"]).into(&[a, b])),
         plain("not-there-yet", json!({"create": 2, "wait": 2}))
             .rule(|rule, [a, _]| named(rule, &["s0"]).into(&[a, &format!("{a}-later")])),
         plain("made-for-it", json!({"create": 4})).rule(|rule, [a, _]| {
-            named(rule, &["s0"]).into(&[a, &format!("{a}-made")]).with("createNamespaces", json!(true))
+            named(rule, &["s0"])
+                .into(&[a, &format!("{a}-made")])
+                .with("createNamespaces", json!(true))
         }),
-        refusing(plain("a-namespace-refuses", json!({"create": 2, "denied": 2})))
-            .rule(|rule, [a, b]| named(rule, &["s0"]).into(&[a, b])),
+        refusing(plain(
+            "a-namespace-refuses",
+            json!({"create": 2, "denied": 2}),
+        ))
+        .rule(|rule, [a, b]| named(rule, &["s0"]).into(&[a, b])),
         picky(plain("by-namespace-label", json!({"create": 2}))).rule(|rule, _| {
-            named(rule, &["s0"]).with("namespaces", json!({"selector": {"matchLabels": {"if": "labels"}}}))
+            named(rule, &["s0"]).with(
+                "namespaces",
+                json!({"selector": {"matchLabels": {"if": "labels"}}}),
+            )
         }),
-        plain("one-cluster", json!({"create": 1})).rule(|rule, _| named(rule, &["s0"]).to(&["member-1"])),
-        plain("rests", json!({"rest": 2})).rule(|rule, _| named(rule, &["s0"]).with("suspend", json!(true))),
-        Case { on_hub: [unwilling.on_hub.clone(), vec![forbidden]].concat(), ..unwilling }
-            .rule(|rule, _| named(rule, &["*"]).with("namespaces", json!(null))),
-        Case { granted: false, ..plain("granted-in-part", json!({"create": 1})) }
-            .rule(|rule, [a, b]| named(rule, &["s0"]).into(&[a, b])),
-        Case { granted: false, ..secret(plain("granted-a-kind", json!({"create": 1}))) }
-            .rule(|rule, _| rule.named(&["*"])),
-        Case { granted: false, ..plain("not-granted", json!({})) }.rule(|rule, _| named(rule, &["s0"])),
+        plain("one-cluster", json!({"create": 1}))
+            .rule(|rule, _| named(rule, &["s0"]).to(&["member-1"])),
+        plain("rests", json!({"rest": 2}))
+            .rule(|rule, _| named(rule, &["s0"]).with("suspend", json!(true))),
+        Case {
+            on_hub: [unwilling.on_hub.clone(), vec![forbidden]].concat(),
+            ..unwilling
+        }
+        .rule(|rule, _| named(rule, &["*"]).with("namespaces", json!(null))),
+        Case {
+            granted: false,
+            ..plain("granted-in-part", json!({"create": 1}))
+        }
+        .rule(|rule, [a, b]| named(rule, &["s0"]).into(&[a, b])),
+        Case {
+            granted: false,
+            ..secret(plain("granted-a-kind", json!({"create": 1})))
+        }
+        .rule(|rule, _| rule.named(&["*"])),
+        Case {
+            granted: false,
+            ..plain("not-granted", json!({}))
+        }
+        .rule(|rule, _| named(rule, &["s0"])),
     ]
 }
 
@@ -202,10 +265,30 @@ fn takeovers() -> Vec<Case> {
         many = many.standing(&format!("s{number}"), "theirs");
     }
     vec![
-        policy("conflict", json!({"conflict": 1, "create": 1}), "theirs", "Fail"),
-        policy("equal-is-adopted", json!({"create": 1, "takeOver": 1}), "v", "AdoptIfEqual"),
-        policy("unequal-is-not-adopted", json!({"conflict": 1, "create": 1}), "theirs", "AdoptIfEqual"),
-        policy("overwritten", json!({"create": 1, "takeOver": 1}), "theirs", "Overwrite"),
+        policy(
+            "conflict",
+            json!({"conflict": 1, "create": 1}),
+            "theirs",
+            "Fail",
+        ),
+        policy(
+            "equal-is-adopted",
+            json!({"create": 1, "takeOver": 1}),
+            "v",
+            "AdoptIfEqual",
+        ),
+        policy(
+            "unequal-is-not-adopted",
+            json!({"conflict": 1, "create": 1}),
+            "theirs",
+            "AdoptIfEqual",
+        ),
+        policy(
+            "overwritten",
+            json!({"create": 1, "takeOver": 1}),
+            "theirs",
+            "Overwrite",
+        ),
         many.rule(|rule, _| labelled(rule, "set", "a").with("conflictPolicy", json!("Overwrite"))),
     ]
 }
@@ -223,39 +306,64 @@ fn edits() -> Vec<Case> {
         edited("a-name-comes", json!({"create": 2, "unchanged": 2}), 2)
             .saved(|rule, _| named(rule, &["s0"]))
             .rule(|rule, _| named(rule, &["s0", "s1"])),
-        edited("a-selector-narrows", json!({"remove": 4, "unchanged": 4}), 4)
-            .saved(|rule, _| labelled(rule, "set", "a"))
-            .rule(|rule, _| labelled(rule, "part", "first")),
-        edited("too-much-of-a-selector", json!({"held": 20, "unchanged": 4}), 12)
-            .saved(|rule, _| labelled(rule, "set", "a"))
-            .rule(|rule, _| labelled(rule, "part", "first")),
-        edited("what-goes-is-left", json!({"retain": 20, "unchanged": 4}), 12)
-            .saved(|rule, _| labelled(rule, "set", "a"))
-            .rule(|rule, _| labelled(rule, "part", "first").with("deletionPolicy", json!("Retain"))),
+        edited(
+            "a-selector-narrows",
+            json!({"remove": 4, "unchanged": 4}),
+            4,
+        )
+        .saved(|rule, _| labelled(rule, "set", "a"))
+        .rule(|rule, _| labelled(rule, "part", "first")),
+        edited(
+            "too-much-of-a-selector",
+            json!({"held": 20, "unchanged": 4}),
+            12,
+        )
+        .saved(|rule, _| labelled(rule, "set", "a"))
+        .rule(|rule, _| labelled(rule, "part", "first")),
+        edited(
+            "what-goes-is-left",
+            json!({"retain": 20, "unchanged": 4}),
+            12,
+        )
+        .saved(|rule, _| labelled(rule, "set", "a"))
+        .rule(|rule, _| labelled(rule, "part", "first").with("deletionPolicy", json!("Retain"))),
         edited("a-cluster-goes", json!({"remove": 2, "unchanged": 2}), 2)
             .saved(|rule, _| named(rule, &["s*"]).to(&["member-1", "member-2"]))
             .rule(|rule, _| named(rule, &["s*"]).to(&["member-1"])),
-        edited("all-clusters-but-one-go", json!({"held": 12, "unchanged": 12}), 12)
-            .saved(|rule, _| named(rule, &["s*"]))
-            .rule(|rule, _| named(rule, &["s*"]).to(&["member-1"])),
+        edited(
+            "all-clusters-but-one-go",
+            json!({"held": 12, "unchanged": 12}),
+            12,
+        )
+        .saved(|rule, _| named(rule, &["s*"]))
+        .rule(|rule, _| named(rule, &["s*"]).to(&["member-1"])),
         edited("a-namespace-goes", json!({"remove": 4, "unchanged": 4}), 2)
             .saved(into_a_and_b)
             .rule(|rule, [a, _]| named(rule, &["s*"]).into(&[a])),
         edited("a-glob-narrows", json!({"remove": 4, "unchanged": 4}), 2)
             .saved(|rule, [a, _]| named(rule, &["s*"]).into(&[&format!("{a}*")]))
             .rule(|rule, [a, _]| named(rule, &["s*"]).into(&[a])),
-        edited("too-much-of-a-glob", json!({"held": 24, "unchanged": 24}), 12)
-            .saved(|rule, [a, _]| named(rule, &["s*"]).into(&[&format!("{a}*")]))
-            .rule(|rule, [a, _]| named(rule, &["s*"]).into(&[a])),
-        edited("it-rests-from-now-on", json!({"rest": 2, "unchanged": 2}), 2)
-            .saved(|rule, _| named(rule, &["s0"]))
-            .rule(|rule, _| named(rule, &["s0", "s1"]).with("suspend", json!(true))),
+        edited(
+            "too-much-of-a-glob",
+            json!({"held": 24, "unchanged": 24}),
+            12,
+        )
+        .saved(|rule, [a, _]| named(rule, &["s*"]).into(&[&format!("{a}*")]))
+        .rule(|rule, [a, _]| named(rule, &["s*"]).into(&[a])),
+        edited(
+            "it-rests-from-now-on",
+            json!({"rest": 2, "unchanged": 2}),
+            2,
+        )
+        .saved(|rule, _| named(rule, &["s0"]))
+        .rule(|rule, _| named(rule, &["s0", "s1"]).with("suspend", json!(true))),
     ]
 }
 
 fn shapes() -> Vec<Case> {
     let one = |name, summary| Case::new(name, summary).sources(1);
-    let transform = |rule: RuleDraft, transform: Value| named(rule, &["s0"]).with("transform", transform);
+    let transform =
+        |rule: RuleDraft, transform: Value| named(rule, &["s0"]).with("transform", transform);
     vec![
         one("another-name", json!({"create": 2}))
             .rule(move |rule, _| transform(rule, json!({"name": "x-${source.name}"}))),
@@ -268,16 +376,25 @@ fn shapes() -> Vec<Case> {
         one("versions", json!({"create": 2}))
             .rule(move |rule, _| transform(rule, json!({"versionedName": {"keep": 2}}))),
         one("a-value-for-one-cluster", json!({"create": 2})).rule(|rule, _| overridden(rule)),
-        one("a-value-changes-in-one-cluster", json!({"change": 1, "unchanged": 1}))
-            .saved(|rule, _| named(rule, &["s0"]))
-            .rule(|rule, _| overridden(rule)),
+        one(
+            "a-value-changes-in-one-cluster",
+            json!({"change": 1, "unchanged": 1}),
+        )
+        .saved(|rule, _| named(rule, &["s0"]))
+        .rule(|rule, _| overridden(rule)),
         // What stands there is compared with what that cluster would get.
-        one("equal-to-the-clusters-own-value", json!({"create": 1, "takeOver": 1}))
-            .standing("s0", "one")
-            .rule(|rule, _| overridden(rule).with("conflictPolicy", json!("AdoptIfEqual"))),
-        one("equal-to-the-others-value", json!({"conflict": 1, "create": 1}))
-            .standing("s0", "v")
-            .rule(|rule, _| overridden(rule).with("conflictPolicy", json!("AdoptIfEqual"))),
+        one(
+            "equal-to-the-clusters-own-value",
+            json!({"create": 1, "takeOver": 1}),
+        )
+        .standing("s0", "one")
+        .rule(|rule, _| overridden(rule).with("conflictPolicy", json!("AdoptIfEqual"))),
+        one(
+            "equal-to-the-others-value",
+            json!({"conflict": 1, "create": 1}),
+        )
+        .standing("s0", "v")
+        .rule(|rule, _| overridden(rule).with("conflictPolicy", json!("AdoptIfEqual"))),
     ]
 }
 
@@ -291,7 +408,11 @@ fn overridden(rule: RuleDraft) -> RuleDraft {
 fn secrets() -> Vec<Case> {
     let case = |name, summary, value: &str, policy: &str| {
         let mut case = Case::new(name, summary);
-        let secret = |value: &str| Draft::secret(&case.home(), "login").data("password", value).json();
+        let secret = |value: &str| {
+            Draft::secret(&case.home(), "login")
+                .data("password", value)
+                .json()
+        };
         (case.on_hub, case.in_members) = (vec![secret("v")], vec![(1, secret(value))]);
         case.rule(|rule, _| rule.named(&["login"]).with("conflictPolicy", json!(policy)))
     };
@@ -309,19 +430,35 @@ fn secrets() -> Vec<Case> {
 fn rollouts() -> Vec<Case> {
     let slow = || json!({"maxConcurrency": 1, "soakSeconds": 3600});
     let under_way = |name, summary| {
-        let mut case = Case::new(name, summary).sources(2).saved(|rule, _| named(rule, &["s*"]));
+        let mut case = Case::new(name, summary)
+            .sources(2)
+            .saved(|rule, _| named(rule, &["s*"]));
         case.edits = vec![
-            (Id::rule(&case.home(), "all"), json!({"spec": {"rollout": slow()}})),
-            (Id::config_map(&case.home(), "s0"), json!({"data": {"k": "new"}})),
+            (
+                Id::rule(&case.home(), "all"),
+                json!({"spec": {"rollout": slow()}}),
+            ),
+            (
+                Id::config_map(&case.home(), "s0"),
+                json!({"data": {"k": "new"}}),
+            ),
         ];
-        Case { phase: "Soaking", ..case }
+        Case {
+            phase: "Soaking",
+            ..case
+        }
     };
     let quick = |rule: RuleDraft| rule.with("rollout", json!({"maxConcurrency": 1}));
-    let labelled = |rule: RuleDraft| rule.with("transform", json!({"labels": {"add": {"more": "yes"}}}));
+    let labelled =
+        |rule: RuleDraft| rule.with("transform", json!({"labels": {"add": {"more": "yes"}}}));
     vec![
         under_way("a-rollout-goes-on", json!({"change": 1, "unchanged": 3}))
             .rule(move |rule, _| quick(named(rule, &["s*"]))),
-        under_way("a-rollout-is-given-up", json!({"change": 1, "unchanged": 3})).rule(|rule, _| named(rule, &["s*"])),
+        under_way(
+            "a-rollout-is-given-up",
+            json!({"change": 1, "unchanged": 3}),
+        )
+        .rule(|rule, _| named(rule, &["s*"])),
         under_way("a-rollout-is-overtaken", json!({"change": 4}))
             .rule(move |rule, _| quick(labelled(named(rule, &["s*"])))),
     ]
@@ -331,17 +468,36 @@ fn contests() -> Vec<Case> {
     let case = Case::new("an-older-rule-has-it", json!({"refused": 2})).sources(1);
     // Before the other by its name as well: they may be of one second.
     let older = RuleDraft::new(&case.home(), "a-older").everywhere();
-    let loses = Case { before: vec![named(older, &["s0"]).json()], ..case }.rule(|rule, _| named(rule, &["s0"]));
+    let loses = Case {
+        before: vec![named(older, &["s0"]).json()],
+        ..case
+    }
+    .rule(|rule, _| named(rule, &["s0"]));
 
     let case = Case::new("a-cluster-rule-takes-it", json!({"change": 2})).sources(1);
-    let source = |home: &str| json!({"resources": ["configmaps"], "namespaces": [home], "names": ["s0"]});
-    let whole = RuleDraft::cluster_scoped("if-takes-it").everywhere().source(source(&case.home())).json();
-    let wins = Case { rule: whole, ..case.saved(|rule, _| named(rule, &["s0"])) };
+    let source =
+        |home: &str| json!({"resources": ["configmaps"], "namespaces": [home], "names": ["s0"]});
+    let whole = RuleDraft::cluster_scoped("if-takes-it")
+        .everywhere()
+        .source(source(&case.home()))
+        .json();
+    let wins = Case {
+        rule: whole,
+        ..case.saved(|rule, _| named(rule, &["s0"]))
+    };
 
     let case = Case::new("two-sources-want-one", json!({})).sources(1);
     let twin = Draft::config_map("default", "s0").data("k", "other").json();
     let sources = json!({"resources": ["configmaps"], "namespaces": [case.home(), "default"], "names": ["s0"]});
-    let whole = RuleDraft::cluster_scoped("if-two-want-one").everywhere().source(sources).into(&[&case.home()]).json();
-    let ambiguous = Case { rule: whole, on_hub: [case.on_hub.clone(), vec![twin]].concat(), ..case };
+    let whole = RuleDraft::cluster_scoped("if-two-want-one")
+        .everywhere()
+        .source(sources)
+        .into(&[&case.home()])
+        .json();
+    let ambiguous = Case {
+        rule: whole,
+        on_hub: [case.on_hub.clone(), vec![twin]].concat(),
+        ..case
+    };
     vec![loses, wins, ambiguous]
 }

@@ -21,10 +21,21 @@ const SOURCES: usize = 12;
 async fn plan(fleet: &Fleet, arguments: &[&str]) -> Result<(i32, Value)> {
     let mut command = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
     command.arg("--kubeconfig").arg(fleet.hub().kubeconfig());
-    command.args(["plan", "--hub-url", &fleet.hub_address(), "-o", "json"]).args(arguments).kill_on_drop(true);
-    let output = tokio::time::timeout(SOON, command.output()).await.context("the plugin does not end")??;
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    ensure!(!out.contains(CANARY) && !err.contains(CANARY), "it shows a value of a Secret: {out}{err}");
+    command
+        .args(["plan", "--hub-url", &fleet.hub_address(), "-o", "json"])
+        .args(arguments)
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(SOON, command.output())
+        .await
+        .context("the plugin does not end")??;
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    ensure!(
+        !out.contains(CANARY) && !err.contains(CANARY),
+        "it shows a value of a Secret: {out}{err}"
+    );
     let value = serde_json::from_str(&out).with_context(|| format!("no JSON: {out}{err}"))?;
     Ok((output.status.code().unwrap_or(-1), value))
 }
@@ -50,19 +61,46 @@ async fn set_up(scene: &Scene) -> Result<Value> {
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"},
     }))?;
     let some = json!({"namespaces": {"selector": {"matchLabels": {"open": "true"}}}});
-    scene.hub.json_patch(&everything, json!([{"op": "replace", "path": "/spec/rules", "value": some}])).await?;
+    scene
+        .hub
+        .json_patch(
+            &everything,
+            json!([{"op": "replace", "path": "/spec/rules", "value": some}]),
+        )
+        .await?;
     scene.hub.make(&grant(&["configmaps", "secrets"])).await?;
     scene.hub_namespaces(&[HOME]).await?;
     scene.member_namespaces(&[HOME]).await?;
     for number in 0..SOURCES {
-        scene.hub.make(&Draft::config_map(HOME, &format!("c{number}")).data("color", "blue").json()).await?;
+        scene
+            .hub
+            .make(
+                &Draft::config_map(HOME, &format!("c{number}"))
+                    .data("color", "blue")
+                    .json(),
+            )
+            .await?;
     }
-    scene.hub.make(&Draft::secret(HOME, "login").data("password", CANARY).json()).await?;
-    scene.hub.make(&Draft::config_map(HOME, "extra").data("k", "v").json()).await?;
-    let rule = RuleDraft::new(HOME, "all").named(&["c*", "login"]).everywhere().json();
+    scene
+        .hub
+        .make(&Draft::secret(HOME, "login").data("password", CANARY).json())
+        .await?;
+    scene
+        .hub
+        .make(&Draft::config_map(HOME, "extra").data("k", "v").json())
+        .await?;
+    let rule = RuleDraft::new(HOME, "all")
+        .named(&["c*", "login"])
+        .everywhere()
+        .json();
     scene.hub.make(&rule).await?;
     let gold = RuleDraft::new(HOME, "gold").named(&["extra"]);
-    let gold = gold.with("clusters", json!({"selector": {"matchLabels": {"tier": "gold"}}})).json();
+    let gold = gold
+        .with(
+            "clusters",
+            json!({"selector": {"matchLabels": {"tier": "gold"}}}),
+        )
+        .json();
     scene.hub.make(&gold).await?;
     settled(&scene.hub, &Id::of(&rule)?).await?;
     Ok(rule)
@@ -71,9 +109,15 @@ async fn set_up(scene: &Scene) -> Result<Value> {
 /// The lines of the copy of an object in the first member.
 fn diff(plan: &Value, copy: &str) -> Vec<String> {
     let rows = plan["copies"].as_array().into_iter().flatten();
-    let row = rows.clone().find(|row| row["cluster"] == "member-1" && row["copy"] == copy);
-    let lines = row.into_iter().flat_map(|row| row["diff"].as_array().into_iter().flatten());
-    lines.filter_map(|line| line.as_str().map(ToOwned::to_owned)).collect()
+    let row = rows
+        .clone()
+        .find(|row| row["cluster"] == "member-1" && row["copy"] == copy);
+    let lines = row
+        .into_iter()
+        .flat_map(|row| row["diff"].as_array().into_iter().flatten());
+    lines
+        .filter_map(|line| line.as_str().map(ToOwned::to_owned))
+        .collect()
 }
 
 #[tokio::test]
@@ -89,23 +133,39 @@ async fn plan_shows_diffs_deletes_grants_and_members() -> Result<()> {
     // A delete of the rule is deliberate: no limit blocks it.
     let (code, value) = plan(fleet, &["--delete", "edits/all"]).await?;
     let deleted = &value["plans"][0];
-    ensure!(code == 0 && deleted["delete"] == true, "{code}: {deleted:#}");
-    ensure!(deleted["summary"] == json!({"remove": 2 * (SOURCES + 1)}), "{}", deleted["summary"]);
+    ensure!(
+        code == 0 && deleted["delete"] == true,
+        "{code}: {deleted:#}"
+    );
+    ensure!(
+        deleted["summary"] == json!({"remove": 2 * (SOURCES + 1)}),
+        "{}",
+        deleted["summary"]
+    );
 
     // A grant that no longer has a kind removes more than the limit lets go.
     let edited = file(&folder, "grant.json", &grant(&["secrets"]))?;
     let (code, value) = plan(fleet, &["-f", &edited]).await?;
     let of_grant = &value["plans"][0];
-    ensure!(code == 4 && of_grant["moreRules"] == 0, "{code}: {of_grant:#}");
+    ensure!(
+        code == 4 && of_grant["moreRules"] == 0,
+        "{code}: {of_grant:#}"
+    );
     let summary = |rule: &str| {
         let rules = of_grant["rules"].as_array().into_iter().flatten();
-        rules.filter(|one| one["rule"] == rule).map(|one| one["summary"].clone()).next()
+        rules
+            .filter(|one| one["rule"] == rule)
+            .map(|one| one["summary"].clone())
+            .next()
     };
     let all = summary("DistributionRule edits/all").context("the rule is missing")?;
     ensure!(all == json!({"held": 2 * SOURCES, "unchanged": 2}), "{all}");
     let (code, value) = plan(fleet, &["-f", &edited, "--delete"]).await?;
     let copies_there = value["plans"][0]["rules"][0]["summary"]["held"].clone();
-    ensure!(code == 4 && copies_there == 2 * (SOURCES + 1), "{code}: {copies_there}");
+    ensure!(
+        code == 4 && copies_there == 2 * (SOURCES + 1),
+        "{code}: {copies_there}"
+    );
 
     // A member cluster with a label that a rule selects.
     let member = json!({
@@ -114,42 +174,81 @@ async fn plan_shows_diffs_deletes_grants_and_members() -> Result<()> {
     });
     let (code, value) = plan(fleet, &["-f", &file(&folder, "member.json", &member)?]).await?;
     let rules = value["plans"][0]["rules"].as_array().context("no rules")?;
-    let gold = rules.iter().find(|one| one["rule"] == "DistributionRule edits/gold").context("the rule is missing")?;
+    let gold = rules
+        .iter()
+        .find(|one| one["rule"] == "DistributionRule edits/gold")
+        .context("the rule is missing")?;
     ensure!(gold["summary"] == json!({"create": 1}), "{code}: {gold:#}");
     ensure!(gold["clusters"][0]["name"] == "member-2", "{gold:#}");
-    ensure!(gold["copies"][0]["diff"] == json!(["+ /data/k: \"v\""]), "{gold:#}");
+    ensure!(
+        gold["copies"][0]["diff"] == json!(["+ /data/k: \"v\""]),
+        "{gold:#}"
+    );
 
     // Sources that changed while the rule was suspended: the plan of a directory shows what it would bring.
-    scene.hub.change(&Id::of(&rule)?, json!({"spec": {"suspend": true}})).await?;
+    scene
+        .hub
+        .change(&Id::of(&rule)?, json!({"spec": {"suspend": true}}))
+        .await?;
     settled(&scene.hub, &Id::of(&rule)?).await?;
     let config_map = Id::config_map(HOME, "c0");
-    scene.hub.change(&config_map, json!({"data": {"color": "red\n", "new": "x".repeat(99)}})).await?;
-    let secret = Draft::secret(HOME, "login").data("password", &format!("{CANARY}-2")).data("pin", CANARY).json();
-    scene.hub.change(&Id::secret(HOME, "login"), json!({"data": secret["data"]})).await?;
+    scene
+        .hub
+        .change(
+            &config_map,
+            json!({"data": {"color": "red\n", "new": "x".repeat(99)}}),
+        )
+        .await?;
+    let secret = Draft::secret(HOME, "login")
+        .data("password", &format!("{CANARY}-2"))
+        .data("pin", CANARY)
+        .json();
+    scene
+        .hub
+        .change(&Id::secret(HOME, "login"), json!({"data": secret["data"]}))
+        .await?;
     let rules = folder.join("rules");
     std::fs::create_dir_all(rules.join("more"))?;
     let mut resumed = rule.clone();
     resumed["spec"]["suspend"] = json!(false);
     file(&rules, "a.yaml", &resumed)?;
     file(&rules, "ignored.txt", &json!("{"))?;
-    let other = RuleDraft::new(HOME, "other").named(&["extra"]).everywhere().json();
+    let other = RuleDraft::new(HOME, "other")
+        .named(&["extra"])
+        .everywhere()
+        .json();
     file(&rules.join("more"), "b.json", &other)?;
     let directory = rules.display().to_string();
     let (_, value) = plan(fleet, &["-f", &directory]).await?;
-    ensure!(value["plans"].as_array().map(Vec::len) == Some(1), "{value:#}");
+    ensure!(
+        value["plans"].as_array().map(Vec::len) == Some(1),
+        "{value:#}"
+    );
     let lines = async || {
         let (_, value) = plan(fleet, &["-R", "-f", &directory]).await?;
-        ensure!(value["plans"].as_array().map(Vec::len) == Some(2), "{value:#}");
+        ensure!(
+            value["plans"].as_array().map(Vec::len) == Some(2),
+            "{value:#}"
+        );
         let of_rule = &value["plans"][0];
-        let (config_map, secret) = (diff(of_rule, "configmaps/edits/c0"), diff(of_rule, "secrets/edits/login"));
+        let (config_map, secret) = (
+            diff(of_rule, "configmaps/edits/c0"),
+            diff(of_rule, "secrets/edits/login"),
+        );
         Ok((config_map.len() == 2 && secret.len() == 2).then_some((config_map, secret)))
     };
     let (config_map, secret) = eventually("a diff of both", SOON, lines).await?;
     let cut = "x".repeat(40);
-    let expected = ["~ /data/color: \"blue\" -> \"red\\n\"".to_owned(), format!("+ /data/new: \"{cut}\"...")];
+    let expected = [
+        "~ /data/color: \"blue\" -> \"red\\n\"".to_owned(),
+        format!("+ /data/new: \"{cut}\"..."),
+    ];
     ensure!(config_map == expected, "{config_map:?}");
     ensure!(secret == ["~ /data/password", "+ /data/pin"], "{secret:?}");
-    ensure!(objects(&scene, HOME).await? == before, "a plan changed something");
+    ensure!(
+        objects(&scene, HOME).await? == before,
+        "a plan changed something"
+    );
     for name in ["all", "gold"] {
         scene.hub.delete(&Id::rule(HOME, name)).await?;
     }

@@ -24,21 +24,42 @@ impl Stage {
         scene.hub_namespaces(&[HOME]).await?;
         scene.member_namespaces(&TARGETS).await?;
         for number in 0..SOURCES {
-            scene.hub.make(&Draft::config_map(HOME, &format!("s{number}")).label("set", "a").json()).await?;
+            scene
+                .hub
+                .make(
+                    &Draft::config_map(HOME, &format!("s{number}"))
+                        .label("set", "a")
+                        .json(),
+                )
+                .await?;
         }
         Ok(Self { fleet, scene })
     }
 
     /// A rule that sends all sources into the namespace of its name.
     async fn make(&self, name: &str) -> Result<()> {
-        let draft = RuleDraft::new(HOME, name).labelled("set", "a").everywhere().into(&[name]);
+        let draft = RuleDraft::new(HOME, name)
+            .labelled("set", "a")
+            .everywhere()
+            .into(&[name]);
         self.scene.hub.make(&draft.json()).await?;
-        self.scene.hub.all_applied(&Id::rule(HOME, name), SOURCES).await.map(drop)
+        self.scene
+            .hub
+            .all_applied(&Id::rule(HOME, name), SOURCES)
+            .await
+            .map(drop)
     }
 
     async fn copies(&self, target: &str) -> Result<usize> {
-        let all = self.scene.member(1).list(&Id::config_map(target, "")).await?;
-        Ok(all.iter().filter(|object| object["metadata"]["labels"]["set"] == "a").count())
+        let all = self
+            .scene
+            .member(1)
+            .list(&Id::config_map(target, ""))
+            .await?;
+        Ok(all
+            .iter()
+            .filter(|object| object["metadata"]["labels"]["set"] == "a")
+            .count())
     }
 
     /// Waits until everything of a rule is held, and says by which digest.
@@ -47,20 +68,38 @@ impl Stage {
         let observed = self.scene.hub.sees("held", &rule, |rule| {
             let blocked = condition(rule, "ApprovalRequired")?;
             let removal = &rule["status"]["pendingApproval"];
-            ensure!(blocked["status"] == "True" && removal["copies"] == SOURCES, "{blocked}");
-            ensure!(rule["metadata"]["deletionTimestamp"].is_string(), "it is not being deleted");
+            ensure!(
+                blocked["status"] == "True" && removal["copies"] == SOURCES,
+                "{blocked}"
+            );
+            ensure!(
+                rule["metadata"]["deletionTimestamp"].is_string(),
+                "it is not being deleted"
+            );
             Ok(())
         });
         let observed = observed.await?;
         let there = self.copies(name).await?;
         ensure!(there == SOURCES, "{there} copies are left of {name}");
-        Ok(observed["status"]["pendingApproval"]["digest"].as_str().context("no digest")?.to_owned())
+        Ok(observed["status"]["pendingApproval"]["digest"]
+            .as_str()
+            .context("no digest")?
+            .to_owned())
     }
 
     async fn release(&self, name: &str, digest: &str) -> Result<()> {
         let rule = Id::rule(HOME, name);
-        self.scene.hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}})).await?;
-        eventually("what was released to go", SOON, async || Ok((self.copies(name).await? == 0).then_some(()))).await
+        self.scene
+            .hub
+            .change(
+                &rule,
+                json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}}),
+            )
+            .await?;
+        eventually("what was released to go", SOON, async || {
+            Ok((self.copies(name).await? == 0).then_some(()))
+        })
+        .await
     }
 }
 
@@ -72,11 +111,17 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
         stage.make(name).await?;
     }
     let source = json!({"resources": ["configmaps"], "namespaces": [HOME], "selector": {"matchLabels": {"set": "a"}}});
-    let draft = RuleDraft::cluster_scoped("cluster").source(source).everywhere().into(&["cluster"]);
+    let draft = RuleDraft::cluster_scoped("cluster")
+        .source(source)
+        .everywhere()
+        .into(&["cluster"]);
     hub.make(&draft.json()).await?;
-    hub.all_applied(&Id::cluster_rule("cluster"), SOURCES).await?;
+    hub.all_applied(&Id::cluster_rule("cluster"), SOURCES)
+        .await?;
 
-    cluster.kubectl(&["delete", "crd", DEFINITION, "--wait=false"]).await?;
+    cluster
+        .kubectl(&["delete", "crd", DEFINITION, "--wait=false"])
+        .await?;
     let mut digests = vec![];
     for name in &TARGETS[..3] {
         digests.push(stage.is_blocked(name).await?);
@@ -91,27 +136,47 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
     stage.fleet.start_hub().await?;
     stage.fleet.connected(1).await?;
     for (name, digest) in TARGETS[..3].iter().zip(&digests) {
-        ensure!(stage.is_blocked(name).await? == *digest, "another digest of {name} after a restart");
+        ensure!(
+            stage.is_blocked(name).await? == *digest,
+            "another digest of {name} after a restart"
+        );
     }
     for (number, name) in TARGETS[..3].iter().enumerate() {
-        ensure!(!cluster.kubectl(&["get", "crd", DEFINITION]).await?.is_empty());
+        ensure!(
+            !cluster
+                .kubectl(&["get", "crd", DEFINITION])
+                .await?
+                .is_empty()
+        );
         stage.release(name, &digests[number]).await?;
         for other in &TARGETS[number + 1..3] {
-            ensure!(stage.copies(other).await? == SOURCES, "{other} went with {name}");
+            ensure!(
+                stage.copies(other).await? == SOURCES,
+                "{other} went with {name}"
+            );
         }
     }
     eventually("the definition to be gone", SOON, async || {
-        let there = cluster.kubectl(&["get", "crd", DEFINITION, "--ignore-not-found", "-o", "name"]).await?;
+        let there = cluster
+            .kubectl(&["get", "crd", DEFINITION, "--ignore-not-found", "-o", "name"])
+            .await?;
         Ok(there.is_empty().then_some(()))
     })
     .await?;
 
     // It is there again: so are its rules, and one that is deleted goes.
     let all = definitions();
-    let remade = all.iter().find(|one| one.metadata.name.as_deref() == Some(DEFINITION)).context("no definition")?;
+    let remade = all
+        .iter()
+        .find(|one| one.metadata.name.as_deref() == Some(DEFINITION))
+        .context("no definition")?;
     let apply = ["apply", "--server-side", "-f", "-"];
-    cluster.kubectl_stdin(&apply, &serde_json::to_string(remade)?).await?;
-    cluster.kubectl(&["wait", "--for=condition=Established", "crd", DEFINITION]).await?;
+    cluster
+        .kubectl_stdin(&apply, &serde_json::to_string(remade)?)
+        .await?;
+    cluster
+        .kubectl(&["wait", "--for=condition=Established", "crd", DEFINITION])
+        .await?;
     stage.make("first").await?;
     let rule = Id::rule(HOME, "first");
     hub.delete(&rule).await?;
@@ -119,18 +184,26 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
     ensure!(stage.copies("first").await? == 0, "its copies are left");
 
     // Without the right to look at it a hub begins and works all the same.
-    let mut role: Value =
-        serde_json::from_str(&cluster.kubectl(&["get", "clusterrole", "runnel-hub", "-o", "json"]).await?)?;
+    let mut role: Value = serde_json::from_str(
+        &cluster
+            .kubectl(&["get", "clusterrole", "runnel-hub", "-o", "json"])
+            .await?,
+    )?;
     let rights = role["rules"].as_array_mut().context("no rules")?;
     let before = rights.len();
     rights.retain(|right| right["apiGroups"] != json!(["apiextensions.k8s.io"]));
     ensure!(rights.len() + 1 == before, "{rights:?}");
-    cluster.kubectl_stdin(&["replace", "-f", "-"], &role.to_string()).await?;
+    cluster
+        .kubectl_stdin(&["replace", "-f", "-"], &role.to_string())
+        .await?;
     stage.fleet.kill_hub()?;
     stage.fleet.start_hub().await?;
     stage.fleet.connected(1).await?;
     stage.make("second").await?;
     let log = std::fs::read_to_string(stage.fleet.hub_log())?;
-    ensure!(log.contains("cannot watch distributionrules.runnel.dev: forbidden"), "it does not say what is missing");
+    ensure!(
+        log.contains("cannot watch distributionrules.runnel.dev: forbidden"),
+        "it does not say what is missing"
+    );
     Ok(())
 }

@@ -16,18 +16,37 @@ async fn beat(stage: &Stage, number: usize) -> Result<()> {
     let (hub, rule) = (&stage.scene.hub, Id::rule(HOME, "beat"));
     let source = Id::config_map(HOME, "beat");
     if number == 0 {
-        hub.make(&RuleDraft::new(HOME, "beat").named(&["beat"]).everywhere().json()).await?;
-        hub.make(&Draft::config_map(HOME, "beat").data("k", "0").json()).await?;
+        hub.make(
+            &RuleDraft::new(HOME, "beat")
+                .named(&["beat"])
+                .everywhere()
+                .json(),
+        )
+        .await?;
+        hub.make(&Draft::config_map(HOME, "beat").data("k", "0").json())
+            .await?;
     }
-    hub.change(&rule, json!({"spec": {"removalLimit": {"count": 100 + number}}})).await?;
+    hub.change(
+        &rule,
+        json!({"spec": {"removalLimit": {"count": 100 + number}}}),
+    )
+    .await?;
     hub.sees("heard of", &rule, |rule| {
-        ensure!(rule["status"]["observedGeneration"] == rule["metadata"]["generation"], "not yet");
+        ensure!(
+            rule["status"]["observedGeneration"] == rule["metadata"]["generation"],
+            "not yet"
+        );
         Ok(())
     })
     .await?;
-    hub.change(&source, json!({"data": {"k": number.to_string()}})).await?;
+    hub.change(&source, json!({"data": {"k": number.to_string()}}))
+        .await?;
     for member in 1..=MEMBERS {
-        stage.scene.member(member).has_copy(&hub.get(&source).await?, HOME, &rule).await?;
+        stage
+            .scene
+            .member(member)
+            .has_copy(&hub.get(&source).await?, HOME, &rule)
+            .await?;
     }
     Ok(())
 }
@@ -55,13 +74,22 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
     let everywhere = async || -> Result<BTreeSet<(usize, usize)>> {
         let mut all = BTreeSet::new();
         for member in 1..=MEMBERS {
-            all.extend(stage.copies(member).await?.into_iter().map(|number| (member, number)));
+            all.extend(
+                stage
+                    .copies(member)
+                    .await?
+                    .into_iter()
+                    .map(|number| (member, number)),
+            );
         }
         Ok(all)
     };
-    let (mut dice, mut gone, mut holds, mut blocked): (u64, Vec<(Instant, usize)>, usize, usize) = (9, vec![], 0, 0);
+    let (mut dice, mut gone, mut holds, mut blocked): (u64, Vec<(Instant, usize)>, usize, usize) =
+        (9, vec![], 0, 0);
     let mut roll = |sides: u64| {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        dice = dice
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (dice >> 33) % sides
     };
     beat(&stage, 0).await?;
@@ -83,23 +111,46 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
                 let env = json!({"spec": {"clusters": {"selector": {"matchLabels": {"env": value}}, "all": null}}});
                 hub.change(&stage.rule, env).await.map(drop)?;
             }
-            6 => stage.release(&stage.rule, &format!("{:020}", roll(1000))).await?,
+            6 => {
+                stage
+                    .release(&stage.rule, &format!("{:020}", roll(1000)))
+                    .await?
+            }
             _ => undo(&stage).await?,
         }
         beat(&stage, edit).await?;
         let now = everywhere().await?;
         gone.push((Instant::now(), before.difference(&now).count()));
-        blocked = if condition(&hub.get(&stage.rule).await?, "ApprovalRequired").is_ok() { blocked + 1 } else { 0 };
+        blocked = if condition(&hub.get(&stage.rule).await?, "ApprovalRequired").is_ok() {
+            blocked + 1
+        } else {
+            0
+        };
         holds += usize::from(blocked > 0);
         before = now;
-        let lately: usize = gone.iter().filter(|(at, _)| at.elapsed() < LATELY).map(|(_, copies)| copies).sum();
-        println!("edit {edit}: {} copies, {lately} went lately, {holds} times held", before.len());
-        ensure!(lately <= 10, "edit {edit}: {lately} copies went within a minute");
+        let lately: usize = gone
+            .iter()
+            .filter(|(at, _)| at.elapsed() < LATELY)
+            .map(|(_, copies)| copies)
+            .sum();
+        println!(
+            "edit {edit}: {} copies, {lately} went lately, {holds} times held",
+            before.len()
+        );
+        ensure!(
+            lately <= 10,
+            "edit {edit}: {lately} copies went within a minute"
+        );
     }
-    ensure!(holds > 3 && gone.iter().any(|(_, copies)| *copies > 0), "{holds} times held, {gone:?}");
+    ensure!(
+        holds > 3 && gone.iter().any(|(_, copies)| *copies > 0),
+        "{holds} times held, {gone:?}"
+    );
 
     // Undone, everything is as it was.
     undo(&stage).await?;
     stage.is_not_blocked().await?;
-    hub.all_applied(&stage.rule, MEMBERS * SOURCES).await.map(drop)
+    hub.all_applied(&stage.rule, MEMBERS * SOURCES)
+        .await
+        .map(drop)
 }

@@ -28,14 +28,24 @@ impl Clusters {
     fn demo(&self, more: &[&str]) -> Result<Child> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
         command.arg("--hub").arg(self.hub.kubeconfig());
-        command.arg("--member").arg(format!("eu-1={}", self.member.kubeconfig().display())).args(more);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+            .arg("--member")
+            .arg(format!("eu-1={}", self.member.kubeconfig().display()))
+            .args(more);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         command.spawn().context("cannot run the demo")
     }
 
     async fn observed(&self, more: &[&str]) -> Result<(Output, String)> {
-        let output = tokio::time::timeout(WHOLE_STORY, self.demo(more)?.wait_with_output()).await??;
-        let printed = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
+        let output =
+            tokio::time::timeout(WHOLE_STORY, self.demo(more)?.wait_with_output()).await??;
+        let printed = [&output.stdout[..], &output.stderr]
+            .map(String::from_utf8_lossy)
+            .concat();
         Ok((output, printed))
     }
 
@@ -43,7 +53,13 @@ impl Clusters {
     async fn standing(&self) -> Result<String> {
         let mut standing = String::new();
         for cluster in [&self.hub, &self.member] {
-            for what in ["namespaces", "customresourcedefinitions", "configmaps", "secrets", "clusterroles"] {
+            for what in [
+                "namespaces",
+                "customresourcedefinitions",
+                "configmaps",
+                "secrets",
+                "clusterroles",
+            ] {
                 standing += &cluster.kubectl(&["get", what, "-A", "-o", "name"]).await?;
             }
         }
@@ -57,22 +73,46 @@ async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
     let before = clusters.standing().await?;
 
     let (asked, printed) = clusters.observed(&[]).await?;
-    ensure!(asked.status.code() == Some(1) && printed.contains("add --yes to go ahead"), "{printed}");
-    ensure!(clusters.standing().await? == before, "it made something before it was allowed to");
+    ensure!(
+        asked.status.code() == Some(1) && printed.contains("add --yes to go ahead"),
+        "{printed}"
+    );
+    ensure!(
+        clusters.standing().await? == before,
+        "it made something before it was allowed to"
+    );
 
     let (observed, printed) = clusters.observed(&["--yes"]).await?;
-    ensure!(observed.status.success() && printed.contains("Done: "), "{printed}");
-    let too_wide: Vec<&str> = printed.lines().filter(|line| line.chars().count() > 110).collect();
+    ensure!(
+        observed.status.success() && printed.contains("Done: "),
+        "{printed}"
+    );
+    let too_wide: Vec<&str> = printed
+        .lines()
+        .filter(|line| line.chars().count() > 110)
+        .collect();
     ensure!(too_wide.is_empty(), "wider than 110 columns: {too_wide:#?}");
-    ensure!(clusters.standing().await? == before, "it left something behind");
+    ensure!(
+        clusters.standing().await? == before,
+        "it left something behind"
+    );
 
     interrupted(&clusters).await?;
-    ensure!(clusters.standing().await? == before, "it left something behind when it was interrupted");
+    ensure!(
+        clusters.standing().await? == before,
+        "it left something behind when it was interrupted"
+    );
 
-    clusters.member.kubectl(&["create", "configmap", "app-settings"]).await?;
+    clusters
+        .member
+        .kubectl(&["create", "configmap", "app-settings"])
+        .await?;
     let (refused, printed) = clusters.observed(&["--yes"]).await?;
     let sentence = "the ConfigMap default/app-settings in eu-1";
-    ensure!(refused.status.code() == Some(1) && printed.contains(sentence), "{printed}");
+    ensure!(
+        refused.status.code() == Some(1) && printed.contains(sentence),
+        "{printed}"
+    );
     Ok(())
 }
 
@@ -89,11 +129,17 @@ async fn interrupted(clusters: &Clusters) -> Result<()> {
         anyhow::bail!("it ended by itself")
     };
     tokio::time::timeout(WHOLE_STORY, until_edits).await??;
-    let pid = demo.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).context("it has ended")?;
+    let pid = demo
+        .id()
+        .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?))
+        .context("it has ended")?;
     kill_process(pid, Signal::INT)?;
     let mut rest = String::new();
     lines.into_inner().read_to_string(&mut rest).await?;
     let ended = tokio::time::timeout(WHOLE_STORY, demo.wait()).await??;
-    ensure!(ended.code() == Some(130) && rest.contains("nothing is left behind"), "{ended}: {rest}");
+    ensure!(
+        ended.code() == Some(130) && rest.contains("nothing is left behind"),
+        "{ended}: {rest}"
+    );
     Ok(())
 }

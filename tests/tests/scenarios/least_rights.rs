@@ -17,22 +17,41 @@ use tokio::process::Command;
 type Right = String;
 
 fn right(verb: &str, group: &str, resource: &str) -> Right {
-    if group.is_empty() { format!("{verb} {resource}") } else { format!("{verb} {resource}.{group}") }
+    if group.is_empty() {
+        format!("{verb} {resource}")
+    } else {
+        format!("{verb} {resource}.{group}")
+    }
 }
 
 /// What the roles of a chart give, of what the audit log shows: it leaves Leases out.
 async fn given(cluster: &ControlPlane, name: &str) -> Result<BTreeSet<Right>> {
     let client = cluster.client().await?;
-    let mut rules: Vec<PolicyRule> = Api::<ClusterRole>::all(client.clone()).get(name).await?.rules.unwrap_or_default();
-    let roles = Api::<Role>::all(client).list(&kube::api::ListParams::default()).await?;
+    let mut rules: Vec<PolicyRule> = Api::<ClusterRole>::all(client.clone())
+        .get(name)
+        .await?
+        .rules
+        .unwrap_or_default();
+    let roles = Api::<Role>::all(client)
+        .list(&kube::api::ListParams::default())
+        .await?;
     for role in roles.items {
-        if role.metadata.name.is_some_and(|found| found.starts_with(name)) {
+        if role
+            .metadata
+            .name
+            .is_some_and(|found| found.starts_with(name))
+        {
             rules.extend(role.rules.unwrap_or_default());
         }
     }
     let mut given = BTreeSet::new();
     for rule in &rules {
-        for group in rule.api_groups.iter().flatten().filter(|group| *group != "coordination.k8s.io") {
+        for group in rule
+            .api_groups
+            .iter()
+            .flatten()
+            .filter(|group| *group != "coordination.k8s.io")
+        {
             for resource in rule.resources.iter().flatten() {
                 given.extend(rule.verbs.iter().map(|verb| right(verb, group, resource)));
             }
@@ -45,10 +64,20 @@ async fn given(cluster: &ControlPlane, name: &str) -> Result<BTreeSet<Right>> {
 /// Every request of a ServiceAccount of Runnel's; a refused one is an error.
 fn used(cluster: &ControlPlane, name: &str) -> Result<(BTreeSet<Right>, Vec<Write>)> {
     let user = format!("system:serviceaccount:{NAMESPACE}:{name}");
-    let requests = cluster.writes_since(Default::default())?.into_iter().filter(|request| request.user == user);
+    let requests = cluster
+        .writes_since(Default::default())?
+        .into_iter()
+        .filter(|request| request.user == user);
     let requests: Vec<Write> = requests.collect();
-    let refused: Vec<&Write> = requests.iter().filter(|request| request.code == 403 || request.code == 401).collect();
-    ensure!(refused.is_empty(), "{name} was refused in {}: {refused:?}", cluster.name());
+    let refused: Vec<&Write> = requests
+        .iter()
+        .filter(|request| request.code == 403 || request.code == 401)
+        .collect();
+    ensure!(
+        refused.is_empty(),
+        "{name} was refused in {}: {refused:?}",
+        cluster.name()
+    );
     let rights = requests.iter().map(|request| {
         let resource = match request.subresource.as_str() {
             "" => request.resource.clone(),
@@ -62,16 +91,29 @@ fn used(cluster: &ControlPlane, name: &str) -> Result<(BTreeSet<Right>, Vec<Writ
 /// What is given and was not used is in `known`, each with its reason there.
 async fn is_hardly_more(cluster: &ControlPlane, name: &str, known: &[&str]) -> Result<()> {
     let (used, _) = used(cluster, name)?;
-    let unused: BTreeSet<Right> = given(cluster, name).await?.difference(&used).cloned().collect();
-    let surplus: Vec<&Right> = unused.iter().filter(|right| !known.contains(&right.as_str())).collect();
-    ensure!(surplus.is_empty(), "{name} has rights that it does not use: {surplus:?}; used are {used:?}");
+    let unused: BTreeSet<Right> = given(cluster, name)
+        .await?
+        .difference(&used)
+        .cloned()
+        .collect();
+    let surplus: Vec<&Right> = unused
+        .iter()
+        .filter(|right| !known.contains(&right.as_str()))
+        .collect();
+    ensure!(
+        surplus.is_empty(),
+        "{name} has rights that it does not use: {surplus:?}; used are {used:?}"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
     let fleet = Fleet::start(FleetOptions {
-        control_plane: Options { audit_reads: true, ..Options::default() },
+        control_plane: Options {
+            audit_reads: true,
+            ..Options::default()
+        },
         ..FleetOptions::default()
     });
     let fleet = fleet.await?;
@@ -80,13 +122,24 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
     scene.hub_namespaces(&["home"]).await?;
     scene.member_namespaces(&["home"]).await?;
 
-    let foreign = member.make(&Draft::config_map("home", "theirs").data("a", "b").json()).await?;
-    hub.make(&Draft::config_map("home", "theirs").data("c", "d").json()).await?;
-    let ours = hub.make(&Draft::config_map("home", "ours").data("c", "d").json()).await?;
-    let secret = hub.make(&Draft::secret("home", "secret").data("e", "f").json()).await?;
+    let foreign = member
+        .make(&Draft::config_map("home", "theirs").data("a", "b").json())
+        .await?;
+    hub.make(&Draft::config_map("home", "theirs").data("c", "d").json())
+        .await?;
+    let ours = hub
+        .make(&Draft::config_map("home", "ours").data("c", "d").json())
+        .await?;
+    let secret = hub
+        .make(&Draft::secret("home", "secret").data("e", "f").json())
+        .await?;
     let rule = Id::rule("home", "rule");
-    let draft = RuleDraft::new("home", "rule").named(&["*"]).everywhere().into(&["home", "made"]);
-    hub.make(&draft.with("createNamespaces", json!(true)).json()).await?;
+    let draft = RuleDraft::new("home", "rule")
+        .named(&["*"])
+        .everywhere()
+        .into(&["home", "made"]);
+    hub.make(&draft.with("createNamespaces", json!(true)).json())
+        .await?;
     hub.says_ready(&rule, "False", "Conflict").await?;
     member.has_event(&Id::of(&foreign)?, "Conflict").await?;
     hub.has_event(&rule, "Conflict").await?;
@@ -94,14 +147,39 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
 
     // Somebody asks the hub for more than the status holds.
     let mut plugin = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
-    plugin.args(["status", "rule", "-n", "home", "-o", "wide", "--hub-url", &fleet.hub_address(), "--kubeconfig"]);
-    let asked = plugin.arg(fleet.hub().kubeconfig()).kill_on_drop(true).output().await?;
-    ensure!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+    plugin.args([
+        "status",
+        "rule",
+        "-n",
+        "home",
+        "-o",
+        "wide",
+        "--hub-url",
+        &fleet.hub_address(),
+        "--kubeconfig",
+    ]);
+    let asked = plugin
+        .arg(fleet.hub().kubeconfig())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    ensure!(
+        asked.status.success(),
+        "{}",
+        String::from_utf8_lossy(&asked.stderr)
+    );
 
     // Drift is corrected, an edit followed, a source and an obstacle taken away.
-    member.change(&Id::of(&ours)?, json!({"data": {"c": "other", "surplus": "x"}})).await?;
+    member
+        .change(
+            &Id::of(&ours)?,
+            json!({"data": {"c": "other", "surplus": "x"}}),
+        )
+        .await?;
     member.has_event(&Id::of(&ours)?, "DriftCorrected").await?;
-    let ours = hub.change(&Id::of(&ours)?, json!({"data": {"c": "new"}})).await?;
+    let ours = hub
+        .change(&Id::of(&ours)?, json!({"data": {"c": "new"}}))
+        .await?;
     scene.arrives(&ours, &rule, &["home", "made"]).await?;
     let wide = Id::cluster_rule("wide");
     let source = json!({"namespaces": ["home"], "resources": ["configmaps"], "names": ["ours"]});
@@ -136,7 +214,11 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
         fleet.member(1),
         "runnel-agent",
         // Creating by apply asks for the right to create too, and is a patch in the log. An Event that repeats is patched.
-        &["create configmaps", "create secrets", "patch events.events.k8s.io"],
+        &[
+            "create configmaps",
+            "create secrets",
+            "patch events.events.k8s.io",
+        ],
     )
     .await?;
     is_hardly_more(fleet.hub(), "runnel-hub", &HUB_RESERVE).await?;

@@ -25,30 +25,76 @@ const FIRES: Duration = Duration::from_secs(60);
 async fn live(scene: &Scene) -> Result<()> {
     scene.hub_namespaces(&["watched"]).await?;
     scene.member_namespaces(&["watched-a"]).await?;
-    let rule = |name: &str| RuleDraft::new("watched", name).named(&[name]).everywhere().into(&["watched-a"]);
-    let source = scene.hub.make(&Draft::config_map("watched", "edited").data("key", "1").json()).await?;
+    let rule = |name: &str| {
+        RuleDraft::new("watched", name)
+            .named(&[name])
+            .everywhere()
+            .into(&["watched-a"])
+    };
+    let source = scene
+        .hub
+        .make(
+            &Draft::config_map("watched", "edited")
+                .data("key", "1")
+                .json(),
+        )
+        .await?;
     let edited = Id::of(&scene.hub.make(&rule("edited").json()).await?)?;
     scene.hub.all_applied(&edited, 1).await?;
-    let source = scene.hub.change(&Id::of(&source)?, json!({"data": {"key": "2"}})).await?;
+    let source = scene
+        .hub
+        .change(&Id::of(&source)?, json!({"data": {"key": "2"}}))
+        .await?;
     scene.arrives(&source, &edited, &["watched-a"]).await?;
-    scene.member(1).delete(&Id::config_map("watched-a", "edited")).await?;
+    scene
+        .member(1)
+        .delete(&Id::config_map("watched-a", "edited"))
+        .await?;
     scene.arrives(&source, &edited, &["watched-a"]).await?;
 
-    scene.member(1).make(&Draft::config_map("watched-a", "conflict").data("key", "somebody else's").json()).await?;
-    scene.hub.make(&Draft::config_map("watched", "conflict").data("key", "1").json()).await?;
+    scene
+        .member(1)
+        .make(
+            &Draft::config_map("watched-a", "conflict")
+                .data("key", "somebody else's")
+                .json(),
+        )
+        .await?;
+    scene
+        .hub
+        .make(
+            &Draft::config_map("watched", "conflict")
+                .data("key", "1")
+                .json(),
+        )
+        .await?;
     let conflict = Id::of(&scene.hub.make(&rule("conflict").json()).await?)?;
-    scene.hub.says_ready(&conflict, "False", "Conflict").await.map(drop)
+    scene
+        .hub
+        .says_ready(&conflict, "False", "Conflict")
+        .await
+        .map(drop)
 }
 
 /// A proxy of the environment is not for the API server of a kubeconfig.
 async fn around(fleet: &Fleet) -> Result<()> {
     let output = tokio::process::Command::new(&fleet.binaries().hub)
-        .args(["token", "create", "another", "--advertise=hub.example.com:8443", "--kubeconfig"])
+        .args([
+            "token",
+            "create",
+            "another",
+            "--advertise=hub.example.com:8443",
+            "--kubeconfig",
+        ])
         .arg(fleet.hub().kubeconfig())
         .env("HTTPS_PROXY", "http://127.0.0.1:9")
         .output();
     let output = output.await?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     // Never joined, it would count as away.
     let another = Id::member("another");
     Scene::of(fleet).await?.hub.delete(&another).await
@@ -57,7 +103,9 @@ async fn around(fleet: &Fleet) -> Result<()> {
 async fn fires(prometheus: &Prometheus, alert: &str, label: (&str, &str)) -> Result<()> {
     eventually(&format!("the alert {alert}"), FIRES, async || {
         let firing = prometheus.firing().await?;
-        let found = firing.iter().any(|one| one["labels"]["alertname"] == alert && one["labels"][label.0] == label.1);
+        let found = firing
+            .iter()
+            .any(|one| one["labels"]["alertname"] == alert && one["labels"][label.0] == label.1);
         ensure!(found, "firing are {firing:?}");
         Ok(Some(()))
     })
@@ -69,52 +117,93 @@ async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
     let programs = tokio::task::spawn_blocking(Programs::find).await??;
     let proxy = Tunnels::start("runnel:pr0xy-pass")?;
     let environment = json!({"extraEnv": [{"name": "HTTPS_PROXY", "value": proxy.url()}]});
-    let fleet = Fleet::start(FleetOptions { agent_values: environment, ..FleetOptions::default() }).await?;
+    let fleet = Fleet::start(FleetOptions {
+        agent_values: environment,
+        ..FleetOptions::default()
+    })
+    .await?;
     let scene = Scene::of(&fleet).await?;
     let targets = proxy.targets();
-    ensure!(targets.len() >= 2, "join and session went through the proxy: {targets:?}");
-    ensure!(targets.iter().all(|target| *target == fleet.hub_address()), "only the hub is behind it: {targets:?}");
+    ensure!(
+        targets.len() >= 2,
+        "join and session went through the proxy: {targets:?}"
+    );
+    ensure!(
+        targets.iter().all(|target| *target == fleet.hub_address()),
+        "only the hub is behind it: {targets:?}"
+    );
     around(&fleet).await?;
     live(&scene).await?;
 
     let rules = std::fs::read_to_string(chart("runnel-hub").join("rules/runnel.rules.yaml"))?;
     let address = |url: String| url.trim_start_matches("http://").to_owned();
-    let targets = [("runnel-hub", address(fleet.hub_ops_url())), ("runnel-agent", address(fleet.agent_ops_url(1)))];
+    let targets = [
+        ("runnel-hub", address(fleet.hub_ops_url())),
+        ("runnel-agent", address(fleet.agent_ops_url(1))),
+    ];
     let prometheus = Prometheus::start(&programs, &questions::at_once(&rules), &targets).await?;
 
     let mut names = BTreeSet::new();
-    for expression in questions::of_rules(&rules)?.into_iter().chain(questions::of_dashboard()?) {
+    for expression in questions::of_rules(&rules)?
+        .into_iter()
+        .chain(questions::of_dashboard()?)
+    {
         prometheus.query(&expression).await?;
         names.extend(questions::metrics_in(&expression));
     }
-    ensure!(names.len() >= 12, "only these metrics are asked for: {names:?}");
+    ensure!(
+        names.len() >= 12,
+        "only these metrics are asked for: {names:?}"
+    );
     for name in names {
         let known = prometheus.query(&format!("count({name})")).await?;
-        ensure!(value(&known).is_some_and(|count| count > 0.0), "nobody tells {name}");
+        ensure!(
+            value(&known).is_some_and(|count| count > 0.0),
+            "nobody tells {name}"
+        );
     }
     for (expression, wanted) in [
         ("runnel_member_connected{member=\"member-1\"}", 1.0),
-        ("runnel_rule_ready{rule_namespace=\"watched\",rule=\"edited\"}", 1.0),
-        ("runnel_rule_ready{rule_namespace=\"watched\",rule=\"conflict\"}", 0.0),
+        (
+            "runnel_rule_ready{rule_namespace=\"watched\",rule=\"edited\"}",
+            1.0,
+        ),
+        (
+            "runnel_rule_ready{rule_namespace=\"watched\",rule=\"conflict\"}",
+            0.0,
+        ),
         ("runnel_rule_copies{state=\"applied\"}", 1.0),
         ("runnel_rule_copies{state=\"failed\"}", 1.0),
         ("runnel_removals_held", 0.0),
         ("runnel_removals_pending", 0.0),
         ("sum(runnel_delivery_seconds_count)", 1.0),
-        ("runnel_rule_delivery_seconds_count{rule_namespace=\"watched\",rule=\"edited\"}", 1.0),
+        (
+            "runnel_rule_delivery_seconds_count{rule_namespace=\"watched\",rule=\"edited\"}",
+            1.0,
+        ),
         ("sum(runnel_drift_corrected_total)", 1.0),
         ("count(runnel_build_info)", 2.0),
     ] {
         let observed = value(&prometheus.query(expression).await?);
-        ensure!(observed == Some(wanted), "{expression} is {observed:?} and not {wanted}");
+        ensure!(
+            observed == Some(wanted),
+            "{expression} is {observed:?} and not {wanted}"
+        );
     }
 
     fires(&prometheus, "RunnelRuleNotReady", ("rule", "conflict")).await?;
     let firing = prometheus.firing().await?;
-    let calm = firing.iter().all(|alert| alert["labels"]["alertname"] == "RunnelRuleNotReady");
+    let calm = firing
+        .iter()
+        .all(|alert| alert["labels"]["alertname"] == "RunnelRuleNotReady");
     ensure!(calm, "while all is well, these fire: {firing:?}");
     fleet.stop_agent(1).await?;
-    fires(&prometheus, "RunnelMemberDisconnected", ("member", "member-1")).await?;
+    fires(
+        &prometheus,
+        "RunnelMemberDisconnected",
+        ("member", "member-1"),
+    )
+    .await?;
     // A rule that is deleted meanwhile leaves an order for the cluster that is away.
     scene.hub.delete(&Id::rule("watched", "edited")).await?;
     fires(&prometheus, "RunnelRemovalsPending", ("severity", "info")).await?;
@@ -123,7 +212,11 @@ async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
     }
     for log in [fleet.hub_log(), fleet.agent_log(1)] {
         keys(log)?;
-        ensure!(!std::fs::read_to_string(log)?.contains("pr0xy-pass"), "{} shows a password", log.display());
+        ensure!(
+            !std::fs::read_to_string(log)?.contains("pr0xy-pass"),
+            "{} shows a password",
+            log.display()
+        );
     }
     Ok(())
 }
@@ -131,13 +224,27 @@ async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
 /// Checks that every line of a log is JSON with the promised keys and no others.
 fn keys(log: &Path) -> Result<()> {
     let text = std::fs::read_to_string(log)?;
-    ensure!(text.lines().count() > 5, "{} says next to nothing", log.display());
+    ensure!(
+        text.lines().count() > 5,
+        "{} says next to nothing",
+        log.display()
+    );
     for line in text.lines() {
-        let read: Value = serde_json::from_str(line).with_context(|| format!("{}: no JSON: {line}", log.display()))?;
+        let read: Value = serde_json::from_str(line)
+            .with_context(|| format!("{}: no JSON: {line}", log.display()))?;
         let entry = read.as_object().context("a line that is no object")?;
-        let target = entry.get("target").and_then(Value::as_str).unwrap_or_default();
-        let strange: Vec<_> = entry.keys().filter(|key| !LOG_KEYS.iter().any(|(known, _)| known == key)).collect();
-        ensure!(strange.is_empty() || !target.starts_with("runnel"), "{line} has the keys {strange:?}");
+        let target = entry
+            .get("target")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let strange: Vec<_> = entry
+            .keys()
+            .filter(|key| !LOG_KEYS.iter().any(|(known, _)| known == key))
+            .collect();
+        ensure!(
+            strange.is_empty() || !target.starts_with("runnel"),
+            "{line} has the keys {strange:?}"
+        );
         for key in ["timestamp", "level", "target", "message"] {
             ensure!(entry.contains_key(key), "{line} has no {key}");
         }

@@ -23,64 +23,161 @@ const CANARY: &str = "canary-7f31";
 async fn runnel(fleet: &Fleet, kubeconfig: &Path, words: &[&str]) -> Result<Output> {
     let binary: PathBuf = fleet.binaries().folder.join("kubectl-runnel");
     let mut command = Command::new(binary);
-    command.arg("--kubeconfig").arg(kubeconfig).args(words).kill_on_drop(true);
-    let output = tokio::time::timeout(SOON, command.output()).await.context("the plugin does not end")??;
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    command
+        .arg("--kubeconfig")
+        .arg(kubeconfig)
+        .args(words)
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(SOON, command.output())
+        .await
+        .context("the plugin does not end")??;
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     println!("$ kubectl runnel {}\n{out}{err}", words.join(" "));
-    ensure!(!out.contains(CANARY) && !err.contains(CANARY), "it shows content");
+    ensure!(
+        !out.contains(CANARY) && !err.contains(CANARY),
+        "it shows content"
+    );
     Ok(output)
 }
 
 #[tokio::test]
 async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
-    let fleet = Fleet::start(FleetOptions { members: 2, hub_replicas: 2, ..FleetOptions::default() }).await?;
+    let fleet = Fleet::start(FleetOptions {
+        members: 2,
+        hub_replicas: 2,
+        ..FleetOptions::default()
+    })
+    .await?;
     let scene = Scene::of(&fleet).await?;
     let (hub, home) = (&scene.hub, "asked");
     scene.hub_namespaces(&[home]).await?;
     scene.member_namespaces(&[home]).await?;
     // One copy fails in one of the two clusters: something else stands there.
-    scene.member(2).make(&Draft::config_map(home, "taken").data("k", "not ours").json()).await?;
-    hub.make(&RuleDraft::new(home, "rule").named(&["taken", "free"]).everywhere().json()).await?;
+    scene
+        .member(2)
+        .make(
+            &Draft::config_map(home, "taken")
+                .data("k", "not ours")
+                .json(),
+        )
+        .await?;
+    hub.make(
+        &RuleDraft::new(home, "rule")
+            .named(&["taken", "free"])
+            .everywhere()
+            .json(),
+    )
+    .await?;
     for name in ["taken", "free"] {
-        hub.make(&Draft::config_map(home, name).data("k", CANARY).json()).await?;
+        hub.make(&Draft::config_map(home, name).data("k", CANARY).json())
+            .await?;
     }
     let rule = Id::rule(home, "rule");
     hub.says_of(&rule, "member-2", "Failed", "Conflict").await?;
-    hub.says_of(&rule, "member-1", "Ready", "AllApplied").await?;
+    hub.says_of(&rule, "member-1", "Ready", "AllApplied")
+        .await?;
 
     // The administrator has a certificate and no token. Each replica leads there, also the one that does not lead.
     for replica in 1..=2 {
         let address = fleet.hub_replica(replica).address().to_owned();
-        let words = ["status", "rule", "-n", home, "-o", "wide", "--hub-url", &address];
+        let words = [
+            "status",
+            "rule",
+            "-n",
+            home,
+            "-o",
+            "wide",
+            "--hub-url",
+            &address,
+        ];
         let printed = runnel(&fleet, fleet.hub().kubeconfig(), &words).await?;
         let out = String::from_utf8(printed.stdout)?;
         ensure!(printed.status.success(), "{out}");
-        let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
-        ensure!(rows.iter().any(|row| row.starts_with(&["member-2", "Failed", "1", "1", "0", "Conflict"])), "{out}");
-        ensure!(rows.iter().any(|row| row.starts_with(&["member-1", "Ready", "2", "0", "0", "AllApplied"])), "{out}");
-        ensure!(out.contains("member-2: configmaps/asked/taken: Conflict: "), "{out}");
+        let rows: Vec<Vec<&str>> = out
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        ensure!(
+            rows.iter()
+                .any(|row| row.starts_with(&["member-2", "Failed", "1", "1", "0", "Conflict"])),
+            "{out}"
+        );
+        ensure!(
+            rows.iter().any(|row| row.starts_with(&[
+                "member-1",
+                "Ready",
+                "2",
+                "0",
+                "0",
+                "AllApplied"
+            ])),
+            "{out}"
+        );
+        ensure!(
+            out.contains("member-2: configmaps/asked/taken: Conflict: "),
+            "{out}"
+        );
     }
 
     // The copy that failed is not the newest; nor is one that its agent cannot have got. The other cluster has proved it.
-    let outdated = ["status", "rule", "-n", home, "--outdated", "--hub-url", &fleet.hub_address()];
-    let printed = String::from_utf8(runnel(&fleet, fleet.hub().kubeconfig(), &outdated).await?.stdout)?;
+    let outdated = [
+        "status",
+        "rule",
+        "-n",
+        home,
+        "--outdated",
+        "--hub-url",
+        &fleet.hub_address(),
+    ];
+    let printed = String::from_utf8(
+        runnel(&fleet, fleet.hub().kubeconfig(), &outdated)
+            .await?
+            .stdout,
+    )?;
     ensure!(
-        printed.starts_with("1 of 2 clusters does not hold the newest") && !printed.contains("member-1"),
+        printed.starts_with("1 of 2 clusters does not hold the newest")
+            && !printed.contains("member-1"),
         "{printed}"
     );
 
     proved(&fleet, &scene).await?;
 
     // A ServiceAccount is let in when it may read the rule.
-    let words = ["status", "rule", "-n", home, "-o", "wide", "--hub-url", &fleet.hub_address()];
+    let words = [
+        "status",
+        "rule",
+        "-n",
+        home,
+        "-o",
+        "wide",
+        "--hub-url",
+        &fleet.hub_address(),
+    ];
     let account = |verb: &'static [&'static str]| fleet.hub().kubectl(verb);
     account(&["-n", "asked", "create", "serviceaccount", "reader"]).await?;
     let reader = fleet.hub().token_kubeconfig(home, "reader").await?;
-    ensure!(!runnel(&fleet, &reader, &words).await?.status.success(), "who may not read rules was answered");
-    let asked = Asked::of(&fleet).await?;
-    let token = fleet.hub().kubectl(&["-n", home, "create", "token", "reader"]).await?.trim().to_owned();
     ensure!(
-        asked.by(Some(&token), home, "rule").await.err().context("it is answered")?.code() == Code::PermissionDenied
+        !runnel(&fleet, &reader, &words).await?.status.success(),
+        "who may not read rules was answered"
+    );
+    let asked = Asked::of(&fleet).await?;
+    let token = fleet
+        .hub()
+        .kubectl(&["-n", home, "create", "token", "reader"])
+        .await?
+        .trim()
+        .to_owned();
+    ensure!(
+        asked
+            .by(Some(&token), home, "rule")
+            .await
+            .err()
+            .context("it is answered")?
+            .code()
+            == Code::PermissionDenied
     );
     account(&[
         "-n",
@@ -95,7 +192,9 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
     eventually("the right to arrive", SOON, async || {
         let printed = runnel(&fleet, &reader, &words).await?;
         let out = String::from_utf8_lossy(&printed.stdout).into_owned();
-        Ok((printed.status.success() && out.contains("member-2: configmaps/asked/taken: Conflict: ")).then_some(()))
+        Ok((printed.status.success()
+            && out.contains("member-2: configmaps/asked/taken: Conflict: "))
+        .then_some(()))
     })
     .await?;
     // Where a copy comes from, or why it is not there: through either replica, and for that account too.
@@ -105,20 +204,43 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
     for (token, namespace, name, code) in [
         (Some(token.as_str()), home, "no-such-rule", Code::NotFound),
         (Some(&token), "default", "rule", Code::PermissionDenied),
-        (Some(&format!("{token}x")), home, "rule", Code::Unauthenticated),
+        (
+            Some(&format!("{token}x")),
+            home,
+            "rule",
+            Code::Unauthenticated,
+        ),
         (None, home, "rule", Code::Unauthenticated),
     ] {
-        let refused = asked.by(token, namespace, name).await.err().context("it is answered")?;
+        let refused = asked
+            .by(token, namespace, name)
+            .await
+            .err()
+            .context("it is answered")?;
         ensure!(refused.code() == code, "{namespace}/{name}: {refused}");
     }
     let clusters = asked.by(Some(&token), home, "rule").await?;
-    ensure!(clusters.iter().map(|cluster| cluster.name.as_str()).eq(["member-2", "member-1"]), "{clusters:?}");
+    ensure!(
+        clusters
+            .iter()
+            .map(|cluster| cluster.name.as_str())
+            .eq(["member-2", "member-1"]),
+        "{clusters:?}"
+    );
     Ok(())
 }
 
 /// Waits until `--outdated` says this of the rule `proved/all`.
 async fn outdated(fleet: &Fleet, what: &str, is_so: impl Fn(&str) -> bool) -> Result<()> {
-    let words = ["status", "all", "-n", "proved", "--outdated", "--hub-url", &fleet.hub_address()];
+    let words = [
+        "status",
+        "all",
+        "-n",
+        "proved",
+        "--outdated",
+        "--hub-url",
+        &fleet.hub_address(),
+    ];
     eventually(what, SOON, async || {
         let printed = runnel(fleet, fleet.hub().kubeconfig(), &words).await?;
         let out = String::from_utf8(printed.stdout)?;
@@ -133,21 +255,45 @@ async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
     let (hub, home) = (&scene.hub, "proved");
     scene.hub_namespaces(&[home]).await?;
     scene.member_namespaces(&[home]).await?;
-    let settings = hub.make(&Draft::config_map(home, "settings").label("team", "a").data("k", CANARY).json()).await?;
-    hub.make(&Draft::secret(home, "login").data("k", CANARY).json()).await?;
+    let settings = hub
+        .make(
+            &Draft::config_map(home, "settings")
+                .label("team", "a")
+                .data("k", CANARY)
+                .json(),
+        )
+        .await?;
+    hub.make(&Draft::secret(home, "login").data("k", CANARY).json())
+        .await?;
     let id = Id::of(&settings)?;
-    let rule = Id::of(&hub.make(&RuleDraft::new(home, "all").named(&["*"]).everywhere().json()).await?)?;
+    let rule = Id::of(
+        &hub.make(
+            &RuleDraft::new(home, "all")
+                .named(&["*"])
+                .everywhere()
+                .json(),
+        )
+        .await?,
+    )?;
     hub.all_applied(&rule, 4).await?;
     let all = "Every cluster (2) holds the newest revision of every source, and has proved it.\n";
     outdated(fleet, "both to have proved it", |out| out == all).await?;
 
     // A policy of the first member adds a label to whatever is written, which is nobody's affair.
-    mutates(fleet, scene, "adds", r#"Object{metadata: Object.metadata{labels: {"example.com/scanned": "yes"}}}"#)
-        .await?;
+    mutates(
+        fleet,
+        scene,
+        "adds",
+        r#"Object{metadata: Object.metadata{labels: {"example.com/scanned": "yes"}}}"#,
+    )
+    .await?;
     hub.change(&id, json!({"data": {"k": "second"}})).await?;
     let scanned = scene.member(1).sees("scanned", &id, |copy| {
         let labels = &copy["metadata"]["labels"];
-        ensure!(copy["data"]["k"] == "second" && labels["example.com/scanned"] == "yes", "{copy}");
+        ensure!(
+            copy["data"]["k"] == "second" && labels["example.com/scanned"] == "yes",
+            "{copy}"
+        );
         Ok(())
     });
     scanned.await?;
@@ -158,10 +304,16 @@ async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
     mutates(fleet, scene, "forces", r#"Object{data: {"k": "forced"}}"#).await?;
     hub.change(&id, json!({"data": {"k": "third"}})).await?;
     hub.says_of(&rule, "member-1", "Failed", "Denied").await?;
-    hub.says_of(&rule, "member-2", "Ready", "AllApplied").await?;
+    hub.says_of(&rule, "member-2", "Ready", "AllApplied")
+        .await?;
     outdated(fleet, "the first one to be told", |out| {
-        let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
-        rows.iter().any(|row| row.starts_with(&["member-1", "Older", "Failed"])) && !out.contains("member-2")
+        let rows: Vec<Vec<&str>> = out
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        rows.iter()
+            .any(|row| row.starts_with(&["member-1", "Older", "Failed"]))
+            && !out.contains("member-2")
     })
     .await?;
 
@@ -170,21 +322,33 @@ async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
     }
     hub.change(&id, json!({"data": {"k": "fourth"}})).await?;
     hub.all_applied(&rule, 4).await?;
-    outdated(fleet, "both to have proved what was mended", |out| out == all).await?;
+    outdated(fleet, "both to have proved what was mended", |out| {
+        out == all
+    })
+    .await?;
 
     // Somebody changes a copy, and it is put back.
-    scene.member(2).change(&id, json!({"data": {"k": "tampered"}})).await?;
+    scene
+        .member(2)
+        .change(&id, json!({"data": {"k": "tampered"}}))
+        .await?;
     let back = scene.member(2).sees("put back", &id, |copy| {
         ensure!(copy["data"]["k"] == "fourth", "{copy}");
         Ok(())
     });
     back.await?;
-    outdated(fleet, "both to have proved what was put back", |out| out == all).await?;
+    outdated(fleet, "both to have proved what was put back", |out| {
+        out == all
+    })
+    .await?;
     // What an agent has to find out again after it was restarted.
     fleet.stop_agent(1).await?;
     fleet.start_agent(1).await?;
     fleet.connected(1).await?;
-    outdated(fleet, "both to have proved it after a restart", |out| out == all).await
+    outdated(fleet, "both to have proved it after a restart", |out| {
+        out == all
+    })
+    .await
 }
 
 /// A policy of the first member that changes the ConfigMaps of one namespace whenever they are written.
@@ -206,15 +370,23 @@ async fn mutates(fleet: &Fleet, scene: &Scene, name: &str, expression: &str) -> 
             "policyName": name,
         }}))
         .await?;
-    let probe = Draft::config_map("proved", "probe").data("k", "probe").json().to_string();
-    eventually(&format!("the policy {name} to be in force"), SOON, async || {
-        let arguments = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
-        let made: Value = serde_json::from_str(&fleet.member(1).kubectl_stdin(&arguments, &probe).await?)?;
-        let in_force = made["data"]["k"] == "forced" || name != "forces";
-        let labelled = made["metadata"]["labels"]["example.com/scanned"] == "yes";
-        ensure!(in_force && labelled, "made would be {made}");
-        Ok(Some(()))
-    })
+    let probe = Draft::config_map("proved", "probe")
+        .data("k", "probe")
+        .json()
+        .to_string();
+    eventually(
+        &format!("the policy {name} to be in force"),
+        SOON,
+        async || {
+            let arguments = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
+            let made: Value =
+                serde_json::from_str(&fleet.member(1).kubectl_stdin(&arguments, &probe).await?)?;
+            let in_force = made["data"]["k"] == "forced" || name != "forces";
+            let labelled = made["metadata"]["labels"]["example.com/scanned"] == "yes";
+            ensure!(in_force && labelled, "made would be {made}");
+            Ok(Some(()))
+        },
+    )
     .await
 }
 
@@ -236,10 +408,25 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
         (
             "member-2/asked/cm/taken",
             reader,
-            vec!["not as it should be", "Failed:", "Conflict: an object that is not Runnel's"],
+            vec![
+                "not as it should be",
+                "Failed:",
+                "Conflict: an object that is not Runnel's",
+            ],
         ),
-        ("member-1/default/cm/free", &*admin, vec!["no copy", "No rule has a source whose copies are called free."]),
-        ("member-1/asked/secret/free", &*admin, vec!["no copy", "No rule has a source"]),
+        (
+            "member-1/default/cm/free",
+            &*admin,
+            vec![
+                "no copy",
+                "No rule has a source whose copies are called free.",
+            ],
+        ),
+        (
+            "member-1/asked/secret/free",
+            &*admin,
+            vec!["no copy", "No rule has a source"],
+        ),
     ] {
         for replica in 1..=2 {
             let address = fleet.hub_replica(replica).address().to_owned();
@@ -247,26 +434,55 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
             let out = String::from_utf8(printed.stdout)?;
             ensure!(printed.status.success(), "{copy}: {out}");
             for words in &expected {
-                ensure!(out.contains(words), "{copy}: it does not say `{words}`: {out}");
+                ensure!(
+                    out.contains(words),
+                    "{copy}: it does not say `{words}`: {out}"
+                );
             }
         }
     }
     // The account may read the rules of its namespace, and no MemberCluster: of others it hears nothing.
     let address = fleet.hub_address();
-    for (copy, word) in [("member-1/default/cm/other", "may get no rule"), ("no-such/asked/cm/free", "may get no rule")]
-    {
+    for (copy, word) in [
+        ("member-1/default/cm/other", "may get no rule"),
+        ("no-such/asked/cm/free", "may get no rule"),
+    ] {
         let printed = runnel(fleet, reader, &["explain", copy, "--hub-url", &address]).await?;
         let err = String::from_utf8_lossy(&printed.stderr).into_owned();
-        ensure!(!printed.status.success() && err.contains(word), "{copy}: {err}");
+        ensure!(
+            !printed.status.success() && err.contains(word),
+            "{copy}: {err}"
+        );
     }
-    let printed = runnel(fleet, &admin, &["explain", "no-such/asked/cm/free", "--hub-url", &address]).await?;
-    ensure!(String::from_utf8_lossy(&printed.stderr).contains("there is no member no-such"), "it is answered");
+    let printed = runnel(
+        fleet,
+        &admin,
+        &["explain", "no-such/asked/cm/free", "--hub-url", &address],
+    )
+    .await?;
+    ensure!(
+        String::from_utf8_lossy(&printed.stderr).contains("there is no member no-such"),
+        "it is answered"
+    );
     // On the member, the copy itself says hub, rule and source.
-    let copy = scene.member(1).get(&Id::config_map("asked", "free")).await?;
-    let printed =
-        (&copy["metadata"]["annotations"]["runnel.dev/rule"], &copy["metadata"]["annotations"]["runnel.dev/source"]);
-    ensure!(printed == (&"asked/rule".into(), &"configmaps/asked/free".into()), "{}", copy["metadata"]);
-    ensure!(copy["metadata"]["labels"]["runnel.dev/hub"].is_string(), "{}", copy["metadata"]);
+    let copy = scene
+        .member(1)
+        .get(&Id::config_map("asked", "free"))
+        .await?;
+    let printed = (
+        &copy["metadata"]["annotations"]["runnel.dev/rule"],
+        &copy["metadata"]["annotations"]["runnel.dev/source"],
+    );
+    ensure!(
+        printed == (&"asked/rule".into(), &"configmaps/asked/free".into()),
+        "{}",
+        copy["metadata"]
+    );
+    ensure!(
+        copy["metadata"]["labels"]["runnel.dev/hub"].is_string(),
+        "{}",
+        copy["metadata"]
+    );
     Ok(())
 }
 
@@ -275,22 +491,52 @@ struct Asked(Channel);
 
 impl Asked {
     async fn of(fleet: &Fleet) -> Result<Self> {
-        let lease = fleet.hub().kubectl(&["-n", NAMESPACE, "get", "lease", "runnel-hub", "-o", "json"]).await?;
+        let lease = fleet
+            .hub()
+            .kubectl(&["-n", NAMESPACE, "get", "lease", "runnel-hub", "-o", "json"])
+            .await?;
         let lease: Value = serde_json::from_str(&lease)?;
-        let printed = |key: &str| lease["metadata"]["annotations"][key].as_str().context("the Lease does not say it");
+        let printed = |key: &str| {
+            lease["metadata"]["annotations"][key]
+                .as_str()
+                .context("the Lease does not say it")
+        };
         let pin = Fingerprint::parse(printed("runnel.dev/authority")?)?;
-        let connector = Connector::new(join_config(pin, printed("runnel.dev/hub")?)?).by(Route::direct());
-        Ok(Self(endpoint(&fleet.hub_address())?.connect_with_connector(connector).await?))
+        let connector =
+            Connector::new(join_config(pin, printed("runnel.dev/hub")?)?).by(Route::direct());
+        Ok(Self(
+            endpoint(&fleet.hub_address())?
+                .connect_with_connector(connector)
+                .await?,
+        ))
     }
 
-    async fn by(&self, token: Option<&str>, namespace: &str, name: &str) -> Result<Vec<RuleCluster>, Status> {
-        let (kind, namespace, name) = ("DistributionRule".to_owned(), namespace.to_owned(), name.to_owned());
-        let mut request = Request::new(RuleQuestion { kind, namespace, name });
+    async fn by(
+        &self,
+        token: Option<&str>,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Vec<RuleCluster>, Status> {
+        let (kind, namespace, name) = (
+            "DistributionRule".to_owned(),
+            namespace.to_owned(),
+            name.to_owned(),
+        );
+        let mut request = Request::new(RuleQuestion {
+            kind,
+            namespace,
+            name,
+        });
         if let Some(token) = token {
-            let header = format!("Bearer {token}").parse().map_err(|_| Status::internal("no header"))?;
+            let header = format!("Bearer {token}")
+                .parse()
+                .map_err(|_| Status::internal("no header"))?;
             request.metadata_mut().insert("authorization", header);
         }
-        let mut pages = QueryClient::new(self.0.clone()).rule_clusters(request).await?.into_inner();
+        let mut pages = QueryClient::new(self.0.clone())
+            .rule_clusters(request)
+            .await?
+            .into_inner();
         let mut all = Vec::new();
         while let Some(page) = pages.message().await? {
             all.extend(page.clusters);

@@ -20,10 +20,17 @@ async fn prepare(scene: &Scene) -> Result<()> {
     scene.member_namespaces(&["quiet-a", "quiet-b"]).await?;
     let hub = &scene.hub;
     for name in ["ready", "waiting", "conflict", "suspended", "retained"] {
-        hub.make(&Draft::config_map("quiet", name).data("key", "value").json()).await?;
+        hub.make(&Draft::config_map("quiet", name).data("key", "value").json())
+            .await?;
     }
-    hub.make(&Draft::secret("quiet", "ready").data("key", "value").json()).await?;
-    hub.make(&Draft::secret("quiet", "refused").with("type", json!("helm.sh/release.v1")).json()).await?;
+    hub.make(&Draft::secret("quiet", "ready").data("key", "value").json())
+        .await?;
+    hub.make(
+        &Draft::secret("quiet", "refused")
+            .with("type", json!("helm.sh/release.v1"))
+            .json(),
+    )
+    .await?;
     let foreign = Draft::config_map("quiet-a", "conflict").data("key", "somebody else's");
     scene.member(1).make(&foreign.json()).await?;
 
@@ -34,23 +41,36 @@ async fn prepare(scene: &Scene) -> Result<()> {
     let waiting = make(rule("waiting").into(&["quiet-a", "not-there"])).await?;
     hub.says_ready(&waiting, "False", "CopiesWaiting").await?;
     let conflict = make(rule("conflict").into(&["quiet-a"])).await?;
-    hub.says_of(&conflict, "member-1", "Failed", "Conflict").await?;
+    hub.says_of(&conflict, "member-1", "Failed", "Conflict")
+        .await?;
     let suspended = make(rule("suspended").with("suspend", json!(true))).await?;
     hub.says_ready(&suspended, "False", "Suspended").await?;
     let nothing = make(rule("nothing")).await?;
     hub.says_ready(&nothing, "False", "NoSources").await?;
-    let nowhere = make(RuleDraft::new("quiet", "nowhere").named(&["ready"]).to(&["member-none"])).await?;
+    let nowhere = make(
+        RuleDraft::new("quiet", "nowhere")
+            .named(&["ready"])
+            .to(&["member-none"]),
+    )
+    .await?;
     hub.says_ready(&nowhere, "False", "NoClusters").await?;
     let refused = make(rule("refused")).await?;
     hub.says_ready(&refused, "False", "NoSources").await?;
-    let retained = make(rule("retained").into(&["quiet-b"]).with("deletionPolicy", json!("Retain"))).await?;
+    let retained = make(
+        rule("retained")
+            .into(&["quiet-b"])
+            .with("deletionPolicy", json!("Retain")),
+    )
+    .await?;
     hub.all_applied(&retained, MEMBERS).await?;
     hub.delete(&retained).await?;
     hub.lacks(&retained).await
 }
 
 fn clusters(fleet: &Fleet) -> Vec<&ControlPlane> {
-    std::iter::once(fleet.hub()).chain((1..=MEMBERS).map(|number| fleet.member(number))).collect()
+    std::iter::once(fleet.hub())
+        .chain((1..=MEMBERS).map(|number| fleet.member(number)))
+        .collect()
 }
 
 /// Every write since these marks, by anybody.
@@ -58,14 +78,22 @@ fn writes(fleet: &Fleet, marks: &[Mark]) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for (cluster, mark) in clusters(fleet).into_iter().zip(marks) {
         let writes = cluster.writes_since(*mark)?;
-        all.extend(writes.iter().map(|write| format!("{}: {write:?}", cluster.name())));
+        all.extend(
+            writes
+                .iter()
+                .map(|write| format!("{}: {write:?}", cluster.name())),
+        );
     }
     Ok(all)
 }
 
 #[tokio::test]
 async fn idle_minute_has_no_writes() -> Result<()> {
-    let fleet = Fleet::start(FleetOptions { members: MEMBERS, ..FleetOptions::default() }).await?;
+    let fleet = Fleet::start(FleetOptions {
+        members: MEMBERS,
+        ..FleetOptions::default()
+    })
+    .await?;
     let scene = Scene::of(&fleet).await?;
     prepare(&scene).await?;
     let statuses = scene.hub.list(&Id::rule("quiet", "any")).await?;
@@ -89,9 +117,15 @@ async fn idle_minute_has_no_writes() -> Result<()> {
     .await?;
     let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
     let after = scene.hub.list(&Id::rule("quiet", "any")).await?;
-    ensure!(statuses.iter().map(version).eq(after.iter().map(version)), "a rule was written");
+    ensure!(
+        statuses.iter().map(version).eq(after.iter().map(version)),
+        "a rule was written"
+    );
     let metrics = Metrics::of(&fleet.hub_ops_url()).await?;
-    ensure!(metrics.sum("runnel_hub_intents_sent_total")? == 0.0, "the new hub sent payloads");
+    ensure!(
+        metrics.sum("runnel_hub_intents_sent_total")? == 0.0,
+        "the new hub sent payloads"
+    );
     Ok(())
 }
 
@@ -100,7 +134,12 @@ const PACE: Duration = Duration::from_secs(62);
 
 /// Waits until nobody has written for longer than anything waits to be written.
 async fn settled(fleet: &Fleet) -> Result<Vec<Mark>> {
-    let now = || clusters(fleet).into_iter().map(ControlPlane::mark).collect::<Vec<_>>();
+    let now = || {
+        clusters(fleet)
+            .into_iter()
+            .map(ControlPlane::mark)
+            .collect::<Vec<_>>()
+    };
     let (mut marks, mut since) = (now(), std::time::Instant::now());
     eventually("a minute without a write", 3 * PACE, async || {
         if !writes(fleet, &marks)?.is_empty() {

@@ -34,7 +34,11 @@ fn options(members: usize, life: &str) -> FleetOptions {
         "certificate": {"life": life},
         "lease": {"duration": "4s", "renewDeadline": "3s", "retryPeriod": "1s"},
     });
-    FleetOptions { members, hub_values, ..FleetOptions::default() }
+    FleetOptions {
+        members,
+        hub_values,
+        ..FleetOptions::default()
+    }
 }
 
 /// The pair of an authority, PEM.
@@ -46,16 +50,24 @@ struct Pair {
 impl Pair {
     /// As a hub makes it, with the same name as any other of that hub.
     fn of(authority: &Authority) -> Self {
-        Self { certificate: authority.certificate_pem().to_owned(), key: authority.key_pem() }
+        Self {
+            certificate: authority.certificate_pem().to_owned(),
+            key: authority.key_pem(),
+        }
     }
 
     /// As another program makes it.
     fn foreign() -> Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "platform authority");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "platform authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Ok(Self { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() })
+        Ok(Self {
+            certificate: params.self_signed(&key)?.pem(),
+            key: key.serialize_pem(),
+        })
     }
 
     fn print(&self) -> Result<String> {
@@ -72,28 +84,56 @@ struct Hub<'a> {
 
 impl Hub<'_> {
     async fn pair(&self) -> Result<Pair> {
-        let secret = self.scene.hub.get(&Id::secret(NAMESPACE, IDENTITY_SECRET)).await?;
+        let secret = self
+            .scene
+            .hub
+            .get(&Id::secret(NAMESPACE, IDENTITY_SECRET))
+            .await?;
         let entry = |name: &str| {
             let encoded = secret["data"][name].as_str().unwrap_or_default();
-            anyhow::Ok(String::from_utf8(data_encoding::BASE64.decode(encoded.as_bytes())?)?)
+            anyhow::Ok(String::from_utf8(
+                data_encoding::BASE64.decode(encoded.as_bytes())?,
+            )?)
         };
-        Ok(Pair { certificate: entry("tls.crt")?, key: entry("tls.key")? })
+        Ok(Pair {
+            certificate: entry("tls.crt")?,
+            key: entry("tls.key")?,
+        })
     }
 
     async fn replace(&self, pair: &Pair) -> Result<()> {
         let data = json!({"stringData": {"tls.crt": pair.certificate, "tls.key": pair.key}});
-        self.scene.hub.change(&Id::secret(NAMESPACE, IDENTITY_SECRET), data).await.map(drop)
+        self.scene
+            .hub
+            .change(&Id::secret(NAMESPACE, IDENTITY_SECRET), data)
+            .await
+            .map(drop)
     }
 
     /// Waits until every member has a certificate of this authority and of no other.
     async fn followed(&self, authority: &str) -> Result<()> {
         eventually("every member to follow the authority", SOON, async || {
             for number in 1..=self.fleet.size() {
-                let member = self.scene.hub.get(&Id::member(self.fleet.member_name(number))).await?;
-                let keys = member["status"]["identity"]["keys"].as_array().cloned().unwrap_or_default();
-                let newest = keys.iter().max_by_key(|key| key["issuedAt"].as_str().unwrap_or_default().to_owned());
-                let signed = newest.and_then(|key| key["authority"].as_str()).unwrap_or_default();
-                ensure!(signed == authority, "{} has {signed}", self.fleet.member_name(number));
+                let member = self
+                    .scene
+                    .hub
+                    .get(&Id::member(self.fleet.member_name(number)))
+                    .await?;
+                let keys = member["status"]["identity"]["keys"]
+                    .as_array()
+                    .cloned()
+                    .unwrap_or_default();
+                let newest = keys
+                    .iter()
+                    .max_by_key(|key| key["issuedAt"].as_str().unwrap_or_default().to_owned());
+                let signed = newest
+                    .and_then(|key| key["authority"].as_str())
+                    .unwrap_or_default();
+                ensure!(
+                    signed == authority,
+                    "{} has {signed}",
+                    self.fleet.member_name(number)
+                );
             }
             Ok(Some(()))
         })
@@ -105,7 +145,9 @@ impl Hub<'_> {
         eventually("the former authorities to be gone", SOON, async || {
             let count = self.known().await?;
             ensure!(count == 1, "{count} are kept");
-            let shown = Metrics::of(&self.fleet.hub_ops_url()).await?.sum("runnel_hub_authorities")?;
+            let shown = Metrics::of(&self.fleet.hub_ops_url())
+                .await?
+                .sum("runnel_hub_authorities")?;
             ensure!(shown == 1.0, "the metric says {shown}");
             Ok(Some(()))
         })
@@ -113,9 +155,16 @@ impl Hub<'_> {
     }
 
     async fn known(&self) -> Result<usize> {
-        let secret = self.scene.hub.get(&Id::secret(NAMESPACE, AUTHORITIES_SECRET)).await?;
-        let encoded = secret["data"]["authorities.json"].as_str().unwrap_or_default();
-        let written: Value = serde_json::from_slice(&data_encoding::BASE64.decode(encoded.as_bytes())?)?;
+        let secret = self
+            .scene
+            .hub
+            .get(&Id::secret(NAMESPACE, AUTHORITIES_SECRET))
+            .await?;
+        let encoded = secret["data"]["authorities.json"]
+            .as_str()
+            .unwrap_or_default();
+        let written: Value =
+            serde_json::from_slice(&data_encoding::BASE64.decode(encoded.as_bytes())?)?;
         Ok(written["authorities"].as_array().map_or(0, Vec::len))
     }
 }
@@ -123,7 +172,9 @@ impl Hub<'_> {
 /// How often a line with this message stands in a log, each with its time and the rest.
 fn lines(log: &std::path::Path, message: &str) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(log)?;
-    let read = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let read = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
     Ok(read.filter(|line| line["message"] == message).collect())
 }
 
@@ -136,8 +187,18 @@ fn longest_gap(fleet: &Fleet) -> Result<Duration> {
     let mut observed: Vec<(jiff::Timestamp, String, bool)> = Vec::new();
     for (message, begins) in [("agent connected", true), ("session ended", false)] {
         for line in lines(fleet.hub_log(), message)? {
-            let at = line["timestamp"].as_str().context("a line without a time")?.parse()?;
-            observed.push((at, line["span"]["cluster"].as_str().unwrap_or_default().to_owned(), begins));
+            let at = line["timestamp"]
+                .as_str()
+                .context("a line without a time")?
+                .parse()?;
+            observed.push((
+                at,
+                line["span"]["cluster"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned(),
+                begins,
+            ));
         }
     }
     observed.sort();
@@ -161,35 +222,69 @@ fn object(number: usize) -> String {
 async fn edit(scene: &Scene, edits: &mut usize) -> Result<()> {
     *edits += 1;
     let id = Id::config_map(SOURCE, &object(*edits % OBJECTS));
-    scene.hub.change(&id, json!({"data": {"edit": edits.to_string()}})).await.map(drop)
+    scene
+        .hub
+        .change(&id, json!({"data": {"edit": edits.to_string()}}))
+        .await
+        .map(drop)
 }
 
 /// Every copy has its last edit, went only forward, and was written once for each content that it had.
-async fn judge(fleet: &Fleet, scene: &Scene, rule: &Id, (recorders, marks): (&[Recorder], &[Mark])) -> Result<usize> {
+async fn judge(
+    fleet: &Fleet,
+    scene: &Scene,
+    rule: &Id,
+    (recorders, marks): (&[Recorder], &[Mark]),
+) -> Result<usize> {
     let mut seen = 0;
     for number in 0..OBJECTS {
-        let source = scene.hub.get(&Id::config_map(SOURCE, &object(number))).await?;
+        let source = scene
+            .hub
+            .get(&Id::config_map(SOURCE, &object(number)))
+            .await?;
         scene.arrives(&source, rule, &[TARGET]).await?;
         for (index, recorder) in recorders.iter().enumerate() {
             let member = fleet.member_name(index + 1);
-            let last = source["data"]["edit"].as_str().context("no edit")?.to_owned();
+            let last = source["data"]["edit"]
+                .as_str()
+                .context("no edit")?
+                .to_owned();
             let contents = eventually("the record of the last edit", SOON, async || {
                 let records = recorder.about(TARGET, &object(number))?;
-                let edits =
-                    records.iter().map(|record| record.object["data"]["edit"].as_str().unwrap_or_default().to_owned());
+                let edits = records.iter().map(|record| {
+                    record.object["data"]["edit"]
+                        .as_str()
+                        .unwrap_or_default()
+                        .to_owned()
+                });
                 let edits: Vec<String> = edits.collect();
-                Ok(edits.last().is_some_and(|edit| *edit == last).then_some(edits))
+                Ok(edits
+                    .last()
+                    .is_some_and(|edit| *edit == last)
+                    .then_some(edits))
             })
             .await?;
-            let counted: Vec<usize> = contents.iter().map(|edit| edit.parse().unwrap_or_default()).collect();
-            ensure!(counted.is_sorted_by(|one, next| one < next), "{member} {}: {counted:?}", object(number));
+            let counted: Vec<usize> = contents
+                .iter()
+                .map(|edit| edit.parse().unwrap_or_default())
+                .collect();
+            ensure!(
+                counted.is_sorted_by(|one, next| one < next),
+                "{member} {}: {counted:?}",
+                object(number)
+            );
             let writes = fleet.member(index + 1).writes_since(marks[index])?;
             let own = writes.iter().filter(|write| {
-                let ours = write.user_agent.starts_with("runnel-agent/") && write.namespace == TARGET;
+                let ours =
+                    write.user_agent.starts_with("runnel-agent/") && write.namespace == TARGET;
                 ours && write.name == object(number)
             });
             let written = own.count();
-            ensure!(written == contents.len(), "{member}: {written} writes for {} contents", contents.len());
+            ensure!(
+                written == contents.len(),
+                "{member}: {written} writes for {} contents",
+                contents.len()
+            );
             seen += contents.len();
         }
     }
@@ -200,18 +295,37 @@ async fn judge(fleet: &Fleet, scene: &Scene, rule: &Id, (recorders, marks): (&[R
 async fn certificates_and_cas_rotate_under_edits_without_loss() -> Result<()> {
     let fleet = Fleet::start(options(2, "4s")).await?;
     let scene = Scene::of(&fleet).await?;
-    let hub = Hub { fleet: &fleet, scene: &scene };
+    let hub = Hub {
+        fleet: &fleet,
+        scene: &scene,
+    };
     scene.hub_namespaces(&[SOURCE]).await?;
     scene.member_namespaces(&[TARGET]).await?;
     for number in 0..OBJECTS {
-        scene.hub.make(&Draft::config_map(SOURCE, &object(number)).data("edit", "0").json()).await?;
+        scene
+            .hub
+            .make(
+                &Draft::config_map(SOURCE, &object(number))
+                    .data("edit", "0")
+                    .json(),
+            )
+            .await?;
     }
-    let draft = RuleDraft::new(SOURCE, "all").named(&["settings-*"]).everywhere().into(&[TARGET]);
+    let draft = RuleDraft::new(SOURCE, "all")
+        .named(&["settings-*"])
+        .everywhere()
+        .into(&[TARGET]);
     let rule = Id::of(&scene.hub.make(&draft.json()).await?)?;
     scene.hub.all_applied(&rule, OBJECTS * 2).await?;
 
     let copies = Id::config_map(TARGET, "any");
-    let recorders = try_join_all(scene.members.iter().map(|member| Recorder::start(member, &copies))).await?;
+    let recorders = try_join_all(
+        scene
+            .members
+            .iter()
+            .map(|member| Recorder::start(member, &copies)),
+    )
+    .await?;
     let marks: Vec<_> = (1..=2).map(|number| fleet.member(number).mark()).collect();
     let (before, began, mut edits) = (renewals(&fleet)?, Instant::now(), 0);
     {
@@ -232,17 +346,30 @@ async fn certificates_and_cas_rotate_under_edits_without_loss() -> Result<()> {
          longest {gap:.3?} without a stream"
     );
     ensure!(rotations >= ROTATIONS, "only {rotations} rotations");
-    ensure!(gap <= RECONNECT, "a member was without a stream for {gap:?}");
+    ensure!(
+        gap <= RECONNECT,
+        "a member was without a stream for {gap:?}"
+    );
     Ok(())
 }
 
 /// Five changes of the authority, in all the ways that there are; and then until there were enough rotations.
 async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
     let first = hub.pair().await?;
-    let hub_id = hub.scene.hub.get(&Id::secret(NAMESPACE, IDENTITY_SECRET)).await?["data"]["hub-id"].clone();
+    let hub_id = hub
+        .scene
+        .hub
+        .get(&Id::secret(NAMESPACE, IDENTITY_SECRET))
+        .await?["data"]["hub-id"]
+        .clone();
     let hub_id = data_encoding::BASE64.decode(hub_id.as_str().unwrap_or_default().as_bytes())?;
     let hub_id = String::from_utf8(hub_id)?;
-    let made = || anyhow::Ok(Pair::of(&Authority::generate(&hub_id, std::time::SystemTime::now())?));
+    let made = || {
+        anyhow::Ok(Pair::of(&Authority::generate(
+            &hub_id,
+            std::time::SystemTime::now(),
+        )?))
+    };
 
     // By a person, twice as fast as members follow; the name is the same, as any authority of this hub has it.
     let (second, third) = (made()?, made()?);
@@ -252,7 +379,11 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
     hub.followed(&third.print()?).await?;
 
     // What is broken is told, and changes nothing.
-    hub.replace(&Pair { certificate: third.certificate.clone(), key: second.key.clone() }).await?;
+    hub.replace(&Pair {
+        certificate: third.certificate.clone(),
+        key: second.key.clone(),
+    })
+    .await?;
     let unusable = "runnel_hub_identity_unusable";
     let says = async |wanted: f64| {
         eventually("the hub to judge its identity", SOON, async || {
@@ -262,12 +393,23 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
         .await
     };
     says(1.0).await?;
-    let observed = hub.scene.hub.has_event(&Id::secret(NAMESPACE, IDENTITY_SECRET), "IdentityUnusable").await?;
-    ensure!(observed.note.contains("does not belong to its certificate"), "{}", observed.note);
+    let observed = hub
+        .scene
+        .hub
+        .has_event(&Id::secret(NAMESPACE, IDENTITY_SECRET), "IdentityUnusable")
+        .await?;
+    ensure!(
+        observed.note.contains("does not belong to its certificate"),
+        "{}",
+        observed.note
+    );
 
     // By the hub itself, as somebody has removed the pair.
     let gone = json!({"data": {"tls.crt": "", "tls.key": ""}});
-    hub.scene.hub.change(&Id::secret(NAMESPACE, IDENTITY_SECRET), gone).await?;
+    hub.scene
+        .hub
+        .change(&Id::secret(NAMESPACE, IDENTITY_SECRET), gone)
+        .await?;
     says(0.0).await?;
     let fourth = hub.pair().await?;
     ensure!(fourth.certificate != third.certificate);
@@ -294,7 +436,10 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
 async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     let fleet = Fleet::start(options(2, "10s")).await?;
     let scene = Scene::of(&fleet).await?;
-    let hub = Hub { fleet: &fleet, scene: &scene };
+    let hub = Hub {
+        fleet: &fleet,
+        scene: &scene,
+    };
     fleet.stop_agent(2).await?;
     fleet.kill_hub()?;
     let second = Pair::foreign()?;
@@ -303,23 +448,39 @@ async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     fleet.connected(1).await?;
     eventually("member 1 to follow", SOON, async || {
         let member = scene.hub.get(&Id::member(fleet.member_name(1))).await?;
-        Ok(member["status"]["identity"].to_string().contains(&second.print()?).then_some(()))
+        Ok(member["status"]["identity"]
+            .to_string()
+            .contains(&second.print()?)
+            .then_some(()))
     })
     .await?;
     let third = Pair::foreign()?;
     hub.replace(&third).await?;
-    eventually("both former authorities to be kept for member 2", SOON, async || {
-        let shown = Metrics::of(&fleet.hub_ops_url()).await?.sum("runnel_hub_authorities")?;
-        ensure!(shown >= 2.0, "{shown}");
-        let member = scene.hub.get(&Id::member(fleet.member_name(1))).await?;
-        Ok(member["status"]["identity"].to_string().contains(&third.print()?).then_some(()))
-    })
+    eventually(
+        "both former authorities to be kept for member 2",
+        SOON,
+        async || {
+            let shown = Metrics::of(&fleet.hub_ops_url())
+                .await?
+                .sum("runnel_hub_authorities")?;
+            ensure!(shown >= 2.0, "{shown}");
+            let member = scene.hub.get(&Id::member(fleet.member_name(1))).await?;
+            Ok(member["status"]["identity"]
+                .to_string()
+                .contains(&third.print()?)
+                .then_some(()))
+        },
+    )
     .await?;
     let away = scene.hub.get(&Id::member(fleet.member_name(2))).await?;
-    let end =
-        away["status"]["certificate"]["expiresAt"].as_str().context("no certificate")?.parse::<jiff::Timestamp>()?;
-    eventually("the certificate of member 2 to end", SOON, async || Ok((jiff::Timestamp::now() > end).then_some(())))
-        .await?;
+    let end = away["status"]["certificate"]["expiresAt"]
+        .as_str()
+        .context("no certificate")?
+        .parse::<jiff::Timestamp>()?;
+    eventually("the certificate of member 2 to end", SOON, async || {
+        Ok((jiff::Timestamp::now() > end).then_some(()))
+    })
+    .await?;
     fleet.start_agent(2).await?;
     fleet.connected(2).await?;
     hub.followed(&third.print()?).await?;
@@ -328,19 +489,33 @@ async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     // Whoever removes the Secret of the authorities drops the former ones at once, wanted or not.
     fleet.stop_agent(2).await?;
     hub.replace(&Pair::foreign()?).await?;
-    eventually("the former authority to be kept", SOON, async || Ok((hub.known().await? == 2).then_some(()))).await?;
-    scene.hub.delete(&Id::secret(NAMESPACE, AUTHORITIES_SECRET)).await?;
-    eventually("the former authority to be dropped", SOON, async || Ok((hub.known().await? == 1).then_some(())))
-        .await?;
-    fleet.start_agent(2).await?;
-    eventually("member 2 to say that it does not trust this hub", SOON, async || {
-        let text = std::fs::read_to_string(fleet.agent_log(2))?;
-        Ok(text.contains("needs a new join string").then_some(()))
+    eventually("the former authority to be kept", SOON, async || {
+        Ok((hub.known().await? == 2).then_some(()))
     })
     .await?;
+    scene
+        .hub
+        .delete(&Id::secret(NAMESPACE, AUTHORITIES_SECRET))
+        .await?;
+    eventually("the former authority to be dropped", SOON, async || {
+        Ok((hub.known().await? == 1).then_some(()))
+    })
+    .await?;
+    fleet.start_agent(2).await?;
+    eventually(
+        "member 2 to say that it does not trust this hub",
+        SOON,
+        async || {
+            let text = std::fs::read_to_string(fleet.agent_log(2))?;
+            Ok(text.contains("needs a new join string").then_some(()))
+        },
+    )
+    .await?;
     fleet.connected(1).await?;
-    let join_string =
-        fleet.hub_release().join_string(fleet.member_name(2), fleet.binaries(), &options(2, "10s")).await?;
+    let join_string = fleet
+        .hub_release()
+        .join_string(fleet.member_name(2), fleet.binaries(), &options(2, "10s"))
+        .await?;
     fleet.agent(2).hand_over(&join_string).await?;
     fleet.agent(2).pod().refresh_mounts().await?;
     fleet.connected(2).await?;
@@ -349,8 +524,10 @@ async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     let id = Id::member(fleet.member_name(2));
     scene.hub.delete(&id).await?;
     scene.hub.lacks(&id).await?;
-    let join_string =
-        fleet.hub_release().join_string(fleet.member_name(2), fleet.binaries(), &options(2, "10s")).await?;
+    let join_string = fleet
+        .hub_release()
+        .join_string(fleet.member_name(2), fleet.binaries(), &options(2, "10s"))
+        .await?;
     fleet.agent(2).hand_over(&join_string).await?;
     fleet.agent(2).pod().refresh_mounts().await?;
     fleet.connected(2).await

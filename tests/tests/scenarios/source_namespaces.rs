@@ -35,64 +35,148 @@ fn rule(namespace: &str) -> String {
 }
 
 async fn condition(plane: &ControlPlane, namespace: &str, kind: &str) -> Result<Value> {
-    let text = plane.kubectl(&["get", "drule", "rule", "-n", namespace, "-o", "json"]).await?;
+    let text = plane
+        .kubectl(&["get", "drule", "rule", "-n", namespace, "-o", "json"])
+        .await?;
     let object: Value = serde_json::from_str(&text)?;
-    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-    let found = conditions.into_iter().flatten().find(|condition| condition["type"] == kind);
-    found.cloned().with_context(|| format!("the rule of {namespace} has no condition {kind}: {}", object["status"]))
+    let conditions = object
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
+    let found = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == kind);
+    found.cloned().with_context(|| {
+        format!(
+            "the rule of {namespace} has no condition {kind}: {}",
+            object["status"]
+        )
+    })
 }
 
 /// Waits until a condition of the namespace's rule has this reason, with all these words in its message.
-async fn says(plane: &ControlPlane, namespace: &str, kind: &str, reason: &str, words: &[&str]) -> Result<()> {
-    eventually(&format!("{kind} {reason} of the rule in {namespace}"), SOON, async || {
-        let found = condition(plane, namespace, kind).await?;
-        let message = found["message"].as_str().unwrap_or_default();
-        ensure!(found["reason"] == reason && words.iter().all(|word| message.contains(word)), "it is {found}");
-        Ok(Some(()))
-    })
+async fn says(
+    plane: &ControlPlane,
+    namespace: &str,
+    kind: &str,
+    reason: &str,
+    words: &[&str],
+) -> Result<()> {
+    eventually(
+        &format!("{kind} {reason} of the rule in {namespace}"),
+        SOON,
+        async || {
+            let found = condition(plane, namespace, kind).await?;
+            let message = found["message"].as_str().unwrap_or_default();
+            ensure!(
+                found["reason"] == reason && words.iter().all(|word| message.contains(word)),
+                "it is {found}"
+            );
+            Ok(Some(()))
+        },
+    )
     .await
 }
 
 #[tokio::test]
 async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<()> {
     let built = tokio::task::spawn_blocking(binaries::build).await??;
-    let plane = ControlPlane::start("limited", Options { audit_reads: true, ..Options::default() }).await?;
+    let plane = ControlPlane::start(
+        "limited",
+        Options {
+            audit_reads: true,
+            ..Options::default()
+        },
+    )
+    .await?;
     for namespace in ["open", "shut"] {
         plane.kubectl(&["create", "namespace", namespace]).await?;
     }
     let limited = json!({"sourceNamespaces": ["open", "shut"]});
-    let options = FleetOptions { hub_values: limited, ..FleetOptions::default() };
+    let options = FleetOptions {
+        hub_values: limited,
+        ..FleetOptions::default()
+    };
     let hub = Hub::install(&Helm::find().await?, &Site::from(&plane), &built, &options).await?;
-    let binding = plane.kubectl(&["get", "rolebinding", "runnel-hub-sources", "-n", "shut", "-o", "json"]).await?;
-    plane.kubectl(&["delete", "rolebinding", "runnel-hub-sources", "-n", "shut"]).await?;
+    let binding = plane
+        .kubectl(&[
+            "get",
+            "rolebinding",
+            "runnel-hub-sources",
+            "-n",
+            "shut",
+            "-o",
+            "json",
+        ])
+        .await?;
+    plane
+        .kubectl(&["delete", "rolebinding", "runnel-hub-sources", "-n", "shut"])
+        .await?;
     for namespace in ["open", "shut", "outside"] {
-        plane.kubectl_stdin(&["apply", "-f", "-"], &rule(namespace)).await?;
+        plane
+            .kubectl_stdin(&["apply", "-f", "-"], &rule(namespace))
+            .await?;
     }
     let mark = plane.mark();
     hub.start().await?;
     let process = hub.replicas()[0].process();
 
     // One is served, one lacks a right, one lies outside; none is in the others' way.
-    says(&plane, "open", "Ready", "NoClusters", &[]).await.with_context(|| process.last_words())?;
-    let missing = ["configmaps of the namespace shut", "get, list and watch", "a Role in the namespace shut"];
+    says(&plane, "open", "Ready", "NoClusters", &[])
+        .await
+        .with_context(|| process.last_words())?;
+    let missing = [
+        "configmaps of the namespace shut",
+        "get, list and watch",
+        "a Role in the namespace shut",
+    ];
     says(&plane, "shut", "Stalled", "SourceUnreadable", &missing).await?;
-    says(&plane, "outside", "Stalled", "SourceUnreadable", &["add outside to `sourceNamespaces`"]).await?;
-    let open: Value =
-        serde_json::from_str(&plane.kubectl(&["get", "drule", "rule", "-n", "open", "-o", "json"]).await?)?;
-    ensure!(open.pointer("/status/summary/sources") == Some(&json!(2)), "the status is {}", open["status"]);
+    says(
+        &plane,
+        "outside",
+        "Stalled",
+        "SourceUnreadable",
+        &["add outside to `sourceNamespaces`"],
+    )
+    .await?;
+    let open: Value = serde_json::from_str(
+        &plane
+            .kubectl(&["get", "drule", "rule", "-n", "open", "-o", "json"])
+            .await?,
+    )?;
+    ensure!(
+        open.pointer("/status/summary/sources") == Some(&json!(2)),
+        "the status is {}",
+        open["status"]
+    );
 
     // The right comes, and the hub goes on by itself.
-    plane.kubectl_stdin(&["create", "-f", "-"], &renewed(&binding)?).await?;
+    plane
+        .kubectl_stdin(&["create", "-f", "-"], &renewed(&binding)?)
+        .await?;
     says(&plane, "shut", "Ready", "NoClusters", &[]).await?;
 
     let asked = plane.writes_since(mark)?;
-    let own = asked.iter().filter(|ask| ask.user == ACCOUNT && SOURCES.contains(&ask.resource.as_str()));
+    let own = asked
+        .iter()
+        .filter(|ask| ask.user == ACCOUNT && SOURCES.contains(&ask.resource.as_str()));
     let own: Vec<_> = own.filter(|ask| ask.namespace != NAMESPACE).collect();
-    let elsewhere: Vec<_> = own.iter().filter(|ask| !["open", "shut"].contains(&ask.namespace.as_str())).collect();
-    ensure!(elsewhere.is_empty(), "the hub looked elsewhere: {elsewhere:?}");
+    let elsewhere: Vec<_> = own
+        .iter()
+        .filter(|ask| !["open", "shut"].contains(&ask.namespace.as_str()))
+        .collect();
+    ensure!(
+        elsewhere.is_empty(),
+        "the hub looked elsewhere: {elsewhere:?}"
+    );
     for resource in SOURCES {
-        let lists = own.iter().filter(|ask| ask.verb == "list" && ask.resource == resource && ask.namespace == "open");
-        ensure!(lists.count() == 1, "{resource} of one namespace are listed once: {own:?}");
+        let lists = own.iter().filter(|ask| {
+            ask.verb == "list" && ask.resource == resource && ask.namespace == "open"
+        });
+        ensure!(
+            lists.count() == 1,
+            "{resource} of one namespace are listed once: {own:?}"
+        );
     }
     Ok(())
 }
@@ -100,7 +184,9 @@ async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<(
 /// An object as it was, without what its API server had put in.
 fn renewed(object: &str) -> Result<String> {
     let mut object: Value = serde_json::from_str(object)?;
-    let metadata = object["metadata"].as_object_mut().context("an object without metadata")?;
+    let metadata = object["metadata"]
+        .as_object_mut()
+        .context("an object without metadata")?;
     metadata.retain(|field, _| ["name", "namespace", "labels"].contains(&field.as_str()));
     Ok(object.to_string())
 }

@@ -16,12 +16,29 @@ use super::scene;
 async fn versions(member: &Place, namespace: &str) -> Result<Vec<(u64, bool, String)>> {
     let found = member.list(&Id::config_map(namespace, "")).await?;
     let mut versions = vec![];
-    for object in found.iter().filter(|object| object["metadata"]["annotations"].get(SOURCE).is_some()) {
+    for object in found
+        .iter()
+        .filter(|object| object["metadata"]["annotations"].get(SOURCE).is_some())
+    {
         let metadata = &object["metadata"];
-        let number = metadata["annotations"]["runnel.dev/version"].as_str().unwrap_or_default().parse()?;
+        let number = metadata["annotations"]["runnel.dev/version"]
+            .as_str()
+            .unwrap_or_default()
+            .parse()?;
         let newest = metadata["labels"]["runnel.dev/newest"] == "true";
-        ensure!(metadata["name"].as_str().unwrap_or_default().starts_with("app-"), "{}", metadata["name"]);
-        versions.push((number, newest, object["data"]["k"].as_str().unwrap_or_default().to_owned()));
+        ensure!(
+            metadata["name"]
+                .as_str()
+                .unwrap_or_default()
+                .starts_with("app-"),
+            "{}",
+            metadata["name"]
+        );
+        versions.push((
+            number,
+            newest,
+            object["data"]["k"].as_str().unwrap_or_default().to_owned(),
+        ));
     }
     versions.sort();
     Ok(versions)
@@ -34,10 +51,16 @@ async fn has_versions(member: &Place, namespace: &str, values: &[&str]) -> Resul
         last = versions(member, namespace).await?;
         let newest: Vec<_> = last.iter().map(|(_, newest, _)| *newest).collect();
         let expected: Vec<_> = (0..values.len()).map(|at| at + 1 == values.len()).collect();
-        let right = newest == expected && last.iter().map(|(.., value)| value.as_str()).eq(values.iter().copied());
+        let right = newest == expected
+            && last
+                .iter()
+                .map(|(.., value)| value.as_str())
+                .eq(values.iter().copied());
         Ok(right.then_some(()))
     });
-    waited.await.with_context(|| format!("{values:?} are wanted, there are {last:?}"))
+    waited
+        .await
+        .with_context(|| format!("{values:?} are wanted, there are {last:?}"))
 }
 
 #[tokio::test]
@@ -45,13 +68,28 @@ async fn last_versions_of_immutable_copies_go_with_their_rule() -> Result<()> {
     let home = "versions";
     let scene = scene(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
-    let source = |value: &str| Draft::config_map(home, "app").data("k", value).with("immutable", json!(true)).json();
+    let source = |value: &str| {
+        Draft::config_map(home, "app")
+            .data("k", value)
+            .with("immutable", json!(true))
+            .json()
+    };
     hub.make(&source("v1")).await?;
     let rule = Id::rule(home, "all");
     let draft = RuleDraft::new(home, "all").named(&["app"]).everywhere();
-    hub.make(&draft.with("transform", json!({"versionedName": {"keep": 3}})).json()).await?;
+    hub.make(
+        &draft
+            .with("transform", json!({"versionedName": {"keep": 3}}))
+            .json(),
+    )
+    .await?;
     has_versions(member, home, &["v1"]).await?;
-    let stands: [&[&str]; 4] = [&["v1", "v2"], &["v1", "v2", "v3"], &["v2", "v3", "v4"], &["v3", "v4", "v5"]];
+    let stands: [&[&str]; 4] = [
+        &["v1", "v2"],
+        &["v1", "v2", "v3"],
+        &["v2", "v3", "v4"],
+        &["v3", "v4", "v5"],
+    ];
     for (edit, stands) in (2..=5).zip(stands) {
         // What is immutable is deleted and made anew.
         hub.delete(&Id::config_map(home, "app")).await?;
@@ -85,7 +123,10 @@ const KEPT: &str = "kept";
 const CLIENT_GONE: u16 = 504;
 
 fn source(value: &str) -> Value {
-    Draft::config_map(KEPT, "app").data("k", value).with("immutable", json!(true)).json()
+    Draft::config_map(KEPT, "app")
+        .data("k", value)
+        .with("immutable", json!(true))
+        .json()
 }
 
 impl Stage {
@@ -97,8 +138,19 @@ impl Stage {
         let recorder = Recorder::start(scene.member(1), &Id::config_map(KEPT, "")).await?;
         scene.hub.make(&source("v1")).await?;
         let draft = RuleDraft::new(KEPT, "all").named(&["app"]).everywhere();
-        scene.hub.make(&draft.with("transform", json!({"versionedName": {"keep": 2}})).json()).await?;
-        Ok(Self { fleet, scene, recorder })
+        scene
+            .hub
+            .make(
+                &draft
+                    .with("transform", json!({"versionedName": {"keep": 2}}))
+                    .json(),
+            )
+            .await?;
+        Ok(Self {
+            fleet,
+            scene,
+            recorder,
+        })
     }
 
     async fn edit(&self, value: &str) -> Result<()> {
@@ -108,7 +160,11 @@ impl Stage {
 
     async fn stand(&self, values: &[&str]) -> Result<()> {
         has_versions(self.scene.member(1), KEPT, values).await?;
-        self.scene.hub.all_applied(&Id::rule(KEPT, "all"), 1).await.map(drop)
+        self.scene
+            .hub
+            .all_applied(&Id::rule(KEPT, "all"), 1)
+            .await
+            .map(drop)
     }
 
     async fn start_agent(&self) -> Result<()> {
@@ -120,15 +176,33 @@ impl Stage {
     /// request whose client was killed, carried out or not: it counts where it was not said again.
     fn writes(&self, mark: Mark) -> Result<Vec<String>> {
         let records = self.recorder.so_far()?;
-        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let values: BTreeMap<_, _> =
-            records.iter().map(|record| (name(&record.object), record.object["data"]["k"].as_str())).collect();
-        let ours = self.fleet.member(1).writes_since(mark)?.into_iter().filter(|write| {
-            write.resource == "configmaps" && write.namespace == KEPT && write.user.ends_with(":runnel-agent")
-        });
+        let name = |object: &Value| {
+            object["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let values: BTreeMap<_, _> = records
+            .iter()
+            .map(|record| (name(&record.object), record.object["data"]["k"].as_str()))
+            .collect();
+        let ours = self
+            .fleet
+            .member(1)
+            .writes_since(mark)?
+            .into_iter()
+            .filter(|write| {
+                write.resource == "configmaps"
+                    && write.namespace == KEPT
+                    && write.user.ends_with(":runnel-agent")
+            });
         let (mut observed, mut cut) = (vec![], vec![]);
         for write in ours {
-            let value = values.get(&write.name).copied().flatten().unwrap_or("what nobody saw");
+            let value = values
+                .get(&write.name)
+                .copied()
+                .flatten()
+                .unwrap_or("what nobody saw");
             let what = format!("{} {value}", write.verb);
             match write.code {
                 ..300 => observed.push(what),
@@ -144,7 +218,10 @@ impl Stage {
 
     fn wrote(&self, mark: Mark, expected: &[&str]) -> Result<()> {
         let observed = self.writes(mark)?;
-        ensure!(observed == expected, "written was {observed:?} instead of {expected:?}");
+        ensure!(
+            observed == expected,
+            "written was {observed:?} instead of {expected:?}"
+        );
         Ok(())
     }
 }
@@ -203,18 +280,30 @@ async fn agent_killed_between_versions_keeps_the_newest() -> Result<()> {
     fleet.start_hub().await?;
     fleet.connected(1).await?;
     stage.stand(&["v4", "v6"]).await?;
-    steadily("nothing is written when the hub is back", Duration::from_secs(3), quiet).await?;
+    steadily(
+        "nothing is written when the hub is back",
+        Duration::from_secs(3),
+        quiet,
+    )
+    .await?;
 
     // Nothing older came back: each was made once, and what was deleted stayed so.
     for record in stage.recorder.so_far()? {
         let object = &record.object;
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        if object["metadata"]["annotations"].get(SOURCE).is_some() && record.change == Change::Added {
+        if object["metadata"]["annotations"].get(SOURCE).is_some() && record.change == Change::Added
+        {
             let all = stage.recorder.about(KEPT, name)?;
-            let made = all.iter().filter(|record| record.change == Change::Added).count();
+            let made = all
+                .iter()
+                .filter(|record| record.change == Change::Added)
+                .count();
             let last = all.last().map(|record| record.change);
             let stands = ["v4", "v6"].contains(&object["data"]["k"].as_str().unwrap_or_default());
-            ensure!(made == 1 && (last == Some(Change::Deleted)) != stands, "{name}: made {made} times, then {last:?}");
+            ensure!(
+                made == 1 && (last == Some(Change::Deleted)) != stands,
+                "{name}: made {made} times, then {last:?}"
+            );
         }
     }
     Ok(())

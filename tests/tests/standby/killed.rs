@@ -7,7 +7,9 @@ use runnel_tests::scene::{Id, Metrics, Recorder};
 use runnel_tests::simulated::SimulatedAgent;
 use runnel_tests::wait::eventually;
 
-use super::stage::{self, Calm, LEASE_TIME, SOON, Stage, figures, forget, nothing_was_sent, served_again};
+use super::stage::{
+    self, Calm, LEASE_TIME, SOON, Stage, figures, forget, nothing_was_sent, served_again,
+};
 
 const AGENTS: usize = 10;
 /// More of them say the same and take longer.
@@ -21,7 +23,9 @@ const AT_ONCE: Duration = Duration::from_secs(4);
 
 /// What the real agent has received of content, in bytes.
 async fn received(stage: &Stage) -> Result<f64> {
-    Metrics::of(&stage.fleet.agent_ops_url(1)).await?.sum("runnel_payload_received_bytes_total")
+    Metrics::of(&stage.fleet.agent_ops_url(1))
+        .await?
+        .sum("runnel_payload_received_bytes_total")
 }
 
 /// Waits until a replica has so many sessions.
@@ -35,11 +39,17 @@ async fn sessions(stage: &Stage, replica: usize, wanted: usize) -> Result<()> {
 }
 
 /// An edit arrives, once.
-async fn goes_on(stage: &Stage, source: &serde_json::Value, agents: &[SimulatedAgent]) -> Result<()> {
+async fn goes_on(
+    stage: &Stage,
+    source: &serde_json::Value,
+    agents: &[SimulatedAgent],
+) -> Result<()> {
     forget(agents);
     stage.edit(source, "second").await?;
     for agent in agents {
-        agent.until("the edit", |state| !state.record.upserts().is_empty()).await?;
+        agent
+            .until("the edit", |state| !state.record.upserts().is_empty())
+            .await?;
         ensure!(agent.state().record.upserts().len() == 1);
     }
     Ok(())
@@ -67,11 +77,26 @@ async fn leader_kill_serves_all_again_and_repeats_nothing() -> Result<()> {
         nothing_was_sent(&agents)?;
     }
     let worst = times.iter().max().copied().unwrap_or_default();
-    println!("{}", figures("fail-over with a lease of 4 s, from kill -9 to all served", times));
+    println!(
+        "{}",
+        figures(
+            "fail-over with a lease of 4 s, from kill -9 to all served",
+            times
+        )
+    );
     // With so short a lease the agents' own pauses between tries, up to 10 s, are what counts.
-    ensure!(worst < LEASE_TIME + 2 * MORE, "served again after {worst:?}");
-    ensure!(received(&stage).await? == before, "content was sent to the real agent again");
-    ensure!(copies.about(&stage.namespace, "settings")?.is_empty(), "the copy in the real member was touched");
+    ensure!(
+        worst < LEASE_TIME + 2 * MORE,
+        "served again after {worst:?}"
+    );
+    ensure!(
+        received(&stage).await? == before,
+        "content was sent to the real agent again"
+    );
+    ensure!(
+        copies.about(&stage.namespace, "settings")?.is_empty(),
+        "the copy in the real member was touched"
+    );
     calm.check()?;
     goes_on(&stage, &source, &agents).await
 }
@@ -97,7 +122,10 @@ async fn leaving_leader_hands_over_and_killed_one_within_lease() -> Result<()> {
         nothing_was_sent(&agents)?;
     }
     let worst = times.iter().max().copied().unwrap_or_default();
-    println!("{}", figures("hand-over, from SIGTERM to all served", times));
+    println!(
+        "{}",
+        figures("hand-over, from SIGTERM to all served", times)
+    );
     ensure!(worst < AT_ONCE, "served again after {worst:?}");
 
     let leader = stage.revive().await?;
@@ -107,7 +135,10 @@ async fn leaving_leader_hands_over_and_killed_one_within_lease() -> Result<()> {
     stage.fleet.hub_replica(leader).process().kill()?;
     served_again(&agents).await?;
     let took = begin.elapsed();
-    println!("fail-over with the usual lease, from kill -9 to all served: {:.2} s", took.as_secs_f64());
+    println!(
+        "fail-over with the usual lease, from kill -9 to all served: {:.2} s",
+        took.as_secs_f64()
+    );
     ensure!(took < USUAL + MORE, "served again after {took:?}");
     nothing_was_sent(&agents)?;
     calm.check()?;

@@ -16,7 +16,10 @@ const AWAY: Duration = Duration::from_secs(60);
 
 async fn overwrite(stage: &Stage, patch: Value) -> Result<()> {
     let params = PatchParams::default();
-    stage.leases().patch(LEASE, &params, &Patch::Merge(patch)).await?;
+    stage
+        .leases()
+        .patch(LEASE, &params, &Patch::Merge(patch))
+        .await?;
     Ok(())
 }
 
@@ -27,22 +30,43 @@ async fn deleted_restored_or_malformed_lease_blocks_no_agent() -> Result<()> {
     let (_, rule) = stage.rule(AGENTS).await?;
     stage.calm(&rule).await?;
     let calm = Calm::start(&stage, &rule).await?;
-    let epoch = || async { stage.lease().await?.and_then(|lease| lease.metadata.uid).context("no Lease") };
+    let epoch = || async {
+        stage
+            .lease()
+            .await?
+            .and_then(|lease| lease.metadata.uid)
+            .context("no Lease")
+    };
 
     let before = epoch().await?;
     forget(&agents);
-    stage.leases().delete(LEASE, &DeleteParams::default()).await?;
+    stage
+        .leases()
+        .delete(LEASE, &DeleteParams::default())
+        .await?;
     served_again(&agents).await?;
     stage.leader().await?;
     ensure!(epoch().await? != before, "the epoch is the old one");
     nothing_was_sent(&agents)?;
 
     // As from a backup: an old holder that is long dead, and a term that has been used.
-    let taken = stage.lease().await?.and_then(|lease| lease.spec?.lease_transitions).context("no term")?;
+    let taken = stage
+        .lease()
+        .await?
+        .and_then(|lease| lease.spec?.lease_transitions)
+        .context("no term")?;
     forget(&agents);
-    overwrite(&stage, json!({"spec": {"holderIdentity": "runnel-hub-7_0123", "leaseTransitions": 0}})).await?;
+    overwrite(
+        &stage,
+        json!({"spec": {"holderIdentity": "runnel-hub-7_0123", "leaseTransitions": 0}}),
+    )
+    .await?;
     served_again(&agents).await?;
-    let now = stage.lease().await?.and_then(|lease| lease.spec?.lease_transitions).context("no term")?;
+    let now = stage
+        .lease()
+        .await?
+        .and_then(|lease| lease.spec?.lease_transitions)
+        .context("no term")?;
     ensure!(now > taken, "term {now} after {taken}");
     nothing_was_sent(&agents)?;
 
@@ -50,7 +74,11 @@ async fn deleted_restored_or_malformed_lease_blocks_no_agent() -> Result<()> {
     let before = epoch().await?;
     forget(&agents);
     let rubbish = json!({"holderIdentity": "???", "leaseTransitions": i32::MAX, "leaseDurationSeconds": i32::MAX});
-    overwrite(&stage, json!({"metadata": {"annotations": null}, "spec": rubbish})).await?;
+    overwrite(
+        &stage,
+        json!({"metadata": {"annotations": null}, "spec": rubbish}),
+    )
+    .await?;
     served_again(&agents).await?;
     ensure!(epoch().await? != before, "the epoch is the old one");
     nothing_was_sent(&agents)?;
@@ -67,10 +95,14 @@ async fn absent_api_server_ends_the_lead_and_nothing_else() -> Result<()> {
     forget(&agents);
     stage.fleet.hub().stop_api_server()?;
     let begin = tokio::time::Instant::now();
-    eventually("nobody to lead", SOON, async || Ok((!stage.leads(1).await && !stage.leads(2).await).then_some(())))
-        .await?;
+    eventually("nobody to lead", SOON, async || {
+        Ok((!stage.leads(1).await && !stage.leads(2).await).then_some(()))
+    })
+    .await?;
     for agent in &agents {
-        agent.until("the end of the stream", |state| !state.up_to_date).await?;
+        agent
+            .until("the end of the stream", |state| !state.up_to_date)
+            .await?;
     }
     tokio::time::sleep_until(begin + AWAY).await;
     stage.fleet.hub().start_api_server().await?;
@@ -80,14 +112,23 @@ async fn absent_api_server_ends_the_lead_and_nothing_else() -> Result<()> {
     stage.fleet.connected(1).await?;
     stage.calm(&rule).await?;
     let after = stage.scene.hub.get(&rule).await?;
-    ensure!(after["status"] == before["status"], "{} was {}", after["status"], before["status"]);
+    ensure!(
+        after["status"] == before["status"],
+        "{} was {}",
+        after["status"],
+        before["status"]
+    );
     for number in [1, 2] {
         stage.fleet.hub_replica(number).process().check()?;
     }
     stage.edit(&source, "second").await?;
     for agent in &agents {
-        eventually("the edit", SOON, async || Ok(agent.look(|state| state.record.upserts().len() == 1).then_some(())))
-            .await?;
+        eventually("the edit", SOON, async || {
+            Ok(agent
+                .look(|state| state.record.upserts().len() == 1)
+                .then_some(()))
+        })
+        .await?;
     }
     Ok(())
 }

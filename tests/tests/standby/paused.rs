@@ -14,8 +14,12 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     let leader = stage.revive().await?;
     let other = 3 - leader;
     // One agent is with the leader and stays there; another one is wherever somebody leads.
-    let copies_there = stage.join(1, stage.fleet.hub_replica(leader).address()).await?;
-    let free = stage.join(2, stage.fleet.hub_replica(other).address()).await?;
+    let copies_there = stage
+        .join(1, stage.fleet.hub_replica(leader).address())
+        .await?;
+    let free = stage
+        .join(2, stage.fleet.hub_replica(other).address())
+        .await?;
     let faithful = SimulatedAgent::up_to_date(&copies_there, Holdings::default()).await?;
     let agent = SimulatedAgent::up_to_date(&free, Holdings::default()).await?;
     let (source, rule) = stage.rule(2).await?;
@@ -23,16 +27,27 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     // The same member as the faithful one, which has held its peace since it got the source.
     let holdings = faithful.stop().await.holdings;
     let mut line = Line::greeted(&copies_there, holdings.states()).await?;
-    while !matches!(line.must().await?, runnel_proto::model::HubFrame::SnapshotEnd(_)) {}
+    while !matches!(
+        line.must().await?,
+        runnel_proto::model::HubFrame::SnapshotEnd(_)
+    ) {}
 
     let process = stage.fleet.hub_replica(leader).process();
     process.pause()?;
     // What it will learn first when it wakes.
     forget(std::slice::from_ref(&agent));
     stage.edit(&source, "while it slept").await?;
-    agent.until("the edit from the new leader", |state| state.record.upserts().len() == 1).await?;
+    agent
+        .until("the edit from the new leader", |state| {
+            state.record.upserts().len() == 1
+        })
+        .await?;
     ensure!(stage.leads(other).await, "the other one does not lead");
-    let terms = stage.lease().await?.and_then(|lease| lease.spec).and_then(|spec| spec.lease_transitions);
+    let terms = stage
+        .lease()
+        .await?
+        .and_then(|lease| lease.spec)
+        .and_then(|spec| spec.lease_transitions);
 
     line.take_record();
     process.resume()?;
@@ -41,16 +56,37 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     ensure!(record.frames.is_empty(), "it sent {}", record.sketch());
     end?;
     // It stands by, and passes on.
-    eventually("the woken one to stand by", SOON, async || Ok((!stage.leads(leader).await).then_some(()))).await?;
-    steadily("only the other one leads", Duration::from_secs(3), async || {
-        ensure!(stage.leads(other).await && !stage.leads(leader).await);
-        Ok(())
+    eventually("the woken one to stand by", SOON, async || {
+        Ok((!stage.leads(leader).await).then_some(()))
     })
     .await?;
-    let now = stage.lease().await?.and_then(|lease| lease.spec).and_then(|spec| spec.lease_transitions);
-    ensure!(now == terms, "the Lease was taken again: {terms:?}, {now:?}");
+    steadily(
+        "only the other one leads",
+        Duration::from_secs(3),
+        async || {
+            ensure!(stage.leads(other).await && !stage.leads(leader).await);
+            Ok(())
+        },
+    )
+    .await?;
+    let now = stage
+        .lease()
+        .await?
+        .and_then(|lease| lease.spec)
+        .and_then(|spec| spec.lease_transitions);
+    ensure!(
+        now == terms,
+        "the Lease was taken again: {terms:?}, {now:?}"
+    );
     let again = SimulatedAgent::up_to_date(&copies_there, holdings).await?;
-    ensure!(again.state().record.upserts().len() == 1, "it gets what it missed");
-    stage.scene.hub.says_ready(&rule, "True", "AllApplied").await?;
+    ensure!(
+        again.state().record.upserts().len() == 1,
+        "it gets what it missed"
+    );
+    stage
+        .scene
+        .hub
+        .says_ready(&rule, "True", "AllApplied")
+        .await?;
     agent.check()
 }

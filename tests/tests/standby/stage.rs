@@ -41,7 +41,11 @@ pub struct Stage {
 /// Both replicas up, whatever the test before left behind, and a namespace of that name on the hub and in the member.
 pub async fn stage(namespace: &str) -> Result<Stage> {
     let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
-    let options = FleetOptions { hub_replicas: 2, hub_values: json!({"lease": lease}), ..FleetOptions::default() };
+    let options = FleetOptions {
+        hub_replicas: 2,
+        hub_values: json!({"lease": lease}),
+        ..FleetOptions::default()
+    };
     let stage = on(FLEETS.take(options).await?, namespace).await?;
     stage.fleet.connected(1).await?;
     Ok(stage)
@@ -49,15 +53,27 @@ pub async fn stage(namespace: &str) -> Result<Stage> {
 
 /// The same with the chart's own lease times, and simulated members only.
 pub async fn usual(namespace: &str) -> Result<Stage> {
-    let options = FleetOptions { hub_replicas: 2, members: 0, ..FleetOptions::default() };
+    let options = FleetOptions {
+        hub_replicas: 2,
+        members: 0,
+        ..FleetOptions::default()
+    };
     on(USUAL.take(options).await?, namespace).await
 }
 
 async fn on(turn: Turn, namespace: &str) -> Result<Stage> {
     let fleet = turn.fleet;
     let scene = Scene::of(fleet).await?;
-    let balancer = Balancer::start(&[1, 2].map(|number| fleet.hub_replica(number).address().to_owned())).await?;
-    let stage = Stage { fleet, scene, balancer, namespace: namespace.to_owned(), _turn: turn };
+    let balancer =
+        Balancer::start(&[1, 2].map(|number| fleet.hub_replica(number).address().to_owned()))
+            .await?;
+    let stage = Stage {
+        fleet,
+        scene,
+        balancer,
+        namespace: namespace.to_owned(),
+        _turn: turn,
+    };
     stage.revive().await?;
     stage.scene.hub_namespaces(&[namespace]).await?;
     stage.scene.member_namespaces(&[namespace]).await?;
@@ -92,7 +108,10 @@ impl Stage {
                 }
             }
             let lease = self.lease().await?.context("no Lease")?;
-            let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+            let holder = lease
+                .spec
+                .and_then(|spec| spec.holder_identity)
+                .unwrap_or_default();
             match leaders[..] {
                 [one] if holder.starts_with(&format!("runnel-hub-{one}_")) => Ok(Some(one)),
                 _ => bail!("these lead: {leaders:?}, the Lease says {holder:?}"),
@@ -103,12 +122,16 @@ impl Stage {
 
     /// Whether a replica says that it leads; one that does not answer does not.
     pub async fn leads(&self, number: usize) -> bool {
-        self.metric(number, "runnel_leader").await.is_ok_and(|leads| leads > 0.0)
+        self.metric(number, "runnel_leader")
+            .await
+            .is_ok_and(|leads| leads > 0.0)
     }
 
     /// A metric of a replica.
     pub async fn metric(&self, number: usize, name: &str) -> Result<f64> {
-        Metrics::of(self.fleet.hub_replica(number).ops_url()).await?.sum(name)
+        Metrics::of(self.fleet.hub_replica(number).ops_url())
+            .await?
+            .sum(name)
     }
 
     /// The Lease's API.
@@ -129,7 +152,8 @@ impl Stage {
             ttl: "1h".to_owned(),
             advertise: vec![address.to_owned()],
         };
-        let join = JoinString::parse(&token::create(self.scene.hub.client(), NAMESPACE, request).await?)?;
+        let join =
+            JoinString::parse(&token::create(self.scene.hub.client(), NAMESPACE, request).await?)?;
         Ok(Credentials::join(&join).await?)
     }
 
@@ -147,36 +171,56 @@ impl Stage {
     pub async fn rule(&self, agents: usize) -> Result<(Value, Id)> {
         let draft = Draft::config_map(&self.namespace, "settings").data("value", "first");
         let source = self.scene.hub.make(&draft.json()).await?;
-        let names: &[&str] = if self.fleet.size() > 0 { &["member-1"] } else { &[] };
-        let clusters = json!({"names": names, "selector": {"matchLabels": {"set": self.namespace}}});
-        let rule = RuleDraft::new(&self.namespace, "all").named(&["settings"]).with("clusters", clusters);
+        let names: &[&str] = if self.fleet.size() > 0 {
+            &["member-1"]
+        } else {
+            &[]
+        };
+        let clusters =
+            json!({"names": names, "selector": {"matchLabels": {"set": self.namespace}}});
+        let rule = RuleDraft::new(&self.namespace, "all")
+            .named(&["settings"])
+            .with("clusters", clusters);
         self.scene.hub.make(&rule.json()).await?;
         let id = Id::rule(&self.namespace, "all");
         self.scene.hub.says_ready(&id, "True", "AllApplied").await?;
         let observed = |rule: &Value| {
             let clusters = &rule["status"]["summary"]["clustersReady"];
-            ensure!(*clusters == agents + names.len(), "{clusters} clusters are ready");
+            ensure!(
+                *clusters == agents + names.len(),
+                "{clusters} clusters are ready"
+            );
             Ok(())
         };
-        self.scene.hub.sees("all clusters ready", &id, observed).await?;
+        self.scene
+            .hub
+            .sees("all clusters ready", &id, observed)
+            .await?;
         Ok((source, id))
     }
 
     /// Changes the source.
     pub async fn edit(&self, source: &Value, value: &str) -> Result<Value> {
-        self.scene.hub.change(&Id::of(source)?, json!({"data": {"value": value}})).await
+        self.scene
+            .hub
+            .change(&Id::of(source)?, json!({"data": {"value": value}}))
+            .await
     }
 
     /// Waits until no status has been written for longer than the hub's pace.
     pub async fn calm(&self, rule: &Id) -> Result<()> {
         let (mut seen, mut since) = (self.scene.hub.get(rule).await?, Instant::now());
-        eventually("two seconds without a change of the rule", SOON, async || {
-            let now = self.scene.hub.get(rule).await?;
-            if now != seen {
-                (seen, since) = (now, Instant::now());
-            }
-            Ok((since.elapsed() > Duration::from_secs(2)).then_some(()))
-        })
+        eventually(
+            "two seconds without a change of the rule",
+            SOON,
+            async || {
+                let now = self.scene.hub.get(rule).await?;
+                if now != seen {
+                    (seen, since) = (now, Instant::now());
+                }
+                Ok((since.elapsed() > Duration::from_secs(2)).then_some(()))
+            },
+        )
         .await
     }
 }
@@ -191,7 +235,11 @@ pub fn forget(agents: &[SimulatedAgent]) {
 /// Waits until every agent is up to date in a stream that was opened since [`forget`].
 pub async fn served_again(agents: &[SimulatedAgent]) -> Result<()> {
     for agent in agents {
-        agent.until("to be served again", |state| state.record.sessions > 0 && state.up_to_date).await?;
+        agent
+            .until("to be served again", |state| {
+                state.record.sessions > 0 && state.up_to_date
+            })
+            .await?;
     }
     Ok(())
 }
@@ -202,10 +250,18 @@ pub fn nothing_was_sent(agents: &[SimulatedAgent]) -> Result<()> {
         agent.check()?;
         let state = agent.state();
         let record = &state.record;
-        ensure!(record.upserts().is_empty(), "content was sent again: {}", record.sketch());
+        ensure!(
+            record.upserts().is_empty(),
+            "content was sent again: {}",
+            record.sketch()
+        );
         let orders = record.tombstones().len() + record.removals().len();
         ensure!(orders == 0, "an order to remove: {}", record.sketch());
-        ensure!(state.holdings.sources().count() == 1, "it holds {}", state.holdings.sources().count());
+        ensure!(
+            state.holdings.sources().count() == 1,
+            "it holds {}",
+            state.holdings.sources().count()
+        );
     }
     Ok(())
 }
@@ -218,15 +274,27 @@ pub struct Calm {
 impl Calm {
     pub async fn start(stage: &Stage, rule: &Id) -> Result<Self> {
         let hub = &stage.scene.hub;
-        Ok(Self { recorders: [Recorder::start(hub, rule).await?, Recorder::start(hub, &Id::member("any")).await?] })
+        Ok(Self {
+            recorders: [
+                Recorder::start(hub, rule).await?,
+                Recorder::start(hub, &Id::member("any")).await?,
+            ],
+        })
     }
 
     /// Says that no status has changed.
     pub fn check(&self) -> Result<()> {
         for recorder in &self.recorders {
             let records = recorder.so_far()?;
-            let statuses: Vec<_> = records.iter().map(|record| record.object["status"].to_string()).collect();
-            ensure!(statuses.is_empty(), "a status was written: {}", statuses.join("\n"));
+            let statuses: Vec<_> = records
+                .iter()
+                .map(|record| record.object["status"].to_string())
+                .collect();
+            ensure!(
+                statuses.is_empty(),
+                "a status was written: {}",
+                statuses.join("\n")
+            );
         }
         Ok(())
     }
@@ -251,7 +319,9 @@ impl Balancer {
                 let replicas = replicas.clone();
                 connections.spawn(async move {
                     for nth in 0..replicas.len() {
-                        if let Ok(mut hub) = TcpStream::connect(&replicas[(turn + nth) % replicas.len()]).await {
+                        if let Ok(mut hub) =
+                            TcpStream::connect(&replicas[(turn + nth) % replicas.len()]).await
+                        {
                             _ = copy_bidirectional(&mut agent, &mut hub).await;
                             return;
                         }
@@ -259,7 +329,10 @@ impl Balancer {
                 });
             }
         });
-        Ok(Self { address, _task: task })
+        Ok(Self {
+            address,
+            _task: task,
+        })
     }
 
     /// Where agents connect to.
@@ -272,7 +345,12 @@ async fn get(url: &str, path: &str) -> Result<String> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let address = url.strip_prefix("http://").context("an odd address")?;
     let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+    stream
+        .write_all(
+            format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
+                .as_bytes(),
+        )
+        .await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
     Ok(answer)
@@ -282,5 +360,10 @@ async fn get(url: &str, path: &str) -> Result<String> {
 pub fn figures(what: &str, mut times: Vec<Duration>) -> String {
     times.sort();
     let (middle, worst) = (times[times.len() / 2], times[times.len() - 1]);
-    format!("{what}: p50 {:.2} s, max of {} {:.2} s", middle.as_secs_f64(), times.len(), worst.as_secs_f64())
+    format!(
+        "{what}: p50 {:.2} s, max of {} {:.2} s",
+        middle.as_secs_f64(),
+        times.len(),
+        worst.as_secs_f64()
+    )
 }

@@ -66,7 +66,11 @@ pub async fn stage() -> Result<&'static Equipped> {
             let stage = Stage::new("usage").await?;
             let hub_account = account(&stage.cluster, HUB, NAMESPACE, &Value::Null).await?;
             let agent_account = account(&stage.cluster, AGENT, NAMESPACE, &Value::Null).await?;
-            anyhow::Ok(Equipped { stage, hub_account, agent_account })
+            anyhow::Ok(Equipped {
+                stage,
+                hub_account,
+                agent_account,
+            })
         })
         .await
 }
@@ -75,13 +79,22 @@ impl Stage {
     /// A control plane without anything of Runnel's.
     pub async fn new(name: &str) -> Result<Self> {
         let binaries = tokio::task::spawn_blocking(binaries::build).await??;
-        Ok(Self { cluster: ControlPlane::start(name, Options::default()).await?, binaries })
+        Ok(Self {
+            cluster: ControlPlane::start(name, Options::default()).await?,
+            binaries,
+        })
     }
 
     /// Installs the definitions.
     pub async fn install(&self) -> Result<()> {
-        let manifests: Vec<String> = runnel_api::files().into_iter().map(|(_, text)| text).collect();
-        self.cluster.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &manifests.concat()).await.map(drop)
+        let manifests: Vec<String> = runnel_api::files()
+            .into_iter()
+            .map(|(_, text)| text)
+            .collect();
+        self.cluster
+            .kubectl_stdin(&["apply", "--server-side", "-f", "-"], &manifests.concat())
+            .await
+            .map(drop)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -112,17 +125,33 @@ impl Stage {
             .output();
         let ended = tokio::time::timeout(AT_ONCE, child).await;
         let output = ended.with_context(|| format!("{which:?} {arguments:?} goes on"))??;
-        let printed = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        let printed = String::from_utf8_lossy(&output.stderr)
+            .trim_end()
+            .to_owned();
         let code = output.status.code();
-        ensure!(code == Some(1), "{which:?} {arguments:?} ended with {code:?}: {printed}");
-        ensure!(output.stdout.is_empty(), "{which:?} {arguments:?} prints on standard output");
+        ensure!(
+            code == Some(1),
+            "{which:?} {arguments:?} ended with {code:?}: {printed}"
+        );
+        ensure!(
+            output.stdout.is_empty(),
+            "{which:?} {arguments:?} prints on standard output"
+        );
         Ok(printed)
     }
 
     /// What a call prints that must succeed.
     pub async fn prints(&self, which: Which, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(self.binary(which)).args(arguments).env_remove("KUBECONFIG").output().await?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = Command::new(self.binary(which))
+            .args(arguments)
+            .env_remove("KUBECONFIG")
+            .output()
+            .await?;
+        ensure!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(String::from_utf8(output.stdout)?.trim().to_owned())
     }
 
@@ -134,7 +163,11 @@ impl Stage {
             .arguments(arguments)
             .arguments([format!("--ops-listen={ops}")])
             .environment("RUNNEL_LOG", "info");
-        Ok(Running { process: program.start()?, ops, log })
+        Ok(Running {
+            process: program.start()?,
+            ops,
+            log,
+        })
     }
 }
 
@@ -148,21 +181,39 @@ pub struct Running {
 impl Running {
     /// Waits until a line of the log has all these words, while the process runs and is not ready.
     pub async fn complains(&self, words: &[&str]) -> Result<()> {
-        eventually(&format!("a line with {words:?} in {}", self.log.display()), SOON, async || {
-            ensure!(self.process.is_running()?, "it has ended: {}", self.printed()?);
-            ensure!(!self.is_ready().await, "it says that it is ready: {}", self.printed()?);
-            let printed = self.printed()?;
-            let found = printed.lines().any(|line| words.iter().all(|word| line.contains(word)));
-            ensure!(found, "the log says: {printed}");
-            Ok(Some(()))
-        })
+        eventually(
+            &format!("a line with {words:?} in {}", self.log.display()),
+            SOON,
+            async || {
+                ensure!(
+                    self.process.is_running()?,
+                    "it has ended: {}",
+                    self.printed()?
+                );
+                ensure!(
+                    !self.is_ready().await,
+                    "it says that it is ready: {}",
+                    self.printed()?
+                );
+                let printed = self.printed()?;
+                let found = printed
+                    .lines()
+                    .any(|line| words.iter().all(|word| line.contains(word)));
+                ensure!(found, "the log says: {printed}");
+                Ok(Some(()))
+            },
+        )
         .await
     }
 
     /// Waits until the same process is ready.
     pub async fn recovers(&self) -> Result<()> {
         eventually("it to be ready", SOON, async || {
-            ensure!(self.process.is_running()?, "it has ended: {}", self.printed()?);
+            ensure!(
+                self.process.is_running()?,
+                "it has ended: {}",
+                self.printed()?
+            );
             ensure!(self.is_ready().await, "the log says: {}", self.printed()?);
             Ok(Some(()))
         })
@@ -172,13 +223,18 @@ impl Running {
     async fn is_ready(&self) -> bool {
         let ask = async {
             let mut stream = TcpStream::connect(&self.ops).await?;
-            let request = format!("GET /readyz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.ops);
+            let request = format!(
+                "GET /readyz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+                self.ops
+            );
             stream.write_all(request.as_bytes()).await?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await?;
             anyhow::Ok(answer.starts_with("HTTP/1.1 200"))
         };
-        tokio::time::timeout(Duration::from_secs(5), ask).await.is_ok_and(|answer| answer.unwrap_or(false))
+        tokio::time::timeout(Duration::from_secs(5), ask)
+            .await
+            .is_ok_and(|answer| answer.unwrap_or(false))
     }
 
     pub fn printed(&self) -> Result<String> {

@@ -17,7 +17,11 @@ use super::stage::{SOON, Stage, alone, shared, value};
 const EDITS: usize = 3;
 
 /// The number of writes that each of several edits costs.
-async fn writes_per_edit(stage: &Stage, agents: &[SimulatedAgent], source: &SourceRef) -> Result<Vec<usize>> {
+async fn writes_per_edit(
+    stage: &Stage,
+    agents: &[SimulatedAgent],
+    source: &SourceRef,
+) -> Result<Vec<usize>> {
     let revision = async || {
         let status = stage.rules().get("all").await?.status.context("a status")?;
         anyhow::Ok(status.revision.context("a revision")?)
@@ -28,10 +32,14 @@ async fn writes_per_edit(stage: &Stage, agents: &[SimulatedAgent], source: &Sour
         let text = format!("{} agents, edit {number}", agents.len());
         stage.write("settings", &text).await?;
         for agent in agents {
-            let arrived = |holdings: &Holdings| value(holdings, source).as_deref() == Some(text.as_str());
+            let arrived =
+                |holdings: &Holdings| value(holdings, source).as_deref() == Some(text.as_str());
             agent.until(&text, |state| arrived(&state.holdings)).await?;
         }
-        eventually("the edit in the status", SOON, async || Ok((revision().await? != before).then_some(()))).await?;
+        eventually("the edit in the status", SOON, async || {
+            Ok((revision().await? != before).then_some(()))
+        })
+        .await?;
         // Whatever else there might be comes with the second that passes between two writes.
         let calm = Duration::from_millis(1500);
         steadily("one write for one edit", calm, async || {
@@ -49,7 +57,13 @@ async fn writes_per_edit(stage: &Stage, agents: &[SimulatedAgent], source: &Sour
 async fn edit_costs_one_hub_write_with_one_or_twenty_agents() -> Result<()> {
     let stage = alone("writes").await?;
     let source = stage.write("settings", "first").await?;
-    stage.rule("all", &["settings"], json!({"clusters": {"selector": {"matchLabels": {"set": "writes"}}}})).await?;
+    stage
+        .rule(
+            "all",
+            &["settings"],
+            json!({"clusters": {"selector": {"matchLabels": {"set": "writes"}}}}),
+        )
+        .await?;
     let mut agents = vec![start(&stage, 1).await?];
     stage.ready("all", 1).await?;
     stage.calm().await?;
@@ -58,7 +72,10 @@ async fn edit_costs_one_hub_write_with_one_or_twenty_agents() -> Result<()> {
     stage.ready("all", 20).await?;
     stage.calm().await?;
     let with_twenty = writes_per_edit(&stage, &agents, &source).await?;
-    ensure!(with_one == with_twenty, "{with_one:?} with one agent, {with_twenty:?} with twenty");
+    ensure!(
+        with_one == with_twenty,
+        "{with_one:?} with one agent, {with_twenty:?} with twenty"
+    );
     ensure!(with_one == [1; EDITS], "{with_one:?}");
     Ok(())
 }
@@ -71,7 +88,9 @@ async fn start(stage: &Stage, number: usize) -> Result<SimulatedAgent> {
 /// Text that no compression makes shorter.
 pub(super) fn noise(bytes: usize) -> Result<String> {
     let mut noise = vec![0; bytes];
-    SystemRandom::new().fill(&mut noise).map_err(|_| anyhow::anyhow!("no random numbers"))?;
+    SystemRandom::new()
+        .fill(&mut noise)
+        .map_err(|_| anyhow::anyhow!("no random numbers"))?;
     Ok(BASE64.encode(&noise))
 }
 
@@ -80,16 +99,26 @@ async fn slow_agent_skips_to_the_newest_and_delays_no_other() -> Result<()> {
     const ROUNDS: usize = 30;
     let stage = shared("slow").await?;
     let big = stage.write("big", &noise(300_000)?).await?;
-    stage.rule("all", &["big"], json!({"clusters": {"names": ["slow-one", "slow-other"]}})).await?;
-    let other = SimulatedAgent::up_to_date(&stage.join("slow-other").await?, Holdings::default()).await?;
+    stage
+        .rule(
+            "all",
+            &["big"],
+            json!({"clusters": {"names": ["slow-one", "slow-other"]}}),
+        )
+        .await?;
+    let other =
+        SimulatedAgent::up_to_date(&stage.join("slow-other").await?, Holdings::default()).await?;
     // It has opened its stream, and reads nothing any more.
     let mut slow = Line::greeted(&stage.join("slow-one").await?, Vec::new()).await?;
     let mut newest = String::new();
     for round in 0..ROUNDS {
         newest = format!("{round} {}", noise(300_000)?);
         stage.write("big", &newest).await?;
-        let arrived = |holdings: &Holdings| value(holdings, &big).as_deref() == Some(newest.as_str());
-        other.until(&format!("edit {round}"), |state| arrived(&state.holdings)).await?;
+        let arrived =
+            |holdings: &Holdings| value(holdings, &big).as_deref() == Some(newest.as_str());
+        other
+            .until(&format!("edit {round}"), |state| arrived(&state.holdings))
+            .await?;
     }
     let mut copies_there = Holdings::default();
     let mut sizes = BTreeSet::new();
@@ -101,7 +130,10 @@ async fn slow_agent_skips_to_the_newest_and_delays_no_other() -> Result<()> {
         }
     }
     let got = slow.record().upserts().len();
-    ensure!(got <= ROUNDS / 2, "the slow agent was sent {got} of {ROUNDS} edits");
+    ensure!(
+        got <= ROUNDS / 2,
+        "the slow agent was sent {got} of {ROUNDS} edits"
+    );
     // And it is whole: the next edit comes as the only one.
     stage.write("big", "after").await?;
     while value(&copies_there, &big).as_deref() != Some("after") {
@@ -109,6 +141,10 @@ async fn slow_agent_skips_to_the_newest_and_delays_no_other() -> Result<()> {
             copies_there.take_in(&batch);
         }
     }
-    ensure!(slow.record().upserts().len() == got + 1, "{}", slow.record().sketch());
+    ensure!(
+        slow.record().upserts().len() == got + 1,
+        "{}",
+        slow.record().sketch()
+    );
     Ok(())
 }

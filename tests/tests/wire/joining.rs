@@ -26,9 +26,18 @@ async fn wrong_spent_or_expired_token_says_so_with_a_hint() -> Result<()> {
     let key = Arc::new(MemberKey::generate()?);
     let hint = "make a new join string with `runnel-hub token create tokens-a`";
 
-    let wrong = JoinString { token: Token::generate()?, ..join.clone() };
-    let status = Credentials::join(&wrong).await.err().context("joined with a wrong token")?;
-    ensure!(status.code() == Code::Unauthenticated && status.message().contains("is wrong"), "{status:?}");
+    let wrong = JoinString {
+        token: Token::generate()?,
+        ..join.clone()
+    };
+    let status = Credentials::join(&wrong)
+        .await
+        .err()
+        .context("joined with a wrong token")?;
+    ensure!(
+        status.code() == Code::Unauthenticated && status.message().contains("is wrong"),
+        "{status:?}"
+    );
     ensure!(status.message().contains(hint), "{status:?}");
 
     // Good for one key, and for that one as often as its answer is lost.
@@ -36,24 +45,47 @@ async fn wrong_spent_or_expired_token_says_so_with_a_hint() -> Result<()> {
         let joined = Credentials::join_with(&join, key.clone()).await?;
         drop(Line::greeted(&joined, Vec::new()).await?);
     }
-    let status = Credentials::join(&join).await.err().context("joined with a spent token")?;
-    ensure!(status.code() == Code::FailedPrecondition && status.message().contains("already used"), "{status:?}");
+    let status = Credentials::join(&join)
+        .await
+        .err()
+        .context("joined with a spent token")?;
+    ensure!(
+        status.code() == Code::FailedPrecondition && status.message().contains("already used"),
+        "{status:?}"
+    );
     ensure!(status.message().contains(hint), "{status:?}");
 
     let past = Timestamp::now() - Duration::from_secs(60);
-    stage.patch_member("tokens-a", json!({"spec": {"join": {"expiresAt": past}}})).await?;
+    stage
+        .patch_member("tokens-a", json!({"spec": {"join": {"expiresAt": past}}}))
+        .await?;
     for key in [key, Arc::new(MemberKey::generate()?)] {
-        let status = Credentials::join_with(&join, key).await.err().context("joined with an expired token")?;
-        ensure!(status.code() == Code::FailedPrecondition && status.message().contains("expired"), "{status:?}");
+        let status = Credentials::join_with(&join, key)
+            .await
+            .err()
+            .context("joined with an expired token")?;
+        ensure!(
+            status.code() == Code::FailedPrecondition && status.message().contains("expired"),
+            "{status:?}"
+        );
         ensure!(status.message().contains(hint), "{status:?}");
     }
 
     // Another cluster's token opens nothing, and whether a cluster exists is not told.
     let other = stage.join_string("tokens-b").await?;
     for cluster in ["tokens-a", "tokens-nobody"] {
-        let stolen = JoinString { cluster: cluster.to_owned(), ..other.clone() };
-        let status = Credentials::join(&stolen).await.err().context("joined as another cluster")?;
-        ensure!(status.code() == Code::Unauthenticated && status.message().contains("is wrong"), "{status:?}");
+        let stolen = JoinString {
+            cluster: cluster.to_owned(),
+            ..other.clone()
+        };
+        let status = Credentials::join(&stolen)
+            .await
+            .err()
+            .context("joined as another cluster")?;
+        ensure!(
+            status.code() == Code::Unauthenticated && status.message().contains("is wrong"),
+            "{status:?}"
+        );
     }
     Credentials::join(&other).await?;
     Ok(())
@@ -64,10 +96,14 @@ async fn impostor(authority: &Authority, hub: &str, listener: &TcpListener) -> R
     let pair = authority.sign_hub(hub, SystemTime::now(), Duration::from_secs(3600))?;
     let tls = ServerTls::new(&[authority.certificate().clone()], pair)?;
     let (tcp, from) = listener.accept().await?;
-    let Ok(mut connection) = handshake(tcp, from, tls.current()).await else { return Ok(Vec::new()) };
+    let Ok(mut connection) = handshake(tcp, from, tls.current()).await else {
+        return Ok(Vec::new());
+    };
     let (mut received, mut part) = (Vec::new(), [0; 4096]);
     // The end of the connection, orderly or not, or the first pause of a client that waits for an answer.
-    while let Ok(Ok(length @ 1..)) = tokio::time::timeout(Duration::from_secs(1), connection.read(&mut part)).await {
+    while let Ok(Ok(length @ 1..)) =
+        tokio::time::timeout(Duration::from_secs(1), connection.read(&mut part)).await
+    {
         received.extend_from_slice(&part[..length]);
     }
     Ok(received)
@@ -75,8 +111,10 @@ async fn impostor(authority: &Authority, hub: &str, listener: &TcpListener) -> R
 
 #[tokio::test]
 async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()> {
-    let (real, fake) =
-        (Authority::generate("ahub", SystemTime::now())?, Authority::generate("ahub", SystemTime::now())?);
+    let (real, fake) = (
+        Authority::generate("ahub", SystemTime::now())?,
+        Authority::generate("ahub", SystemTime::now())?,
+    );
     let listener = TcpListener::bind(local(0)).await?;
     let join = JoinString {
         addresses: vec![listener.local_addr()?.to_string()],
@@ -85,14 +123,25 @@ async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()
         token: Token::generate()?,
         pin: real.pin(),
     };
-    let (received, joined) = tokio::join!(impostor(&fake, "ahub", &listener), Credentials::join(&join));
+    let (received, joined) =
+        tokio::join!(impostor(&fake, "ahub", &listener), Credentials::join(&join));
     let received = received?;
-    ensure!(received.is_empty(), "the impostor heard {} bytes", received.len());
+    ensure!(
+        received.is_empty(),
+        "the impostor heard {} bytes",
+        received.len()
+    );
     let status = joined.err().context("joined an impostor")?;
-    ensure!(status.message().contains("not the hub of the join string"), "{status:?}");
+    ensure!(
+        status.message().contains("not the hub of the join string"),
+        "{status:?}"
+    );
 
     // Another hub of the same authority is no better.
-    let (received, joined) = tokio::join!(impostor(&real, "another", &listener), Credentials::join(&join));
+    let (received, joined) = tokio::join!(
+        impostor(&real, "another", &listener),
+        Credentials::join(&join)
+    );
     ensure!(received?.is_empty() && joined.is_err());
 
     // The real agent is as careful.
@@ -110,16 +159,26 @@ async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()
     ]);
     let running = agent.start()?;
     let received = impostor(&fake, "ahub", &listener).await?;
-    ensure!(received.is_empty(), "the impostor heard {} bytes of the agent", received.len());
+    ensure!(
+        received.is_empty(),
+        "the impostor heard {} bytes of the agent",
+        received.len()
+    );
     eventually("the agent to say why", SOON, async || {
-        Ok(std::fs::read_to_string(&log)?.contains("this is not the hub of the join string").then_some(()))
+        Ok(std::fs::read_to_string(&log)?
+            .contains("this is not the hub of the join string")
+            .then_some(()))
     })
     .await?;
     drop(running);
 
     // The one that is pinned hears something: the test would notice.
-    let join_again = async { tokio::time::timeout(Duration::from_secs(5), Credentials::join(&join)).await };
+    let join_again =
+        async { tokio::time::timeout(Duration::from_secs(5), Credentials::join(&join)).await };
     let (received, _) = tokio::join!(impostor(&real, "ahub", &listener), join_again);
-    ensure!(received?.starts_with(b"PRI * HTTP/2.0"), "the pinned hub heard nothing");
+    ensure!(
+        received?.starts_with(b"PRI * HTTP/2.0"),
+        "the pinned hub heard nothing"
+    );
     Ok(())
 }

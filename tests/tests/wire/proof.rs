@@ -22,16 +22,31 @@ async fn takes_in(line: &mut Line, copies_there: &mut Holdings) -> Result<Vec<Ru
 /// Waits until the rule's condition Ready has this reason; with its message.
 async fn says(stage: &Stage, reason: &str) -> Result<String> {
     eventually(&format!("the rule to say {reason}"), SOON, async || {
-        let status = stage.rules().get("all").await?.status.context("no status")?;
-        let ready = status.conditions.iter().find(|known| known.type_ == "Ready").context("no Ready")?;
-        ensure!(ready.reason == reason, "{}", serde_json::to_string(&status)?);
+        let status = stage
+            .rules()
+            .get("all")
+            .await?
+            .status
+            .context("no status")?;
+        let ready = status
+            .conditions
+            .iter()
+            .find(|known| known.type_ == "Ready")
+            .context("no Ready")?;
+        ensure!(
+            ready.reason == reason,
+            "{}",
+            serde_json::to_string(&status)?
+        );
         Ok(Some(ready.message.clone()))
     })
     .await
 }
 
 async fn differing(stage: &Stage) -> Result<f64> {
-    Metrics::of(&stage.fleet.hub_ops_url()).await?.sum("runnel_rule_clusters_differ")
+    Metrics::of(&stage.fleet.hub_ops_url())
+        .await?
+        .sum("runnel_rule_clusters_differ")
 }
 
 #[tokio::test]
@@ -40,18 +55,30 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     stage.write("settings", "first").await?;
     stage.write_secret("login", "first").await?;
     let names = ["proof-honest", "proof-wrong"];
-    stage.rule("all", &["settings", "login"], json!({"clusters": {"names": names}})).await?;
-    let honest = SimulatedAgent::up_to_date(&stage.join(names[0]).await?, Holdings::default()).await?;
+    stage
+        .rule(
+            "all",
+            &["settings", "login"],
+            json!({"clusters": {"names": names}}),
+        )
+        .await?;
+    let honest =
+        SimulatedAgent::up_to_date(&stage.join(names[0]).await?, Holdings::default()).await?;
     let credentials = stage.join(names[1]).await?;
     let mut line = Line::greeted(&credentials, Vec::new()).await?;
     let mut copies_there = Holdings::default();
-    let Some(HubFrame::SnapshotBegin(begin)) = line.record().frames.first() else { bail!("no begin") };
+    let Some(HubFrame::SnapshotBegin(begin)) = line.record().frames.first() else {
+        bail!("no begin")
+    };
     ensure!(begin.proof_key.is_some(), "the hub asks for no proof");
     copies_there.prove_with(begin.proof_key.clone());
 
     let right = takes_in(&mut line, &mut copies_there).await?;
     ensure!(right.len() == 1 && right[0].proof.is_some(), "{right:?}");
-    let with = |proof| RuleState { proof, ..right[0].clone() };
+    let with = |proof| RuleState {
+        proof,
+        ..right[0].clone()
+    };
     line.send(&AgentFrame::Report(vec![with(Some(Proof([7; 16])))]));
     let message = says(&stage, "DigestMismatch").await?;
     ensure!(message.contains("in proof-wrong"), "{message}");
@@ -73,13 +100,18 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     // An edit of which it says that it is there, and shows what was there before.
     stage.write("settings", "second").await?;
     let next = takes_in(&mut line, &mut copies_there).await?;
-    line.send(&AgentFrame::Report(vec![RuleState { proof: right[0].proof, ..next[0].clone() }]));
+    line.send(&AgentFrame::Report(vec![RuleState {
+        proof: right[0].proof,
+        ..next[0].clone()
+    }]));
     says(&stage, "DigestMismatch").await?;
     line.send(&AgentFrame::Report(next.clone()));
     stage.ready("all", 2).await?;
 
     // Nor can it show what it showed of another hub, or rule: a proof is of one rule.
-    stage.rule("other", &["login"], json!({"clusters": {"names": names}})).await?;
+    stage
+        .rule("other", &["login"], json!({"clusters": {"names": names}}))
+        .await?;
     let other = takes_in(&mut line, &mut copies_there).await?;
     ensure!(other[0].proof.is_some() && other[0].proof != next[0].proof);
     line.send(&AgentFrame::Report(other));

@@ -14,8 +14,15 @@ use super::stage::{SOON, Stage, alone, shared, value};
 
 /// A stream of an agent that has everything: it is greeted, told whom to trust, and told that this is all.
 fn is_silent(record: &Record) -> Result<()> {
-    let frames: Vec<_> = record.frames.iter().filter(|frame| !matches!(frame, HubFrame::Authorities(_))).collect();
-    let silent = matches!(frames[..], [HubFrame::SnapshotBegin(_), HubFrame::SnapshotEnd(_)]);
+    let frames: Vec<_> = record
+        .frames
+        .iter()
+        .filter(|frame| !matches!(frame, HubFrame::Authorities(_)))
+        .collect();
+    let silent = matches!(
+        frames[..],
+        [HubFrame::SnapshotBegin(_), HubFrame::SnapshotEnd(_)]
+    );
     ensure!(silent, "{}", record.sketch());
     Ok(())
 }
@@ -30,13 +37,33 @@ async fn an_agent_that_comes_back_gets_only_what_it_lacks() -> Result<()> {
     let stage = shared("resume").await?;
     let sources = ten_sources(&stage).await?;
     stage.write("kept-back", "first").await?;
-    stage.rule("all", &["source-*"], json!({"clusters": {"names": ["resume-a"]}})).await?;
-    let untouched = stage.rule("other", &["kept-back"], json!({"clusters": {"names": ["resume-a"]}})).await?;
+    stage
+        .rule(
+            "all",
+            &["source-*"],
+            json!({"clusters": {"names": ["resume-a"]}}),
+        )
+        .await?;
+    let untouched = stage
+        .rule(
+            "other",
+            &["kept-back"],
+            json!({"clusters": {"names": ["resume-a"]}}),
+        )
+        .await?;
     let credentials = stage.join("resume-a").await?;
     let agent = SimulatedAgent::up_to_date(&credentials, Holdings::default()).await?;
-    agent.until("all sources", |state| state.holdings.sources().count() == 11).await?;
+    agent
+        .until("all sources", |state| {
+            state.holdings.sources().count() == 11
+        })
+        .await?;
     let first = agent.stop().await;
-    ensure!(first.record.upserts().len() == 11, "{}", first.record.sketch());
+    ensure!(
+        first.record.upserts().len() == 11,
+        "{}",
+        first.record.sketch()
+    );
 
     // It has everything.
     let agent = SimulatedAgent::up_to_date(&credentials, first.holdings).await?;
@@ -48,14 +75,35 @@ async fn an_agent_that_comes_back_gets_only_what_it_lacks() -> Result<()> {
     stage.write("source-new", "first").await?;
     stage.delete_source("source-7").await?;
     let agent = SimulatedAgent::up_to_date(&credentials, second.holdings).await?;
-    agent.until("the deletion", |state| !state.record.tombstones().is_empty()).await?;
-    agent.until("the edit", |state| value(&state.holdings, &sources[3]).as_deref() == Some("second")).await?;
+    agent
+        .until("the deletion", |state| {
+            !state.record.tombstones().is_empty()
+        })
+        .await?;
+    agent
+        .until("the edit", |state| {
+            value(&state.holdings, &sources[3]).as_deref() == Some("second")
+        })
+        .await?;
     let third = agent.stop().await;
-    let mut sent: Vec<_> = third.record.upserts().into_iter().map(|(_, source)| source.name.to_string()).collect();
+    let mut sent: Vec<_> = third
+        .record
+        .upserts()
+        .into_iter()
+        .map(|(_, source)| source.name.to_string())
+        .collect();
     sent.sort();
     ensure!(sent == ["source-3", "source-new"], "{sent:?}");
-    let gone: Vec<_> = third.record.tombstones().into_iter().map(|(_, source, policy)| (source, policy)).collect();
-    ensure!(gone == [(sources[7].clone(), DeletionPolicy::Delete)], "{gone:?}");
+    let gone: Vec<_> = third
+        .record
+        .tombstones()
+        .into_iter()
+        .map(|(_, source, policy)| (source, policy))
+        .collect();
+    ensure!(
+        gone == [(sources[7].clone(), DeletionPolicy::Delete)],
+        "{gone:?}"
+    );
     // The rule that did not change was not asked about.
     let asked = third.record.frames.iter().any(|frame| match frame {
         HubFrame::WantDetail(uids) => uids.contains(&untouched),
@@ -70,12 +118,20 @@ async fn restarted_hub_sends_and_writes_nothing_that_is_there() -> Result<()> {
     let stage = alone("restart").await?;
     let sources = ten_sources(&stage).await?;
     let names = ["restart-1", "restart-2", "restart-3"];
-    stage.rule("all", &["source-*"], json!({"clusters": {"names": names}})).await?;
+    stage
+        .rule("all", &["source-*"], json!({"clusters": {"names": names}}))
+        .await?;
     let joined = try_join_all(names.map(|name| stage.join(name))).await?;
-    let up = joined.iter().map(|credentials| SimulatedAgent::up_to_date(credentials, Holdings::default()));
+    let up = joined
+        .iter()
+        .map(|credentials| SimulatedAgent::up_to_date(credentials, Holdings::default()));
     let agents = try_join_all(up).await?;
     for agent in &agents {
-        agent.until("all sources", |state| state.holdings.sources().count() == sources.len()).await?;
+        agent
+            .until("all sources", |state| {
+                state.holdings.sources().count() == sources.len()
+            })
+            .await?;
     }
     stage.ready("all", 3).await?;
     let mark = stage.calm().await?;
@@ -83,13 +139,21 @@ async fn restarted_hub_sends_and_writes_nothing_that_is_there() -> Result<()> {
     stage.fleet.kill_hub()?;
     stage.fleet.start_hub().await?;
     for agent in &agents {
-        agent.until("a session with the new hub", |state| state.record.sessions == 1 && state.up_to_date).await?;
+        agent
+            .until("a session with the new hub", |state| {
+                state.record.sessions == 1 && state.up_to_date
+            })
+            .await?;
     }
-    steadily("no write after the restart", Duration::from_secs(2), async || {
-        let writes = stage.hub_writes(mark)?;
-        ensure!(writes.is_empty(), "{writes:?}");
-        Ok(())
-    })
+    steadily(
+        "no write after the restart",
+        Duration::from_secs(2),
+        async || {
+            let writes = stage.hub_writes(mark)?;
+            ensure!(writes.is_empty(), "{writes:?}");
+            Ok(())
+        },
+    )
     .await?;
     for agent in &agents {
         let record = agent.take_record();
@@ -100,7 +164,11 @@ async fn restarted_hub_sends_and_writes_nothing_that_is_there() -> Result<()> {
     // It works: an edit goes to everyone.
     stage.write("source-5", "second").await?;
     for agent in &agents {
-        agent.until("an edit", |state| value(&state.holdings, &sources[5]).as_deref() == Some("second")).await?;
+        agent
+            .until("an edit", |state| {
+                value(&state.holdings, &sources[5]).as_deref() == Some("second")
+            })
+            .await?;
         ensure!(agent.take_record().upserts().len() == 1);
     }
     Ok(())
@@ -113,13 +181,19 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
         stage.write(name, "first").await?;
     }
     let cluster = json!({"names": ["away-a"]});
-    let deleted = stage.rule("deleted", &["deleted"], json!({"clusters": cluster})).await?;
+    let deleted = stage
+        .rule("deleted", &["deleted"], json!({"clusters": cluster}))
+        .await?;
     let spec = json!({"clusters": cluster, "deletionPolicy": "Retain"});
     let retained = stage.rule("retained", &["retained"], spec).await?;
-    let kept = stage.rule("kept", &["kept"], json!({"clusters": cluster})).await?;
+    let kept = stage
+        .rule("kept", &["kept"], json!({"clusters": cluster}))
+        .await?;
     let credentials = stage.join("away-a").await?;
     let agent = SimulatedAgent::up_to_date(&credentials, Holdings::default()).await?;
-    agent.until("all sources", |state| state.holdings.sources().count() == 3).await?;
+    agent
+        .until("all sources", |state| state.holdings.sources().count() == 3)
+        .await?;
     stage.ready("kept", 1).await?;
     let away = agent.stop().await;
 
@@ -132,27 +206,62 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
     })
     .await?;
     let pending = async || {
-        let status = stage.members().get("away-a").await?.status.context("a status")?;
+        let status = stage
+            .members()
+            .get("away-a")
+            .await?
+            .status
+            .context("a status")?;
         anyhow::Ok(status.pending_removals)
     };
     let written = pending().await?;
     ensure!(written.len() == 2, "{written:?}");
-    let names: Vec<_> = written.iter().map(|removal| removal.rule.as_str()).collect();
-    ensure!(names.contains(&"away/deleted") && names.contains(&"away/retained"), "{names:?}");
+    let names: Vec<_> = written
+        .iter()
+        .map(|removal| removal.rule.as_str())
+        .collect();
+    ensure!(
+        names.contains(&"away/deleted") && names.contains(&"away/retained"),
+        "{names:?}"
+    );
 
     stage.fleet.kill_hub()?;
     stage.fleet.start_hub().await?;
     let agent = SimulatedAgent::up_to_date(&credentials, away.holdings).await?;
-    agent.until("both orders", |state| state.record.removals().len() == 2).await?;
+    agent
+        .until("both orders", |state| state.record.removals().len() == 2)
+        .await?;
     let mut orders = agent.look(|state| state.record.removals());
     orders.sort_by_key(|(uid, _)| *uid != deleted);
-    ensure!(orders == [(deleted, DeletionPolicy::Delete), (retained, DeletionPolicy::Retain)], "{orders:?}");
-    eventually("the orders to be struck out", SOON, async || Ok(pending().await?.is_empty().then_some(()))).await?;
+    ensure!(
+        orders
+            == [
+                (deleted, DeletionPolicy::Delete),
+                (retained, DeletionPolicy::Retain)
+            ],
+        "{orders:?}"
+    );
+    eventually("the orders to be struck out", SOON, async || {
+        Ok(pending().await?.is_empty().then_some(()))
+    })
+    .await?;
     let record = agent.take_record();
-    ensure!(record.upserts().is_empty() && record.tombstones().is_empty(), "{}", record.sketch());
-    ensure!(agent.look(|state| state.holdings.rules().keys().eq([&kept])), "the rule that was kept is not held alone");
+    ensure!(
+        record.upserts().is_empty() && record.tombstones().is_empty(),
+        "{}",
+        record.sketch()
+    );
+    ensure!(
+        agent.look(|state| state.holdings.rules().keys().eq([&kept])),
+        "the rule that was kept is not held alone"
+    );
     let member = stage.members().get("away-a").await?;
-    let orphaned = member.status.context("a status")?.conditions.iter().any(|c| c.type_ == "OrphanedCopies");
+    let orphaned = member
+        .status
+        .context("a status")?
+        .conditions
+        .iter()
+        .any(|c| c.type_ == "OrphanedCopies");
     ensure!(!orphaned, "what was ordered counts as orphaned");
 
     // And once more: nothing is repeated.

@@ -22,7 +22,9 @@ const GENEROUS: Duration = Duration::from_secs(5);
 /// Big sources, and a rule that brings them to every cluster of the test.
 async fn big_rule(stage: &Stage) -> Result<()> {
     for number in 0..SOURCES {
-        stage.write(&format!("big-{number:02}"), &noise(300_000)?).await?;
+        stage
+            .write(&format!("big-{number:02}"), &noise(300_000)?)
+            .await?;
     }
     let clusters = json!({"clusters": {"selector": {"matchLabels": {"set": stage.namespace}}}});
     stage.rule("all", &["big-*"], clusters).await.map(drop)
@@ -32,7 +34,11 @@ async fn big_rule(stage: &Stage) -> Result<()> {
 async fn planned(stage: &Stage, cluster: &str) -> Result<Credentials> {
     let credentials = stage.join(cluster).await?;
     let agent = SimulatedAgent::start(&credentials, Holdings::default());
-    agent.until("all sources", |state| state.holdings.sources().count() == SOURCES).await?;
+    agent
+        .until("all sources", |state| {
+            state.holdings.sources().count() == SOURCES
+        })
+        .await?;
     agent.stop().await;
     Ok(credentials)
 }
@@ -49,9 +55,16 @@ async fn first_batch(line: &mut Line) -> Result<()> {
 
 async fn revoke(stage: &Stage, cluster: &str, deletes: bool) -> Result<()> {
     if deletes {
-        stage.members().delete(cluster, &DeleteParams::default()).await.map(drop)?
+        stage
+            .members()
+            .delete(cluster, &DeleteParams::default())
+            .await
+            .map(drop)?
     } else {
-        stage.patch_member(cluster, json!({"spec": {"accepted": false}})).await.map(drop)?
+        stage
+            .patch_member(cluster, json!({"spec": {"accepted": false}}))
+            .await
+            .map(drop)?
     }
     Ok(())
 }
@@ -60,23 +73,43 @@ async fn revoke(stage: &Stage, cluster: &str, deletes: bool) -> Result<()> {
 async fn a_revocation_in_the_middle_of_a_snapshot_ends_it_there() -> Result<()> {
     let stage = shared("halfway").await?;
     big_rule(&stage).await?;
-    for (cluster, deletes, reason) in [("halfway-a", false, "not-accepted"), ("halfway-b", true, "gone")] {
+    for (cluster, deletes, reason) in [
+        ("halfway-a", false, "not-accepted"),
+        ("halfway-b", true, "gone"),
+    ] {
         let credentials = planned(&stage, cluster).await?;
         let mut line = Line::greeted(&credentials, Vec::new()).await?;
         first_batch(&mut line).await?;
         // It reads no more for now, so that the rest of the snapshot is still to be sent.
         let since = Instant::now();
         revoke(&stage, cluster, deletes).await?;
-        line.end(Duration::from_secs(1).saturating_sub(since.elapsed())).await?;
-        println!("cut in the middle of a snapshot after {:?}", since.elapsed());
+        line.end(Duration::from_secs(1).saturating_sub(since.elapsed()))
+            .await?;
+        println!(
+            "cut in the middle of a snapshot after {:?}",
+            since.elapsed()
+        );
         let record = line.record();
         let last = record.frames.last().map(sketch);
-        ensure!(last == Some(format!("Revoked {reason}")), "{}", record.sketch());
-        let ended = record.frames.iter().any(|frame| matches!(frame, HubFrame::SnapshotEnd(_)));
+        ensure!(
+            last == Some(format!("Revoked {reason}")),
+            "{}",
+            record.sketch()
+        );
+        let ended = record
+            .frames
+            .iter()
+            .any(|frame| matches!(frame, HubFrame::SnapshotEnd(_)));
         let sent = record.upserts().len();
-        ensure!(!ended && (1..SOURCES).contains(&sent), "{sent} of {SOURCES} sent, to the end: {ended}");
+        ensure!(
+            !ended && (1..SOURCES).contains(&sent),
+            "{sent} of {SOURCES} sent, to the end: {ended}"
+        );
         // Nothing is made up for later, by the same connection or another.
-        ensure!(Line::greeted(&credentials, Vec::new()).await.is_err(), "{cluster} was let in again");
+        ensure!(
+            Line::greeted(&credentials, Vec::new()).await.is_err(),
+            "{cluster} was let in again"
+        );
     }
     Ok(())
 }
@@ -88,18 +121,31 @@ async fn peer_that_reads_nothing_is_cut_off() -> Result<()> {
     let credentials = planned(&stage, "withheld-a").await?;
     let ended = async |count: usize| {
         let log = std::fs::read_to_string(stage.fleet.hub_log())?;
-        let ends = log.lines().filter(|line| line.contains("session ended") && line.contains("withheld-a")).count();
+        let ends = log
+            .lines()
+            .filter(|line| line.contains("session ended") && line.contains("withheld-a"))
+            .count();
         Ok((ends >= count).then_some(()))
     };
-    eventually("the end of the first session", 2 * GENEROUS, async || ended(1).await).await?;
+    eventually("the end of the first session", 2 * GENEROUS, async || {
+        ended(1).await
+    })
+    .await?;
     let mut line = Line::greeted(&credentials, Vec::new()).await?;
     first_batch(&mut line).await?;
     // The rest of the snapshot waits for a window that does not open: nobody asks the session for frames.
     revoke(&stage, "withheld-a", false).await?;
-    eventually("the end of the session", 4 * GENEROUS, async || ended(2).await).await?;
+    eventually("the end of the session", 4 * GENEROUS, async || {
+        ended(2).await
+    })
+    .await?;
     line.end(GENEROUS).await?;
     let sent = line.record().upserts().len();
-    ensure!((1..SOURCES).contains(&sent), "{sent} of {SOURCES} sent: {}", line.record().sketch());
+    ensure!(
+        (1..SOURCES).contains(&sent),
+        "{sent} of {SOURCES} sent: {}",
+        line.record().sketch()
+    );
     Ok(())
 }
 
@@ -122,7 +168,12 @@ struct Times {
 }
 
 /// When the last byte came that a revoked cluster should not have had: the time of the last success on this path.
-async fn last_success(path: Path, credentials: &Credentials, line: Option<Line>, times: &Times) -> Result<Instant> {
+async fn last_success(
+    path: Path,
+    credentials: &Credentials,
+    line: Option<Line>,
+    times: &Times,
+) -> Result<Instant> {
     let (mut last, mut successes) = (Instant::now(), 0);
     if let Some(mut line) = line {
         times.begun.notify_one();
@@ -133,16 +184,30 @@ async fn last_success(path: Path, credentials: &Credentials, line: Option<Line>,
             }
         }
         let observed = line.record().frames.last().map(sketch).unwrap_or_default();
-        ensure!(observed.starts_with("Revoked "), "the stream ended otherwise: {}", line.record().sketch());
+        ensure!(
+            observed.starts_with("Revoked "),
+            "the stream ended otherwise: {}",
+            line.record().sketch()
+        );
         return Ok(last);
     }
     loop {
-        let late = times.revoked.get().is_some_and(|revoked| revoked.elapsed() > 2 * GENEROUS);
-        ensure!(!late, "{path:?} went on: {successes} successes, the last {:?} ago", last.elapsed());
+        let late = times
+            .revoked
+            .get()
+            .is_some_and(|revoked| revoked.elapsed() > 2 * GENEROUS);
+        ensure!(
+            !late,
+            "{path:?} went on: {successes} successes, the last {:?} ago",
+            last.elapsed()
+        );
         let allowed = match path {
             Path::Renewing => {
                 let key = credentials.key();
-                credentials.renew(key.clone(), key.certificate_request()?).await.is_ok()
+                credentials
+                    .renew(key.clone(), key.certificate_request()?)
+                    .await
+                    .is_ok()
             }
             _ => Line::greeted(credentials, Vec::new()).await.is_ok(),
         };
@@ -160,7 +225,12 @@ async fn twenty_revocations_on_all_paths_are_timed() -> Result<()> {
     big_rule(&stage).await?;
     let mut times = Vec::new();
     for round in 0..20 {
-        let path = [Path::Live, Path::MidSnapshot, Path::Renewing, Path::Reconnecting][round % 4];
+        let path = [
+            Path::Live,
+            Path::MidSnapshot,
+            Path::Renewing,
+            Path::Reconnecting,
+        ][round % 4];
         let cluster = format!("timed-{round}");
         let credentials = match path {
             Path::MidSnapshot => planned(&stage, &cluster).await?,
@@ -171,8 +241,12 @@ async fn twenty_revocations_on_all_paths_are_timed() -> Result<()> {
             Path::Live | Path::MidSnapshot => {
                 let mut line = Line::greeted(&credentials, Vec::new()).await?;
                 first_batch(&mut line).await?;
-                let has_all =
-                    |line: &Line| line.record().frames.iter().any(|it| matches!(it, HubFrame::SnapshotEnd(_)));
+                let has_all = |line: &Line| {
+                    line.record()
+                        .frames
+                        .iter()
+                        .any(|it| matches!(it, HubFrame::SnapshotEnd(_)))
+                };
                 while matches!(path, Path::Live) && !has_all(&line) {
                     if let HubFrame::Batch(batch) = line.must().await? {
                         line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
@@ -190,13 +264,18 @@ async fn twenty_revocations_on_all_paths_are_timed() -> Result<()> {
             observed.revoked.set(Some(since));
             anyhow::Ok(since)
         };
-        let (since, last) = tokio::try_join!(revoked, last_success(path, &credentials, line, &observed))?;
+        let (since, last) =
+            tokio::try_join!(revoked, last_success(path, &credentials, line, &observed))?;
         let took = last.saturating_duration_since(since);
         println!("revoked while {path:?}: the last byte came after {took:?}");
         times.push(took);
     }
     times.sort();
-    println!("20 revocations: p50 {:?}, max {:?}", times[times.len() / 2], times[times.len() - 1]);
+    println!(
+        "20 revocations: p50 {:?}, max {:?}",
+        times[times.len() / 2],
+        times[times.len() - 1]
+    );
     ensure!(times.iter().all(|took| *took < GENEROUS), "{times:?}");
     Ok(())
 }

@@ -22,22 +22,47 @@ async fn connects(credentials: &Credentials, boot_id: &str) -> Result<Line> {
         cluster_uid: format!("uid-of-{}", credentials.cluster),
     }));
     line.send(&AgentFrame::AckedRules(Vec::new(), true));
-    ensure!(matches!(line.must().await?, HubFrame::SnapshotBegin(_)), "{}", line.record().sketch());
+    ensure!(
+        matches!(line.must().await?, HubFrame::SnapshotBegin(_)),
+        "{}",
+        line.record().sketch()
+    );
     Ok(line)
 }
 
 fn says(member: &MemberCluster, kind: &str) -> Option<(String, String, String)> {
-    let found = member.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == kind)?;
-    Some((found.status.clone(), found.reason.clone(), found.message.clone()))
+    let found = member
+        .status
+        .as_ref()?
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == kind)?;
+    Some((
+        found.status.clone(),
+        found.reason.clone(),
+        found.message.clone(),
+    ))
 }
 
-async fn eventually_says(stage: &Stage, cluster: &str, kind: &str, reason: &str) -> Result<MemberCluster> {
-    eventually(&format!("{kind} with the reason {reason}"), SOON, async || {
-        let member = stage.members().get(cluster).await?;
-        let output = says(&member, kind);
-        ensure!(output.as_ref().is_some_and(|(_, why, _)| why == reason), "{output:?}");
-        Ok(Some(member))
-    })
+async fn eventually_says(
+    stage: &Stage,
+    cluster: &str,
+    kind: &str,
+    reason: &str,
+) -> Result<MemberCluster> {
+    eventually(
+        &format!("{kind} with the reason {reason}"),
+        SOON,
+        async || {
+            let member = stage.members().get(cluster).await?;
+            let output = says(&member, kind);
+            ensure!(
+                output.as_ref().is_some_and(|(_, why, _)| why == reason),
+                "{output:?}"
+            );
+            Ok(Some(member))
+        },
+    )
     .await
 }
 
@@ -48,21 +73,39 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
     let mut first = connects(&credentials, "first").await?;
     // As an agent that was started again: the hub has not noticed yet that the one before is dead.
     let mut second = connects(&credentials, "second").await?;
-    ensure!(first.end(SOON).await?.message().contains("took over"), "{}", first.record().sketch());
+    ensure!(
+        first.end(SOON).await?.message().contains("took over"),
+        "{}",
+        first.record().sketch()
+    );
     let member = eventually_says(&stage, cluster, "Connected", "SessionOpen").await?;
     ensure!(says(&member, "KeyShared").is_none(), "{:?}", member.status);
 
     // The one before lives, and so does the other.
     let mut first = connects(&credentials, "first").await?;
-    ensure!(second.end(SOON).await?.message().contains("took over"), "{}", second.record().sketch());
+    ensure!(
+        second.end(SOON).await?.message().contains("took over"),
+        "{}",
+        second.record().sketch()
+    );
     let _second = connects(&credentials, "second").await?;
-    ensure!(first.end(SOON).await?.message().contains("took over"), "{}", first.record().sketch());
+    ensure!(
+        first.end(SOON).await?.message().contains("took over"),
+        "{}",
+        first.record().sketch()
+    );
     let member = eventually_says(&stage, cluster, "KeyShared", "ConcurrentSessions").await?;
     let (status, _, message) = says(&member, "KeyShared").unwrap_or_default();
-    ensure!(status == "True" && message.contains("spec.accepted") && message.contains("token create"), "{message}");
+    ensure!(
+        status == "True" && message.contains("spec.accepted") && message.contains("token create"),
+        "{message}"
+    );
     let hub = Place::new("hub", stage.client.clone());
     let event = hub.has_event(&Id::member(cluster), "KeyShared").await?;
-    ensure!(event.kind == "Warning" && event.note == message, "{event:?}");
+    ensure!(
+        event.kind == "Warning" && event.note == message,
+        "{event:?}"
+    );
 
     // A new join gives it a key of which there is no copy.
     let joined = stage.join(cluster).await?;

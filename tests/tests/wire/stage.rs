@@ -51,13 +51,31 @@ pub async fn alone(namespace: &str) -> Result<Stage> {
 
 impl Stage {
     async fn new(namespace: &str, turn: Turn) -> Result<Self> {
-        let start = || Fleet::start(FleetOptions { members: 0, ..FleetOptions::default() });
+        let start = || {
+            Fleet::start(FleetOptions {
+                members: 0,
+                ..FleetOptions::default()
+            })
+        };
         let fleet = HUB.get_or_try_init(start).await?;
         let client = fleet.hub().client().await?;
-        let metadata = ObjectMeta { name: Some(namespace.to_owned()), ..ObjectMeta::default() };
-        let object = Namespace { metadata, ..Namespace::default() };
-        Api::all(client.clone()).create(&PostParams::default(), &object).await?;
-        Ok(Self { fleet, client, namespace: namespace.to_owned(), _turn: turn })
+        let metadata = ObjectMeta {
+            name: Some(namespace.to_owned()),
+            ..ObjectMeta::default()
+        };
+        let object = Namespace {
+            metadata,
+            ..Namespace::default()
+        };
+        Api::all(client.clone())
+            .create(&PostParams::default(), &object)
+            .await?;
+        Ok(Self {
+            fleet,
+            client,
+            namespace: namespace.to_owned(),
+            _turn: turn,
+        })
     }
 
     /// A new join string for a cluster with the label `set=<namespace of the test>`.
@@ -68,7 +86,9 @@ impl Stage {
             ttl: "1h".to_owned(),
             advertise: vec![self.fleet.hub_address()],
         };
-        Ok(JoinString::parse(&token::create(self.client.clone(), NAMESPACE, request).await?)?)
+        Ok(JoinString::parse(
+            &token::create(self.client.clone(), NAMESPACE, request).await?,
+        )?)
     }
 
     /// A cluster that has joined.
@@ -94,7 +114,9 @@ impl Stage {
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"value": value},
         });
         let params = PatchParams::apply("test").force();
-        self.config_maps().patch(name, &params, &Patch::Apply(body)).await?;
+        self.config_maps()
+            .patch(name, &params, &Patch::Apply(body))
+            .await?;
         Ok(self.source(name))
     }
 
@@ -104,7 +126,13 @@ impl Stage {
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"value": value},
         });
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        secrets.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(body)).await?;
+        secrets
+            .patch(
+                name,
+                &PatchParams::apply("test").force(),
+                &Patch::Apply(body),
+            )
+            .await?;
         Ok(SourceRef::new("secrets", &self.namespace, name))
     }
 
@@ -113,13 +141,16 @@ impl Stage {
     }
 
     pub async fn delete_source(&self, name: &str) -> Result<()> {
-        self.config_maps().delete(name, &DeleteParams::default()).await?;
+        self.config_maps()
+            .delete(name, &DeleteParams::default())
+            .await?;
         Ok(())
     }
 
     /// A rule for what is called `names` in the namespace of the test, with more `spec`.
     pub async fn rule(&self, name: &str, names: &[&str], spec: Value) -> Result<RuleUid> {
-        let mut whole = json!({"sources": [{"resources": ["configmaps", "secrets"], "names": names}]});
+        let mut whole =
+            json!({"sources": [{"resources": ["configmaps", "secrets"], "names": names}]});
         let parts = spec.as_object().context("a spec")?.clone();
         whole.as_object_mut().context("a spec")?.extend(parts);
         let rule = json!({
@@ -135,27 +166,46 @@ impl Stage {
 
     /// Waits until the rule says that every copy is applied in so many clusters.
     pub async fn ready(&self, rule: &str, clusters: i64) -> Result<DistributionRule> {
-        eventually(&format!("{rule} to be ready in {clusters} clusters"), SOON, async || {
-            let rule = self.rules().get(rule).await?;
-            let status = rule.status.clone().context("no status")?;
-            let summary = status.summary.context("no summary")?;
-            let ready = status.conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
-            let settled = ready && summary.clusters_ready == clusters && summary.clusters == clusters;
-            ensure!(settled, "{}", serde_json::to_string(&status)?);
-            Ok(Some(rule))
-        })
+        eventually(
+            &format!("{rule} to be ready in {clusters} clusters"),
+            SOON,
+            async || {
+                let rule = self.rules().get(rule).await?;
+                let status = rule.status.clone().context("no status")?;
+                let summary = status.summary.context("no summary")?;
+                let ready = status
+                    .conditions
+                    .iter()
+                    .any(|c| c.type_ == "Ready" && c.status == "True");
+                let settled =
+                    ready && summary.clusters_ready == clusters && summary.clusters == clusters;
+                ensure!(settled, "{}", serde_json::to_string(&status)?);
+                Ok(Some(rule))
+            },
+        )
         .await
     }
 
     pub async fn patch_member(&self, cluster: &str, change: Value) -> Result<MemberCluster> {
-        Ok(self.members().patch(cluster, &PatchParams::default(), &Patch::Merge(change)).await?)
+        Ok(self
+            .members()
+            .patch(cluster, &PatchParams::default(), &Patch::Merge(change))
+            .await?)
     }
 
     /// The hub's authority, with its key: what only who reads the hub's own Secret has.
     pub async fn authority(&self) -> Result<Authority> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), NAMESPACE);
-        let data = secrets.get(IDENTITY_SECRET).await?.data.context("an identity without data")?;
-        let text = |key: &str| Ok::<_, anyhow::Error>(String::from_utf8(data.get(key).context("a part")?.0.clone())?);
+        let data = secrets
+            .get(IDENTITY_SECRET)
+            .await?
+            .data
+            .context("an identity without data")?;
+        let text = |key: &str| {
+            Ok::<_, anyhow::Error>(String::from_utf8(
+                data.get(key).context("a part")?.0.clone(),
+            )?)
+        };
         Ok(Authority::from_pem(&text("tls.crt")?, &text("tls.key")?)?)
     }
 
@@ -180,7 +230,9 @@ impl Stage {
     pub fn hub_writes(&self, mark: Mark) -> Result<Vec<Write>> {
         let mut writes = self.fleet.hub().writes_since(mark)?;
         writes.retain(|write| write.user_agent.starts_with("runnel-hub/"));
-        writes.retain(|write| write.namespace == self.namespace || write.name.starts_with(&self.namespace));
+        writes.retain(|write| {
+            write.namespace == self.namespace || write.name.starts_with(&self.namespace)
+        });
         Ok(writes)
     }
 }
@@ -188,6 +240,7 @@ impl Stage {
 /// The one key of a source as it is held.
 pub fn value(holdings: &runnel_tests::simulated::Holdings, source: &SourceRef) -> Option<String> {
     let content = holdings.content(source)?;
-    let data: BTreeMap<String, Value> = serde_json::from_value(content.fields.get("data")?.clone()).ok()?;
+    let data: BTreeMap<String, Value> =
+        serde_json::from_value(content.fields.get("data")?.clone()).ok()?;
     data.get("value")?.as_str().map(ToOwned::to_owned)
 }

@@ -29,8 +29,15 @@ const CONNECTIONS: usize = 50;
 /// The same id, and another secret.
 fn guess(join: &JoinString) -> Result<JoinString> {
     let other = Token::generate()?;
-    let secret = other.expose().split_once('.').context("a token of two parts")?.1;
-    Ok(JoinString { token: Token::parse(&format!("{}.{secret}", join.token.id()))?, ..join.clone() })
+    let secret = other
+        .expose()
+        .split_once('.')
+        .context("a token of two parts")?
+        .1;
+    Ok(JoinString {
+        token: Token::parse(&format!("{}.{secret}", join.token.id()))?,
+        ..join.clone()
+    })
 }
 
 async fn member(stage: &Stage, cluster: &str) -> Result<MemberCluster> {
@@ -38,7 +45,10 @@ async fn member(stage: &Stage, cluster: &str) -> Result<MemberCluster> {
 }
 
 async fn refusal(join: &JoinString) -> Result<Status> {
-    Credentials::join(join).await.err().with_context(|| format!("{} joined", join.cluster))
+    Credentials::join(join)
+        .await
+        .err()
+        .with_context(|| format!("{} joined", join.cluster))
 }
 
 #[tokio::test]
@@ -46,8 +56,11 @@ async fn one_of_a_thousand_parallel_redemptions_wins_and_may_repeat() -> Result<
     let stage = alone("race").await?;
     let join = stage.join_string("race").await?;
     let config = join_config(join.pin, &join.hub)?;
-    let channels = try_join_all((0..CONNECTIONS).map(|_| channel(&join.addresses[0], config.clone()))).await?;
-    let keys = (0..RACERS).map(|_| MemberKey::generate().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+    let channels =
+        try_join_all((0..CONNECTIONS).map(|_| channel(&join.addresses[0], config.clone()))).await?;
+    let keys = (0..RACERS)
+        .map(|_| MemberKey::generate().map(Arc::new))
+        .collect::<Result<Vec<_>, _>>()?;
     let started = Instant::now();
     let race = keys.iter().enumerate().map(|(number, key)| {
         let (mut channel, join, config) = (channels[number % CONNECTIONS].clone(), &join, &config);
@@ -69,28 +82,50 @@ async fn one_of_a_thousand_parallel_redemptions_wins_and_may_repeat() -> Result<
             }
         }
     });
-    let answers = join_all(race).await.into_iter().collect::<Result<Vec<_>>>()?;
+    let answers = join_all(race)
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
     println!("{RACERS} redemptions took {:?}", started.elapsed());
-    let won: Vec<usize> = answers.iter().enumerate().filter(|(_, answer)| answer.is_ok()).map(|(n, _)| n).collect();
+    let won: Vec<usize> = answers
+        .iter()
+        .enumerate()
+        .filter(|(_, answer)| answer.is_ok())
+        .map(|(n, _)| n)
+        .collect();
     ensure!(won.len() == 1, "{} of {RACERS} won", won.len());
     for status in answers.iter().filter_map(|answer| answer.as_ref().err()) {
         ensure!(status.code() == Code::FailedPrecondition, "{status:?}");
-        ensure!(status.message().contains("already used with another key"), "{status:?}");
+        ensure!(
+            status.message().contains("already used with another key"),
+            "{status:?}"
+        );
     }
     let winner = keys[won[0]].clone();
     let known = member(&stage, "race").await?.status.context("a status")?;
     let fingerprint = Some(winner.fingerprint().to_string());
-    ensure!(known.tokens.len() == 1 && known.tokens[0].key_fingerprint == fingerprint, "{:?}", known.tokens);
+    ensure!(
+        known.tokens.len() == 1 && known.tokens[0].key_fingerprint == fingerprint,
+        "{:?}",
+        known.tokens
+    );
     let identity = known.identity.context("an identity")?;
-    ensure!(identity.keys.len() == 1 && Some(&identity.keys[0].fingerprint) == fingerprint.as_ref());
+    ensure!(
+        identity.keys.len() == 1 && Some(&identity.keys[0].fingerprint) == fingerprint.as_ref()
+    );
     drop(Line::greeted(&Credentials::join_with(&join, winner).await?, Vec::new()).await?);
 
     // Git brings the join back after a newer one was used: it stays spent.
     let before = member(&stage, "race").await?.spec.join.context("a join")?;
     Credentials::join(&stage.join_string("race").await?).await?;
-    stage.patch_member("race", json!({"spec": {"join": before}})).await?;
+    stage
+        .patch_member("race", json!({"spec": {"join": before}}))
+        .await?;
     let status = refusal(&join).await?;
-    ensure!(status.message().contains("already used with another key"), "{status:?}");
+    ensure!(
+        status.message().contains("already used with another key"),
+        "{status:?}"
+    );
     Ok(())
 }
 
@@ -106,11 +141,31 @@ async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()>
     // Who does not know the id is refused as often as he likes, and at some time not even looked at.
     let mut codes = Vec::new();
     for _ in 0..40 {
-        codes.push(refusal(&JoinString { token: Token::generate()?, ..join.clone() }).await?.code());
+        codes.push(
+            refusal(&JoinString {
+                token: Token::generate()?,
+                ..join.clone()
+            })
+            .await?
+            .code(),
+        );
     }
-    let limited = codes.iter().filter(|code| **code == Code::ResourceExhausted).count();
-    ensure!(codes[0] == Code::Unauthenticated && (10..=20).contains(&limited), "{codes:?}");
-    ensure!(member(&stage, "burnt").await?.status.unwrap_or_default().tokens.is_empty());
+    let limited = codes
+        .iter()
+        .filter(|code| **code == Code::ResourceExhausted)
+        .count();
+    ensure!(
+        codes[0] == Code::Unauthenticated && (10..=20).contains(&limited),
+        "{codes:?}"
+    );
+    ensure!(
+        member(&stage, "burnt")
+            .await?
+            .status
+            .unwrap_or_default()
+            .tokens
+            .is_empty()
+    );
     // And does not keep the one out who has the right one, at the same address.
     drop(Line::greeted(&Credentials::join(&join).await?, Vec::new()).await?);
 
@@ -118,25 +173,46 @@ async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()>
     let guesses = (0..5).map(|_| guess(&join)).collect::<Result<Vec<_>>>()?;
     // Until the watch knows the new token, it counts as a stranger's from this address, and is to be tried again.
     let first = eventually("the watch to know the token", SOON, async || {
-        Ok(Some(refusal(&guesses[0]).await?).filter(|status| status.code() != Code::ResourceExhausted))
+        Ok(Some(refusal(&guesses[0]).await?)
+            .filter(|status| status.code() != Code::ResourceExhausted))
     });
     let mut received = vec![first.await?];
     received.extend(try_join_all(guesses[1..].iter().map(refusal)).await?);
     for status in received {
-        ensure!(status.code() == Code::Unauthenticated && status.message().contains("is wrong"), "{status:?}");
+        ensure!(
+            status.code() == Code::Unauthenticated && status.message().contains("is wrong"),
+            "{status:?}"
+        );
     }
     let is_burnt = async || {
         for join in [&join, &guess(&join)?] {
             let status = refusal(join).await?;
             ensure!(status.code() == Code::FailedPrecondition, "{status:?}");
-            ensure!(status.message().contains("burnt, as five wrong secrets were tried"), "{status:?}");
-            ensure!(status.message().contains("`runnel-hub token create burnt`"), "{status:?}");
+            ensure!(
+                status
+                    .message()
+                    .contains("burnt, as five wrong secrets were tried"),
+                "{status:?}"
+            );
+            ensure!(
+                status.message().contains("`runnel-hub token create burnt`"),
+                "{status:?}"
+            );
         }
         anyhow::Ok(())
     };
     is_burnt().await?;
-    let tokens = member(&stage, "burnt").await?.status.context("a status")?.tokens;
-    ensure!(tokens.iter().any(|used| used.token_hash == join.token.hash() && used.wrong_secrets == 5), "{tokens:?}");
+    let tokens = member(&stage, "burnt")
+        .await?
+        .status
+        .context("a status")?
+        .tokens;
+    ensure!(
+        tokens
+            .iter()
+            .any(|used| used.token_hash == join.token.hash() && used.wrong_secrets == 5),
+        "{tokens:?}"
+    );
     stage.fleet.kill_hub()?;
     stage.fleet.start_hub().await?;
     eventually("the hub to answer", SOON, async || {
@@ -162,16 +238,30 @@ async fn no_more_tokens_are_taken_than_can_be_remembered() -> Result<()> {
         join = stage.join_string("full").await?;
     }
     let status = refusal(&join).await?;
-    ensure!(status.code() == Code::ResourceExhausted && status.message().contains("has used 16 tokens"), "{status:?}");
+    ensure!(
+        status.code() == Code::ResourceExhausted && status.message().contains("has used 16 tokens"),
+        "{status:?}"
+    );
     // As if an hour had gone by.
-    let mut tokens = member(&stage, "full").await?.status.context("a status")?.tokens;
+    let mut tokens = member(&stage, "full")
+        .await?
+        .status
+        .context("a status")?
+        .tokens;
     let past = jiff::Timestamp::now() - Duration::from_secs(60);
     tokens[3].expires_at = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(past));
     let forgotten = tokens[3].token_hash.clone();
     let patch = Patch::Merge(json!({"status": {"tokens": tokens}}));
-    stage.members().patch_status("full", &PatchParams::default(), &patch).await?;
+    stage
+        .members()
+        .patch_status("full", &PatchParams::default(), &patch)
+        .await?;
     Credentials::join(&join).await?;
-    let tokens = member(&stage, "full").await?.status.context("a status")?.tokens;
+    let tokens = member(&stage, "full")
+        .await?
+        .status
+        .context("a status")?
+        .tokens;
     ensure!(tokens.len() == 16 && tokens.iter().all(|used| used.token_hash != forgotten));
     Ok(())
 }
@@ -186,12 +276,26 @@ async fn a_join_is_declared_in_git_without_a_write_to_the_hub() -> Result<()> {
         advertise: vec![stage.fleet.hub_address()],
     };
     let mark = stage.mark();
-    let Declared { join_string, manifest } = token::declare(stage.client.clone(), NAMESPACE, request.clone()).await?;
+    let Declared {
+        join_string,
+        manifest,
+    } = token::declare(stage.client.clone(), NAMESPACE, request.clone()).await?;
     let writes = stage.hub_writes(mark)?;
-    ensure!(writes.is_empty() && stage.members().get_opt("declared").await?.is_none(), "{writes:?}");
+    ensure!(
+        writes.is_empty() && stage.members().get_opt("declared").await?.is_none(),
+        "{writes:?}"
+    );
     let elsewhere = token::declare(stage.client.clone(), &stage.namespace, request).await;
-    let output = format!("{:#}", elsewhere.err().context("a namespace without a hub had an identity")?);
-    ensure!(output.contains("no hub's identity in namespace declared"), "{output}");
+    let output = format!(
+        "{:#}",
+        elsewhere
+            .err()
+            .context("a namespace without a hub had an identity")?
+    );
+    ensure!(
+        output.contains("no hub's identity in namespace declared"),
+        "{output}"
+    );
 
     let join = JoinString::parse(&join_string)?;
     ensure!(!manifest.contains(join.token.expose()));
@@ -201,8 +305,12 @@ async fn a_join_is_declared_in_git_without_a_write_to_the_hub() -> Result<()> {
     let params = PatchParams::apply("git");
     let members: Api<MemberCluster> = stage.members();
     let applied = serde_saphyr::from_str::<serde_json::Value>(&manifest)?;
-    members.patch("declared", &params, &Patch::Apply(applied)).await?;
-    let Some(Join { token_id, .. }) = object.spec.join else { anyhow::bail!("no join in {manifest}") };
+    members
+        .patch("declared", &params, &Patch::Apply(applied))
+        .await?;
+    let Some(Join { token_id, .. }) = object.spec.join else {
+        anyhow::bail!("no join in {manifest}")
+    };
     ensure!(token_id.as_deref() == Some(join.token.id()));
     drop(Line::greeted(&Credentials::join(&join).await?, Vec::new()).await?);
     Ok(())

@@ -18,7 +18,9 @@ mod wants;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{AckedIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{
+    AckedIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest,
+};
 
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
@@ -56,13 +58,20 @@ struct IntentState {
 
 impl IntentState {
     fn of(revision: Revision) -> Self {
-        Self { in_force: Some(revision), ..Self::default() }
+        Self {
+            in_force: Some(revision),
+            ..Self::default()
+        }
     }
 
     /// The revision that counts as held; none only in between.
     fn revision(&self) -> Option<&Revision> {
         let found = self.found.then_some(&UNKNOWN_REVISION);
-        self.refused.as_ref().map(|(revision, _)| revision).or(self.in_force.as_ref()).or(found)
+        self.refused
+            .as_ref()
+            .map(|(revision, _)| revision)
+            .or(self.in_force.as_ref())
+            .or(found)
     }
 }
 
@@ -94,17 +103,24 @@ impl Rule {
     fn name(&self, uid: &RuleUid) -> RuleName {
         match &self.terms {
             Some((terms, _)) => terms.rule.clone(),
-            None => RuleName { name: uid.to_string(), ..RuleName::default() },
+            None => RuleName {
+                name: uid.to_string(),
+                ..RuleName::default()
+            },
         }
     }
 
     fn is_dry_run(&self) -> bool {
-        self.terms.as_ref().is_some_and(|(terms, _)| terms.is_dry_run())
+        self.terms
+            .as_ref()
+            .is_some_and(|(terms, _)| terms.is_dry_run())
     }
 
     /// Whether existing copies stay as they are.
     fn is_frozen(&self) -> bool {
-        self.terms.as_ref().is_some_and(|(terms, _)| terms.is_frozen())
+        self.terms
+            .as_ref()
+            .is_some_and(|(terms, _)| terms.is_frozen())
     }
 
     fn is_suspended(&self) -> bool {
@@ -197,28 +213,51 @@ impl Desired {
             digest: rule.digest,
             intents: u32::try_from(rule.intents.len()).unwrap_or(u32::MAX),
             // A hub that knows the rule again says its terms anew, and so claims it.
-            terms: rule.terms.as_ref().filter(|_| !rule.orphaned).map(|(_, digest)| *digest),
+            terms: rule
+                .terms
+                .as_ref()
+                .filter(|_| !rule.orphaned)
+                .map(|(_, digest)| *digest),
             suspended: rule.is_suspended(),
         })
     }
 
     /// The intents of a rule.
     pub fn intents_of<'a>(&'a self, uid: &'a RuleUid) -> impl Iterator<Item = IntentKey> + 'a {
-        let sources = self.rules.get(uid).into_iter().flat_map(|rule| rule.intents.keys());
-        sources.map(|source| IntentKey { rule: uid.clone(), source: source.clone() })
+        let sources = self
+            .rules
+            .get(uid)
+            .into_iter()
+            .flat_map(|rule| rule.intents.keys());
+        sources.map(|source| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        })
     }
 
     /// The (source, revision) pairs of a rule.
     pub fn pairs(&self, uid: &RuleUid) -> Vec<AckedIntent> {
-        let intents = self.rules.get(uid).into_iter().flat_map(|rule| &rule.intents);
+        let intents = self
+            .rules
+            .get(uid)
+            .into_iter()
+            .flat_map(|rule| &rule.intents);
         intents
-            .filter_map(|(source, intent)| Some(AckedIntent { source: source.clone(), revision: *intent.revision()? }))
+            .filter_map(|(source, intent)| {
+                Some(AckedIntent {
+                    source: source.clone(),
+                    revision: *intent.revision()?,
+                })
+            })
             .collect()
     }
 
     /// Intents held, of all rules that the hub is not known to have forgotten, and the sum of their digests.
     pub fn sum(&self) -> (u64, SetDigest) {
-        let known = self.rules.values().filter(|rule| !rule.orphaned && !rule.leaving);
+        let known = self
+            .rules
+            .values()
+            .filter(|rule| !rule.orphaned && !rule.leaving);
         known.fold((0, SetDigest::default()), |(count, mut digest), rule| {
             digest.merge(rule.digest);
             (count + rule.intents.len() as u64, digest)
@@ -241,7 +280,10 @@ impl Desired {
 
     /// The copies that an intent claims.
     pub fn copies(&self, key: &IntentKey) -> Vec<SourceRef> {
-        self.rules.get(&key.rule).map(|rule| self.expand(rule, &key.source)).unwrap_or_default()
+        self.rules
+            .get(&key.rule)
+            .map(|rule| self.expand(rule, &key.source))
+            .unwrap_or_default()
     }
 
     /// Every copy that anybody wants or has ordered to go.
@@ -254,7 +296,9 @@ impl Desired {
     pub fn take_gone(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<Gone> {
         let hidden = |gone: &Gone| match &gone.targets {
             _ if unseen.contains(&None) => true,
-            Some(targets) => targets.iter().any(|target| unseen.contains(&Some(target.clone()))),
+            Some(targets) => targets
+                .iter()
+                .any(|target| unseen.contains(&Some(target.clone()))),
             None => !unseen.is_empty(),
         };
         let (kept, reported) = std::mem::take(&mut self.gone).into_iter().partition(hidden);
@@ -265,7 +309,12 @@ impl Desired {
     /// Puts another policy in force. What it no longer has watched needs no order any more.
     pub fn set_policy(&mut self, policy: Arc<Policy>) {
         self.policy = policy;
-        let unseen: Vec<_> = self.orders.keys().filter(|copy| self.policy.area(copy).is_none()).cloned().collect();
+        let unseen: Vec<_> = self
+            .orders
+            .keys()
+            .filter(|copy| self.policy.area(copy).is_none())
+            .cloned()
+            .collect();
         for copy in unseen {
             self.drop_orders(&copy);
         }
@@ -273,14 +322,23 @@ impl Desired {
 
     /// Forgets every order for a copy.
     fn drop_orders(&mut self, copy: &SourceRef) {
-        for key in self.orders.get(copy).into_iter().flat_map(BTreeMap::keys).cloned().collect::<Vec<_>>() {
+        for key in self
+            .orders
+            .get(copy)
+            .into_iter()
+            .flat_map(BTreeMap::keys)
+            .cloned()
+            .collect::<Vec<_>>()
+        {
             self.resolve(&key, copy);
         }
     }
 
     /// Sets what an intent holds and keeps the digest right.
     fn set_intent(&mut self, key: &IntentKey, intent: Option<IntentState>) {
-        let Some(rule) = self.rules.get_mut(&key.rule) else { return };
+        let Some(rule) = self.rules.get_mut(&key.rule) else {
+            return;
+        };
         let before = match intent {
             Some(intent) => {
                 if let Some(revision) = intent.revision() {
@@ -301,7 +359,10 @@ impl Desired {
 
     fn claim(&mut self, key: &IntentKey, copy: &SourceRef) {
         self.show_again(key);
-        self.claims.entry(copy.clone()).or_default().insert(key.clone());
+        self.claims
+            .entry(copy.clone())
+            .or_default()
+            .insert(key.clone());
         self.resolve(key, copy);
         self.take_versions_back(key, copy);
     }
@@ -320,11 +381,20 @@ impl Desired {
     /// namespaces, and kept up to date with each of them.
     #[cfg(test)]
     pub fn wrong_claims(&self) -> Vec<(IntentKey, SourceRef)> {
-        let kept = self.claims.iter().flat_map(|(copy, keys)| keys.iter().map(|key| (key.clone(), copy.clone())));
+        let kept = self
+            .claims
+            .iter()
+            .flat_map(|(copy, keys)| keys.iter().map(|key| (key.clone(), copy.clone())));
         let kept: BTreeSet<_> = kept.collect();
         let keys = self.rules.keys().flat_map(|uid| self.intents_of(uid));
-        let wanted = keys.flat_map(|key| self.copies(&key).into_iter().map(move |copy| (key.clone(), copy)));
-        kept.symmetric_difference(&wanted.collect()).cloned().collect()
+        let wanted = keys.flat_map(|key| {
+            self.copies(&key)
+                .into_iter()
+                .map(move |copy| (key.clone(), copy))
+        });
+        kept.symmetric_difference(&wanted.collect())
+            .cloned()
+            .collect()
     }
 
     /// Whether the terms of a rule are only remembered.
@@ -333,11 +403,20 @@ impl Desired {
     }
 
     fn drop_if_gone(&mut self, uid: &RuleUid) {
-        let Some(rule) = self.rules.get(uid) else { return };
+        let Some(rule) = self.rules.get(uid) else {
+            return;
+        };
         if rule.leaving && rule.intents.is_empty() && rule.orders.is_empty() {
-            let targets = rule.terms.as_ref().and_then(|(terms, _)| terms.namespaces.as_ref());
+            let targets = rule
+                .terms
+                .as_ref()
+                .and_then(|(terms, _)| terms.namespaces.as_ref());
             let targets = targets.map(|_| rule.targets.clone());
-            self.gone.push(Gone { uid: uid.clone(), rule: rule.name(uid), targets });
+            self.gone.push(Gone {
+                uid: uid.clone(),
+                rule: rule.name(uid),
+                targets,
+            });
             self.rules.remove(uid);
             self.broad.remove(uid);
         }

@@ -18,7 +18,11 @@ pub(super) struct Ordered {
 impl Ordered {
     /// By a message of the hub, or by a deliberate act.
     pub fn by_message(policy: DeletionPolicy) -> Self {
-        Self { policy, namespace_prunes: false, generation: 0 }
+        Self {
+            policy,
+            namespace_prunes: false,
+            generation: 0,
+        }
     }
 
     /// Whether the hub must say so first. What is only left without marks is not lost.
@@ -31,13 +35,25 @@ impl Desired {
     /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
     /// another rule wants the copy and can have it, the order waits until it is taken over.
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
-        if !self.namespace_stays(copy) || self.policy.area(copy).is_none() || !is_subdomain(&copy.name) {
+        if !self.namespace_stays(copy)
+            || self.policy.area(copy).is_none()
+            || !is_subdomain(&copy.name)
+        {
             return;
         }
         if let Some(rule) = self.rules.get_mut(&key.rule) {
-            let order = Ordered { generation: self.generation, ..order };
+            let order = Ordered {
+                generation: self.generation,
+                ..order
+            };
             rule.orders.insert(copy.clone());
-            if self.orders.entry(copy.clone()).or_default().insert(key.clone(), order).is_none() {
+            if self
+                .orders
+                .entry(copy.clone())
+                .or_default()
+                .insert(key.clone(), order)
+                .is_none()
+            {
                 rule.removals.ordered(&key.source);
             }
         }
@@ -45,7 +61,9 @@ impl Desired {
 
     /// Whether the namespace of a copy is there, and is not being deleted.
     pub(super) fn namespace_stays(&self, copy: &SourceRef) -> bool {
-        self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating)
+        self.namespaces
+            .get(&copy.namespace)
+            .is_some_and(|namespace| !namespace.terminating)
     }
 
     /// Whether a copy is to go only because its namespace is no longer a target, so that the hub is asked first.
@@ -59,7 +77,9 @@ impl Desired {
 
     /// Notes that an intent's order for a copy needs nothing more.
     pub fn resolve(&mut self, key: &IntentKey, copy: &SourceRef) {
-        let Some(orders) = self.orders.get_mut(copy) else { return };
+        let Some(orders) = self.orders.get_mut(copy) else {
+            return;
+        };
         let was_ordered = orders.remove(key).is_some();
         let others = orders.keys().any(|other| other.rule == key.rule);
         if orders.is_empty() {

@@ -2,7 +2,8 @@
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{
-    Batch, Enforcement, Kind, PreviewIntent, PreviewRequest, Refusal, RuleDelta, RuleUid, SourceRef, Terms,
+    Batch, Enforcement, Kind, PreviewIntent, PreviewRequest, Refusal, RuleDelta, RuleUid,
+    SourceRef, Terms,
 };
 
 use super::Desired;
@@ -16,11 +17,29 @@ impl Desired {
     /// is told.
     pub fn preview(&mut self, asked: &PreviewRequest, records: &Records) {
         let delta = || RuleDelta::new(asked.uid.clone());
-        let batch = |delta: RuleDelta| Batch { nonce: 0, rules: vec![delta] };
+        let batch = |delta: RuleDelta| Batch {
+            nonce: 0,
+            rules: vec![delta],
+        };
         if asked.terms.is_some() {
             // The question is what the rule does once it is enforced.
-            let enforced = |(terms, digest): (Terms, _)| (Terms { enforcement: Enforcement::Enforce, ..terms }, digest);
-            self.take(batch(RuleDelta { terms: asked.terms.clone().map(enforced), ..delta() }), vec![], records);
+            let enforced = |(terms, digest): (Terms, _)| {
+                (
+                    Terms {
+                        enforcement: Enforcement::Enforce,
+                        ..terms
+                    },
+                    digest,
+                )
+            };
+            self.take(
+                batch(RuleDelta {
+                    terms: asked.terms.clone().map(enforced),
+                    ..delta()
+                }),
+                vec![],
+                records,
+            );
         }
         let mut taken = Taken::default();
         for intent in &asked.intents {
@@ -28,32 +47,84 @@ impl Desired {
         }
         if !asked.tombstones.is_empty() || asked.removal.is_some() {
             let tombstones = asked.tombstones.clone();
-            self.take(batch(RuleDelta { tombstones, removal: asked.removal, ..delta() }), vec![], records);
+            self.take(
+                batch(RuleDelta {
+                    tombstones,
+                    removal: asked.removal,
+                    ..delta()
+                }),
+                vec![],
+                records,
+            );
         }
     }
 
-    fn preview_intent(&mut self, uid: &RuleUid, preview_result: &PreviewIntent, records: &Records, taken: &mut Taken) {
-        let (source, revision) = (preview_result.intent.source.clone(), preview_result.intent.revision);
+    fn preview_intent(
+        &mut self,
+        uid: &RuleUid,
+        preview_result: &PreviewIntent,
+        records: &Records,
+        taken: &mut Taken,
+    ) {
+        let (source, revision) = (
+            preview_result.intent.source.clone(),
+            preview_result.intent.revision,
+        );
         if let Err(copy_error) = check_name(&source) {
-            let (rule, reason, message) = (uid.clone(), copy_error.reason, copy_error.message.to_string());
-            return self.refuse(Refusal { rule, source, revision, reason, message }, taken);
+            let (rule, reason, message) = (
+                uid.clone(),
+                copy_error.reason,
+                copy_error.message.to_string(),
+            );
+            return self.refuse(
+                Refusal {
+                    rule,
+                    source,
+                    revision,
+                    reason,
+                    message,
+                },
+                taken,
+            );
         }
         let kind = Kind::by_resource(&source.resource);
-        let facts =
-            kind.map(|kind| Facts::announced(kind, preview_result.bytes, preview_result.object_type.as_deref()));
-        self.put(&IntentKey { rule: uid.clone(), source }, revision, facts, records, taken);
+        let facts = kind.map(|kind| {
+            Facts::announced(
+                kind,
+                preview_result.bytes,
+                preview_result.object_type.as_deref(),
+            )
+        });
+        self.put(
+            &IntentKey {
+                rule: uid.clone(),
+                source,
+            },
+            revision,
+            facts,
+            records,
+            taken,
+        );
     }
 
     /// Every copy that a rule wants or has ordered to go.
     pub fn copies_of(&self, uid: &RuleUid) -> BTreeSet<SourceRef> {
-        let Some(rule) = self.rules.get(uid) else { return BTreeSet::new() };
-        let wanted = rule.intents.keys().flat_map(|source| self.expand(rule, source));
+        let Some(rule) = self.rules.get(uid) else {
+            return BTreeSet::new();
+        };
+        let wanted = rule
+            .intents
+            .keys()
+            .flat_map(|source| self.expand(rule, source));
         wanted.chain(rule.orders.iter().cloned()).collect()
     }
 
     /// The source of a rule that wants a copy, whoever wins it.
     pub fn claimed_by(&self, uid: &RuleUid, copy: &SourceRef) -> Option<SourceRef> {
         let claims = self.claims.get(copy).into_iter().flatten();
-        claims.filter(|key| key.rule == *uid).map(|key| key.source.clone()).next()
+        claims
+            .filter(|key| key.rule == *uid)
+            .map(|key| key.source.clone())
+            .next()
     }
 }

@@ -38,7 +38,11 @@ impl Desired {
         let sources: Vec<_> = self
             .rules
             .iter()
-            .flat_map(|(uid, rule)| rule.intents.keys().map(|source| (uid.clone(), source.clone())))
+            .flat_map(|(uid, rule)| {
+                rule.intents
+                    .keys()
+                    .map(|source| (uid.clone(), source.clone()))
+            })
             .collect();
         for (rule, source) in sources.into_iter().filter(|_| own) {
             let copy = source.clone();
@@ -61,21 +65,45 @@ impl Desired {
                 let (terms, digest) = rule.terms.as_ref()?;
                 let (terms, orphaned) = (Terms::clone(terms), rule.orphaned);
                 let tombstones = rule.removals.stored().clone();
-                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, orphaned, tombstones })
+                Some(StoredRule {
+                    uid: uid.clone(),
+                    terms,
+                    digest: *digest,
+                    orphaned,
+                    tombstones,
+                })
             })
             .collect()
     }
 
     /// Takes in stored terms. Nothing is held by intents yet.
     pub fn restore_terms(&mut self, stored: Vec<StoredRule>) {
-        for StoredRule { uid, terms, digest, orphaned, tombstones } in stored {
-            let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
+        for StoredRule {
+            uid,
+            terms,
+            digest,
+            orphaned,
+            tombstones,
+        } in stored
+        {
+            let targets = terms
+                .namespaces
+                .as_ref()
+                .map(|choice| self.targets(choice))
+                .unwrap_or_default();
             if is_broad(&terms) {
                 self.broad.insert(uid.clone());
             }
             let terms = Some((Arc::new(terms), digest));
             let removals = Removals::restored(tombstones);
-            let rule = Rule { terms, orphaned, unconfirmed: true, targets, removals, ..Rule::default() };
+            let rule = Rule {
+                terms,
+                orphaned,
+                unconfirmed: true,
+                targets,
+                removals,
+                ..Rule::default()
+            };
             self.rules.insert(uid, rule);
         }
     }
@@ -83,10 +111,17 @@ impl Desired {
     /// The hub has said everything: the terms that it did not say anew are in force. Returns the copies to look at.
     pub fn confirm(&mut self, records: &Records) -> BTreeSet<SourceRef> {
         // What it has not sent again of what was being removed is gone.
-        if self.rules.values().any(|rule| rule.unconfirmed && !rule.removals.stored().is_empty()) {
+        if self
+            .rules
+            .values()
+            .any(|rule| rule.unconfirmed && !rule.removals.stored().is_empty())
+        {
             self.note_change();
         }
-        let confirmed = self.rules.iter_mut().filter(|(_, rule)| rule.unconfirmed && !rule.orphaned);
+        let confirmed = self
+            .rules
+            .iter_mut()
+            .filter(|(_, rule)| rule.unconfirmed && !rule.orphaned);
         let confirmed: Vec<_> = confirmed
             .map(|(uid, rule)| {
                 rule.unconfirmed = false;
@@ -96,7 +131,12 @@ impl Desired {
         let mut looks = BTreeSet::new();
         for uid in confirmed {
             self.order_orphans(&uid, &BTreeSet::new(), records);
-            looks.extend(self.rules.get(&uid).into_iter().flat_map(|rule| rule.orders.iter().cloned()));
+            looks.extend(
+                self.rules
+                    .get(&uid)
+                    .into_iter()
+                    .flat_map(|rule| rule.orders.iter().cloned()),
+            );
         }
         looks
     }
@@ -104,7 +144,11 @@ impl Desired {
     /// Takes in the intents that live copies of some areas say they hold, unless the hub has spoken of them already,
     /// and returns the copies to look at. A damaged copy counts too: its intent is held, but its content must come
     /// from a twin or from the hub.
-    pub fn restore_intents(&mut self, areas: &BTreeSet<Area>, records: &Records) -> BTreeSet<SourceRef> {
+    pub fn restore_intents(
+        &mut self,
+        areas: &BTreeSet<Area>,
+        records: &Records,
+    ) -> BTreeSet<SourceRef> {
         let mut looks = BTreeSet::new();
         let mut touched = BTreeSet::new();
         for (key, copies) in records.intents() {
@@ -130,13 +174,22 @@ impl Desired {
                 continue;
             }
             // A copy in a namespace that is being deleted stands there whether its intent was removed or not.
-            let stays = records.holders(key).any(|(copy, _)| self.namespace_stays(copy));
+            let stays = records
+                .holders(key)
+                .any(|(copy, _)| self.namespace_stays(copy));
             let Some(revision) = restored_revision(key, records).filter(|_| stays) else {
                 self.keep_found(key);
                 continue;
             };
             let facts = facts(key, &revision, records);
-            self.set_intent(key, Some(IntentState { facts, restored: true, ..IntentState::of(revision) }));
+            self.set_intent(
+                key,
+                Some(IntentState {
+                    facts,
+                    restored: true,
+                    ..IntentState::of(revision)
+                }),
+            );
             for copy in self.copies(key) {
                 self.claim(key, &copy);
                 looks.insert(copy);
@@ -151,9 +204,17 @@ impl Desired {
     /// Takes in that copies of an intent came to light while the agent runs, in areas that are watched again or where
     /// somebody created them. Nothing is written for an intent that the hub has not named. Returns whether the hub must be
     /// asked about it.
-    pub fn find_intent(&mut self, key: &IntentKey, copies: &[SourceRef], records: &Records) -> bool {
+    pub fn find_intent(
+        &mut self,
+        key: &IntentKey,
+        copies: &[SourceRef],
+        records: &Records,
+    ) -> bool {
         // What goes already needs no answer.
-        let copies: Vec<_> = copies.iter().filter(|copy| !self.is_ordered(key, std::slice::from_ref(copy))).collect();
+        let copies: Vec<_> = copies
+            .iter()
+            .filter(|copy| !self.is_ordered(key, std::slice::from_ref(copy)))
+            .collect();
         if copies.is_empty() {
             return false;
         }
@@ -169,7 +230,11 @@ impl Desired {
             Some(_) => {}
         }
         for copy in copies {
-            if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
+            if !self
+                .claims
+                .get(copy)
+                .is_some_and(|claims| claims.contains(key))
+            {
                 self.order_orphan(key, copy, &BTreeSet::new(), records);
             }
         }
@@ -178,14 +243,22 @@ impl Desired {
 
     /// Forgets what was found of a rule and is gone again: a late word of a watch about a copy that was removed.
     pub fn forget_deleted(&mut self, uid: &RuleUid, records: &Records) {
-        let Some(rule) = self.rules.get(uid) else { return };
+        let Some(rule) = self.rules.get(uid) else {
+            return;
+        };
         let found = rule.intents.iter().filter(|(_, intent)| intent.found);
-        let keys = found.map(|(source, _)| IntentKey { rule: uid.clone(), source: source.clone() });
-        let deleted: Vec<_> = keys.filter(|key| records.holders(key).next().is_none()).collect();
+        let keys = found.map(|(source, _)| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        });
+        let deleted: Vec<_> = keys
+            .filter(|key| records.holders(key).next().is_none())
+            .collect();
         for key in &deleted {
             self.set_intent(key, None);
         }
-        let is_empty = |rule: &Rule| rule.intents.is_empty() && rule.orders.is_empty() && rule.terms.is_none();
+        let is_empty =
+            |rule: &Rule| rule.intents.is_empty() && rule.orders.is_empty() && rule.terms.is_none();
         if self.rules.get(uid).is_some_and(is_empty) {
             self.rules.remove(uid);
             self.broad.remove(uid);
@@ -194,17 +267,38 @@ impl Desired {
     }
 
     fn keep_found(&mut self, key: &IntentKey) {
-        self.set_intent(key, Some(IntentState { restored: true, found: true, ..IntentState::default() }));
+        self.set_intent(
+            key,
+            Some(IntentState {
+                restored: true,
+                found: true,
+                ..IntentState::default()
+            }),
+        );
     }
 
     /// Those copies that the watches of some areas show.
-    fn shown_in<'a>(&self, areas: &BTreeSet<Area>, copies: impl Iterator<Item = &'a SourceRef>) -> Vec<SourceRef> {
-        copies.filter(|copy| self.policy.area(copy).is_some_and(|area| areas.contains(&area))).cloned().collect()
+    fn shown_in<'a>(
+        &self,
+        areas: &BTreeSet<Area>,
+        copies: impl Iterator<Item = &'a SourceRef>,
+    ) -> Vec<SourceRef> {
+        copies
+            .filter(|copy| {
+                self.policy
+                    .area(copy)
+                    .is_some_and(|area| areas.contains(&area))
+            })
+            .cloned()
+            .collect()
     }
 
     /// Whether the hub has ordered one of these copies of an intent to go: then the intent is not held again.
     fn is_ordered(&self, key: &IntentKey, copies: &[SourceRef]) -> bool {
-        copies.iter().any(|copy| self.order_of(key, copy).is_some_and(|order| !order.namespace_prunes))
+        copies.iter().any(|copy| {
+            self.order_of(key, copy)
+                .is_some_and(|order| !order.namespace_prunes)
+        })
     }
 }
 
@@ -213,17 +307,29 @@ fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Fact
     let mut holders = records.holders(key);
     let (_, live) = holders.find(|(_, live)| live.holds(&key.rule, &key.source, revision))?;
     let digest = live.facts.digest.filter(|_| live.is_whole());
-    Some(Facts { digest, ..live.facts.clone() })
+    Some(Facts {
+        digest,
+        ..live.facts.clone()
+    })
 }
 
 /// The revision that is in force after a restart: the one that intact copies prove. Where they prove several, as after a
 /// stop half-way through an edit, only the hub can tell, and `None` is in force. Where none is intact, a copy's own text
 /// must do: nothing is written by it, as only the hub has such a content.
 fn restored_revision(key: &IntentKey, records: &Records) -> Option<Revision> {
-    let sealed = || records.holders(key).filter_map(|(_, live)| Some((live, live.sealed.as_ref()?.revision)));
-    let intact: BTreeSet<_> = sealed().filter(|(live, _)| live.intact).map(|(_, revision)| revision).collect();
+    let sealed = || {
+        records
+            .holders(key)
+            .filter_map(|(_, live)| Some((live, live.sealed.as_ref()?.revision)))
+    };
+    let intact: BTreeSet<_> = sealed()
+        .filter(|(live, _)| live.intact)
+        .map(|(_, revision)| revision)
+        .collect();
     match intact.len() {
-        0 => sealed().max_by_key(|(live, revision)| (live.applied_at, *revision)).map(|(_, revision)| revision),
+        0 => sealed()
+            .max_by_key(|(live, revision)| (live.applied_at, *revision))
+            .map(|(_, revision)| revision),
         1 => intact.into_iter().next(),
         _ => None,
     }

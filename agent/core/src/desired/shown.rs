@@ -17,7 +17,9 @@ pub enum Shows {
 impl Rule {
     /// Everything is to be looked at again.
     pub(super) fn show_again_all(&mut self) {
-        self.intents.values_mut().for_each(|intent| intent.shown = None);
+        self.intents
+            .values_mut()
+            .for_each(|intent| intent.shown = None);
         self.shown = (Shown::default(), true);
     }
 }
@@ -25,8 +27,14 @@ impl Rule {
 impl Desired {
     /// Something may have changed about the copies of an intent.
     pub fn show_again(&mut self, key: &IntentKey) {
-        let Some(rule) = self.rules.get_mut(&key.rule) else { return };
-        if let Some(shown) = rule.intents.get_mut(&key.source).and_then(|intent| intent.shown.take()) {
+        let Some(rule) = self.rules.get_mut(&key.rule) else {
+            return;
+        };
+        if let Some(shown) = rule
+            .intents
+            .get_mut(&key.source)
+            .and_then(|intent| intent.shown.take())
+        {
             rule.shown.0.take_away(shown);
             rule.shown.1 = true;
         }
@@ -36,9 +44,13 @@ impl Desired {
     pub fn shown(&mut self, uid: &RuleUid, shows: impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
         let rule = self.rules.get(uid)?;
         if rule.shown.1 {
-            let unknown = rule.intents.iter().filter(|(_, intent)| intent.shown.is_none());
-            let parts: Option<Vec<_>> =
-                unknown.map(|(source, _)| Some((source.clone(), self.part(rule, source, &shows)?))).collect();
+            let unknown = rule
+                .intents
+                .iter()
+                .filter(|(_, intent)| intent.shown.is_none());
+            let parts: Option<Vec<_>> = unknown
+                .map(|(source, _)| Some((source.clone(), self.part(rule, source, &shows)?)))
+                .collect();
             let (parts, rule) = (parts?, self.rules.get_mut(uid)?);
             for (source, part) in parts {
                 if let Some(intent) = rule.intents.get_mut(&source) {
@@ -52,8 +64,16 @@ impl Desired {
     }
 
     /// What the copies of one intent show: each content once. Of which there is none (yet), nothing can be wrong.
-    fn part(&self, rule: &Rule, source: &SourceRef, shows: &impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
-        let intent = rule.intents.get(source).filter(|intent| intent.refused.is_none())?;
+    fn part(
+        &self,
+        rule: &Rule,
+        source: &SourceRef,
+        shows: &impl Fn(&SourceRef) -> Shows,
+    ) -> Option<Shown> {
+        let intent = rule
+            .intents
+            .get(source)
+            .filter(|intent| intent.refused.is_none())?;
         let mut contents = vec![];
         for copy in self.expand(rule, source) {
             match shows(&copy) {
@@ -63,13 +83,18 @@ impl Desired {
         }
         if contents.is_empty() {
             // As it was sent: with what the rule leaves alone.
-            let ignores = rule.terms.as_ref().is_none_or(|(terms, _)| !terms.ignore_fields.is_empty());
+            let ignores = rule
+                .terms
+                .as_ref()
+                .is_none_or(|(terms, _)| !terms.ignore_fields.is_empty());
             contents.push(intent.facts.as_ref()?.digest.filter(|_| !ignores)?);
         }
         contents.sort_unstable();
         contents.dedup();
         let mut part = Shown::default();
-        contents.into_iter().for_each(|content| part.insert(source, content));
+        contents
+            .into_iter()
+            .for_each(|content| part.insert(source, content));
         Some(part)
     }
 }

@@ -3,8 +3,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Batch, ContentError, DeletionPolicy, Intent, Kind, Payload, Reason, Refusal, Revision, RuleDelta, RuleName,
-    RuleUid, SourceRef, Terms, TermsDigest, is_label, is_subdomain,
+    Batch, ContentError, DeletionPolicy, Intent, Kind, Payload, Reason, Refusal, Revision,
+    RuleDelta, RuleName, RuleUid, SourceRef, Terms, TermsDigest, is_label, is_subdomain,
 };
 
 use super::places::is_broad;
@@ -39,7 +39,8 @@ impl Desired {
         let mut taken = Taken::default();
         let mut removals = vec![];
         for mut delta in batch.rules {
-            let (tombstones, removal) = (std::mem::take(&mut delta.tombstones), delta.removal.take());
+            let (tombstones, removal) =
+                (std::mem::take(&mut delta.tombstones), delta.removal.take());
             removals.push((delta.uid.clone(), tombstones, removal));
             self.take_upserts(delta, removal.is_some(), records, &mut taken);
         }
@@ -47,10 +48,16 @@ impl Desired {
             self.refuse(refusal, &mut taken);
         }
         for (uid, tombstones, removal) in removals {
-            let sources = tombstones.iter().map(|tombstone| tombstone.source.clone()).collect();
+            let sources = tombstones
+                .iter()
+                .map(|tombstone| tombstone.source.clone())
+                .collect();
             self.note_tombstones(&uid, &sources, records);
             for tombstone in tombstones {
-                let key = IntentKey { rule: uid.clone(), source: tombstone.source };
+                let key = IntentKey {
+                    rule: uid.clone(),
+                    source: tombstone.source,
+                };
                 self.keep_for_removal(&key, tombstone.deletion_policy, records, &mut taken);
             }
             if let Some(policy) = removal {
@@ -64,8 +71,21 @@ impl Desired {
         taken
     }
 
-    fn take_upserts(&mut self, delta: RuleDelta, removal: bool, records: &Records, taken: &mut Taken) {
-        let RuleDelta { uid, terms, upserts, orphaned, suspend, .. } = delta;
+    fn take_upserts(
+        &mut self,
+        delta: RuleDelta,
+        removal: bool,
+        records: &Records,
+        taken: &mut Taken,
+    ) {
+        let RuleDelta {
+            uid,
+            terms,
+            upserts,
+            orphaned,
+            suspend,
+            ..
+        } = delta;
         taken.rules.insert(uid.clone());
         if removal && !self.rules.contains_key(&uid) && terms.is_none() && upserts.is_empty() {
             return;
@@ -92,19 +112,41 @@ impl Desired {
     }
 
     fn look_at_rule(&self, uid: &RuleUid, taken: &mut Taken) {
-        let Some(rule) = self.rules.get(uid) else { return };
-        taken.looks.extend(rule.intents.keys().flat_map(|source| self.expand(rule, source)));
+        let Some(rule) = self.rules.get(uid) else {
+            return;
+        };
+        taken.looks.extend(
+            rule.intents
+                .keys()
+                .flat_map(|source| self.expand(rule, source)),
+        );
         taken.looks.extend(rule.orders.iter().cloned());
     }
 
     /// Puts new terms of a rule in force.
-    fn set_terms(&mut self, uid: &RuleUid, terms: Terms, digest: TermsDigest, records: &Records, taken: &mut Taken) {
+    fn set_terms(
+        &mut self,
+        uid: &RuleUid,
+        terms: Terms,
+        digest: TermsDigest,
+        records: &Records,
+        taken: &mut Taken,
+    ) {
         // What goes by these terms goes when they are stored.
         self.note_change();
-        let Some(rule) = self.rules.get(uid) else { return };
+        let Some(rule) = self.rules.get(uid) else {
+            return;
+        };
         let sources: Vec<_> = rule.intents.keys().cloned().collect();
-        let before: Vec<_> = sources.iter().map(|source| self.expand(rule, source)).collect();
-        let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
+        let before: Vec<_> = sources
+            .iter()
+            .map(|source| self.expand(rule, source))
+            .collect();
+        let targets = terms
+            .namespaces
+            .as_ref()
+            .map(|choice| self.targets(choice))
+            .unwrap_or_default();
         if is_broad(&terms) {
             self.broad.insert(uid.clone());
         } else {
@@ -128,7 +170,10 @@ impl Desired {
             rule.show_again_all();
         }
         for (source, before) in sources.into_iter().zip(before) {
-            let key = IntentKey { rule: uid.clone(), source };
+            let key = IntentKey {
+                rule: uid.clone(),
+                source,
+            };
             let after = self.copies(&key);
             for copy in &after {
                 self.claim(&key, copy);
@@ -145,10 +190,27 @@ impl Desired {
     }
 
     /// A rule rests, or does not any more, by the terms that it has.
-    fn set_suspended(&mut self, uid: &RuleUid, suspend: bool, records: &Records, taken: &mut Taken) {
-        let Some(rule) = self.rules.get_mut(uid) else { return };
-        let Some((terms, _)) = rule.terms.as_mut().filter(|(terms, _)| terms.suspend != suspend) else { return };
-        *terms = Arc::new(Terms { suspend, ..Terms::clone(terms) });
+    fn set_suspended(
+        &mut self,
+        uid: &RuleUid,
+        suspend: bool,
+        records: &Records,
+        taken: &mut Taken,
+    ) {
+        let Some(rule) = self.rules.get_mut(uid) else {
+            return;
+        };
+        let Some((terms, _)) = rule
+            .terms
+            .as_mut()
+            .filter(|(terms, _)| terms.suspend != suspend)
+        else {
+            return;
+        };
+        *terms = Arc::new(Terms {
+            suspend,
+            ..Terms::clone(terms)
+        });
         self.note_change();
         if !suspend && let Some(rule) = self.rules.get_mut(uid) {
             // All that was taken out of a suspended rule is one act when it goes on.
@@ -164,14 +226,25 @@ impl Desired {
 
     /// Orders away the live copies of a rule's intents that stand where its terms want none.
     /// `dropped` are the namespaces that were taken out of its terms on purpose.
-    pub(super) fn order_orphans(&mut self, uid: &RuleUid, dropped: &BTreeSet<Arc<str>>, records: &Records) {
+    pub(super) fn order_orphans(
+        &mut self,
+        uid: &RuleUid,
+        dropped: &BTreeSet<Arc<str>>,
+        records: &Records,
+    ) {
         for (key, copies) in records.intents_of(uid) {
-            let Some(rule) = self.rules.get(uid) else { return };
+            let Some(rule) = self.rules.get(uid) else {
+                return;
+            };
             if !rule.intents.contains_key(&key.source) {
                 continue;
             }
             for copy in copies {
-                if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
+                if !self
+                    .claims
+                    .get(copy)
+                    .is_some_and(|claims| claims.contains(key))
+                {
                     self.order_orphan(key, copy, dropped, records);
                 }
             }
@@ -179,17 +252,37 @@ impl Desired {
     }
 
     fn upsert(&mut self, uid: &RuleUid, intent: Intent, records: &Records, taken: &mut Taken) {
-        let Intent { source, revision, payload } = intent;
+        let Intent {
+            source,
+            revision,
+            payload,
+        } = intent;
         let facts = match check(&source, &payload) {
             Ok(facts) => Some(facts),
             Err(copy_error) => {
                 let (reason, message) = (copy_error.reason, copy_error.message.to_string());
-                return self.refuse(Refusal { rule: uid.clone(), source, revision, reason, message }, taken);
+                return self.refuse(
+                    Refusal {
+                        rule: uid.clone(),
+                        source,
+                        revision,
+                        reason,
+                        message,
+                    },
+                    taken,
+                );
             }
         };
-        let key = IntentKey { rule: uid.clone(), source };
+        let key = IntentKey {
+            rule: uid.clone(),
+            source,
+        };
         self.put(&key, revision, facts, records, taken);
-        taken.payloads.push(NewPayload { key, revision, payload });
+        taken.payloads.push(NewPayload {
+            key,
+            revision,
+            payload,
+        });
     }
 
     /// Puts a revision of an intent in force.
@@ -205,9 +298,18 @@ impl Desired {
         if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
             self.note_change();
         }
-        self.set_intent(key, Some(IntentState { facts, ..IntentState::of(revision) }));
+        self.set_intent(
+            key,
+            Some(IntentState {
+                facts,
+                ..IntentState::of(revision)
+            }),
+        );
         self.claim_all(key, taken);
-        let policy = self.rules.get(&key.rule).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
+        let policy = self
+            .rules
+            .get(&key.rule)
+            .and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
         self.order_versions(key, policy.unwrap_or_default(), records, &mut taken.looks);
     }
 
@@ -220,13 +322,17 @@ impl Desired {
 
     /// Notes an item that is not taken in. What was in force stays in force.
     pub(super) fn refuse(&mut self, refusal: Refusal, taken: &mut Taken) {
-        let key = IntentKey { rule: refusal.rule.clone(), source: refusal.source.clone() };
+        let key = IntentKey {
+            rule: refusal.rule.clone(),
+            source: refusal.source.clone(),
+        };
         // Without a source it speaks of the rule's terms, without a revision of a tombstone: nothing counts as held.
         let is_intent = !key.source.name.is_empty() && refusal.revision != Revision([0; 16]);
         if is_intent && let Some(rule) = self.rules.get(&key.rule) {
             let intent_state = rule.intents.get(&key.source);
-            let (in_force, facts) =
-                intent_state.map_or((None, None), |intent_state| (intent_state.in_force, intent_state.facts.clone()));
+            let (in_force, facts) = intent_state.map_or((None, None), |intent_state| {
+                (intent_state.in_force, intent_state.facts.clone())
+            });
             let copy_error = CopyError::new(refusal.reason, refusal.message.as_str());
             self.set_intent(
                 &key,
@@ -244,7 +350,13 @@ impl Desired {
     }
 
     /// Forgets an intent and orders its copies to go.
-    fn keep_for_removal(&mut self, key: &IntentKey, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
+    fn keep_for_removal(
+        &mut self,
+        key: &IntentKey,
+        policy: DeletionPolicy,
+        records: &Records,
+        taken: &mut Taken,
+    ) {
         let mut copies: BTreeSet<_> = self.copies(key).into_iter().collect();
         self.set_intent(key, None);
         for copy in &copies {
@@ -261,16 +373,29 @@ impl Desired {
     }
 
     /// Removes a whole rule. One that is not held is gone at once.
-    fn remove(&mut self, uid: &RuleUid, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
+    fn remove(
+        &mut self,
+        uid: &RuleUid,
+        policy: DeletionPolicy,
+        records: &Records,
+        taken: &mut Taken,
+    ) {
         // A copy may have come to light after the rule was forgotten: the policy hid it when it was ordered away.
         if !self.rules.contains_key(uid) && records.intents_of(uid).next().is_none() {
             let targets = None;
-            self.gone.push(Gone { uid: uid.clone(), rule: RuleName::default(), targets });
+            self.gone.push(Gone {
+                uid: uid.clone(),
+                rule: RuleName::default(),
+                targets,
+            });
             return;
         }
         let rule = self.rules.entry(uid.clone()).or_default();
         rule.leaving = true;
-        let intent_state = rule.intents.keys().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
+        let intent_state = rule.intents.keys().map(|source| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        });
         let mut keys: BTreeSet<_> = intent_state.collect();
         keys.extend(records.intents_of(uid).map(|(key, _)| key.clone()));
         let orders = rule.orders.clone();
@@ -293,19 +418,33 @@ impl Desired {
 /// The namespaces that new terms of a rule give up on purpose: exact names that were taken out of the list, a few at a
 /// time, while the rest of the choice stays as it was. Of terms that are only remembered nobody can tell.
 fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
-    let before = rule.terms.as_ref().filter(|_| !rule.unconfirmed).map(|(terms, _)| terms);
-    let (Some(before), Some(now)) = (before.and_then(|terms| terms.namespaces.as_ref()), &now.namespaces) else {
+    let before = rule
+        .terms
+        .as_ref()
+        .filter(|_| !rule.unconfirmed)
+        .map(|(terms, _)| terms);
+    let (Some(before), Some(now)) = (
+        before.and_then(|terms| terms.namespaces.as_ref()),
+        &now.namespaces,
+    ) else {
         return BTreeSet::new();
     };
     let dropped = now.dropped_literals(before);
-    if dropped.len() > DELIBERATE { BTreeSet::new() } else { dropped.into_iter().map(Arc::from).collect() }
+    if dropped.len() > DELIBERATE {
+        BTreeSet::new()
+    } else {
+        dropped.into_iter().map(Arc::from).collect()
+    }
 }
 
 /// Whether the names of an intent are such that Kubernetes takes.
 pub(super) fn check_name(source: &SourceRef) -> Result<(), CopyError> {
     let named = is_subdomain(&source.name) && is_subdomain(source.copy_name());
     if !named || !is_label(&source.namespace) {
-        return Err(CopyError::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
+        return Err(CopyError::new(
+            Reason::Invalid,
+            "the name is not one that Kubernetes takes",
+        ));
     }
     Ok(())
 }
@@ -314,7 +453,10 @@ pub(super) fn check_name(source: &SourceRef) -> Result<(), CopyError> {
 /// API server.
 fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
     let Some(kind) = Kind::by_resource(&source.resource) else {
-        let message = format!("this agent does not know {}: upgrade the agent", source.resource);
+        let message = format!(
+            "this agent does not know {}: upgrade the agent",
+            source.resource
+        );
         return Err(CopyError::new(Reason::Unsupported, message));
     };
     check_name(source)?;
@@ -325,15 +467,25 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
         };
         CopyError::new(reason, error.to_string())
     })?;
-    if content.fields.keys().any(|field| !kind.fields.contains(&field.as_str())) {
-        return Err(CopyError::new(Reason::Unsupported, "the content has a field that this agent does not know"));
+    if content
+        .fields
+        .keys()
+        .any(|field| !kind.fields.contains(&field.as_str()))
+    {
+        return Err(CopyError::new(
+            Reason::Unsupported,
+            "the content has a field that this agent does not know",
+        ));
     }
     let refuses = |name: &str| kind.refuses_name(name);
     if refuses(&source.name)
         || refuses(source.copy_name())
         || kind.refuses_type(content.fields.get("type").and_then(|kind| kind.as_str()))
     {
-        return Err(CopyError::new(Reason::Denied, "objects of this name or type are never distributed"));
+        return Err(CopyError::new(
+            Reason::Denied,
+            "objects of this name or type are never distributed",
+        ));
     }
     Ok(Facts::of(kind, &content).digested(&content, &BTreeSet::new()))
 }

@@ -10,7 +10,10 @@ use crate::records::Records;
 const MANY: usize = 100;
 
 fn home() -> Home {
-    Home { namespace: "runnel-system".into(), cluster_uid: "member".into() }
+    Home {
+        namespace: "runnel-system".into(),
+        cluster_uid: "member".into(),
+    }
 }
 
 fn source(n: usize) -> SourceRef {
@@ -19,12 +22,20 @@ fn source(n: usize) -> SourceRef {
 
 fn intent(n: usize, revision: u8) -> Intent {
     let payload = Payload::encode(Content::default().to_bytes());
-    Intent { source: source(n), revision: Revision([revision; 16]), payload }
+    Intent {
+        source: source(n),
+        revision: Revision([revision; 16]),
+        payload,
+    }
 }
 
 fn terms(namespaces: NamespaceChoice) -> (Terms, TermsDigest) {
     let terms = Terms {
-        rule: RuleName { kind: "DistributionRule".into(), namespace: "team".into(), name: "r".into() },
+        rule: RuleName {
+            kind: "DistributionRule".into(),
+            namespace: "team".into(),
+            name: "r".into(),
+        },
         created_at: 1,
         namespaces: Some(namespaces),
         create_namespaces: false,
@@ -38,31 +49,68 @@ fn terms(namespaces: NamespaceChoice) -> (Terms, TermsDigest) {
 }
 
 fn labelled(value: &str) -> Namespace {
-    Namespace { labels: BTreeMap::from([("env".to_owned(), value.to_owned())]), terminating: false, refuses: false }
+    Namespace {
+        labels: BTreeMap::from([("env".to_owned(), value.to_owned())]),
+        terminating: false,
+        refuses: false,
+    }
 }
 
 fn prod() -> NamespaceChoice {
-    let requirement = Requirement { key: "env".into(), operator: Operator::In, values: vec!["prod".into()] };
-    let selector = Some(Selector { requirements: vec![requirement] });
-    NamespaceChoice { selector, ..NamespaceChoice::default() }
+    let requirement = Requirement {
+        key: "env".into(),
+        operator: Operator::In,
+        values: vec!["prod".into()],
+    };
+    let selector = Some(Selector {
+        requirements: vec![requirement],
+    });
+    NamespaceChoice {
+        selector,
+        ..NamespaceChoice::default()
+    }
 }
 
 fn take(desired: &mut Desired, delta: RuleDelta) -> Taken {
-    desired.take(Batch { nonce: 1, rules: vec![delta] }, vec![], &Records::default())
+    desired.take(
+        Batch {
+            nonce: 1,
+            rules: vec![delta],
+        },
+        vec![],
+        &Records::default(),
+    )
 }
 
 /// 100 sources in 100 namespaces by label, and a rule beside them.
 fn ten_thousand() -> Desired {
-    let (mut desired, records) = (Desired::new(home(), Arc::new(Policy::open())), Records::default());
+    let (mut desired, records) = (
+        Desired::new(home(), Arc::new(Policy::open())),
+        Records::default(),
+    );
     for n in 0..MANY {
         desired.set_namespace(&format!("n{n:03}"), Some(labelled("prod")), &records);
     }
     let upserts = (0..MANY).map(|n| intent(n, 1)).collect();
-    take(&mut desired, RuleDelta { terms: Some(terms(prod())), upserts, ..RuleDelta::new("r".into()) });
-    let other = NamespaceChoice { names: vec![Pattern::new("elsewhere")], ..NamespaceChoice::default() };
     take(
         &mut desired,
-        RuleDelta { terms: Some(terms(other)), upserts: vec![intent(0, 1)], ..RuleDelta::new("q".into()) },
+        RuleDelta {
+            terms: Some(terms(prod())),
+            upserts,
+            ..RuleDelta::new("r".into())
+        },
+    );
+    let other = NamespaceChoice {
+        names: vec![Pattern::new("elsewhere")],
+        ..NamespaceChoice::default()
+    };
+    take(
+        &mut desired,
+        RuleDelta {
+            terms: Some(terms(other)),
+            upserts: vec![intent(0, 1)],
+            ..RuleDelta::new("q".into())
+        },
     );
     desired
 }
@@ -70,17 +118,39 @@ fn ten_thousand() -> Desired {
 #[test]
 fn an_event_costs_its_own_copies_and_no_more() {
     let (mut desired, records) = (ten_thousand(), Records::default());
-    assert_eq!(desired.all_copies().collect::<BTreeSet<_>>().len(), MANY * MANY + 1);
-    let taken = take(&mut desired, RuleDelta { upserts: vec![intent(7, 2)], ..RuleDelta::new("r".into()) });
+    assert_eq!(
+        desired.all_copies().collect::<BTreeSet<_>>().len(),
+        MANY * MANY + 1
+    );
+    let taken = take(
+        &mut desired,
+        RuleDelta {
+            upserts: vec![intent(7, 2)],
+            ..RuleDelta::new("r".into())
+        },
+    );
     assert_eq!(taken.looks.len(), MANY);
     assert!(taken.looks.iter().all(|copy| *copy.name == *source(7).name));
 
     let looks = desired.set_namespace("n042", Some(labelled("test")), &records);
     assert_eq!(looks.len(), MANY);
     assert!(looks.iter().all(|copy| &*copy.namespace == "n042"));
-    assert!(desired.set_namespace("n042", Some(labelled("test")), &records).is_empty());
-    assert!(desired.set_namespace("unrelated", Some(labelled("test")), &records).is_empty());
-    assert_eq!(desired.set_namespace("elsewhere", Some(labelled("test")), &records).len(), 1);
+    assert!(
+        desired
+            .set_namespace("n042", Some(labelled("test")), &records)
+            .is_empty()
+    );
+    assert!(
+        desired
+            .set_namespace("unrelated", Some(labelled("test")), &records)
+            .is_empty()
+    );
+    assert_eq!(
+        desired
+            .set_namespace("elsewhere", Some(labelled("test")), &records)
+            .len(),
+        1
+    );
 }
 
 #[test]
@@ -88,20 +158,46 @@ fn the_digest_follows_every_change() {
     let mut desired = ten_thousand();
     let check = |desired: &Desired| {
         let pairs = desired.pairs(&"r".into());
-        let whole: SetDigest =
-            pairs.iter().map(|intent_state| (&intent_state.source, &intent_state.revision)).collect();
+        let whole: SetDigest = pairs
+            .iter()
+            .map(|intent_state| (&intent_state.source, &intent_state.revision))
+            .collect();
         let intent_state = desired.acked(&"r".into()).unwrap();
-        assert_eq!((intent_state.digest, intent_state.intents as usize), (whole, pairs.len()));
+        assert_eq!(
+            (intent_state.digest, intent_state.intents as usize),
+            (whole, pairs.len())
+        );
     };
     check(&desired);
-    take(&mut desired, RuleDelta { upserts: vec![intent(7, 2), intent(200, 1)], ..RuleDelta::new("r".into()) });
+    take(
+        &mut desired,
+        RuleDelta {
+            upserts: vec![intent(7, 2), intent(200, 1)],
+            ..RuleDelta::new("r".into())
+        },
+    );
     check(&desired);
-    let tombstones = vec![Tombstone { source: source(3), deletion_policy: DeletionPolicy::Delete }];
-    take(&mut desired, RuleDelta { tombstones, ..RuleDelta::new("r".into()) });
+    let tombstones = vec![Tombstone {
+        source: source(3),
+        deletion_policy: DeletionPolicy::Delete,
+    }];
+    take(
+        &mut desired,
+        RuleDelta {
+            tombstones,
+            ..RuleDelta::new("r".into())
+        },
+    );
     check(&desired);
     let mut broken = intent(5, 9);
     broken.payload = Payload::from_wire(Encoding::Plain, "{".into(), 1);
-    let taken = take(&mut desired, RuleDelta { upserts: vec![broken], ..RuleDelta::new("r".into()) });
+    let taken = take(
+        &mut desired,
+        RuleDelta {
+            upserts: vec![broken],
+            ..RuleDelta::new("r".into())
+        },
+    );
     assert_eq!(taken.refused.len(), 1);
     check(&desired);
 }
@@ -111,8 +207,14 @@ fn stored_state_restores() {
     let mut desired = ten_thousand();
     let mut restored = Desired::new(home(), Arc::new(Policy::open()));
     restored.restore_terms(desired.stored(&BTreeSet::new()));
-    assert_eq!(restored.stored(&BTreeSet::new()), desired.stored(&BTreeSet::new()));
-    assert_eq!(restored.acked(&"r".into()).unwrap().terms, desired.acked(&"r".into()).unwrap().terms);
+    assert_eq!(
+        restored.stored(&BTreeSet::new()),
+        desired.stored(&BTreeSet::new())
+    );
+    assert_eq!(
+        restored.acked(&"r".into()).unwrap().terms,
+        desired.acked(&"r".into()).unwrap().terms
+    );
 }
 
 #[test]
@@ -120,7 +222,13 @@ fn a_name_that_is_none_is_refused() {
     let mut desired = ten_thousand();
     let mut odd = intent(1, 1);
     odd.source = SourceRef::new("configmaps", "team", "a/../../b");
-    let taken = take(&mut desired, RuleDelta { upserts: vec![odd], ..RuleDelta::new("r".into()) });
+    let taken = take(
+        &mut desired,
+        RuleDelta {
+            upserts: vec![odd],
+            ..RuleDelta::new("r".into())
+        },
+    );
     assert_eq!(taken.refused[0].reason, Reason::Invalid);
 }
 
@@ -128,7 +236,10 @@ fn a_name_that_is_none_is_refused() {
 #[derive(Clone, Debug)]
 enum Step {
     Namespace(u8, Option<bool>),
-    Terms { wants: u8, grants: Option<Vec<(bool, u8)>> },
+    Terms {
+        wants: u8,
+        grants: Option<Vec<(bool, u8)>>,
+    },
 }
 
 fn step() -> impl proptest::strategy::Strategy<Value = Step> {
@@ -144,8 +255,14 @@ fn step() -> impl proptest::strategy::Strategy<Value = Step> {
 /// By an exact name, by a glob, by a label, or all (of a choice: the source's own namespace).
 fn choice(kind: u8) -> Option<NamespaceChoice> {
     match kind {
-        0 => Some(NamespaceChoice { names: vec![Pattern::new("n0")], ..NamespaceChoice::default() }),
-        1 => Some(NamespaceChoice { names: vec![Pattern::new("n*")], ..NamespaceChoice::default() }),
+        0 => Some(NamespaceChoice {
+            names: vec![Pattern::new("n0")],
+            ..NamespaceChoice::default()
+        }),
+        1 => Some(NamespaceChoice {
+            names: vec![Pattern::new("n*")],
+            ..NamespaceChoice::default()
+        }),
         2 => Some(prod()),
         _ => None,
     }

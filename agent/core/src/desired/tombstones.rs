@@ -51,7 +51,10 @@ pub(super) struct Removals {
 impl Removals {
     /// After a restart.
     pub fn restored(stored: Tombstones) -> Self {
-        Self { stored, ..Self::default() }
+        Self {
+            stored,
+            ..Self::default()
+        }
     }
 
     /// What was stored last.
@@ -66,7 +69,9 @@ impl Removals {
 
     /// An order for a copy of a source needs nothing more. Returns whether other tombstones are to be stored for that.
     pub fn resolved(&mut self, source: &SourceRef) -> bool {
-        let Some(count) = self.orders.get_mut(source) else { return false };
+        let Some(count) = self.orders.get_mut(source) else {
+            return false;
+        };
         *count = count.saturating_sub(1);
         if *count > 0 {
             return false;
@@ -84,28 +89,64 @@ impl Removals {
 impl Rule {
     /// Whether a source that is not held any more is one: another version of it may be held.
     fn is_removed(&self, uid: &RuleUid, source: &SourceRef) -> bool {
-        let key = || IntentKey { rule: uid.clone(), source: source.clone() };
-        !self.intents.contains_key(source) && (self.versions().is_none() || self.beside(&key()).next().is_none())
+        let key = || IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        };
+        !self.intents.contains_key(source)
+            && (self.versions().is_none() || self.beside(&key()).next().is_none())
     }
 
     /// Renews what is to be stored, of which there is room for so many. A removal that is under way is carried out even if the
     /// hub has sent the source again meanwhile.
-    fn renew_tombstones(&mut self, uid: &RuleUid, removals: &BTreeSet<IntentKey>, room: &mut usize) {
+    fn renew_tombstones(
+        &mut self,
+        uid: &RuleUid,
+        removals: &BTreeSet<IntentKey>,
+        room: &mut usize,
+    ) {
         // The hub has not yet spoken of these since a restart.
-        let is_open = |source: &&SourceRef| self.intents.get(*source).map_or(self.unconfirmed, |intent| intent.found);
+        let is_open = |source: &&SourceRef| {
+            self.intents
+                .get(*source)
+                .map_or(self.unconfirmed, |intent| intent.found)
+        };
         let stored = &self.removals.stored;
         let old = stored.sources.iter().filter(is_open);
-        let now = self.removals.orders.keys().filter(|source| self.is_removed(uid, source));
-        let under_way = removals.iter().filter(|key| key.rule == *uid).map(|key| &key.source);
-        let sources: BTreeSet<_> = old.chain(now).chain(under_way).take(*room + 1).cloned().collect();
-        let any = stored.any && (self.unconfirmed || self.intents.values().any(|intent| intent.found));
+        let now = self
+            .removals
+            .orders
+            .keys()
+            .filter(|source| self.is_removed(uid, source));
+        let under_way = removals
+            .iter()
+            .filter(|key| key.rule == *uid)
+            .map(|key| &key.source);
+        let sources: BTreeSet<_> = old
+            .chain(now)
+            .chain(under_way)
+            .take(*room + 1)
+            .cloned()
+            .collect();
+        let any =
+            stored.any && (self.unconfirmed || self.intents.values().any(|intent| intent.found));
         let stored = if any || sources.len() > *room {
-            Tombstones { sources: BTreeSet::new(), any: true }
+            Tombstones {
+                sources: BTreeSet::new(),
+                any: true,
+            }
         } else {
-            Tombstones { sources, any: false }
+            Tombstones {
+                sources,
+                any: false,
+            }
         };
         *room -= stored.sources.len();
-        self.removals.open = stored.sources.iter().filter(|source| self.removals.orders.contains_key(*source)).count();
+        self.removals.open = stored
+            .sources
+            .iter()
+            .filter(|source| self.removals.orders.contains_key(*source))
+            .count();
         self.removals.stored = stored;
     }
 }
@@ -136,7 +177,9 @@ impl Desired {
 
     /// A removal that was under way has ended. Where the hub has sent the source again, its tombstone is over.
     pub fn removal_ended(&mut self, key: &IntentKey) {
-        let is_over = |rule: &Rule| rule.intents.contains_key(&key.source) && rule.removals.stored().cover(&key.source);
+        let is_over = |rule: &Rule| {
+            rule.intents.contains_key(&key.source) && rule.removals.stored().cover(&key.source)
+        };
         if self.rules.get(&key.rule).is_some_and(is_over) {
             self.note_change();
         }
@@ -147,16 +190,33 @@ impl Desired {
         let is_open = |rule: &Rule| rule.removals.orders.contains_key(&key.source);
         let holders = || records.holders(key).map(|(copy, _)| copy.clone());
         self.rules.get(&key.rule).is_some_and(is_open)
-            || self.copies(key).into_iter().chain(holders()).collect::<BTreeSet<_>>().len() > 1
+            || self
+                .copies(key)
+                .into_iter()
+                .chain(holders())
+                .collect::<BTreeSet<_>>()
+                .len()
+                > 1
     }
 
     /// Notes that tombstones of a rule are to be stored before they are carried out, where twins stand. Where another
     /// version of a source stays, its copies show after a restart which one is the newest.
-    pub(super) fn note_tombstones(&mut self, uid: &RuleUid, sources: &BTreeSet<SourceRef>, records: &Records) {
-        let Some(rule) = self.rules.get(uid) else { return };
-        let is_edit =
-            |key: &IntentKey| rule.versions().is_some() && rule.beside(key).any(|source| !sources.contains(source));
-        let mut keys = sources.iter().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
+    pub(super) fn note_tombstones(
+        &mut self,
+        uid: &RuleUid,
+        sources: &BTreeSet<SourceRef>,
+        records: &Records,
+    ) {
+        let Some(rule) = self.rules.get(uid) else {
+            return;
+        };
+        let is_edit = |key: &IntentKey| {
+            rule.versions().is_some() && rule.beside(key).any(|source| !sources.contains(source))
+        };
+        let mut keys = sources.iter().map(|source| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        });
         if keys.any(|key| !is_edit(&key) && self.has_twins(&key, records)) {
             self.note_change();
         }

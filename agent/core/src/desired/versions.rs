@@ -28,7 +28,11 @@ impl Rule {
     pub(super) fn beside<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
         let plain = key.source.plain();
         let first = plain.clone();
-        let same = self.intents.range(first..).map(|(source, _)| source).take_while(move |one| one.plain() == plain);
+        let same = self
+            .intents
+            .range(first..)
+            .map(|(source, _)| source)
+            .take_while(move |one| one.plain() == plain);
         same.filter(|source| **source != key.source && source.is_version())
     }
 }
@@ -37,21 +41,44 @@ impl Desired {
     /// Whether a copy that was ordered to go stays as an older version. Nothing goes while a newer one is not in force, or
     /// by terms that are only remembered.
     pub fn keeps(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
-        let Some(rule) = self.rules.get(&key.rule).filter(|rule| !rule.leaving) else { return false };
-        let (Some(keep), Some(live)) = (rule.versions(), records.live(copy)) else { return false };
-        let holds = |live: &Live| live.sealed.as_ref().is_some_and(|sealed| sealed.source == key.source);
+        let Some(rule) = self.rules.get(&key.rule).filter(|rule| !rule.leaving) else {
+            return false;
+        };
+        let (Some(keep), Some(live)) = (rule.versions(), records.live(copy)) else {
+            return false;
+        };
+        let holds = |live: &Live| {
+            live.sealed
+                .as_ref()
+                .is_some_and(|sealed| sealed.source == key.source)
+        };
         if live.number == 0 || !holds(live) {
             return false;
         }
         let wanted = |source: &&SourceRef| {
-            let (copy, key) = (source.copy_in(&copy.namespace), IntentKey { source: (*source).clone(), ..key.clone() });
-            self.claims.get(&copy).is_some_and(|claims| claims.contains(&key))
+            let (copy, key) = (
+                source.copy_in(&copy.namespace),
+                IntentKey {
+                    source: (*source).clone(),
+                    ..key.clone()
+                },
+            );
+            self.claims
+                .get(&copy)
+                .is_some_and(|claims| claims.contains(&key))
         };
         let newest: BTreeSet<_> = rule.beside(key).filter(wanted).collect();
-        let waits = newest.iter().any(|source| rule.intents.get(source).is_none_or(|intent| intent.in_force.is_none()));
-        let newer = records.versions(key, &copy.namespace).filter(|(other, _, version)| {
-            !newest.contains(&other.source) && (version.number, &other.source) > (live.number, &key.source)
+        let waits = newest.iter().any(|source| {
+            rule.intents
+                .get(source)
+                .is_none_or(|intent| intent.in_force.is_none())
         });
+        let newer = records
+            .versions(key, &copy.namespace)
+            .filter(|(other, _, version)| {
+                !newest.contains(&other.source)
+                    && (version.number, &other.source) > (live.number, &key.source)
+            });
         !newest.is_empty() && (waits || rule.unconfirmed || newer.count() + 1 < keep)
     }
 
@@ -64,8 +91,16 @@ impl Desired {
         if stands && rule.beside(key).next().is_some() {
             return None;
         }
-        let others = records.versions(key, &copy.namespace).filter(|(other, ..)| other.source != key.source);
-        Some(others.map(|(_, _, live)| live.number).max().unwrap_or_default().saturating_add(1))
+        let others = records
+            .versions(key, &copy.namespace)
+            .filter(|(other, ..)| other.source != key.source);
+        Some(
+            others
+                .map(|(_, _, live)| live.number)
+                .max()
+                .unwrap_or_default()
+                .saturating_add(1),
+        )
     }
 
     /// Orders away the live versions beside this one for which no intent is held: those that are to stay wait, and where
@@ -77,14 +112,27 @@ impl Desired {
         records: &Records,
         looks: &mut BTreeSet<SourceRef>,
     ) {
-        let Some(rule) = self.rules.get(&key.rule).filter(|rule| rule.versions().is_some()) else { return };
-        let live = rule.targets.iter().chain([&key.source.namespace]).flat_map(|name| records.versions(key, name));
-        let left = |one: &IntentKey| one.source != key.source && !rule.intents.contains_key(&one.source);
+        let Some(rule) = self
+            .rules
+            .get(&key.rule)
+            .filter(|rule| rule.versions().is_some())
+        else {
+            return;
+        };
+        let live = rule
+            .targets
+            .iter()
+            .chain([&key.source.namespace])
+            .flat_map(|name| records.versions(key, name));
+        let left =
+            |one: &IntentKey| one.source != key.source && !rule.intents.contains_key(&one.source);
         let older: Vec<_> = live
             .filter(|(one, _, live)| left(one) && live.number > 0)
             .map(|(one, copy, _)| (one.clone(), copy.clone()))
             .collect();
-        let rest = rule.beside(key).flat_map(|source| self.expand(rule, source));
+        let rest = rule
+            .beside(key)
+            .flat_map(|source| self.expand(rule, source));
         looks.extend(rest);
         for (one, copy) in older {
             self.order(&one, &copy, self.order_for(&one, &copy, policy));
@@ -93,8 +141,17 @@ impl Desired {
     }
 
     /// The order for a copy of an intent that is no longer wanted. Where another version of the source is, that is an edit.
-    pub(super) fn order_for(&self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
-        let mut rule = self.rules.get(&key.rule).into_iter().filter(|rule| rule.versions().is_some() && !rule.leaving);
+    pub(super) fn order_for(
+        &self,
+        key: &IntentKey,
+        copy: &SourceRef,
+        policy: DeletionPolicy,
+    ) -> Ordered {
+        let mut rule = self
+            .rules
+            .get(&key.rule)
+            .into_iter()
+            .filter(|rule| rule.versions().is_some() && !rule.leaving);
         if rule.any(|rule| rule.beside(key).next().is_some()) {
             self.version_order(key, copy, policy)
         } else {
@@ -106,15 +163,26 @@ impl Desired {
     /// successor in its namespace.
     fn version_order(&self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
         let by_message = Ordered::by_message(policy);
-        let Some(rule) = self.rules.get(&key.rule) else { return by_message };
+        let Some(rule) = self.rules.get(&key.rule) else {
+            return by_message;
+        };
         let goes = self.order_of(key, copy).is_some_and(|known| !known.asks());
         let has_place = || match &rule.terms {
-            Some((terms, _)) if terms.namespaces.is_some() => rule.targets.contains(&copy.namespace),
+            Some((terms, _)) if terms.namespaces.is_some() => {
+                rule.targets.contains(&copy.namespace)
+            }
             _ => key.source.namespace == copy.namespace,
         };
-        let granted = || rule.terms.as_ref().is_some_and(|(terms, _)| self.is_granted(terms, copy));
+        let granted = || {
+            rule.terms
+                .as_ref()
+                .is_some_and(|(terms, _)| self.is_granted(terms, copy))
+        };
         let stays = has_place() && granted();
-        Ordered { namespace_prunes: !(goes || stays), ..by_message }
+        Ordered {
+            namespace_prunes: !(goes || stays),
+            ..by_message
+        }
     }
 
     /// The older versions beside a copy whose namespace is given up go as it does.
@@ -125,8 +193,15 @@ impl Desired {
         order: Ordered,
         records: &Records,
     ) {
-        let Some(rule) = self.rules.get(&key.rule).filter(|rule| rule.versions().is_some()) else { return };
-        let left = |one: &IntentKey| one.source != key.source && !rule.intents.contains_key(&one.source);
+        let Some(rule) = self
+            .rules
+            .get(&key.rule)
+            .filter(|rule| rule.versions().is_some())
+        else {
+            return;
+        };
+        let left =
+            |one: &IntentKey| one.source != key.source && !rule.intents.contains_key(&one.source);
         let older: Vec<_> = records
             .versions(key, &copy.namespace)
             .filter(|(one, _, live)| left(one) && live.number > 0)
@@ -140,10 +215,18 @@ impl Desired {
     /// A copy is wanted where older versions beside it waited because their namespace was given up: it is not any more, and
     /// what becomes of them is for what is kept to say.
     pub(super) fn take_versions_back(&mut self, key: &IntentKey, copy: &SourceRef) {
-        let Some(rule) = self.rules.get(&key.rule).filter(|rule| rule.versions().is_some()) else { return };
+        let Some(rule) = self
+            .rules
+            .get(&key.rule)
+            .filter(|rule| rule.versions().is_some())
+        else {
+            return;
+        };
         let plain = key.source.plain();
         let first = SourceRef::new(&copy.resource, &copy.namespace, "");
-        let here = |other: &&SourceRef| other.resource == copy.resource && other.namespace == copy.namespace;
+        let here = |other: &&SourceRef| {
+            other.resource == copy.resource && other.namespace == copy.namespace
+        };
         for beside in rule.orders.range(first..).take_while(here) {
             for (other, order) in self.orders.get_mut(beside).into_iter().flatten() {
                 if other.rule == key.rule && other.source.plain() == plain {
@@ -161,17 +244,38 @@ impl Desired {
         records: &Records,
         looks: &mut BTreeSet<SourceRef>,
     ) -> bool {
-        let Some(rule) = self.rules.get(&key.rule) else { return false };
-        let (Some((terms, _)), Some(_)) = (rule.terms.clone(), rule.versions()) else { return false };
+        let Some(rule) = self.rules.get(&key.rule) else {
+            return false;
+        };
+        let (Some((terms, _)), Some(_)) = (rule.terms.clone(), rule.versions()) else {
+            return false;
+        };
         // What was called otherwise before versions were kept goes by the hub's word alone.
         if !key.source.is_version() {
             return false;
         }
-        let number = |key: &IntentKey| records.holders(key).map(|(_, live)| live.number).max().unwrap_or_default();
-        let beside: Vec<_> =
-            rule.beside(key).map(|source| IntentKey { source: source.clone(), ..key.clone() }).collect();
-        let message = |other: &IntentKey| rule.intents.get(&other.source).is_some_and(|intent| !intent.restored);
-        let newer = beside.iter().any(|other| message(other) || number(other) > number(key));
+        let number = |key: &IntentKey| {
+            records
+                .holders(key)
+                .map(|(_, live)| live.number)
+                .max()
+                .unwrap_or_default()
+        };
+        let beside: Vec<_> = rule
+            .beside(key)
+            .map(|source| IntentKey {
+                source: source.clone(),
+                ..key.clone()
+            })
+            .collect();
+        let message = |other: &IntentKey| {
+            rule.intents
+                .get(&other.source)
+                .is_some_and(|intent| !intent.restored)
+        };
+        let newer = beside
+            .iter()
+            .any(|other| message(other) || number(other) > number(key));
         let older = if newer { vec![key.clone()] } else { beside };
         for older in older {
             for copy in self.copies(&older) {
@@ -180,7 +284,11 @@ impl Desired {
             }
             self.set_intent(&older, None);
             for (copy, _) in records.holders(&older) {
-                self.order(&older, copy, self.version_order(&older, copy, terms.deletion_policy));
+                self.order(
+                    &older,
+                    copy,
+                    self.version_order(&older, copy, terms.deletion_policy),
+                );
                 looks.insert(copy.clone());
             }
         }

@@ -1,7 +1,9 @@
 //! What should become of one copy, and whose it is.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms};
+use runnel_proto::model::{
+    ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms,
+};
 
 use super::{Desired, IntentState, Rule};
 use crate::copy::IntentKey;
@@ -14,8 +16,12 @@ impl Desired {
     /// What should become of a copy. `live` is what stands there, if that is known.
     pub fn want(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
         let ordered = self.ordered(copy, live);
-        let Some((key, other)) = self.winner(copy) else { return ordered };
-        let Some(wanted) = self.wanted(copy, key, other) else { return ordered };
+        let Some((key, other)) = self.winner(copy) else {
+            return ordered;
+        };
+        let Some(wanted) = self.wanted(copy, key, other) else {
+            return ordered;
+        };
         // Who can take the copy over does, so that it is never missing. Who cannot does not keep it either.
         // A dry run takes nothing over.
         let idle = wanted.suspend
@@ -25,37 +31,74 @@ impl Desired {
             || wanted.denied.is_some();
         // An adopted object is first let go by the rule that adopted it: the other one finds it as anybody would.
         let adopted = live.is_some_and(|live| live.ownership == Ownership::Ours && live.adopted);
-        let idle = idle || (adopted && matches!(&ordered, Want::Gone(_, _, order) if !order.deferred));
-        if idle && ordered != Want::Nothing { ordered } else { Want::Copy(Box::new(wanted)) }
+        let idle =
+            idle || (adopted && matches!(&ordered, Want::Gone(_, _, order) if !order.deferred));
+        if idle && ordered != Want::Nothing {
+            ordered
+        } else {
+            Want::Copy(Box::new(wanted))
+        }
     }
 
     /// The rule that wins a copy, also while an order for the copy comes before it, and how it wants it.
     pub fn idle_winner(&self, copy: &SourceRef) -> Option<(RuleUid, Option<WantedCopy>)> {
-        self.winner(copy).map(|(key, other)| (key.rule.clone(), self.wanted(copy, key, other)))
+        self.winner(copy)
+            .map(|(key, other)| (key.rule.clone(), self.wanted(copy, key, other)))
     }
 
     /// The intents of the same rule that give the same source another name in the copy's namespace, with those copies:
     /// until they stand, the order waits, so that a rename leaves no moment in which neither is there.
-    pub fn successors(&self, key: &IntentKey, copy: &SourceRef) -> Vec<(IntentKey, Revision, SourceRef)> {
-        let Some(rule) = self.rules.get(&key.rule) else { return vec![] };
+    pub fn successors(
+        &self,
+        key: &IntentKey,
+        copy: &SourceRef,
+    ) -> Vec<(IntentKey, Revision, SourceRef)> {
+        let Some(rule) = self.rules.get(&key.rule) else {
+            return vec![];
+        };
         let plain = key.source.plain();
-        let renamed = rule.intents.range(plain.clone()..).take_while(|(source, _)| source.plain() == plain);
-        let wanted = renamed.filter(|(source, _)| **source != key.source).filter_map(|(source, intent_state)| {
-            let (copy, key) = (source.copy_in(&copy.namespace), IntentKey { source: source.clone(), ..key.clone() });
-            let claimed = self.claims.get(&copy).is_some_and(|claims| claims.contains(&key));
-            claimed.then_some((key, intent_state.in_force?, copy))
-        });
+        let renamed = rule
+            .intents
+            .range(plain.clone()..)
+            .take_while(|(source, _)| source.plain() == plain);
+        let wanted = renamed
+            .filter(|(source, _)| **source != key.source)
+            .filter_map(|(source, intent_state)| {
+                let (copy, key) = (
+                    source.copy_in(&copy.namespace),
+                    IntentKey {
+                        source: source.clone(),
+                        ..key.clone()
+                    },
+                );
+                let claimed = self
+                    .claims
+                    .get(&copy)
+                    .is_some_and(|claims| claims.contains(&key));
+                claimed.then_some((key, intent_state.in_force?, copy))
+            });
         wanted.collect()
     }
 
     /// The copies beside this one that wait for it to stand before they go.
     pub fn predecessors(&self, key: &IntentKey, copy: &SourceRef) -> Vec<SourceRef> {
-        let Some(rule) = self.rules.get(&key.rule) else { return vec![] };
+        let Some(rule) = self.rules.get(&key.rule) else {
+            return vec![];
+        };
         let plain = key.source.plain();
         let same = |key: &IntentKey| key.source.plain() == plain;
-        let beside = rule.orders.iter().filter(|other| *other != copy && other.namespace == copy.namespace);
+        let beside = rule
+            .orders
+            .iter()
+            .filter(|other| *other != copy && other.namespace == copy.namespace);
         beside
-            .filter(|other| self.orders.get(*other).into_iter().flatten().any(|(key, _)| same(key)))
+            .filter(|other| {
+                self.orders
+                    .get(*other)
+                    .into_iter()
+                    .flatten()
+                    .any(|(key, _)| same(key))
+            })
             .cloned()
             .collect()
     }
@@ -63,20 +106,31 @@ impl Desired {
     /// Orders for a copy that the live object has outlived: it is no longer theirs.
     pub fn moot(&self, copy: &SourceRef, live: &Live) -> Vec<IntentKey> {
         let orders = self.orders.get(copy).into_iter().flat_map(BTreeMap::keys);
-        orders.filter(|key| !live.is_removable_for(key)).cloned().collect()
+        orders
+            .filter(|key| !live.is_removable_for(key))
+            .cloned()
+            .collect()
     }
 
     /// The intent that wins a copy, and another source of the same rule that wants it too.
     /// The rule that a copy is for, or that it is to go for.
     pub fn rule_of(&self, copy: &SourceRef) -> Option<&RuleUid> {
-        let ordered = self.orders.get(copy).and_then(|orders| orders.keys().next());
-        self.winner(copy).map(|(key, _)| key).or(ordered).map(|key| &key.rule)
+        let ordered = self
+            .orders
+            .get(copy)
+            .and_then(|orders| orders.keys().next());
+        self.winner(copy)
+            .map(|(key, _)| key)
+            .or(ordered)
+            .map(|key| &key.rule)
     }
 
     fn winner(&self, copy: &SourceRef) -> Option<(&IntentKey, Option<&IntentKey>)> {
         let claims = self.claims.get(copy)?;
         let first = claims.iter().min_by_key(|key| self.rank(&key.rule))?;
-        let other = claims.iter().find(|key| key.rule == first.rule && *key != first);
+        let other = claims
+            .iter()
+            .find(|key| key.rule == first.rule && *key != first);
         Some((first, other))
     }
 
@@ -85,14 +139,27 @@ impl Desired {
         let rule = self.rules.get(uid);
         let terms = rule.and_then(|rule| rule.terms.as_ref());
         let writes_nothing = rule.is_some_and(Rule::is_dry_run);
-        (rule.is_none_or(|rule| rule.orphaned), writes_nothing, terms.map(|(terms, _)| terms.precedence()), uid)
+        (
+            rule.is_none_or(|rule| rule.orphaned),
+            writes_nothing,
+            terms.map(|(terms, _)| terms.precedence()),
+            uid,
+        )
     }
 
-    fn wanted(&self, copy: &SourceRef, key: &IntentKey, other: Option<&IntentKey>) -> Option<WantedCopy> {
+    fn wanted(
+        &self,
+        copy: &SourceRef,
+        key: &IntentKey,
+        other: Option<&IntentKey>,
+    ) -> Option<WantedCopy> {
         let rule = self.rules.get(&key.rule)?;
         let intent_state = rule.intents.get(&key.source)?;
         let ambiguous = other.map(|other| ambiguous(&key.source, &other.source));
-        let refused = intent_state.refused.as_ref().map(|(_, copy_error)| copy_error.clone());
+        let refused = intent_state
+            .refused
+            .as_ref()
+            .map(|(_, copy_error)| copy_error.clone());
         Some(WantedCopy {
             intent: key.clone(),
             rule: rule.name(&key.rule),
@@ -112,7 +179,9 @@ impl Desired {
     }
 
     fn policies(&self, rule: &Rule, copy: &SourceRef) -> Policies {
-        let Some((terms, _)) = &rule.terms else { return Policies::default() };
+        let Some((terms, _)) = &rule.terms else {
+            return Policies::default();
+        };
         Policies {
             takeover: self.takeover(terms, copy),
             drift: terms.drift_policy,
@@ -124,8 +193,14 @@ impl Desired {
 
     /// What the conflict policy of a rule comes to for one copy: here everybody who may restrict it has his say.
     fn takeover(&self, terms: &Terms, copy: &SourceRef) -> Takeover {
-        let granted = || self.allowance(terms, copy).is_some_and(|allowance| allowance.overwrite);
-        let may_adopt = || self.allowance(terms, copy).is_some_and(|allowance| allowance.adopt);
+        let granted = || {
+            self.allowance(terms, copy)
+                .is_some_and(|allowance| allowance.overwrite)
+        };
+        let may_adopt = || {
+            self.allowance(terms, copy)
+                .is_some_and(|allowance| allowance.adopt)
+        };
         match terms.conflict_policy {
             ConflictPolicy::Fail => Takeover::Never,
             // In the hub's own cluster the sources of other rules are objects like any other, but what they say goes out.
@@ -151,17 +226,31 @@ impl Desired {
 
     /// The most copies and bytes that are granted to the rules of a rule's namespace, where a copy should be.
     pub fn granted_limits(&self, uid: &RuleUid, copy: &SourceRef) -> (Option<u64>, Option<u64>) {
-        let terms =
-            self.rules.get(uid).and_then(|rule| rule.terms.as_ref()).filter(|(terms, _)| terms.grants.is_some());
+        let terms = self
+            .rules
+            .get(uid)
+            .and_then(|rule| rule.terms.as_ref())
+            .filter(|(terms, _)| terms.grants.is_some());
         let allowance = terms.and_then(|(terms, _)| self.allowance(terms, copy));
-        allowance.map(|allowance| (allowance.max_copies, allowance.max_bytes)).unwrap_or_default()
+        allowance
+            .map(|allowance| (allowance.max_copies, allowance.max_bytes))
+            .unwrap_or_default()
     }
 
     /// The rules of the same namespace of the hub, a rule itself included, and that namespace.
     pub fn rules_beside(&self, uid: &RuleUid) -> (String, BTreeSet<RuleUid>) {
-        let namespace = |rule: &Rule| rule.terms.as_ref().map(|(terms, _)| terms.rule.namespace.clone());
-        let Some(own) = self.rules.get(uid).and_then(namespace) else { return Default::default() };
-        let beside = self.rules.iter().filter(|(_, rule)| namespace(rule).as_ref() == Some(&own));
+        let namespace = |rule: &Rule| {
+            rule.terms
+                .as_ref()
+                .map(|(terms, _)| terms.rule.namespace.clone())
+        };
+        let Some(own) = self.rules.get(uid).and_then(namespace) else {
+            return Default::default();
+        };
+        let beside = self
+            .rules
+            .iter()
+            .filter(|(_, rule)| namespace(rule).as_ref() == Some(&own));
         let beside = beside.map(|(uid, _)| uid.clone()).collect();
         (own, beside)
     }
@@ -172,7 +261,12 @@ impl Desired {
     }
 
     /// Why this cluster itself does not let a copy be written: by its policy, or by the namespace's own word.
-    fn denied(&self, rule: &Rule, intent_state: &IntentState, copy: &SourceRef) -> Option<CopyError> {
+    fn denied(
+        &self,
+        rule: &Rule,
+        intent_state: &IntentState,
+        copy: &SourceRef,
+    ) -> Option<CopyError> {
         let by_content = || self.policy.denies_content(intent_state.facts.as_ref()?);
         let whatever = || self.denied_whatever(copy, &self.place(rule, copy));
         self.closed(&copy.namespace)
@@ -185,15 +279,24 @@ impl Desired {
     pub fn denied_whatever(&self, copy: &SourceRef, place: &TargetNamespace) -> Option<CopyError> {
         let by_creation = || match place {
             TargetNamespace::ToCreate(_) => self.policy.denies_creation(&copy.namespace),
-            TargetNamespace::Ready | TargetNamespace::Missing | TargetNamespace::Terminating => None,
+            TargetNamespace::Ready | TargetNamespace::Missing | TargetNamespace::Terminating => {
+                None
+            }
         };
-        self.closed(&copy.namespace).or_else(|| self.policy.denies_kind(&copy.resource)).or_else(by_creation)
+        self.closed(&copy.namespace)
+            .or_else(|| self.policy.denies_kind(&copy.resource))
+            .or_else(by_creation)
     }
 
     /// Why no copy may be in a namespace at all.
     pub fn closed(&self, namespace: &str) -> Option<CopyError> {
-        let refuses = self.namespaces.get(namespace).is_some_and(|namespace| namespace.refuses);
-        let by_policy = self.policy.denies_namespace(namespace, &self.home.namespace);
+        let refuses = self
+            .namespaces
+            .get(namespace)
+            .is_some_and(|namespace| namespace.refuses);
+        let by_policy = self
+            .policy
+            .denies_namespace(namespace, &self.home.namespace);
         by_policy.or_else(|| refuses.then(|| refused_by_namespace(namespace)))
     }
 
@@ -208,27 +311,50 @@ impl Desired {
 
     /// Whether the rule has a missing namespace created, and is granted that.
     fn may_create(&self, rule: &Rule, copy: &SourceRef) -> bool {
-        let Some((terms, _)) = &rule.terms else { return false };
-        terms.create_namespaces && self.allowance(terms, copy).is_some_and(|allowance| allowance.create_namespaces)
+        let Some((terms, _)) = &rule.terms else {
+            return false;
+        };
+        terms.create_namespaces
+            && self
+                .allowance(terms, copy)
+                .is_some_and(|allowance| allowance.create_namespaces)
     }
 
     fn ordered(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
-        let Some(orders) = self.orders.get(copy) else { return Want::Nothing };
+        let Some(orders) = self.orders.get(copy) else {
+            return Want::Nothing;
+        };
         let own = live.and_then(Live::intent);
-        let order = own.and_then(|key| orders.get_key_value(&key)).or_else(|| orders.first_key_value());
-        let Some((key, order)) = order else { return Want::Nothing };
-        let Some(rule) = self.rules.get(&key.rule) else { return Want::Nothing };
+        let order = own
+            .and_then(|key| orders.get_key_value(&key))
+            .or_else(|| orders.first_key_value());
+        let Some((key, order)) = order else {
+            return Want::Nothing;
+        };
+        let Some(rule) = self.rules.get(&key.rule) else {
+            return Want::Nothing;
+        };
         let deferred = rule.is_frozen() && !rule.leaving;
         let dry_run = rule.is_dry_run() && !rule.is_suspended() && !rule.leaving;
         // A rule that the hub has ordered away asks for nothing any more, whatever has become of its copies' seals.
         let asks = order.asks() && !rule.leaving;
         // What somebody else wants is never deleted for this rule's sake.
         let alone = !self.claims.contains_key(copy);
-        let overwrites = alone && rule.terms.as_ref().is_some_and(|(terms, _)| self.overwrites(terms, copy));
+        let overwrites = alone
+            && rule
+                .terms
+                .as_ref()
+                .is_some_and(|(terms, _)| self.overwrites(terms, copy));
         Want::Gone(
             key.clone(),
             rule.name(&key.rule),
-            Order { policy: order.policy, deferred, asks, overwrites, dry_run },
+            Order {
+                policy: order.policy,
+                deferred,
+                asks,
+                overwrites,
+                dry_run,
+            },
         )
     }
 
@@ -242,10 +368,15 @@ impl Desired {
                 outcomes.push((key.rule.clone(), CopyStatus::Removing(None)));
             }
         }
-        let Some((winner, _)) = self.winner(copy) else { return outcomes };
+        let Some((winner, _)) = self.winner(copy) else {
+            return outcomes;
+        };
         for key in claims.into_iter().flatten() {
             if key.rule != winner.rule && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
-                outcomes.push((key.rule.clone(), CopyStatus::Failed(self.superseded(&winner.rule, &key.rule))));
+                outcomes.push((
+                    key.rule.clone(),
+                    CopyStatus::Failed(self.superseded(&winner.rule, &key.rule)),
+                ));
             }
         }
         outcomes
@@ -257,13 +388,23 @@ impl Desired {
     }
 
     fn superseded(&self, winner: &RuleUid, loser: &RuleUid) -> CopyError {
-        let rule = |uid| self.rules.get(uid).map(|rule| (rule, rule.terms.as_ref().map(|(terms, _)| terms)));
-        let name = self.rules.get(winner).map(|rule| rule.name(winner)).unwrap_or_default();
+        let rule = |uid| {
+            self.rules
+                .get(uid)
+                .map(|rule| (rule, rule.terms.as_ref().map(|(terms, _)| terms)))
+        };
+        let name = self
+            .rules
+            .get(winner)
+            .map(|rule| rule.name(winner))
+            .unwrap_or_default();
         let why = match (rule(winner), rule(loser)) {
             (Some((above, _)), Some((below, _))) if !above.orphaned && below.orphaned => {
                 "the hub no longer knows this rule"
             }
-            (Some((_, Some(above))), Some((_, Some(below)))) if !above.is_dry_run() && below.is_dry_run() => {
+            (Some((_, Some(above))), Some((_, Some(below))))
+                if !above.is_dry_run() && below.is_dry_run() =>
+            {
                 "this rule is a dry run"
             }
             (Some((_, Some(above))), Some((_, Some(below)))) => {

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, ContentDigest, FieldPath, KINDS, Kind, Pattern, Reason, SourceRef, is_closed_namespace, is_label,
-    matches_any,
+    Content, ContentDigest, FieldPath, KINDS, Kind, Pattern, Reason, SourceRef,
+    is_closed_namespace, is_label, matches_any,
 };
 use serde_json::Value;
 
@@ -75,7 +75,13 @@ impl Patterns {
 impl FromIterator<Pattern> for Patterns {
     fn from_iter<T: IntoIterator<Item = Pattern>>(patterns: T) -> Self {
         let (exact, globs): (Vec<_>, Vec<_>) = patterns.into_iter().partition(Pattern::is_literal);
-        Self { exact: exact.iter().map(|pattern| pattern.as_str().into()).collect(), globs }
+        Self {
+            exact: exact
+                .iter()
+                .map(|pattern| pattern.as_str().into())
+                .collect(),
+            globs,
+        }
     }
 }
 
@@ -90,7 +96,10 @@ pub struct Names {
 
 impl Names {
     fn all() -> Self {
-        Self { allowed: Patterns::from_iter([Pattern::new("*")]), denied: Patterns::default() }
+        Self {
+            allowed: Patterns::from_iter([Pattern::new("*")]),
+            denied: Patterns::default(),
+        }
     }
 
     /// Whether no glob is allowed.
@@ -124,21 +133,39 @@ pub struct Facts {
 impl Facts {
     /// These, with the digest of that content without these fields.
     pub fn digested(self, content: &Content, ignored: &BTreeSet<FieldPath>) -> Self {
-        Self { digest: Some(ContentDigest::of(content, ignored)), ..self }
+        Self {
+            digest: Some(ContentDigest::of(content, ignored)),
+            ..self
+        }
     }
 
     /// What somebody else has found out about an object's content.
     pub fn announced(kind: &Kind, bytes: u64, named: Option<&str>) -> Self {
         let typed = kind.fields.contains(&"type");
-        Self { bytes, object_type: typed.then(|| named.unwrap_or(UNTYPED).into()), ..Self::default() }
+        Self {
+            bytes,
+            object_type: typed.then(|| named.unwrap_or(UNTYPED).into()),
+            ..Self::default()
+        }
     }
 
     /// The facts of an object's content.
     pub fn of(kind: &Kind, content: &Content) -> Self {
         // The API server takes an empty type for the default one.
-        let named = content.fields.get("type").and_then(Value::as_str).filter(|named| !named.is_empty());
-        let labels = content.labels.keys().map(|key| key.as_str().into()).collect();
-        Self { labels, ..Self::announced(kind, content.value_bytes(kind), named) }
+        let named = content
+            .fields
+            .get("type")
+            .and_then(Value::as_str)
+            .filter(|named| !named.is_empty());
+        let labels = content
+            .labels
+            .keys()
+            .map(|key| key.as_str().into())
+            .collect();
+        Self {
+            labels,
+            ..Self::announced(kind, content.value_bytes(kind), named)
+        }
     }
 }
 
@@ -223,11 +250,25 @@ impl Policy {
     pub fn areas(&self) -> BTreeSet<Area> {
         let kinds = self.kinds.iter();
         if !self.namespaces.are_listed() {
-            return kinds.map(|resource| Area { resource, namespace: None }).collect();
+            return kinds
+                .map(|resource| Area {
+                    resource,
+                    namespace: None,
+                })
+                .collect();
         }
         let Names { allowed, denied } = &self.namespaces;
-        let names: Vec<&Arc<str>> = allowed.exact.iter().filter(|name| !denied.matches(name)).collect();
-        let area = |resource| names.iter().map(move |name| Area { resource, namespace: Some(Arc::clone(name)) });
+        let names: Vec<&Arc<str>> = allowed
+            .exact
+            .iter()
+            .filter(|name| !denied.matches(name))
+            .collect();
+        let area = |resource| {
+            names.iter().map(move |name| Area {
+                resource,
+                namespace: Some(Arc::clone(name)),
+            })
+        };
         kinds.flat_map(|resource| area(*resource)).collect()
     }
 
@@ -235,11 +276,17 @@ impl Policy {
     pub fn area(&self, copy: &SourceRef) -> Option<Area> {
         let resource = *self.kinds.get(&*copy.resource)?;
         if !self.namespaces.are_listed() {
-            return Some(Area { resource, namespace: None });
+            return Some(Area {
+                resource,
+                namespace: None,
+            });
         }
         let Names { allowed, denied } = &self.namespaces;
         let is_listed = allowed.names(&copy.namespace) && !denied.matches(&copy.namespace);
-        is_listed.then(|| Area { resource, namespace: Some(copy.namespace.clone()) })
+        is_listed.then(|| Area {
+            resource,
+            namespace: Some(copy.namespace.clone()),
+        })
     }
 
     /// Why copies may not be in a namespace. `home` is the agent's own.
@@ -248,19 +295,24 @@ impl Policy {
             return Some(denied("this is not a name that a namespace can have"));
         }
         if name == home {
-            let text =
-                "is the agent's own: nothing is distributed there, whatever the policy names (namespaces.allowed)";
+            let text = "is the agent's own: nothing is distributed there, whatever the policy names (namespaces.allowed)";
             return Some(denied(format!("namespace {name} {text}")));
         }
-        let Names { allowed, denied: refused } = &self.namespaces;
+        let Names {
+            allowed,
+            denied: refused,
+        } = &self.namespaces;
         if refused.matches(name) {
-            return Some(denied(format!("this member's policy refuses namespace {name} (namespaces.denied)")));
+            return Some(denied(format!(
+                "this member's policy refuses namespace {name} (namespaces.denied)"
+            )));
         }
         if allowed.names(name) {
             return None;
         }
         if !allowed.matches(name) {
-            let text = "is not among the namespaces that this member's policy allows (namespaces.allowed)";
+            let text =
+                "is not among the namespaces that this member's policy allows (namespaces.allowed)";
             return Some(denied(format!("namespace {name} {text}")));
         }
         (self.reserves && is_closed_namespace(name)).then(|| {
@@ -279,31 +331,54 @@ impl Policy {
     /// Why content may not be written.
     pub fn denies_content(&self, facts: &Facts) -> Option<CopyError> {
         if let Some(object_type) = &facts.object_type {
-            let shown = if is_plain(object_type) { object_type } else { "of this name" };
+            let shown = if is_plain(object_type) {
+                object_type
+            } else {
+                "of this name"
+            };
             if self.secret_types.denied.matches(object_type) {
                 return Some(denied(format!(
                     "this member's policy refuses Secrets of type {shown} (secretTypes.denied)"
                 )));
             }
             if !self.secret_types.allowed.matches(object_type) {
-                let text = format!("this member's policy allows no Secrets of type {shown} (secretTypes.allowed)");
+                let text = format!(
+                    "this member's policy allows no Secrets of type {shown} (secretTypes.allowed)"
+                );
                 return Some(denied(text));
             }
         }
-        if let Some(label) = facts.labels.iter().find(|label| matches_any(&self.denied_labels, label)) {
+        if let Some(label) = facts
+            .labels
+            .iter()
+            .find(|label| matches_any(&self.denied_labels, label))
+        {
             let text = "makes other controllers trust the object, and this member's policy denies it (deniedLabels)";
-            let shown = if is_plain(label) { label } else { "of the source" };
+            let shown = if is_plain(label) {
+                label
+            } else {
+                "of the source"
+            };
             return Some(denied(format!("the label {shown} {text}")));
         }
         let limit = self.max_object_bytes;
         (facts.bytes > limit).then(|| {
-            let text = format!("the object has {} bytes, and this member's policy allows {limit}", facts.bytes);
+            let text = format!(
+                "the object has {} bytes, and this member's policy allows {limit}",
+                facts.bytes
+            );
             denied(format!("{text} (maxObjectBytes)"))
         })
     }
 
     /// Why this content may not be written as this copy; asked once more right before each write.
-    pub fn denies(&self, kind: &Kind, copy: &SourceRef, content: &Content, home: &str) -> Option<CopyError> {
+    pub fn denies(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+        content: &Content,
+        home: &str,
+    ) -> Option<CopyError> {
         self.denies_namespace(&copy.namespace, home)
             .or_else(|| self.denies_kind(&copy.resource))
             .or_else(|| self.denies_content(&Facts::of(kind, &seal::canonical(content))))
@@ -349,5 +424,8 @@ fn denied(message: impl Into<Arc<str>>) -> CopyError {
 }
 
 fn is_plain(text: &str) -> bool {
-    text.len() <= 80 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte))
+    text.len() <= 80
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte))
 }

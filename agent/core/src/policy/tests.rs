@@ -15,12 +15,18 @@ fn allows(policy: &Policy, namespace: &str) -> bool {
 }
 
 fn content(value: Value) -> Content {
-    Content { fields: serde_json::from_value(value).unwrap(), ..Content::default() }
+    Content {
+        fields: serde_json::from_value(value).unwrap(),
+        ..Content::default()
+    }
 }
 
 fn secret(object_type: &str, data: &str) -> Facts {
     let kind = Kind::by_resource("secrets").unwrap();
-    Facts::of(kind, &content(json!({"type": object_type, "data": {"k": data}})))
+    Facts::of(
+        kind,
+        &content(json!({"type": object_type, "data": {"k": data}})),
+    )
 }
 
 #[test]
@@ -40,14 +46,42 @@ deletesPerHour: 7
 onRevoke: Purge
 ";
     let whole = policy(whole);
-    assert_eq!(whole.namespaces.allowed, Patterns::from_iter([Pattern::new("team-a"), Pattern::new("app-*")]));
-    assert_eq!(whole.namespaces.denied, Patterns::from_iter([Pattern::new("app-secret")]));
+    assert_eq!(
+        whole.namespaces.allowed,
+        Patterns::from_iter([Pattern::new("team-a"), Pattern::new("app-*")])
+    );
+    assert_eq!(
+        whole.namespaces.denied,
+        Patterns::from_iter([Pattern::new("app-secret")])
+    );
     assert_eq!(whole.kinds, BTreeSet::from(["configmaps"]));
-    assert_eq!(whole.secret_types.denied, Patterns::from_iter([Pattern::new("x/*")]));
-    assert_eq!((whole.max_object_bytes, whole.overwrite, whole.create_namespaces), (100, true, true));
-    assert_eq!((whole.max_copies, whole.max_bytes, whole.adopt), (11, 12, Adopt::Never));
-    assert_eq!(whole.denied_labels, [Pattern::new("example.com/trusted"), Pattern::new("*.example.org/*")]);
-    assert_eq!((whole.on_revoke, whole.deletes_per_hour), (OnRevoke::Purge, 7));
+    assert_eq!(
+        whole.secret_types.denied,
+        Patterns::from_iter([Pattern::new("x/*")])
+    );
+    assert_eq!(
+        (
+            whole.max_object_bytes,
+            whole.overwrite,
+            whole.create_namespaces
+        ),
+        (100, true, true)
+    );
+    assert_eq!(
+        (whole.max_copies, whole.max_bytes, whole.adopt),
+        (11, 12, Adopt::Never)
+    );
+    assert_eq!(
+        whole.denied_labels,
+        [
+            Pattern::new("example.com/trusted"),
+            Pattern::new("*.example.org/*")
+        ]
+    );
+    assert_eq!(
+        (whole.on_revoke, whole.deletes_per_hour),
+        (OnRevoke::Purge, 7)
+    );
     assert_eq!(policy("{}"), Policy::default());
 }
 
@@ -57,27 +91,87 @@ fn malformed_policy_is_refused_with_field_and_hint() {
         ("", "the file", "is empty"),
         ("[]", "the file", "must be a map with namespaces"),
         ("{", "the file", "is not YAML"),
-        ("namespace: []", "namespace", "is not a field of a policy: write one of namespaces"),
-        ("namespaces: [a]", "namespaces", "must be a map with allowed, denied"),
-        ("namespaces: {alowed: [a]}", "namespaces.alowed", "write one of allowed, denied"),
-        ("namespaces: {allowed: a}", "namespaces.allowed", "must be a list"),
-        ("namespaces: {allowed: [a, Team]}", "namespaces.allowed[1]", "must be a namespace's name"),
-        ("namespaces: {allowed: [5]}", "namespaces.allowed[0]", "put it in quotes"),
-        ("namespaces: {denied: ['..']}", "namespaces.denied[0]", "must be a namespace's name"),
-        ("kinds: [pods]", "kinds[0]", "must be one of configmaps, secrets"),
+        (
+            "namespace: []",
+            "namespace",
+            "is not a field of a policy: write one of namespaces",
+        ),
+        (
+            "namespaces: [a]",
+            "namespaces",
+            "must be a map with allowed, denied",
+        ),
+        (
+            "namespaces: {alowed: [a]}",
+            "namespaces.alowed",
+            "write one of allowed, denied",
+        ),
+        (
+            "namespaces: {allowed: a}",
+            "namespaces.allowed",
+            "must be a list",
+        ),
+        (
+            "namespaces: {allowed: [a, Team]}",
+            "namespaces.allowed[1]",
+            "must be a namespace's name",
+        ),
+        (
+            "namespaces: {allowed: [5]}",
+            "namespaces.allowed[0]",
+            "put it in quotes",
+        ),
+        (
+            "namespaces: {denied: ['..']}",
+            "namespaces.denied[0]",
+            "must be a namespace's name",
+        ),
+        (
+            "kinds: [pods]",
+            "kinds[0]",
+            "must be one of configmaps, secrets",
+        ),
         ("kinds: secrets", "kinds", "must be a list"),
-        ("secretTypes: {allowed: ['']}", "secretTypes.allowed[0]", "must be a Secret's type"),
+        (
+            "secretTypes: {allowed: ['']}",
+            "secretTypes.allowed[0]",
+            "must be a Secret's type",
+        ),
         ("maxCopies: 0", "maxCopies", "must be a number of copies"),
         ("maxBytes: 1Gi", "maxBytes", "must be a number of bytes"),
         ("adopt: Always", "adopt", "must be Equal or Never"),
         ("deniedLabels: 'x'", "deniedLabels", "must be a list"),
-        ("deniedLabels: [a b]", "deniedLabels[0]", "must be a label's key"),
-        ("maxObjectBytes: 0", "maxObjectBytes", "must be a number of bytes"),
-        ("maxObjectBytes: 1Mi", "maxObjectBytes", "must be a number of bytes"),
+        (
+            "deniedLabels: [a b]",
+            "deniedLabels[0]",
+            "must be a label's key",
+        ),
+        (
+            "maxObjectBytes: 0",
+            "maxObjectBytes",
+            "must be a number of bytes",
+        ),
+        (
+            "maxObjectBytes: 1Mi",
+            "maxObjectBytes",
+            "must be a number of bytes",
+        ),
         ("overwrite: maybe", "overwrite", "must be true or false"),
-        ("createNamespaces: 1", "createNamespaces", "must be true or false"),
-        ("deletesPerHour: 0", "deletesPerHour", "must be a number of copies"),
-        ("deletesPerHour: many", "deletesPerHour", "must be a number of copies"),
+        (
+            "createNamespaces: 1",
+            "createNamespaces",
+            "must be true or false",
+        ),
+        (
+            "deletesPerHour: 0",
+            "deletesPerHour",
+            "must be a number of copies",
+        ),
+        (
+            "deletesPerHour: many",
+            "deletesPerHour",
+            "must be a number of copies",
+        ),
         ("onRevoke: keep", "onRevoke", "must be Keep or Purge"),
     ] {
         let error = Policy::parse(text).unwrap_err();
@@ -92,18 +186,51 @@ fn globs_skip_system_namespaces_and_names_do_not() {
     assert!(allows(&all, "team-a"));
     // Its own policy, identity and terms are there.
     for text in ["{}", "namespaces: {allowed: ['*', runnel-system]}"] {
-        assert!(!allows(&policy(text), HOME) && !allows(&Policy::open(), HOME), "{text}");
+        assert!(
+            !allows(&policy(text), HOME) && !allows(&Policy::open(), HOME),
+            "{text}"
+        );
     }
-    for system in ["kube-system", "kube-public", "istio-system", "argocd", "cert-manager", "openshift-config"] {
-        assert!(!allows(&all, system) && !allows(&policy("namespaces: {allowed: ['*-*', 'a*', 'istio-*']}"), system));
-        assert!(allows(&policy(&format!("namespaces: {{allowed: ['*', {system}]}}")), system), "{system}");
+    for system in [
+        "kube-system",
+        "kube-public",
+        "istio-system",
+        "argocd",
+        "cert-manager",
+        "openshift-config",
+    ] {
+        assert!(
+            !allows(&all, system)
+                && !allows(
+                    &policy("namespaces: {allowed: ['*-*', 'a*', 'istio-*']}"),
+                    system
+                )
+        );
+        assert!(
+            allows(
+                &policy(&format!("namespaces: {{allowed: ['*', {system}]}}")),
+                system
+            ),
+            "{system}"
+        );
         assert!(allows(&Policy::open(), system), "{system}");
     }
     let some = policy("namespaces: {allowed: ['team-*', extra], denied: ['*-old']}");
     assert!(allows(&some, "team-a") && allows(&some, "extra"));
     assert!(!allows(&some, "team-old") && !allows(&some, "other"));
-    for trick in ["", "..", "Team-a", "team-a/x", "team-ä", "team-a ", &"team-".repeat(20)] {
-        assert!(!allows(&all, trick) && !allows(&some, trick) && !allows(&Policy::open(), trick), "{trick:?}");
+    for trick in [
+        "",
+        "..",
+        "Team-a",
+        "team-a/x",
+        "team-ä",
+        "team-a ",
+        &"team-".repeat(20),
+    ] {
+        assert!(
+            !allows(&all, trick) && !allows(&some, trick) && !allows(&Policy::open(), trick),
+            "{trick:?}"
+        );
     }
 }
 
@@ -119,42 +246,94 @@ fn each_denial_names_its_field() {
         assert!(copy_error.message.contains(field), "{}", copy_error.message);
     };
     says(policy.denies_namespace("never", HOME), "namespaces.denied");
-    says(policy.denies_namespace("kube-system", HOME), "namespaces.allowed");
+    says(
+        policy.denies_namespace("kube-system", HOME),
+        "namespaces.allowed",
+    );
     says(policy.denies_kind("configmaps"), "(kinds)");
-    says(policy.denies_content(&secret("kubernetes.io/tls", "")), "kubernetes.io/tls (secretTypes.allowed)");
-    says(policy.denies_content(&secret("a/b", "")), "secretTypes.denied");
-    says(policy.denies_content(&secret("Opaque", "MTIzNA==")), "4 bytes");
+    says(
+        policy.denies_content(&secret("kubernetes.io/tls", "")),
+        "kubernetes.io/tls (secretTypes.allowed)",
+    );
+    says(
+        policy.denies_content(&secret("a/b", "")),
+        "secretTypes.denied",
+    );
+    says(
+        policy.denies_content(&secret("Opaque", "MTIzNA==")),
+        "4 bytes",
+    );
     says(policy.denies_creation("new"), "createNamespaces");
     says(policy.denies_namespace(HOME, HOME), "namespaces.allowed");
-    says(policy.denies_namespace("argocd", HOME), "namespaces.allowed");
-    says(Policy { adopt: Adopt::Never, ..Policy::default() }.denies_adopting(), "(policy.adopt=Never)");
+    says(
+        policy.denies_namespace("argocd", HOME),
+        "namespaces.allowed",
+    );
+    says(
+        Policy {
+            adopt: Adopt::Never,
+            ..Policy::default()
+        }
+        .denies_adopting(),
+        "(policy.adopt=Never)",
+    );
     assert_eq!(policy.denies_content(&secret("a/c", "MTIz")), None);
     assert_eq!(policy.denies_kind("secrets"), None);
-    assert_eq!(policy.denies_kind("widgets.example.org"), None, "kinds that nobody knows are refused elsewhere");
+    assert_eq!(
+        policy.denies_kind("widgets.example.org"),
+        None,
+        "kinds that nobody knows are refused elsewhere"
+    );
 }
 
 #[test]
 fn sizes_are_those_of_kubernetes() {
     let kind = |resource| Kind::by_resource(resource).unwrap();
     let fields = content(json!({"data": {"key": "1234"}, "binaryData": {"b": "MTIzNA=="}}));
-    assert_eq!(Facts::of(kind("configmaps"), &fields), Facts { bytes: 8, ..Facts::default() });
+    assert_eq!(
+        Facts::of(kind("configmaps"), &fields),
+        Facts {
+            bytes: 8,
+            ..Facts::default()
+        }
+    );
     let fields = content(json!({"data": {"key": "MTIzNA==", "other": "MTIz"}}));
     assert_eq!(
         Facts::of(kind("secrets"), &fields),
-        Facts { bytes: 7, object_type: Some("Opaque".into()), ..Facts::default() }
+        Facts {
+            bytes: 7,
+            object_type: Some("Opaque".into()),
+            ..Facts::default()
+        }
     );
-    assert_eq!(secret("", "").object_type, Some("Opaque".into()), "an empty type is the default one");
+    assert_eq!(
+        secret("", "").object_type,
+        Some("Opaque".into()),
+        "an empty type is the default one"
+    );
 }
 
 #[test]
 fn names_alone_are_watched_one_by_one() {
     let areas = |text| policy(text).areas().into_iter().collect::<Vec<_>>();
-    let cluster = |resource| Area { resource, namespace: None };
+    let cluster = |resource| Area {
+        resource,
+        namespace: None,
+    };
     assert_eq!(areas("{}"), [cluster("configmaps"), cluster("secrets")]);
-    assert_eq!(areas("namespaces: {allowed: [a, 'b*']}"), [cluster("configmaps"), cluster("secrets")]);
-    let single = |resource, name: &str| Area { resource, namespace: Some(name.into()) };
+    assert_eq!(
+        areas("namespaces: {allowed: [a, 'b*']}"),
+        [cluster("configmaps"), cluster("secrets")]
+    );
+    let single = |resource, name: &str| Area {
+        resource,
+        namespace: Some(name.into()),
+    };
     let expected = [single("secrets", "a"), single("secrets", "b")];
-    assert_eq!(areas("{namespaces: {allowed: [a, b, c], denied: [c]}, kinds: [secrets]}"), expected);
+    assert_eq!(
+        areas("{namespaces: {allowed: [a, b, c], denied: [c]}, kinds: [secrets]}"),
+        expected
+    );
     assert!(areas("namespaces: {allowed: []}").is_empty());
 }
 
@@ -162,28 +341,60 @@ fn names_alone_are_watched_one_by_one() {
 fn trusted_labels_are_denied_until_the_policy_lists_others() {
     let kind = Kind::by_resource("secrets").unwrap();
     let denied = |text: &str, label: &str| {
-        let labels = BTreeMap::from([("team".to_owned(), "a".to_owned()), (label.to_owned(), "x".to_owned())]);
-        let facts = Facts::of(kind, &Content { labels, ..Content::default() });
-        policy(text).denies_content(&facts).map(|copy_error| copy_error.message.to_string())
+        let labels = BTreeMap::from([
+            ("team".to_owned(), "a".to_owned()),
+            (label.to_owned(), "x".to_owned()),
+        ]);
+        let facts = Facts::of(
+            kind,
+            &Content {
+                labels,
+                ..Content::default()
+            },
+        );
+        policy(text)
+            .denies_content(&facts)
+            .map(|copy_error| copy_error.message.to_string())
     };
-    for label in ["argocd.argoproj.io/secret-type", "sealedsecrets.bitnami.com/sealed-secrets-key", "fleet.cattle.io/x"]
-    {
+    for label in [
+        "argocd.argoproj.io/secret-type",
+        "sealedsecrets.bitnami.com/sealed-secrets-key",
+        "fleet.cattle.io/x",
+    ] {
         let text = denied("{}", label).unwrap();
-        assert!(text.contains(label) && text.contains("(deniedLabels)"), "{text}");
+        assert!(
+            text.contains(label) && text.contains("(deniedLabels)"),
+            "{text}"
+        );
         assert_eq!(denied("deniedLabels: []", label), None);
     }
     assert_eq!(denied("{}", "argocd.argoproj.io/other"), None);
     assert!(denied("deniedLabels: [example.com/*]", "example.com/x").is_some());
-    assert_eq!(denied("deniedLabels: [example.com/*]", "istio/multiCluster"), None);
+    assert_eq!(
+        denied("deniedLabels: [example.com/*]", "istio/multiCluster"),
+        None
+    );
 }
 
 #[test]
 fn areas_of_ten_thousand_names_follow_the_names() {
-    let names = (0..10_000).map(|n| Pattern::new(format!("team-{n}"))).collect();
-    let denied = (0..10_000).step_by(2).map(|n| Pattern::new(format!("team-{n}"))).collect();
-    let policy = Policy { namespaces: Names { allowed: names, denied }, ..Policy::default() };
+    let names = (0..10_000)
+        .map(|n| Pattern::new(format!("team-{n}")))
+        .collect();
+    let denied = (0..10_000)
+        .step_by(2)
+        .map(|n| Pattern::new(format!("team-{n}")))
+        .collect();
+    let policy = Policy {
+        namespaces: Names {
+            allowed: names,
+            denied,
+        },
+        ..Policy::default()
+    };
     let copies = (0..20_000).map(|n| SourceRef::new("secrets", &format!("team-{n}"), "x"));
-    let watched = copies.filter(|copy| policy.area(copy).is_some() && allows(&policy, &copy.namespace));
+    let watched =
+        copies.filter(|copy| policy.area(copy).is_some() && allows(&policy, &copy.namespace));
     assert_eq!((watched.count(), policy.areas().len()), (5_000, 10_000));
 }
 

@@ -89,7 +89,11 @@ impl Reconciler {
 
     /// Drops the orders for a copy that now belongs to another intent.
     fn drop_stale_orders(&mut self, copy: &SourceRef) {
-        let stale = self.records.live(copy).map(|live| self.desired.moot(copy, live)).unwrap_or_default();
+        let stale = self
+            .records
+            .live(copy)
+            .map(|live| self.desired.moot(copy, live))
+            .unwrap_or_default();
         if stale.is_empty() || self.must_read(copy) {
             return;
         }
@@ -137,10 +141,15 @@ impl Reconciler {
             self.jobs.cancel(copy);
             self.hub.request_content(&wanted.intent);
             let outcome = match action {
-                Action::Compare(_) if wanted.dry_run => planned(PlannedChange::Update, "would be updated"),
+                Action::Compare(_) if wanted.dry_run => {
+                    planned(PlannedChange::Update, "would be updated")
+                }
                 // The copy differs; without the content the fields are unknown.
                 Action::Compare(_) => {
-                    let others = self.records.live(copy).and_then(|live| live.others.as_deref());
+                    let others = self
+                        .records
+                        .live(copy)
+                        .and_then(|live| live.others.as_deref());
                     CopyStatus::Drifted(differ::unread(others))
                 }
                 _ => {
@@ -177,7 +186,11 @@ impl Reconciler {
             self.note_drift(copy, want);
         }
         let is_drifted = self.history.drifted.contains_key(copy);
-        let later = self.history.contentions.not_before(copy, now).filter(|_| is_drifted);
+        let later = self
+            .history
+            .contentions
+            .not_before(copy, now)
+            .filter(|_| is_drifted);
         match later {
             Some(later) => {
                 self.jobs.queue.add_at(&key, later);
@@ -194,7 +207,10 @@ impl Reconciler {
         }
         let outcome = match want {
             Want::Gone(..) => CopyStatus::Removing(None),
-            Want::Copy(wanted) => wanted.contention.clone().map_or(CopyStatus::UnderWay, CopyStatus::Failed),
+            Want::Copy(wanted) => wanted
+                .contention
+                .clone()
+                .map_or(CopyStatus::UnderWay, CopyStatus::Failed),
             Want::Nothing | Want::Kept(..) => CopyStatus::UnderWay,
         };
         self.record_outcome(copy, want, Some(outcome));
@@ -224,7 +240,8 @@ impl Reconciler {
                     // The agent writes no Event into a closed namespace, either.
                     && self.desired.closed(&copy.namespace).is_none()
                 {
-                    self.notices.push(Notice::Failed(copy.clone(), copy_error.clone()));
+                    self.notices
+                        .push(Notice::Failed(copy.clone(), copy_error.clone()));
                 }
                 outcomes.push((wanted.intent.rule.clone(), outcome));
                 self.desired.show_again(&wanted.intent);
@@ -243,11 +260,16 @@ impl Reconciler {
     }
 
     /// The outcome for the rule that wins a copy and does not get it while the copy is to be removed for another rule.
-    fn idle_winner(&self, copy: &SourceRef, removing: &CopyStatus) -> Option<(RuleUid, CopyStatus)> {
+    fn idle_winner(
+        &self,
+        copy: &SourceRef,
+        removing: &CopyStatus,
+    ) -> Option<(RuleUid, CopyStatus)> {
         let (rule, wanted) = self.desired.idle_winner(copy)?;
         // The removal may wait for an approval. Nothing is under way until then.
         let wanted = wanted.filter(|_| *removing == CopyStatus::PruneRequested);
-        let decision = wanted.map(|wanted| decide(&Want::Copy(Box::new(wanted)), self.records.observed(copy)));
+        let decision =
+            wanted.map(|wanted| decide(&Want::Copy(Box::new(wanted)), self.records.observed(copy)));
         match decision {
             Some(Decision::Noop(outcome)) => Some((rule, outcome)),
             _ => Some((rule, CopyStatus::UnderWay)),
@@ -267,7 +289,10 @@ pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
 /// Whether a failure deserves an Event in this cluster, because people here can end it.
 fn is_news(reason: Reason) -> bool {
     use Reason::{Conflict, Contended, Denied, Drifted, Immutable, Invalid};
-    matches!(reason, Conflict | Denied | Invalid | Immutable | Drifted | Contended)
+    matches!(
+        reason,
+        Conflict | Denied | Invalid | Immutable | Drifted | Contended
+    )
 }
 
 fn failure(want: &Want, copy_error: CopyError) -> CopyStatus {

@@ -91,7 +91,9 @@ impl Decider<'_> {
     /// Defers a removal until the renamed copies that replace it are applied.
     fn with_successors(&self, copy: &SourceRef, key: &IntentKey, mut order: Order) -> Order {
         let is_applied = |(key, revision, copy): &(IntentKey, Revision, SourceRef)| {
-            self.records.live(copy).is_some_and(|live| live.holds(&key.rule, &key.source, revision))
+            self.records
+                .live(copy)
+                .is_some_and(|live| live.holds(&key.rule, &key.source, revision))
         };
         order.deferred |= !self.desired.successors(key, copy).iter().all(is_applied);
         order
@@ -109,21 +111,42 @@ impl Decider<'_> {
 
     /// What becomes of a copy of a hub that has revoked this cluster, where copies are deleted then.
     fn purged(&self, copy: &SourceRef) -> Want {
-        let ours = self.records.live(copy).filter(|live| live.ownership == Ownership::Ours);
+        let ours = self
+            .records
+            .live(copy)
+            .filter(|live| live.ownership == Ownership::Ours);
         let Some(Sealed { rule, source, .. }) = ours.and_then(|live| live.sealed.as_deref()) else {
             return Want::Nothing;
         };
-        let name = self.desired.acked(rule).map(|acked_rule| acked_rule.rule).unwrap_or_default();
-        let order =
-            Order { policy: DeletionPolicy::Delete, deferred: false, asks: false, overwrites: false, dry_run: false };
-        Want::Gone(IntentKey { rule: rule.clone(), source: source.clone() }, name, order)
+        let name = self
+            .desired
+            .acked(rule)
+            .map(|acked_rule| acked_rule.rule)
+            .unwrap_or_default();
+        let order = Order {
+            policy: DeletionPolicy::Delete,
+            deferred: false,
+            asks: false,
+            overwrites: false,
+            dry_run: false,
+        };
+        Want::Gone(
+            IntentKey {
+                rule: rule.clone(),
+                source: source.clone(),
+            },
+            name,
+            order,
+        )
     }
 
     /// Whether the watches show enough to decide what is wanted of a copy.
     pub(super) fn visibility(&self, copy: &SourceRef, want: &Want) -> Visibility {
         // Such a copy is not written in any case, or its namespace does not exist.
         let is_settled = match want {
-            Want::Copy(wanted) => wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace),
+            Want::Copy(wanted) => {
+                wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace)
+            }
             Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
         };
         let unknown = self.watches.namespaces_unknown();
@@ -141,10 +164,16 @@ impl Decider<'_> {
 
     /// Whether no watch reports changes of the object that has the name of a copy, so that it has to be read again.
     pub(super) fn is_unwatched(&self, copy: &SourceRef, want: &Want) -> bool {
-        let Want::Copy(wanted) = want else { return false };
-        let foreign = self.records.live(copy).is_some_and(|live| live.ownership != Ownership::Ours);
+        let Want::Copy(wanted) = want else {
+            return false;
+        };
+        let foreign = self
+            .records
+            .live(copy)
+            .is_some_and(|live| live.ownership != Ownership::Ours);
         // An object that conflicts with a planned copy has no label of ours.
-        let planned = wanted.dry_run && wanted.denied.is_none() && self.records.live(copy).is_none();
+        let planned =
+            wanted.dry_run && wanted.denied.is_none() && self.records.live(copy).is_none();
         (foreign || wanted.lost || planned)
             && wanted.place == TargetNamespace::Ready
             && !wanted.suspend
@@ -152,11 +181,18 @@ impl Decider<'_> {
     }
 
     /// Another copy with the same content, intact.
-    pub(super) fn twin(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> Option<SourceRef> {
+    pub(super) fn twin(
+        &self,
+        copy: &SourceRef,
+        intent: &IntentKey,
+        revision: &Revision,
+    ) -> Option<SourceRef> {
         let mut copies = self.records.holders(intent);
         copies
             .find(|(other, live)| {
-                *other != copy && live.is_whole() && live.holds(&intent.rule, &intent.source, revision)
+                *other != copy
+                    && live.is_whole()
+                    && live.holds(&intent.rule, &intent.source, revision)
             })
             .map(|(twin, _)| twin.clone())
     }

@@ -21,14 +21,18 @@ impl Reconciler {
             Observed::Unknown | Observed::Absent => true,
             Observed::Live(live) => live.ownership == Ownership::Ours && live.sealed.is_none(),
         };
-        let reports = wanted.policies.drift == DriftPolicy::Report && wanted.place == TargetNamespace::Ready;
+        let reports =
+            wanted.policies.drift == DriftPolicy::Report && wanted.place == TargetNamespace::Ready;
         match wanted.revision {
             // The state of an unwatched copy is unknown; a job under way reports its own result.
             _ if !self.watches.is_complete(copy) || self.jobs.running.contains_key(copy) => {}
             Some(revision) if reports && is_gone => {
-                let was_applied = self.report.outcome(copy, &wanted.intent.rule) == Some(&CopyStatus::Applied);
+                let was_applied =
+                    self.report.outcome(copy, &wanted.intent.rule) == Some(&CopyStatus::Applied);
                 if was_applied && !self.history.failed.contains_key(copy) {
-                    self.history.lost.insert(copy.clone(), (wanted.intent.clone(), revision));
+                    self.history
+                        .lost
+                        .insert(copy.clone(), (wanted.intent.clone(), revision));
                     wanted.lost = true;
                 }
             }
@@ -50,7 +54,9 @@ impl Reconciler {
                 let was_correct = match &live.sealed {
                     Some(_) if wanted.rewritten => true,
                     Some(sealed) => {
-                        Some(sealed.revision) == wanted.revision && sealed.rule == wanted.intent.rule && !live.intact
+                        Some(sealed.revision) == wanted.revision
+                            && sealed.rule == wanted.intent.rule
+                            && !live.intact
                     }
                     None => was_applied,
                 };
@@ -65,17 +71,41 @@ impl Reconciler {
     /// Records that another client wrote another revision over a correct copy, with our marks: another agent of this
     /// cluster, or a client that applies a saved copy. `before` is the object as it was known.
     pub(super) fn note_rewritten(&mut self, copy: &SourceRef, before: Option<&Live>) {
-        let Some(Live { sealed: Some(last), uid, .. }) = before else { return };
-        let Some(Live { sealed: Some(sealed), uid: now, .. }) = self.records.live(copy) else { return };
-        let is_other = last.revision != sealed.revision || last.rule != sealed.rule || last.source != sealed.source;
+        let Some(Live {
+            sealed: Some(last),
+            uid,
+            ..
+        }) = before
+        else {
+            return;
+        };
+        let Some(Live {
+            sealed: Some(sealed),
+            uid: now,
+            ..
+        }) = self.records.live(copy)
+        else {
+            return;
+        };
+        let is_other = last.revision != sealed.revision
+            || last.rule != sealed.rule
+            || last.source != sealed.source;
         // A job under way may have written it, and reports that when it ends.
         if !is_other || uid != now || self.jobs.running.contains_key(copy) {
             return;
         }
-        let Want::Copy(wanted) = self.decider().want(copy) else { return };
-        let Some(revision) = wanted.revision else { return };
-        if before.is_some_and(|before| before.holds(&wanted.intent.rule, &wanted.intent.source, &revision)) {
-            self.history.rewritten.insert(copy.clone(), (wanted.intent.clone(), revision));
+        let Want::Copy(wanted) = self.decider().want(copy) else {
+            return;
+        };
+        let Some(revision) = wanted.revision else {
+            return;
+        };
+        if before.is_some_and(|before| {
+            before.holds(&wanted.intent.rule, &wanted.intent.source, &revision)
+        }) {
+            self.history
+                .rewritten
+                .insert(copy.clone(), (wanted.intent.clone(), revision));
         }
     }
 
@@ -88,5 +118,11 @@ impl Reconciler {
 }
 
 fn is_contended(outcome: Option<&CopyStatus>) -> bool {
-    matches!(outcome, Some(CopyStatus::Failed(CopyError { reason: Reason::Contended, .. })))
+    matches!(
+        outcome,
+        Some(CopyStatus::Failed(CopyError {
+            reason: Reason::Contended,
+            ..
+        }))
+    )
 }

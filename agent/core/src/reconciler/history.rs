@@ -42,19 +42,31 @@ impl CopyHistory {
     /// Adds the history of a copy to what is wanted.
     pub(super) fn add_to(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
         let is_current = |last: Option<&(IntentKey, Revision)>| {
-            last.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision)
+            last.is_some_and(|(intent, revision)| {
+                *intent == wanted.intent && Some(*revision) == wanted.revision
+            })
         };
-        let (lost, rewritten) = (is_current(self.lost.get(copy)), is_current(self.rewritten.get(copy)));
-        let fits = |compared: &&Compared| compared.about == (wanted.intent.clone(), wanted.revision);
+        let (lost, rewritten) = (
+            is_current(self.lost.get(copy)),
+            is_current(self.rewritten.get(copy)),
+        );
+        let fits =
+            |compared: &&Compared| compared.about == (wanted.intent.clone(), wanted.revision);
         let compared = self.compared.get(copy).filter(fits);
-        wanted.compared = compared.map(|compared| (compared.version.clone(), compared.copy_error.clone()));
+        wanted.compared =
+            compared.map(|compared| (compared.version.clone(), compared.copy_error.clone()));
         wanted.contention = self.contentions.copy_error(copy);
         (wanted.lost, wanted.rewritten) = (lost, rewritten);
         wanted
     }
 
     /// Records that a copy was put back. Returns whether that deserves an Event of its own.
-    pub(super) fn record_correction(&mut self, copy: &SourceRef, others: Option<Arc<str>>, now: Instant) -> bool {
+    pub(super) fn record_correction(
+        &mut self,
+        copy: &SourceRef,
+        others: Option<Arc<str>>,
+        now: Instant,
+    ) -> bool {
         self.contentions.corrected(copy, others, now);
         self.contentions.copy_error(copy).is_none()
     }
@@ -63,7 +75,10 @@ impl CopyHistory {
     pub(super) fn settle(&mut self, copy: &SourceRef, outcome: Option<&CopyStatus>) {
         self.failed.remove(copy);
         self.drifted.remove(copy);
-        if !matches!(outcome, Some(CopyStatus::Drifted(_) | CopyStatus::Planned(..))) {
+        if !matches!(
+            outcome,
+            Some(CopyStatus::Drifted(_) | CopyStatus::Planned(..))
+        ) {
             self.compared.remove(copy);
             self.rewritten.remove(copy);
         }

@@ -2,7 +2,8 @@
 use std::time::Instant;
 
 use runnel_proto::model::{
-    AgentFrame, Batch, HubFrame, Proof, Refusal, RuleState, RuleUid, SnapshotBegin, SnapshotEnd, SourceRef,
+    AgentFrame, Batch, HubFrame, Proof, Refusal, RuleState, RuleUid, SnapshotBegin, SnapshotEnd,
+    SourceRef,
 };
 
 use super::Reconciler;
@@ -74,7 +75,9 @@ impl Reconciler {
         }
         let (report, records) = (&self.report, &self.records);
         let shows = |copy: &SourceRef| match report.outcome(copy, uid) {
-            Some(CopyStatus::Applied) => Shows::Content(records.live(copy).and_then(|live| live.facts.digest)),
+            Some(CopyStatus::Applied) => {
+                Shows::Content(records.live(copy).and_then(|live| live.facts.digest))
+            }
             _ => Shows::Nothing,
         };
         Some(key.proof(uid, self.desired.shown(uid, shows)?))
@@ -134,7 +137,10 @@ impl Reconciler {
             self.report.touch(&uid);
         }
         let (intents, digest) = self.desired.sum();
-        tracing::info!(intents = end.intents, "the hub's snapshot is applied to the desired set");
+        tracing::info!(
+            intents = end.intents,
+            "the hub's snapshot is applied to the desired set"
+        );
         if (intents, digest) != (end.intents, end.digest) {
             tracing::debug!(
                 acked = intents,
@@ -150,7 +156,11 @@ impl Reconciler {
             stream.last_batch = nonce;
         }
         // An approval covers the copies that wait now: a tombstone in the same batch may remove some of them.
-        for (uid, digest) in batch.rules.iter().filter_map(|delta| Some((&delta.uid, delta.prune?))) {
+        for (uid, digest) in batch
+            .rules
+            .iter()
+            .filter_map(|delta| Some((&delta.uid, delta.prune?)))
+        {
             self.handle_approval(uid, digest, now);
         }
         let taken = self.desired.take(batch, unreadable, &self.records);
@@ -191,13 +201,22 @@ impl Reconciler {
     fn send_removed_rules(&mut self) {
         // An unlisted namespace may still have copies of a rule.
         let gone = self.desired.take_gone(&self.watches.unlisted_namespaces());
-        let last_batch = self.hub.stream.as_ref().map_or(0, |stream| stream.last_batch);
+        let last_batch = self
+            .hub
+            .stream
+            .as_ref()
+            .map_or(0, |stream| stream.last_batch);
         let mut states = vec![];
         for gone in gone {
             self.report.forget(&gone.uid);
             self.prunes.report(&gone.uid, None);
             self.desired.note_change();
-            states.push(RuleState { rule: gone.rule, gone: true, last_batch, ..RuleState::new(gone.uid) });
+            states.push(RuleState {
+                rule: gone.rule,
+                gone: true,
+                last_batch,
+                ..RuleState::new(gone.uid)
+            });
         }
         self.hub.send(AgentFrame::Report(states));
     }

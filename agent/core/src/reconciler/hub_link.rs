@@ -58,8 +58,12 @@ impl HubLink {
     /// Opens a stream with the states of all rules.
     pub(super) fn connect(&mut self, states: Vec<RuleState>) {
         let mut stream = HubStream::default();
-        stream.outbox.push_back(AgentFrame::Hello(self.hello.clone()));
-        stream.outbox.extend(split(AgentFrame::AckedRules(states, true)));
+        stream
+            .outbox
+            .push_back(AgentFrame::Hello(self.hello.clone()));
+        stream
+            .outbox
+            .extend(split(AgentFrame::AckedRules(states, true)));
         self.resync.clear();
         self.resync_at = None;
         self.sent_lost.clear();
@@ -88,7 +92,13 @@ impl HubLink {
     /// The next queued frame.
     pub(super) fn next_queued(&mut self, has_room: bool) -> Option<AgentFrame> {
         let stream = self.stream.as_mut()?;
-        stream.outbox.pop_front().or_else(|| if has_room { stream.acks.pop_front() } else { None })
+        stream.outbox.pop_front().or_else(|| {
+            if has_room {
+                stream.acks.pop_front()
+            } else {
+                None
+            }
+        })
     }
 
     /// Requests the content of an intent.
@@ -107,7 +117,9 @@ impl HubLink {
 
     /// Queues the requests for content that are due.
     pub(super) fn send_requests(&mut self, now: Instant) {
-        let Some(stream) = &mut self.stream else { return };
+        let Some(stream) = &mut self.stream else {
+            return;
+        };
         if stream.ask_again.is_none_or(|at| at <= now) {
             stream.ask.clone_from(&self.wanting);
             stream.ask_again = Some(now + ASK_AGAIN);

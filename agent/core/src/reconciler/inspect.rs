@@ -1,6 +1,7 @@
 //! The hub's question about one copy: answered out of what is known, nothing is read for it.
 use runnel_proto::model::{
-    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, RuleUid, STATES_LIMIT, SourceRef, StandingObject,
+    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, RuleUid, STATES_LIMIT, SourceRef,
+    StandingObject,
 };
 
 use super::Reconciler;
@@ -47,8 +48,13 @@ fn state(rule: &RuleUid, outcome: &CopyStatus) -> CopyState {
         CopyStatus::Planned(_, copy_error) => (CopyOutcome::Waiting, Some(copy_error)),
         CopyStatus::PruneRequested => (CopyOutcome::PruneRequested, None),
     };
-    let copy_error = copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
-    CopyState { rule: rule.clone(), outcome, copy_error }
+    let copy_error =
+        copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
+    CopyState {
+        rule: rule.clone(),
+        outcome,
+        copy_error,
+    }
 }
 
 fn stands(live: &Live) -> StandingObject {

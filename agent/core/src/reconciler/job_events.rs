@@ -35,12 +35,17 @@ impl Reconciler {
         self.end_contentions(now);
         if let Some((number, preview_job)) = self.previews.pop() {
             let key = Key::Question(number);
-            return Some(Job { key, work: Work::Preview(Box::new(preview_job)) });
+            return Some(Job {
+                key,
+                work: Work::Preview(Box::new(preview_job)),
+            });
         }
         let limit = if self.active { PARALLEL } else { 0 };
         loop {
             let desired = &self.desired;
-            let key = self.jobs.pop(now, limit, |copy| desired.rule_of(copy).cloned())?;
+            let key = self
+                .jobs
+                .pop(now, limit, |copy| desired.rule_of(copy).cloned())?;
             let work = match &key {
                 Key::Namespace(name) => self.namespace_work(name).ok_or(Idle::Settled),
                 Key::Copy(copy) => self.copy_work(copy, now),
@@ -72,7 +77,9 @@ impl Reconciler {
             Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
         };
         let known = self.watches.namespaces_unknown().is_none();
-        let is_needed = known && !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(needs);
+        let is_needed = known
+            && !self.desired.has_namespace(name)
+            && self.desired.copies_in(name).iter().any(needs);
         if !is_needed {
             self.jobs.namespace_failed.remove(name);
         }
@@ -91,16 +98,20 @@ impl Reconciler {
             _ if reread => Work::Read,
             Decision::Act(Action::Read) => Work::Read,
             // No watch reports changes of this object.
-            Decision::Noop(CopyStatus::Failed(_) | CopyStatus::Drifted(_) | CopyStatus::Planned(..))
-                if self.decider().is_unwatched(copy, &want) =>
-            {
-                Work::Read
+            Decision::Noop(
+                CopyStatus::Failed(_) | CopyStatus::Drifted(_) | CopyStatus::Planned(..),
+            ) if self.decider().is_unwatched(copy, &want) => Work::Read,
+            Decision::Act(action) if self.waits_for_store(copy, &want, &action) => {
+                return Err(Idle::Waits);
             }
-            Decision::Act(action) if self.waits_for_store(copy, &want, &action) => return Err(Idle::Waits),
-            Decision::Act(action) if self.delete_later(&action, now).is_some() => return Err(Idle::Waits),
+            Decision::Act(action) if self.delete_later(&action, now).is_some() => {
+                return Err(Idle::Waits);
+            }
             // The cache may have dropped the content since the copy was queued.
             Decision::Act(action) => self.write(copy, &want, action, now).ok_or(Idle::Waits)?,
-            Decision::Noop(_) if self.decider().waits_for_quota(copy, &want) => return Err(Idle::Waits),
+            Decision::Noop(_) if self.decider().waits_for_quota(copy, &want) => {
+                return Err(Idle::Waits);
+            }
             Decision::Forget | Decision::Noop(_) => return Err(Idle::Settled),
         };
         let deletes = match &work {
@@ -116,25 +127,50 @@ impl Reconciler {
             _ => Usage::default(),
         };
         let drifted = self.history.drifted.remove(copy);
-        let others = drifted.clone().unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
+        let others = drifted
+            .clone()
+            .unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
         let rule = match want {
             Want::Copy(wanted) => wanted.rule,
             Want::Gone(_, rule, _) => rule,
             Want::Kept(..) | Want::Nothing => RuleName::default(),
         };
         let drift = drifted.is_some();
-        let job = RunningJob { about, received: vec![], drift, others, rule, deletes, removes, adds };
+        let job = RunningJob {
+            about,
+            received: vec![],
+            drift,
+            others,
+            rule,
+            deletes,
+            removes,
+            adds,
+        };
         self.jobs.running.insert(copy.clone(), job);
         Ok(work)
     }
 
-    fn write(&mut self, copy: &SourceRef, want: &Want, action: Action, now: Instant) -> Option<Work> {
+    fn write(
+        &mut self,
+        copy: &SourceRef,
+        want: &Want,
+        action: Action,
+        now: Instant,
+    ) -> Option<Work> {
         Some(match (action, want) {
             (Action::Create, Want::Copy(wanted)) => Work::Create(self.body(copy, wanted, now)?),
-            (Action::Change(target), Want::Copy(wanted)) => Work::Change(target, self.body(copy, wanted, now)?),
-            (Action::Adopt(target), Want::Copy(wanted)) => Work::Adopt(target, self.body(copy, wanted, now)?),
-            (Action::Overwrite(target), Want::Copy(wanted)) => Work::Overwrite(target, self.body(copy, wanted, now)?),
-            (Action::Compare(target), Want::Copy(wanted)) => Work::Compare(target, self.body(copy, wanted, now)?),
+            (Action::Change(target), Want::Copy(wanted)) => {
+                Work::Change(target, self.body(copy, wanted, now)?)
+            }
+            (Action::Adopt(target), Want::Copy(wanted)) => {
+                Work::Adopt(target, self.body(copy, wanted, now)?)
+            }
+            (Action::Overwrite(target), Want::Copy(wanted)) => {
+                Work::Overwrite(target, self.body(copy, wanted, now)?)
+            }
+            (Action::Compare(target), Want::Copy(wanted)) => {
+                Work::Compare(target, self.body(copy, wanted, now)?)
+            }
             (Action::Demote(target), _) => Work::Demote(target),
             (Action::Delete(target), _) => Work::Delete(target),
             (Action::Retain(target), Want::Gone(_, rule, _)) => Work::Retain(target, rule.clone()),
@@ -142,18 +178,30 @@ impl Reconciler {
         })
     }
 
-    fn body(&mut self, copy: &SourceRef, wanted: &WantedCopy, now: Instant) -> Option<DesiredObject> {
+    fn body(
+        &mut self,
+        copy: &SourceRef,
+        wanted: &WantedCopy,
+        now: Instant,
+    ) -> Option<DesiredObject> {
         let revision = wanted.revision?;
         let content = match self.cache.get(&wanted.intent, &revision) {
             Some(payload) => ContentSource::Payload(payload),
             None => ContentSource::Twin(self.decider().twin(copy, &wanted.intent, &revision)?),
         };
-        let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
+        let limits = Limits {
+            policy: self.policy.clone(),
+            home: self.home.clone(),
+        };
         let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
         let ignored = wanted.policies.ignored.clone();
         let recreate = if !wanted.policies.recreate {
             Recreate::No
-        } else if self.jobs.next_delete(self.policy.deletes_per_hour, now).is_some() {
+        } else if self
+            .jobs
+            .next_delete(self.policy.deletes_per_hour, now)
+            .is_some()
+        {
             Recreate::Later(self.policy.deletes_per_hour)
         } else {
             Recreate::Yes
@@ -162,7 +210,17 @@ impl Reconciler {
         let number = self.records.live(copy).map_or(0, |live| live.number);
         let version = wanted.policies.version.map(|least| least.max(number));
         let dry_run = wanted.dry_run;
-        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, dry_run, limits })
+        Some(DesiredObject {
+            intent,
+            rule,
+            revision,
+            content,
+            ignored,
+            version,
+            recreate,
+            dry_run,
+            limits,
+        })
     }
 
     /// Takes the result of a job.
@@ -172,7 +230,9 @@ impl Reconciler {
             Key::Copy(copy) => self.copy_done(&copy, done, now),
             Key::Question(number) => {
                 // The answer to a question of an earlier stream is dropped.
-                if let Some(preview_result) = done.preview_result.filter(|_| self.previews.close(number)) {
+                if let Some(preview_result) =
+                    done.preview_result.filter(|_| self.previews.close(number))
+                {
                     self.hub.send(AgentFrame::PreviewResult(preview_result));
                 }
             }
@@ -186,29 +246,40 @@ impl Reconciler {
             // The watch will deliver it, unless it was deleted again.
             return self.jobs.queue.add_at(&done.key, now + RECHECK.base);
         };
-        self.jobs.retry(&done.key, copy_error, done.retry_after, now);
-        self.jobs.namespace_failed.insert(name.clone(), copy_error.clone());
+        self.jobs
+            .retry(&done.key, copy_error, done.retry_after, now);
+        self.jobs
+            .namespace_failed
+            .insert(name.clone(), copy_error.clone());
         for copy in self.desired.copies_in(name) {
             self.reconcile_copy(&copy, now);
         }
     }
 
     fn copy_done(&mut self, copy: &SourceRef, done: Done, now: Instant) {
-        let Some(job) = self.jobs.running.remove(copy) else { return };
+        let Some(job) = self.jobs.running.remove(copy) else {
+            return;
+        };
         if job.removes {
             self.desired.removal_ended(&job.about.0);
         }
         if let Some(learned) = done.learned {
-            self.cache.insert(learned.key, learned.revision, learned.payload);
+            self.cache
+                .insert(learned.key, learned.revision, learned.payload);
         }
         if let Some((version, copy_error)) = done.compared.map(|compared| *compared) {
-            let compared = Compared { version, about: job.about.clone(), copy_error };
+            let compared = Compared {
+                version,
+                about: job.about.clone(),
+                copy_error,
+            };
             self.history.compared.insert(copy.clone(), compared);
         }
         if matches!(done.wrote, Some(Wrote::Deleted | Wrote::Recreated)) || done.deleted {
             self.jobs.deletes.done(now);
         }
-        self.totals.count(done.wrote, done.copy_error.is_some(), job.drift);
+        self.totals
+            .count(done.wrote, done.copy_error.is_some(), job.drift);
         if let Some(observed) = done.observed.filter(|_| self.policy.area(copy).is_some()) {
             self.copy_observed(copy, &job, observed, done.passed, done.wrote.is_none());
         } else if done.copy_error.is_some() && *self.records.observed(copy) == Observed::Absent {
@@ -222,8 +293,15 @@ impl Reconciler {
                     // The same holds for the known object, which may have another owner now.
                     self.jobs.reread.insert(copy.clone());
                 }
-                self.jobs.retry(&done.key, &copy_error, done.retry_after, now);
-                self.history.failed.insert(copy.clone(), Failed { about: job.about, copy_error });
+                self.jobs
+                    .retry(&done.key, &copy_error, done.retry_after, now);
+                self.history.failed.insert(
+                    copy.clone(),
+                    Failed {
+                        about: job.about,
+                        copy_error,
+                    },
+                );
             }
             None => {
                 self.jobs.queue.done(&done.key, now);
@@ -255,7 +333,11 @@ impl Reconciler {
         if is_read {
             self.note_rewritten(copy, before.as_ref());
         }
-        let is_same = |before: &Live| self.records.live(copy).is_some_and(|live| live.uid == before.uid);
+        let is_same = |before: &Live| {
+            self.records
+                .live(copy)
+                .is_some_and(|live| live.uid == before.uid)
+        };
         if before.as_ref().is_some_and(|before| !is_same(before)) {
             // The object that waits to be overwritten may be another one of the same name.
             self.report.touch(&job.about.0.rule);
@@ -264,11 +346,18 @@ impl Reconciler {
 
     /// Queues the Events for a write.
     fn notify_written(&mut self, copy: &SourceRef, wrote: Wrote, job: RunningJob, now: Instant) {
-        if job.drift && self.history.record_correction(copy, job.others.clone(), now) {
+        if job.drift
+            && self
+                .history
+                .record_correction(copy, job.others.clone(), now)
+        {
             self.notices.push(Notice::DriftCorrected(copy.clone()));
         }
         match wrote {
-            Wrote::Overwrote => self.notices.push(Notice::Overwritten(copy.clone(), job.rule, job.others)),
+            Wrote::Overwrote => {
+                self.notices
+                    .push(Notice::Overwritten(copy.clone(), job.rule, job.others))
+            }
             Wrote::Recreated => self.notices.push(Notice::Recreated(copy.clone())),
             _ => {}
         }

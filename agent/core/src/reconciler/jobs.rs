@@ -32,12 +32,16 @@ pub(super) struct RunningJob {
 impl RunningJob {
     /// Whether the watch has delivered a version that is neither the result of the job nor older than it.
     pub(super) fn has_unexplained_version(&self, observed: &Observed, passed: &[Arc<str>]) -> bool {
-        self.received.iter().any(|received| match (received, observed) {
-            (Some(version), Observed::Live(live)) => *version != live.version && !passed.contains(version),
-            (Some(version), _) => !passed.contains(version),
-            (None, Observed::Live(_)) => true,
-            (None, _) => false,
-        })
+        self.received
+            .iter()
+            .any(|received| match (received, observed) {
+                (Some(version), Observed::Live(live)) => {
+                    *version != live.version && !passed.contains(version)
+                }
+                (Some(version), _) => !passed.contains(version),
+                (None, Observed::Live(_)) => true,
+                (None, _) => false,
+            })
     }
 }
 
@@ -117,14 +121,21 @@ impl Jobs {
     }
 
     /// Delays the next try after a failure, at least for as long as the API server asks.
-    pub(super) fn retry(&mut self, key: &Key, copy_error: &CopyError, after: Option<Duration>, now: Instant) {
+    pub(super) fn retry(
+        &mut self,
+        key: &Key,
+        copy_error: &CopyError,
+        after: Option<Duration>,
+        now: Instant,
+    ) {
         let backoff = match copy_error.reason {
             Reason::Conflict | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
         };
         let delay = backoff.jittered(self.queue.failures(key), self.jitter.draw());
-        self.queue.failed(key, now + delay.max(after.unwrap_or_default()), now);
+        self.queue
+            .failed(key, now + delay.max(after.unwrap_or_default()), now);
     }
 
     /// Records an event of a watch for the job that is under way for the copy.
@@ -142,6 +153,10 @@ impl Jobs {
 
     /// The removals under way.
     pub(super) fn removals(&self) -> BTreeSet<IntentKey> {
-        self.running.values().filter(|job| job.removes).map(|job| job.about.0.clone()).collect()
+        self.running
+            .values()
+            .filter(|job| job.removes)
+            .map(|job| job.about.0.clone())
+            .collect()
     }
 }

@@ -89,7 +89,13 @@ impl Totals {
     fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
         self.failed += u64::from(failed);
         match wrote {
-            Some(wrote @ (Wrote::Created | Wrote::Changed | Wrote::Adopted | Wrote::Overwrote | Wrote::Recreated)) => {
+            Some(
+                wrote @ (Wrote::Created
+                | Wrote::Changed
+                | Wrote::Adopted
+                | Wrote::Overwrote
+                | Wrote::Recreated),
+            ) => {
                 self.written += 1;
                 self.adopted += u64::from(wrote == Wrote::Adopted);
                 self.overwritten += u64::from(wrote == Wrote::Overwrote);
@@ -178,7 +184,9 @@ impl Reconciler {
             Event::Content(seen) => self.cache.offer(seen.key, seen.revision, seen.payload),
             Event::CopyGone(copy, uid) => self.copy_gone(&copy, &uid, now),
             Event::CopiesComplete(area) => self.copies_complete(&area, now),
-            Event::CopiesForbidden(area, copy_error) => self.copies_forbidden(&area, copy_error, now),
+            Event::CopiesForbidden(area, copy_error) => {
+                self.copies_forbidden(&area, copy_error, now)
+            }
             Event::WatchLost(scope, status) => self.watch_lost(&scope, status, now),
             Event::WatchResumed(scope) => self.watch_resumed(&scope),
             Event::NamespacesListed => self.watches.namespace_listing = Some(BTreeSet::new()),
@@ -208,7 +216,12 @@ impl Reconciler {
         let report = self.report.next_due(now).filter(|_| self.hub.has_begun());
         let contention = self.history.contentions.next_calm();
         // What is due already waits for something else: a free job, or a place in the stream.
-        let all = [self.jobs.queue.next_due(), report, contention, self.hub.next_due()];
+        let all = [
+            self.jobs.queue.next_due(),
+            report,
+            contention,
+            self.hub.next_due(),
+        ];
         all.into_iter().flatten().filter(|due| *due > now).min()
     }
 
@@ -224,7 +237,10 @@ impl Reconciler {
 
     /// Counters since the start.
     pub fn totals(&self) -> Totals {
-        Totals { contentions: self.history.contentions.count() as u64, ..self.totals }
+        Totals {
+            contentions: self.history.contentions.count() as u64,
+            ..self.totals
+        }
     }
 
     /// Bytes of payload in memory.

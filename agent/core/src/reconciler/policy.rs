@@ -12,10 +12,20 @@ impl Reconciler {
         self.policy = policy.clone();
         self.watches.set_policy(policy.clone());
         // The orders for copies without a watch are dropped, and with them what was reported of them.
-        let known: BTreeSet<_> = self.desired.all_copies().chain(self.records.all()).cloned().collect();
+        let known: BTreeSet<_> = self
+            .desired
+            .all_copies()
+            .chain(self.records.all())
+            .cloned()
+            .collect();
         self.desired.set_policy(policy);
         // A copy without a watch may change at any time, so its record is worthless from now on.
-        let unwatched: Vec<_> = self.records.all().filter(|copy| self.policy.area(copy).is_none()).cloned().collect();
+        let unwatched: Vec<_> = self
+            .records
+            .all()
+            .filter(|copy| self.policy.area(copy).is_none())
+            .cloned()
+            .collect();
         if !unwatched.is_empty() {
             tracing::warn!(
                 copies = unwatched.len(),
@@ -43,10 +53,17 @@ impl Reconciler {
         if std::mem::replace(&mut self.revoked, true) {
             return;
         }
-        let copies = self.records.intents().map(|(_, copies)| copies.iter().count()).sum::<usize>();
+        let copies = self
+            .records
+            .intents()
+            .map(|(_, copies)| copies.iter().count())
+            .sum::<usize>();
         match self.policy.on_revoke {
             OnRevoke::Keep => {
-                tracing::warn!(copies, "the hub has revoked this cluster: the copies here are kept as they are")
+                tracing::warn!(
+                    copies,
+                    "the hub has revoked this cluster: the copies here are kept as they are"
+                )
             }
             OnRevoke::Purge => {
                 tracing::warn!(

@@ -4,15 +4,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AgentFrame, DIFF_COPIES, FieldDigests, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult,
-    Refusal, RuleUid, SourceRef,
+    AgentFrame, DIFF_COPIES, FieldDigests, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome,
+    PreviewRequest, PreviewResult, Refusal, RuleUid, SourceRef,
 };
 
 use super::Reconciler;
 use super::decider::Decider;
 use crate::copy::{CopyError, CopyStatus};
-use crate::decide::{Action, Decision, TargetNamespace, Want, WantedCopy, decide, is_of_this_intent};
-use crate::job::{ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Limits, Open, PreviewJob, Recreate};
+use crate::decide::{
+    Action, Decision, TargetNamespace, Want, WantedCopy, decide, is_of_this_intent,
+};
+use crate::job::{
+    ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Limits, Open, PreviewJob, Recreate,
+};
 use crate::live::{Live, Ownership};
 use crate::preview::preview;
 use crate::records::Observed;
@@ -54,16 +58,38 @@ impl PendingPreviews {
 impl Reconciler {
     /// Begins a preview; `refused` are the parts of the question that this build cannot read.
     pub(super) fn preview(&mut self, asked: &PreviewRequest, refused: &[Refusal]) {
-        if let Some(whole) = refused.iter().find(|refused| refused.source.name.is_empty()) {
+        if let Some(whole) = refused
+            .iter()
+            .find(|refused| refused.source.name.is_empty())
+        {
             let unanswered = whole.message.clone();
-            let answer = PreviewResult { question: asked.question, copies: vec![], more: 0, last: true, unanswered };
+            let answer = PreviewResult {
+                question: asked.question,
+                copies: vec![],
+                more: 0,
+                last: true,
+                unanswered,
+            };
             return self.hub.send(AgentFrame::PreviewResult(answer));
         }
         let mut desired = self.desired.clone();
         desired.preview(asked, &self.records);
-        let intents = asked.intents.iter().map(|intent| (&intent.intent.source, intent)).collect();
-        let decider = Decider { desired: &desired, ..self.decider() };
-        let mut preview_job = Preview { decider, home: &self.home, asked, intents }.preview_job();
+        let intents = asked
+            .intents
+            .iter()
+            .map(|intent| (&intent.intent.source, intent))
+            .collect();
+        let decider = Decider {
+            desired: &desired,
+            ..self.decider()
+        };
+        let mut preview_job = Preview {
+            decider,
+            home: &self.home,
+            asked,
+            intents,
+        }
+        .preview_job();
         preview_job.items.extend(refused.iter().map(refused_item));
         self.previews.add(preview_job);
     }
@@ -82,20 +108,37 @@ impl Preview<'_> {
     fn preview_job(&self) -> PreviewJob {
         let asked = self.asked;
         let mut copies = self.decider.desired.copies_of(&asked.uid);
-        copies.extend(self.decider.records.intents_of(&asked.uid).flat_map(|(_, copies)| copies).cloned());
+        copies.extend(
+            self.decider
+                .records
+                .intents_of(&asked.uid)
+                .flat_map(|(_, copies)| copies)
+                .cloned(),
+        );
         let more = u32::try_from(copies.len().saturating_sub(PREVIEW_LIMIT)).unwrap_or(u32::MAX);
         let mut diffs = DIFF_COPIES;
         let copies = copies.into_iter().take(PREVIEW_LIMIT);
-        let items = copies.filter_map(|copy| self.preview_intent(copy, &mut diffs)).collect();
-        PreviewJob { question: asked.question, key: asked.key, items, more }
+        let items = copies
+            .filter_map(|copy| self.preview_intent(copy, &mut diffs))
+            .collect();
+        PreviewJob {
+            question: asked.question,
+            key: asked.key,
+            items,
+            more,
+        }
     }
 
     /// `diffs` is how many more copies are read for the paths in which they differ.
     fn preview_intent(&self, copy: SourceRef, diffs: &mut usize) -> Option<Item> {
-        let Decider { desired, records, .. } = self.decider;
+        let Decider {
+            desired, records, ..
+        } = self.decider;
         let (asked, uid) = (self.asked, &self.asked.uid);
         let blocked = records.live(&copy).and_then(|live| sealed_for(live, uid));
-        let outcome = |source: SourceRef, outcome: Decided| Some((source, CopyKnowledge::Decided(outcome), vec![]));
+        let outcome = |source: SourceRef, outcome: Decided| {
+            Some((source, CopyKnowledge::Decided(outcome), vec![]))
+        };
         let want = self.decider.want(&copy);
         let (source, known, after) = match want {
             Want::Copy(wanted) if wanted.intent.rule == *uid => {
@@ -105,9 +148,17 @@ impl Preview<'_> {
             }
             Want::Gone(key, rule, mut order) if key.rule == *uid => {
                 let live = records.live(&copy);
-                let suspended = matches!(desired.want(&copy, live), Want::Gone(_, _, plain) if plain.deferred);
-                let successors = desired.successors(&key, &copy).into_iter().map(|(.., copy)| copy);
-                let after = if order.deferred && !suspended { successors.collect() } else { vec![] };
+                let suspended =
+                    matches!(desired.want(&copy, live), Want::Gone(_, _, plain) if plain.deferred);
+                let successors = desired
+                    .successors(&key, &copy)
+                    .into_iter()
+                    .map(|(.., copy)| copy);
+                let after = if order.deferred && !suspended {
+                    successors.collect()
+                } else {
+                    vec![]
+                };
                 order.deferred = suspended;
                 let (source, observed) = (key.source.clone(), records.observed(&copy).clone());
                 let want = Want::Gone(key, rule, order);
@@ -118,10 +169,14 @@ impl Preview<'_> {
                 };
                 Some((source, known, after))
             }
-            Want::Kept(key, _) if key.rule == *uid => outcome(key.source, (PreviewOutcome::Unchanged, None)),
+            Want::Kept(key, _) if key.rule == *uid => {
+                outcome(key.source, (PreviewOutcome::Unchanged, None))
+            }
             // Somebody else's; what is said to the rule is what its status would say.
             _ => match (desired.claimed_by(uid, &copy), &blocked) {
-                (Some(source), _) => outcome(source, (PreviewOutcome::Refused, self.loss(uid, &copy))),
+                (Some(source), _) => {
+                    outcome(source, (PreviewOutcome::Refused, self.loss(uid, &copy)))
+                }
                 (None, Some(source)) => outcome(
                     source.clone(),
                     match desired.idle_winner(&copy) {
@@ -132,36 +187,63 @@ impl Preview<'_> {
                 (None, None) => None,
             },
         }?;
-        let is_blocked = blocked.is_some_and(|source| asked.holds_all || asked.blocked.contains(&source));
+        let is_blocked =
+            blocked.is_some_and(|source| asked.holds_all || asked.blocked.contains(&source));
         let known = match known {
-            CopyKnowledge::Decided((PreviewOutcome::Unchanged | PreviewOutcome::Rest, None)) if is_blocked => {
+            CopyKnowledge::Decided((PreviewOutcome::Unchanged | PreviewOutcome::Rest, None))
+                if is_blocked =>
+            {
                 CopyKnowledge::Decided((PreviewOutcome::Blocked, None))
             }
             other => other,
         };
-        Some(Item { copy, source, known, after })
-    }
-
-    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<CopyError> {
-        self.decider.desired.others(copy).into_iter().find_map(|(rule, outcome)| match outcome {
-            CopyStatus::Failed(copy_error) if rule == *uid => Some(copy_error),
-            _ => None,
+        Some(Item {
+            copy,
+            source,
+            known,
+            after,
         })
     }
 
-    fn previewed_copy(&self, copy: &SourceRef, wanted: WantedCopy, diffs: &mut usize) -> Option<CopyKnowledge> {
+    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<CopyError> {
+        self.decider
+            .desired
+            .others(copy)
+            .into_iter()
+            .find_map(|(rule, outcome)| match outcome {
+                CopyStatus::Failed(copy_error) if rule == *uid => Some(copy_error),
+                _ => None,
+            })
+    }
+
+    fn previewed_copy(
+        &self,
+        copy: &SourceRef,
+        wanted: WantedCopy,
+        diffs: &mut usize,
+    ) -> Option<CopyKnowledge> {
         let asked = self.asked;
         let preview_intent = self.intents.get(&wanted.intent.source).copied();
         let watched = self.decider.watches.of(copy);
-        let settled = wanted.denied.is_some() || !self.decider.desired.has_namespace(&copy.namespace);
-        if let Some(copy_error) = watched.and_then(|watched| watched.forbidden.clone()).filter(|_| !settled) {
-            return Some(CopyKnowledge::Decided((PreviewOutcome::Refused, Some(copy_error))));
+        let settled =
+            wanted.denied.is_some() || !self.decider.desired.has_namespace(&copy.namespace);
+        if let Some(copy_error) = watched
+            .and_then(|watched| watched.forbidden.clone())
+            .filter(|_| !settled)
+        {
+            return Some(CopyKnowledge::Decided((
+                PreviewOutcome::Refused,
+                Some(copy_error),
+            )));
         }
         let observed = self.decider.records.observed(copy).clone();
         let is_ours = matches!(&observed, Observed::Live(live) if live.is_own());
         // A place that is not there yet has nothing in it.
-        let settled = settled || matches!(wanted.place, TargetNamespace::ToCreate(_)) || wanted.suspend;
-        let body = preview_intent.filter(|_| asked.dry_run).and_then(|intent| self.preview_body(copy, &wanted, intent));
+        let settled =
+            settled || matches!(wanted.place, TargetNamespace::ToCreate(_)) || wanted.suspend;
+        let body = preview_intent
+            .filter(|_| asked.dry_run)
+            .and_then(|intent| self.preview_body(copy, &wanted, intent));
         let is_of_intent = is_of_this_intent(&wanted, &observed);
         let want = Want::Copy(Box::new(wanted));
         let is_idle = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
@@ -193,7 +275,11 @@ impl Preview<'_> {
         if payload.bytes().is_empty() {
             return None;
         }
-        let number = self.decider.records.live(copy).map_or(0, |live| live.number);
+        let number = self
+            .decider
+            .records
+            .live(copy)
+            .map_or(0, |live| live.number);
         Some(DesiredObject {
             intent: wanted.intent.clone(),
             rule: wanted.rule.clone(),
@@ -201,9 +287,16 @@ impl Preview<'_> {
             content: ContentSource::Payload(payload),
             ignored: wanted.policies.ignored.clone(),
             version: wanted.policies.version.map(|least| least.max(number)),
-            recreate: if wanted.policies.recreate { Recreate::Yes } else { Recreate::No },
+            recreate: if wanted.policies.recreate {
+                Recreate::Yes
+            } else {
+                Recreate::No
+            },
             dry_run: false,
-            limits: Limits { policy: self.decider.policy.clone(), home: self.home.clone() },
+            limits: Limits {
+                policy: self.decider.policy.clone(),
+                home: self.home.clone(),
+            },
         })
     }
 }
@@ -213,7 +306,12 @@ fn refused_item(refused: &Refusal) -> Item {
     let copy_error = CopyError::new(refused.reason, refused.message.as_str());
     let source = refused.source.clone();
     let copy = source.copy_in(&source.namespace);
-    Item { copy, source, known: CopyKnowledge::Decided((PreviewOutcome::Refused, Some(copy_error))), after: vec![] }
+    Item {
+        copy,
+        source,
+        known: CopyKnowledge::Decided((PreviewOutcome::Refused, Some(copy_error))),
+        after: vec![],
+    }
 }
 
 fn open(
@@ -223,11 +321,21 @@ fn open(
     (dry_run, body): (bool, Option<DesiredObject>),
     digests: Option<Arc<FieldDigests>>,
 ) -> CopyKnowledge {
-    CopyKnowledge::Open(Box::new(Open { want, observed, fields, dry_run, body, digests }))
+    CopyKnowledge::Open(Box::new(Open {
+        want,
+        observed,
+        fields,
+        dry_run,
+        body,
+        digests,
+    }))
 }
 
 /// The source that a live copy of a rule was written for.
 fn sealed_for(live: &Live, uid: &RuleUid) -> Option<SourceRef> {
-    let sealed = live.sealed.as_ref().filter(|sealed| sealed.rule == *uid && live.ownership == Ownership::Ours)?;
+    let sealed = live
+        .sealed
+        .as_ref()
+        .filter(|sealed| sealed.rule == *uid && live.ownership == Ownership::Ours)?;
     Some(sealed.source.clone())
 }

@@ -16,7 +16,9 @@ impl Reconciler {
     /// The copies of a rule that wait for an approval, with their uids.
     pub(super) fn waiting_prunes(&self, rule: &RuleUid) -> BTreeMap<SourceRef, Arc<str>> {
         let copies = self.report.namespace_prunes(rule);
-        copies.filter_map(|copy| Some((copy.clone(), self.records.live(copy)?.uid.clone()))).collect()
+        copies
+            .filter_map(|copy| Some((copy.clone(), self.records.live(copy)?.uid.clone())))
+            .collect()
     }
 
     /// The report of the copies that wait for an approval.
@@ -27,7 +29,11 @@ impl Reconciler {
         (copies > 0).then(|| NamespacePrunes {
             copies,
             digest: digest_of(rule, &waiting),
-            namespaces: namespaces.into_iter().take(NAMESPACES_LIMIT).map(|name| name.to_string()).collect(),
+            namespaces: namespaces
+                .into_iter()
+                .take(NAMESPACES_LIMIT)
+                .map(|name| name.to_string())
+                .collect(),
         })
     }
 

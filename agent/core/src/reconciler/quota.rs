@@ -13,10 +13,16 @@ use crate::records::Usage;
 impl Decider<'_> {
     /// What a copy would add to the existing copies.
     pub(super) fn growth(&self, copy: &SourceRef, intent: &IntentKey) -> Usage {
-        let live = self.records.live(copy).filter(|live| live.ownership == Ownership::Ours && live.sealed.is_some());
+        let live = self
+            .records
+            .live(copy)
+            .filter(|live| live.ownership == Ownership::Ours && live.sealed.is_some());
         let bytes = self.desired.bytes(intent).unwrap_or_default();
         match live {
-            Some(live) => Usage { copies: 0, bytes: bytes.saturating_sub(live.facts.bytes) },
+            Some(live) => Usage {
+                copies: 0,
+                bytes: bytes.saturating_sub(live.facts.bytes),
+            },
             None => Usage { copies: 1, bytes },
         }
     }
@@ -28,13 +34,23 @@ impl Decider<'_> {
             return None;
         }
         let running = |of: &dyn Fn(&RuleUid) -> bool| {
-            let others = self.jobs.running.iter().filter(|(other, run)| *other != copy && of(&run.about.0.rule));
+            let others = self
+                .jobs
+                .running
+                .iter()
+                .filter(|(other, run)| *other != copy && of(&run.about.0.rule));
             // A watch may show a copy before its write has ended: then it counts among the copies.
             let adds = others.filter(|(_, run)| run.adds != Usage::default());
-            adds.map(|(other, run)| self.growth(other, &run.about.0)).fold(Usage::default(), Usage::plus)
+            adds.map(|(other, run)| self.growth(other, &run.about.0))
+                .fold(Usage::default(), Usage::plus)
         };
         let total = self.records.total().plus(running(&|_| true));
-        let policy = beyond(total, adds, Some(self.policy.max_copies), Some(self.policy.max_bytes));
+        let policy = beyond(
+            total,
+            adds,
+            Some(self.policy.max_copies),
+            Some(self.policy.max_bytes),
+        );
         if let Some((field, limit)) = policy {
             return Some(denied(format!(
                 "this member's policy allows {limit} in all ({field}), and that many are here: raise it there, or narrow the \
@@ -46,7 +62,10 @@ impl Decider<'_> {
             return None;
         }
         let (namespace, rules) = self.desired.rules_beside(&wanted.intent.rule);
-        let used = rules.iter().map(|rule| self.records.usage(rule)).fold(Usage::default(), Usage::plus);
+        let used = rules
+            .iter()
+            .map(|rule| self.records.usage(rule))
+            .fold(Usage::default(), Usage::plus);
         let used = used.plus(running(&|rule| rules.contains(rule)));
         let (field, limit) = beyond(used, adds, max_copies, max_bytes)?;
         Some(denied(format!(
@@ -62,7 +81,12 @@ impl Decider<'_> {
 }
 
 /// The limit that would be exceeded, with its field.
-fn beyond(used: Usage, adds: Usage, copies: Option<u64>, bytes: Option<u64>) -> Option<(&'static str, String)> {
+fn beyond(
+    used: Usage,
+    adds: Usage,
+    copies: Option<u64>,
+    bytes: Option<u64>,
+) -> Option<(&'static str, String)> {
     let next = used.plus(adds);
     if let Some(limit) = copies.filter(|limit| adds.copies > 0 && next.copies > *limit) {
         return Some(("maxCopies", format!("{limit} copies")));

@@ -28,7 +28,14 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new(initial: Vec<StoredRule>) -> Self {
-        Self { initial, generation: 0, saving: None, error: None, waiting: BTreeSet::new(), purge: None }
+        Self {
+            initial,
+            generation: 0,
+            saving: None,
+            error: None,
+            waiting: BTreeSet::new(),
+            purge: None,
+        }
     }
 
     /// The rules of the store at the start.
@@ -42,16 +49,26 @@ impl Store {
     }
 
     /// The terms to store.
-    fn begin(&mut self, desired: &mut Desired, removals: &BTreeSet<IntentKey>) -> (Option<String>, Vec<StoredRule>) {
+    fn begin(
+        &mut self,
+        desired: &mut Desired,
+        removals: &BTreeSet<IntentKey>,
+    ) -> (Option<String>, Vec<StoredRule>) {
         self.saving = Some(desired.generation());
         // A purge outlives a restart, too: the store names no rule that has copies then.
-        let rules = if self.purge.is_some() { vec![] } else { desired.stored(removals) };
+        let rules = if self.purge.is_some() {
+            vec![]
+        } else {
+            desired.stored(removals)
+        };
         (desired.hub_cluster().map(str::to_owned), rules)
     }
 
     /// Records the result of an attempt. Returns the copies that waited for it.
     fn end(&mut self, result: Result<(), CopyError>) -> BTreeSet<SourceRef> {
-        let Some(saving) = self.saving.take() else { return BTreeSet::new() };
+        let Some(saving) = self.saving.take() else {
+            return BTreeSet::new();
+        };
         self.error = match result {
             Ok(()) => {
                 self.generation = saving;
@@ -89,7 +106,8 @@ impl Store {
 impl Reconciler {
     /// The terms to store, once after each change. The caller reports the result to [`Reconciler::stored`].
     pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
-        self.wants_store().then(|| self.store.begin(&mut self.desired, &self.jobs.removals()))
+        self.wants_store()
+            .then(|| self.store.begin(&mut self.desired, &self.jobs.removals()))
     }
 
     /// Whether terms are to be stored.
@@ -111,8 +129,15 @@ impl Reconciler {
     }
 
     /// Whether a copy waits for the store to be removed.
-    pub(super) fn waits_for_store(&mut self, copy: &SourceRef, want: &Want, action: &Action) -> bool {
-        let (Want::Gone(key, ..), Action::Delete(_) | Action::Retain(_)) = (want, action) else { return false };
+    pub(super) fn waits_for_store(
+        &mut self,
+        copy: &SourceRef,
+        want: &Want,
+        action: &Action,
+    ) -> bool {
+        let (Want::Gone(key, ..), Action::Delete(_) | Action::Retain(_)) = (want, action) else {
+            return false;
+        };
         let needed = if self.is_purging() {
             self.store.purge_generation(&mut self.desired)
         } else {

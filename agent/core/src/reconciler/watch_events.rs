@@ -19,24 +19,43 @@ impl Reconciler {
     pub(super) fn copies_listed(&mut self, area: &Area) {
         if let Some(watched) = self.watches.copies.get_mut(area) {
             watched.listing = Some(BTreeSet::new());
-            self.records.list_begins(area.resource, area.namespace.as_deref());
+            self.records
+                .list_begins(area.resource, area.namespace.as_deref());
         }
     }
 
     pub(super) fn copy_seen(&mut self, copy: &SourceRef, live: Live, now: Instant) {
-        let Some(area) = self.policy.area(copy) else { return };
-        let Some(listed) = self.watches.copies.get(&area).map(|watched| watched.listing.is_some()) else { return };
+        let Some(area) = self.policy.area(copy) else {
+            return;
+        };
+        let Some(listed) = self
+            .watches
+            .copies
+            .get(&area)
+            .map(|watched| watched.listing.is_some())
+        else {
+            return;
+        };
         self.jobs.record_event(copy, Some(live.version.clone()));
         if self.is_stranger(copy, &live) {
             return self.stranger_seen(copy, now);
         }
-        if let Some(listing) = self.watches.copies.get_mut(&area).and_then(|watched| watched.listing.as_mut()) {
+        if let Some(listing) = self
+            .watches
+            .copies
+            .get_mut(&area)
+            .and_then(|watched| watched.listing.as_mut())
+        {
             listing.insert(copy.clone());
         }
         let known = |live: &Live| (live.uid.clone(), live.facts.digest);
         let before = self.records.live(copy).cloned();
         let (stood, stands) = (before.as_ref().map(known), known(&live));
-        if !(if listed { self.records.listed(copy, live) } else { self.records.watched(copy, live) }) {
+        if !(if listed {
+            self.records.listed(copy, live)
+        } else {
+            self.records.watched(copy, live)
+        }) {
             return;
         }
         self.note_rewritten(copy, before.as_ref());
@@ -53,10 +72,15 @@ impl Reconciler {
     /// can create any number of these, so they are not remembered; nor are more than a bounded number of those that name an
     /// intent without a proof.
     fn is_stranger(&self, copy: &SourceRef, live: &Live) -> bool {
-        if self.desired.concerns(copy) || live.sealed.is_some() && live.ownership == Ownership::Ours {
+        if self.desired.concerns(copy) || live.sealed.is_some() && live.ownership == Ownership::Ours
+        {
             return false;
         }
-        let is_known = || self.records.live(copy).is_some_and(|known| known.unproved.is_some());
+        let is_known = || {
+            self.records
+                .live(copy)
+                .is_some_and(|known| known.unproved.is_some())
+        };
         live.unproved.is_none() || !is_known() && self.records.unproved() >= UNPROVED_LIMIT
     }
 
@@ -74,7 +98,9 @@ impl Reconciler {
             return;
         }
         let watch = self.watches.of(copy);
-        let Some(key) = self.records.live(copy).and_then(Live::intent) else { return };
+        let Some(key) = self.records.live(copy).and_then(Live::intent) else {
+            return;
+        };
         // What a first list shows is taken in when the list is complete.
         if self.started && watch.is_some_and(|watch| watch.complete) && !self.revoked {
             self.find_intent(&key, std::slice::from_ref(copy), now);
@@ -96,13 +122,19 @@ impl Reconciler {
     }
 
     pub(super) fn copies_complete(&mut self, area: &Area, now: Instant) {
-        let Some(watched) = self.watches.copies.get_mut(area) else { return };
+        let Some(watched) = self.watches.copies.get_mut(area) else {
+            return;
+        };
         let seen = watched.listing.take().unwrap_or_default();
         let first = !watched.complete;
         (watched.complete, watched.forbidden) = (true, None);
         let was_lost = watched.lost.take().is_some();
         // Objects that are not ours were read, not watched: the list says nothing about them.
-        let ours = |copy: &SourceRef| self.records.live(copy).is_some_and(|live| live.ownership == Ownership::Ours);
+        let ours = |copy: &SourceRef| {
+            self.records
+                .live(copy)
+                .is_some_and(|live| live.ownership == Ownership::Ours)
+        };
         let lost: Vec<_> = self
             .records
             .names(area.resource, area.namespace.as_deref())
@@ -135,7 +167,10 @@ impl Reconciler {
     /// An area is watched for the first time, or again: all that its copies say they hold came to light.
     fn find_all(&mut self, area: &Area, now: Instant) {
         let shown = |copy: &&SourceRef| self.policy.area(copy).as_ref() == Some(area);
-        let found = self.records.intents().map(|(key, copies)| (key, copies.iter().filter(shown).cloned().collect()));
+        let found = self
+            .records
+            .intents()
+            .map(|(key, copies)| (key, copies.iter().filter(shown).cloned().collect()));
         let found: Vec<(IntentKey, Vec<SourceRef>)> = found
             .filter(|(_, copies): &(_, Vec<_>)| !copies.is_empty())
             .map(|(key, copies)| (key.clone(), copies))
@@ -149,15 +184,25 @@ impl Reconciler {
     }
 
     pub(super) fn copies_forbidden(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
-        let Some(watched) = self.watches.copies.get_mut(area) else { return };
+        let Some(watched) = self.watches.copies.get_mut(area) else {
+            return;
+        };
         if watched.forbidden.replace(copy_error.clone()) == Some(copy_error) {
             return;
         }
         (watched.complete, watched.listing) = (false, None);
-        if watched.forbidden.as_ref().is_some_and(|copy_error| copy_error.reason == Reason::Forbidden) {
+        if watched
+            .forbidden
+            .as_ref()
+            .is_some_and(|copy_error| copy_error.reason == Reason::Forbidden)
+        {
             watched.lost = None;
         }
-        if self.started { self.reconcile_area(area, now) } else { self.start_if_ready(now) }
+        if self.started {
+            self.reconcile_area(area, now)
+        } else {
+            self.start_if_ready(now)
+        }
     }
 
     pub(super) fn namespace_seen(&mut self, name: &Arc<str>, namespace: Namespace, now: Instant) {
@@ -181,7 +226,12 @@ impl Reconciler {
 
     pub(super) fn namespaces_complete(&mut self, now: Instant) {
         let seen = self.watches.namespace_listing.take().unwrap_or_default();
-        let lost: Vec<_> = self.desired.namespaces().filter(|name| !seen.contains(*name)).cloned().collect();
+        let lost: Vec<_> = self
+            .desired
+            .namespaces()
+            .filter(|name| !seen.contains(*name))
+            .cloned()
+            .collect();
         for name in lost {
             self.namespace_gone(&name, now);
         }
@@ -206,11 +256,18 @@ impl Reconciler {
         let stored = self.store.take_initial();
         let rules = stored.len();
         self.desired.restore_terms(stored);
-        for copy in self.desired.restore_intents(&self.watches.complete_areas(), &self.records) {
+        for copy in self
+            .desired
+            .restore_intents(&self.watches.complete_areas(), &self.records)
+        {
             self.reconcile_copy(&copy, now);
         }
         let all: Vec<_> = self.desired.all_copies().cloned().collect();
-        tracing::info!(rules, copies = all.len(), "watching this cluster's copies and namespaces");
+        tracing::info!(
+            rules,
+            copies = all.len(),
+            "watching this cluster's copies and namespaces"
+        );
         for copy in all {
             self.reconcile_copy(&copy, now);
         }
@@ -221,14 +278,22 @@ impl Reconciler {
         if self.watches.namespaces_unknown().is_none() {
             return;
         }
-        let names: BTreeSet<_> = self.records.all().map(|copy| copy.namespace.clone()).collect();
+        let names: BTreeSet<_> = self
+            .records
+            .all()
+            .map(|copy| copy.namespace.clone())
+            .collect();
         for name in names {
-            self.desired.set_namespace(&name, Some(Namespace::default()), &self.records);
+            self.desired
+                .set_namespace(&name, Some(Namespace::default()), &self.records);
         }
     }
 
     fn reconcile_area(&mut self, area: &Area, now: Instant) {
-        let all = self.desired.all_copies().filter(|copy| self.policy.area(copy).as_ref() == Some(area));
+        let all = self
+            .desired
+            .all_copies()
+            .filter(|copy| self.policy.area(copy).as_ref() == Some(area));
         for copy in all.cloned().collect::<Vec<_>>() {
             self.reconcile_copy(&copy, now);
         }
@@ -245,10 +310,16 @@ impl Reconciler {
                 }
             }
             WatchScope::Copies(area) => {
-                let Some(watch) = self.watches.copies.get_mut(area) else { return };
+                let Some(watch) = self.watches.copies.get_mut(area) else {
+                    return;
+                };
                 watch.lost = Some(status);
                 if !watch.complete {
-                    return self.copies_forbidden(area, classify::lost_watch(area.resource, status), now);
+                    return self.copies_forbidden(
+                        area,
+                        classify::lost_watch(area.resource, status),
+                        now,
+                    );
                 }
             }
         }

@@ -33,8 +33,18 @@ pub(super) struct Watches {
 
 impl Watches {
     pub(super) fn new(policy: Arc<Policy>) -> Self {
-        let copies = policy.areas().into_iter().map(|area| (area, Watch::default())).collect();
-        Self { policy, copies, namespace_listing: None, namespaces_complete: false, namespaces_lost: None }
+        let copies = policy
+            .areas()
+            .into_iter()
+            .map(|area| (area, Watch::default()))
+            .collect();
+        Self {
+            policy,
+            copies,
+            namespace_listing: None,
+            namespaces_complete: false,
+            namespaces_lost: None,
+        }
     }
 
     /// Adds the areas of another policy, and drops the areas that it does not have.
@@ -60,12 +70,20 @@ impl Watches {
     /// Whether each watch has delivered its first list, or has failed to.
     pub(super) fn have_started(&self) -> bool {
         let namespaces = self.namespaces_complete || self.namespaces_lost.is_some();
-        namespaces && self.copies.values().all(|watch| watch.complete || watch.forbidden.is_some())
+        namespaces
+            && self
+                .copies
+                .values()
+                .all(|watch| watch.complete || watch.forbidden.is_some())
     }
 
     /// The areas with a complete list.
     pub(super) fn complete_areas(&self) -> BTreeSet<Area> {
-        self.copies.iter().filter(|(_, watch)| watch.complete).map(|(area, _)| area.clone()).collect()
+        self.copies
+            .iter()
+            .filter(|(_, watch)| watch.complete)
+            .map(|(area, _)| area.clone())
+            .collect()
     }
 
     /// The namespaces of the areas without a complete list; `None` stands for all namespaces.
@@ -82,9 +100,14 @@ impl Watches {
 
     /// The kinds with a lost watch.
     pub(super) fn lost(&self) -> Vec<LostWatch> {
-        let copies = self.copies.iter().filter_map(|(area, watch)| Some((area.resource, watch.lost?)));
+        let copies = self
+            .copies
+            .iter()
+            .filter_map(|(area, watch)| Some((area.resource, watch.lost?)));
         let namespaces = self.namespaces_lost.map(|status| (NAMESPACES, status));
         let lost: BTreeMap<_, _> = copies.chain(namespaces).collect();
-        lost.into_iter().map(|(resource, status)| LostWatch { resource, status }).collect()
+        lost.into_iter()
+            .map(|(resource, status)| LostWatch { resource, status })
+            .collect()
     }
 }

@@ -59,8 +59,9 @@ pub struct Facts<'a> {
 pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergence> {
     if !knows(facts.line, history_token) {
         let by = history_token.by();
-        let issued_at =
-            i64::try_from(history_token.issued_at).ok().and_then(|second| Timestamp::from_second(second).ok());
+        let issued_at = i64::try_from(history_token.issued_at)
+            .ok()
+            .and_then(|second| Timestamp::from_second(second).ok());
         let issued_at = issued_at.unwrap_or(Timestamp::MAX);
         return Some(if history_token.issued_at > facts.since + SKEW {
             Divergence::Doubled { by, issued_at }
@@ -70,16 +71,28 @@ pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergen
     }
     let other_member = history_token.to.member != facts.to.member;
     if other_member || history_token.to.cluster != facts.to.cluster {
-        let former = if other_member { history_token.to.member } else { history_token.to.cluster };
-        return Some(Divergence::PreviousMembership { former: HEXLOWER.encode(&former), other_member });
+        let former = if other_member {
+            history_token.to.member
+        } else {
+            history_token.to.cluster
+        };
+        return Some(Divergence::PreviousMembership {
+            former: HEXLOWER.encode(&former),
+            other_member,
+        });
     }
     None
 }
 
 /// Whether this line has come to what the witness says.
 fn knows(line: &LeaderHistory, history_token: &HistoryToken) -> bool {
-    match line.terms().find(|leader_term| history_token.is_of(leader_term)) {
-        Some(leader_term) => leader_term.last.is_none_or(|last| history_token.version <= last),
+    match line
+        .terms()
+        .find(|leader_term| history_token.is_of(leader_term))
+    {
+        Some(leader_term) => leader_term
+            .last
+            .is_none_or(|last| history_token.version <= last),
         // What is older than all that is kept accuses nobody: it is what a member remembers that was away for long.
         None => line.is_dropped(history_token.version),
     }
@@ -98,9 +111,9 @@ impl Divergence {
     /// What the hub does not say meanwhile. A cluster that came with another's key gets no session at all.
     pub fn restriction(&self) -> SendRestriction {
         match self {
-            Divergence::Restored { .. } | Divergence::Doubled { .. } | Divergence::Cloned { .. } => {
-                SendRestriction::Everything
-            }
+            Divergence::Restored { .. }
+            | Divergence::Doubled { .. }
+            | Divergence::Cloned { .. } => SendRestriction::Everything,
             Divergence::PreviousMembership { .. } => SendRestriction::Removals,
         }
     }
@@ -108,18 +121,24 @@ impl Divergence {
     /// Where it shows.
     pub fn condition(&self) -> (ConditionType, Reason) {
         match self {
-            Divergence::Restored { .. } => (ConditionType::RestoredFromBackup, Reason::HubStateBehind),
+            Divergence::Restored { .. } => {
+                (ConditionType::RestoredFromBackup, Reason::HubStateBehind)
+            }
             Divergence::Doubled { .. } => (ConditionType::Duplicate, Reason::SecondHub),
             Divergence::Cloned { .. } => (ConditionType::Duplicate, Reason::SecondCluster),
-            Divergence::PreviousMembership { .. } => {
-                (ConditionType::PreviousMembership, Reason::CopiesFromPreviousMembership)
-            }
+            Divergence::PreviousMembership { .. } => (
+                ConditionType::PreviousMembership,
+                Reason::CopiesFromPreviousMembership,
+            ),
         }
     }
 
     /// What was seen, and what to do.
     pub fn message(&self, member: &str) -> String {
-        let confirm = format!("kubectl annotate member {member} --overwrite {CONFIRMED}={}", self.name());
+        let confirm = format!(
+            "kubectl annotate member {member} --overwrite {CONFIRMED}={}",
+            self.name()
+        );
         match self {
             Divergence::Restored { issued_at, by } => format!(
                 "this hub does not know what it told the cluster at {issued_at} (term {by}): it was restored from an older \

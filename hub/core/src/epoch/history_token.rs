@@ -23,7 +23,10 @@ pub struct TokenRecipient {
 impl TokenRecipient {
     /// A member, by the uid of its `MemberCluster`, and its cluster, by that of its `kube-system` namespace.
     pub fn new(member: &str, cluster: &str) -> Self {
-        Self { member: named(member), cluster: named(cluster) }
+        Self {
+            member: named(member),
+            cluster: named(cluster),
+        }
     }
 }
 
@@ -61,9 +64,20 @@ fn digits(text: &str) -> [u8; 8] {
 
 impl HistoryToken {
     /// What whoever leads by this entry tells.
-    pub fn of(leader_term: &LeaderTerm, (version, issued_at): (u64, u64), to: TokenRecipient) -> Self {
+    pub fn of(
+        leader_term: &LeaderTerm,
+        (version, issued_at): (u64, u64),
+        to: TokenRecipient,
+    ) -> Self {
         let (epoch, random) = (digits(&leader_term.epoch), digits(&leader_term.random));
-        Self { to, epoch, term: leader_term.term, random, version, issued_at }
+        Self {
+            to,
+            epoch,
+            term: leader_term.term,
+            random,
+            version,
+            issued_at,
+        }
     }
 
     /// What travels.
@@ -71,7 +85,10 @@ impl HistoryToken {
         let mut words = Vec::with_capacity(WORDS + SEAL);
         words.push(FORM);
         let numbers = [self.term, self.version, self.issued_at].map(u64::to_be_bytes);
-        for part in [self.to.member, self.to.cluster, self.epoch, self.random].iter().chain(&numbers) {
+        for part in [self.to.member, self.to.cluster, self.epoch, self.random]
+            .iter()
+            .chain(&numbers)
+        {
             words.extend_from_slice(part);
         }
         words.extend_from_slice(&key.seal(&words));
@@ -85,17 +102,37 @@ impl HistoryToken {
         if words.first() != Some(&FORM) || key.seal(words).as_slice() != seal {
             return None;
         }
-        let mut parts = words[1..].chunks_exact(8).map(|part| <[u8; 8]>::try_from(part).unwrap_or_default());
+        let mut parts = words[1..]
+            .chunks_exact(8)
+            .map(|part| <[u8; 8]>::try_from(part).unwrap_or_default());
         let mut next = || parts.next().unwrap_or_default();
-        let (to, epoch, random) = (TokenRecipient { member: next(), cluster: next() }, next(), next());
+        let (to, epoch, random) = (
+            TokenRecipient {
+                member: next(),
+                cluster: next(),
+            },
+            next(),
+            next(),
+        );
         let [term, version, issued_at] = [next(), next(), next()].map(u64::from_be_bytes);
-        Some(Self { to, epoch, term, random, version, issued_at })
+        Some(Self {
+            to,
+            epoch,
+            term,
+            random,
+            version,
+            issued_at,
+        })
     }
 
     /// Whether it was told by whoever led by this entry.
     pub fn is_of(&self, leader_term: &LeaderTerm) -> bool {
         (self.epoch, self.term, self.random)
-            == (digits(&leader_term.epoch), leader_term.term, digits(&leader_term.random))
+            == (
+                digits(&leader_term.epoch),
+                leader_term.term,
+                digits(&leader_term.random),
+            )
     }
 
     /// Who told it: the term and the process.

@@ -32,10 +32,24 @@ pub struct LeaderTerm {
 impl LeaderTerm {
     fn parse(entry: &str, before: Option<&Self>) -> Option<Self> {
         let mut parts = entry.split('/');
-        let (epoch, term, random, last) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        let epoch = if epoch == SAME_EPOCH { before?.epoch.clone() } else { epoch.to_owned() };
-        let last = if last.is_empty() { None } else { Some(last.parse().ok()?) };
-        Some(Self { epoch, term: term.parse().ok()?, random: random.to_owned(), last })
+        let (epoch, term, random, last) =
+            (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let epoch = if epoch == SAME_EPOCH {
+            before?.epoch.clone()
+        } else {
+            epoch.to_owned()
+        };
+        let last = if last.is_empty() {
+            None
+        } else {
+            Some(last.parse().ok()?)
+        };
+        Some(Self {
+            epoch,
+            term: term.parse().ok()?,
+            random: random.to_owned(),
+            last,
+        })
     }
 }
 
@@ -50,7 +64,11 @@ pub struct LeaderHistory {
 
 /// Of an epoch as many digits as tell it from others.
 fn short_epoch(epoch: &str) -> String {
-    epoch.chars().filter(char::is_ascii_hexdigit).take(16).collect()
+    epoch
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(16)
+        .collect()
 }
 
 impl fmt::Display for LeaderHistory {
@@ -60,7 +78,12 @@ impl fmt::Display for LeaderHistory {
         }
         let mut before = None;
         for (number, leader_term) in self.terms.iter().enumerate() {
-            let LeaderTerm { epoch, term, random, last } = leader_term;
+            let LeaderTerm {
+                epoch,
+                term,
+                random,
+                last,
+            } = leader_term;
             let gap = if number == 0 { "" } else { " " };
             let last = last.map(|last| last.to_string()).unwrap_or_default();
             let same = before.replace(epoch) == Some(epoch);
@@ -97,12 +120,20 @@ impl LeaderHistory {
     pub fn taken(self, found: Option<&Lease>, (epoch, term): (&str, u64), random: &str) -> Self {
         let mut history = self.ended(found);
         let epoch = short_epoch(epoch);
-        history.terms.push(LeaderTerm { epoch, term, random: random.to_owned(), last: None });
+        history.terms.push(LeaderTerm {
+            epoch,
+            term,
+            random: random.to_owned(),
+            last: None,
+        });
         while history.terms.len() > KEPT {
             let oldest = history.terms.remove(0);
             // Versions only rise: whoever came next came further than the one whose Lease was gone.
             let next = history.terms.first().and_then(|next| next.last);
-            let known = [oldest.last, next].into_iter().flatten().find(|last| *last != GONE);
+            let known = [oldest.last, next]
+                .into_iter()
+                .flatten()
+                .find(|last| *last != GONE);
             history.dropped = history.dropped.max(known.unwrap_or_default());
         }
         history
@@ -125,7 +156,11 @@ impl LeaderHistory {
 
     /// The line of a Lease that is there now: who made it did not know its uid.
     pub fn within(mut self, epoch: &str) -> Self {
-        if let Some(newest) = self.terms.last_mut().filter(|newest| newest.epoch.is_empty()) {
+        if let Some(newest) = self
+            .terms
+            .last_mut()
+            .filter(|newest| newest.epoch.is_empty())
+        {
             newest.epoch = short_epoch(epoch);
         }
         self
@@ -164,7 +199,8 @@ impl LeaderPosition {
     /// What the holder of this Lease has come to.
     pub fn of(lease: &Lease) -> Option<Self> {
         let spec = lease.spec.as_ref()?;
-        let second = |time: Option<&MicroTime>| time.and_then(|time| u64::try_from(time.0.as_second()).ok());
+        let second =
+            |time: Option<&MicroTime>| time.and_then(|time| u64::try_from(time.0.as_second()).ok());
         Some(Self {
             line: LeaderHistory::of(lease)?,
             version: version_number(lease.metadata.resource_version.as_deref()),

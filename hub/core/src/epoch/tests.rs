@@ -28,7 +28,10 @@ struct Hub {
 
 impl Hub {
     fn lease(&self) -> Lease {
-        let mut lease = Lease { spec: Some(LeaseSpec::default()), ..Lease::default() };
+        let mut lease = Lease {
+            spec: Some(LeaseSpec::default()),
+            ..Lease::default()
+        };
         lease.metadata.resource_version = Some(self.version.to_string());
         lease.metadata.uid = Some(EPOCH.to_owned());
         lease
@@ -37,7 +40,10 @@ impl Hub {
     /// A process takes the lead, as whatever stands in the annotation is read back.
     fn take(&mut self, process: u64) {
         self.term += 1;
-        let taken = self.line.clone().taken(Some(&self.lease()), (EPOCH, self.term), &random(process));
+        let taken =
+            self.line
+                .clone()
+                .taken(Some(&self.lease()), (EPOCH, self.term), &random(process));
         self.line = LeaderHistory::parse(&taken.to_string());
         self.renew();
         self.since = self.now;
@@ -52,7 +58,14 @@ impl Hub {
     }
 
     fn judge(&self, history_token: &HistoryToken, to: TokenRecipient) -> Option<Divergence> {
-        judge(&Facts { line: &self.line, since: self.since, to }, history_token)
+        judge(
+            &Facts {
+                line: &self.line,
+                since: self.since,
+                to,
+            },
+            history_token,
+        )
     }
 }
 
@@ -66,7 +79,11 @@ fn history_token_opens_only_with_its_key() {
     hub.take(7);
     let (key, history_token) = (RevisionKey::new(b"one"), hub.tell(to()));
     let sealed = history_token.seal(&key);
-    assert!(sealed.len() <= runnel_proto::HISTORY_TOKEN_LIMIT, "{}", sealed.len());
+    assert!(
+        sealed.len() <= runnel_proto::HISTORY_TOKEN_LIMIT,
+        "{}",
+        sealed.len()
+    );
     assert_eq!(HistoryToken::open(&sealed, &key), Some(history_token));
     assert_eq!(HistoryToken::open(&sealed, &RevisionKey::new(b"two")), None);
     for cut in 0..sealed.len() {
@@ -86,8 +103,15 @@ fn restored_hub_is_noticed_whatever_its_versions() {
     let known = hub.tell(to());
     hub.renew();
     let lost = hub.tell(to());
-    assert_eq!((hub.judge(&known, to()), hub.judge(&lost, to())), (None, None));
-    let mut restored = Hub { version: backup.version, now: hub.now + 60, ..backup.clone() };
+    assert_eq!(
+        (hub.judge(&known, to()), hub.judge(&lost, to())),
+        (None, None)
+    );
+    let mut restored = Hub {
+        version: backup.version,
+        now: hub.now + 60,
+        ..backup.clone()
+    };
     restored.take(2);
     for _ in 0..1000 {
         restored.renew();
@@ -95,18 +119,25 @@ fn restored_hub_is_noticed_whatever_its_versions() {
     assert_eq!(restored.judge(&known, to()), None);
     let divergence = restored.judge(&lost, to()).unwrap();
     assert!(
-        matches!(&divergence, Divergence::Restored { .. }) && divergence.restriction() == SendRestriction::Everything
+        matches!(&divergence, Divergence::Restored { .. })
+            && divergence.restriction() == SendRestriction::Everything
     );
     // Also after others have led, and by what name it is confirmed stays the same.
     restored.take(3);
-    assert_eq!(restored.judge(&lost, to()).unwrap().name(), divergence.name());
+    assert_eq!(
+        restored.judge(&lost, to()).unwrap().name(),
+        divergence.name()
+    );
     let mut later = restored.clone();
     for process in 10..200 {
         later.take(process);
     }
     assert_eq!(later.judge(&lost, to()).unwrap().name(), divergence.name());
     // Whoever led only in the time that was lost is not known at all.
-    let mut hub = Hub { now: hub.now, ..backup };
+    let mut hub = Hub {
+        now: hub.now,
+        ..backup
+    };
     hub.take(4);
     assert!(
         matches!(restored.judge(&hub.tell(to()), to()), Some(Divergence::Restored { by, .. }) if by != divergence.name())
@@ -121,11 +152,17 @@ fn second_hub_is_distinguished_from_a_restored_one() {
     second.take(2);
     first.renew();
     // The clocks need not agree to the second.
-    assert!(matches!(second.judge(&first.tell(to()), to()), Some(Divergence::Restored { .. })));
+    assert!(matches!(
+        second.judge(&first.tell(to()), to()),
+        Some(Divergence::Restored { .. })
+    ));
     for _ in 0..5 {
         first.renew();
     }
-    assert!(matches!(second.judge(&first.tell(to()), to()), Some(Divergence::Doubled { .. })));
+    assert!(matches!(
+        second.judge(&first.tell(to()), to()),
+        Some(Divergence::Doubled { .. })
+    ));
     assert_eq!(first.judge(&first.tell(to()), to()), None);
     assert!(first.judge(&second.tell(to()), to()).is_some());
 }
@@ -134,12 +171,16 @@ fn second_hub_is_distinguished_from_a_restored_one() {
 fn approval_of_one_member_or_cluster_serves_no_other() {
     let mut hub = Hub::default();
     hub.take(1);
-    for (other, member) in
-        [(TokenRecipient::new("other", "cluster"), true), (TokenRecipient::new("member", "other"), false)]
-    {
+    for (other, member) in [
+        (TokenRecipient::new("other", "cluster"), true),
+        (TokenRecipient::new("member", "other"), false),
+    ] {
         match hub.judge(&hub.tell(other), to()) {
             Some(divergence @ Divergence::PreviousMembership { other_member, .. }) => {
-                assert_eq!((other_member, divergence.restriction()), (member, SendRestriction::Removals));
+                assert_eq!(
+                    (other_member, divergence.restriction()),
+                    (member, SendRestriction::Removals)
+                );
             }
             divergence => panic!("{divergence:?}"),
         }
@@ -151,15 +192,33 @@ fn message_names_what_was_seen_and_the_confirming_command() {
     let issued_at = jiff::Timestamp::from_second(1_800_000_000).unwrap();
     let by = || "7-00000000000000aa".to_owned();
     let all = [
-        Divergence::Restored { by: by(), issued_at },
-        Divergence::Doubled { by: by(), issued_at },
-        Divergence::Cloned { known: "one".to_owned(), other: "two".to_owned() },
-        Divergence::PreviousMembership { former: "00000000000000bb".to_owned(), other_member: true },
+        Divergence::Restored {
+            by: by(),
+            issued_at,
+        },
+        Divergence::Doubled {
+            by: by(),
+            issued_at,
+        },
+        Divergence::Cloned {
+            known: "one".to_owned(),
+            other: "two".to_owned(),
+        },
+        Divergence::PreviousMembership {
+            former: "00000000000000bb".to_owned(),
+            other_member: true,
+        },
     ];
     for divergence in all {
         let message = divergence.message("eu-1");
-        let command = format!("`kubectl annotate member eu-1 --overwrite runnel.dev/confirmed={}`", divergence.name());
-        assert!(message.contains(&command) && message.len() <= runnel_api::limits::MESSAGE, "{message}");
+        let command = format!(
+            "`kubectl annotate member eu-1 --overwrite runnel.dev/confirmed={}`",
+            divergence.name()
+        );
+        assert!(
+            message.contains(&command) && message.len() <= runnel_api::limits::MESSAGE,
+            "{message}"
+        );
     }
 }
 
@@ -168,10 +227,21 @@ fn missing_or_malformed_lease_is_no_divergence() {
     let mut hub = Hub::default();
     hub.take(1);
     let issued = hub.tell(to());
-    let remade = hub.line.clone().taken(None, ("", 1), &random(2)).within("ffffffff-0000-4000-8000-000000000002");
-    let facts = Facts { line: &LeaderHistory::parse(&remade.to_string()), since: 0, to: to() };
+    let remade = hub
+        .line
+        .clone()
+        .taken(None, ("", 1), &random(2))
+        .within("ffffffff-0000-4000-8000-000000000002");
+    let facts = Facts {
+        line: &LeaderHistory::parse(&remade.to_string()),
+        since: 0,
+        to: to(),
+    };
     assert_eq!(judge(&facts, &issued), None);
-    assert_eq!(LeaderHistory::parse("rubbish a/b/c/d 1/2 //// x"), LeaderHistory::default());
+    assert_eq!(
+        LeaderHistory::parse("rubbish a/b/c/d 1/2 //// x"),
+        LeaderHistory::default()
+    );
     let rubbish = LeaderHistory::parse("rubbish 00/1/00/ ");
     assert_eq!(rubbish.to_string(), "00/1/00/");
 }
@@ -187,13 +257,19 @@ fn absence_over_many_leader_changes_is_no_divergence() {
             issued.push(hub.tell(to()));
         }
         assert_eq!(
-            issued.iter().find_map(|history_token| hub.judge(history_token, to())),
+            issued
+                .iter()
+                .find_map(|history_token| hub.judge(history_token, to())),
             None,
             "after {process} changes"
         );
     }
     // The annotation has a bound.
-    assert!(hub.line.to_string().len() < 10 * 1024, "{}", hub.line.to_string().len());
+    assert!(
+        hub.line.to_string().len() < 10 * 1024,
+        "{}",
+        hub.line.to_string().len()
+    );
     // A restore is still noticed, however many have led before and while the newest of them are known.
     let backup = hub.clone();
     hub.renew();
@@ -204,7 +280,11 @@ fn absence_over_many_leader_changes_is_no_divergence() {
     let mut restored = backup;
     for process in 10_000..10_000 + leader_history::KEPT as u64 - 1 {
         restored.take(process);
-        assert!(lost.iter().all(|history_token| restored.judge(history_token, to()).is_some()), "{process}");
+        assert!(
+            lost.iter()
+                .all(|history_token| restored.judge(history_token, to()).is_some()),
+            "{process}"
+        );
     }
 }
 
@@ -213,7 +293,11 @@ fn lease_deleted_once_is_no_divergence_after_changes() {
     let mut hub = Hub::default();
     hub.take(1);
     let issued = hub.tell(to());
-    let line = hub.line.clone().taken(None, ("", 1), &random(2)).within("ffffffff-0000-4000-8000-000000000002");
+    let line = hub
+        .line
+        .clone()
+        .taken(None, ("", 1), &random(2))
+        .within("ffffffff-0000-4000-8000-000000000002");
     hub.line = LeaderHistory::parse(&line.to_string());
     hub.renew();
     for process in 3..2 * leader_history::KEPT as u64 {

@@ -18,7 +18,10 @@ impl GuardDecision {
     /// These may go. For tests.
     #[cfg(test)]
     pub fn passing(items: impl IntoIterator<Item = Item>) -> Arc<Self> {
-        Arc::new(Self { passed: items.into_iter().collect(), ..Self::default() })
+        Arc::new(Self {
+            passed: items.into_iter().collect(),
+            ..Self::default()
+        })
     }
 
     /// Whether it may be removed.
@@ -33,12 +36,16 @@ impl GuardDecision {
 
     /// Whether an intent may be removed in a cluster.
     pub fn passes_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
-        items_of(cluster, intent).iter().any(|item| self.passes(item))
+        items_of(cluster, intent)
+            .iter()
+            .any(|item| self.passes(item))
     }
 
     /// Whether an intent waits for approval in a cluster.
     pub fn blocks_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
-        items_of(cluster, intent).iter().any(|item| self.blocks(item))
+        items_of(cluster, intent)
+            .iter()
+            .any(|item| self.blocks(item))
     }
 
     /// What may go in a cluster of the copies in namespaces that are no longer targets.
@@ -50,18 +57,27 @@ impl GuardDecision {
     }
 
     /// What was decided of the copies in namespaces of a cluster that are no longer targets.
-    pub(super) fn prunes_in<'a>(&'a self, cluster: &'a ClusterName) -> impl Iterator<Item = &'a Item> {
+    pub(super) fn prunes_in<'a>(
+        &'a self,
+        cluster: &'a ClusterName,
+    ) -> impl Iterator<Item = &'a Item> {
         prunes_in(&self.passed, cluster).chain(prunes_in(&self.blocked, cluster))
     }
 
     pub(super) fn has_prunes(&self) -> bool {
-        self.passed.last().is_some_and(|item| matches!(item, Item::Prune(..)))
+        self.passed
+            .last()
+            .is_some_and(|item| matches!(item, Item::Prune(..)))
     }
 
     /// Whether the decision differs in what clusters hear of that the rule does not choose.
     pub fn differs_elsewhere(&self, former: &GuardDecision) -> bool {
         let is_for_all = |item: &&Item| matches!(item, Item::Rule | Item::Cluster(_));
-        !self.passed.iter().take_while(is_for_all).eq(former.passed.iter().take_while(is_for_all))
+        !self
+            .passed
+            .iter()
+            .take_while(is_for_all)
+            .eq(former.passed.iter().take_while(is_for_all))
     }
 
     /// The clusters to which alone the difference matters; `None` if it matters to all.
@@ -77,7 +93,12 @@ impl GuardDecision {
     }
 }
 
-fn prunes_in<'a>(items: &'a BTreeSet<Item>, cluster: &'a ClusterName) -> impl Iterator<Item = &'a Item> {
+fn prunes_in<'a>(
+    items: &'a BTreeSet<Item>,
+    cluster: &'a ClusterName,
+) -> impl Iterator<Item = &'a Item> {
     let from = Item::Prune(cluster.clone(), AskedDigest([0; 16]));
-    items.range(from..).take_while(move |item| item.cluster() == Some(cluster))
+    items
+        .range(from..)
+        .take_while(move |item| item.cluster() == Some(cluster))
 }

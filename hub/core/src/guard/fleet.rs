@@ -44,7 +44,9 @@ impl FleetTerms {
             fleet: limit(removal.fleet.count, removal.fleet.percent),
             member: limit(removal.member.count, removal.member.percent),
             holds_deliberate: removal.deliberate == Deliberate::Hold,
-            approve: annotations.and_then(|all| all.get(runnel_api::APPROVE)).cloned(),
+            approve: annotations
+                .and_then(|all| all.get(runnel_api::APPROVE))
+                .cloned(),
         }
     }
 }
@@ -71,12 +73,17 @@ impl Part {
 
     /// The cause, with its rule where each rule has one of its own.
     pub fn key(&self) -> (Cause, Option<RuleUid>) {
-        (self.cause, self.cause.is_of_rule().then(|| self.uid.clone()))
+        (
+            self.cause,
+            self.cause.is_of_rule().then(|| self.uid.clone()),
+        )
     }
 }
 
 fn sum(copies: &BTreeMap<ClusterName, u64>) -> u64 {
-    copies.values().fold(0, |sum, copies| sum.saturating_add(*copies))
+    copies
+        .values()
+        .fold(0, |sum, copies| sum.saturating_add(*copies))
 }
 
 /// The guard's state across rules.
@@ -115,7 +122,12 @@ impl FleetGuard {
     #[must_use]
     pub fn for_part(&self, all_rules: Arc<[RuleUid]>) -> Self {
         let (terms, passed) = (self.terms.clone(), self.passed.clone());
-        Self { terms, passed, all_rules: Some(all_rules), ..Self::default() }
+        Self {
+            terms,
+            passed,
+            all_rules: Some(all_rules),
+            ..Self::default()
+        }
     }
 
     /// All rules of the fleet, where the index around this has not all of them.
@@ -155,12 +167,20 @@ impl FleetGuard {
         totals: &dyn Totals,
         now: Instant,
     ) -> BTreeSet<(Cause, Option<RuleUid>)> {
-        self.passed.retain(|(at, ..)| now.saturating_duration_since(*at) < WINDOW);
+        self.passed
+            .retain(|(at, ..)| now.saturating_duration_since(*at) < WINDOW);
         let (mut rules, mut members, mut fleet) = (BTreeMap::new(), BTreeMap::new(), 0u64);
         let passed = self.passed.iter().map(|(_, uid, copies)| (uid, copies));
-        for (uid, copies) in passed.chain(blocked).chain(parts.iter().map(|part| (&part.uid, &part.copies))) {
+        for (uid, copies) in passed
+            .chain(blocked)
+            .chain(parts.iter().map(|part| (&part.uid, &part.copies)))
+        {
             for (cluster, count) in copies {
-                for sum in [rules.entry(uid).or_default(), members.entry(cluster).or_default(), &mut fleet] {
+                for sum in [
+                    rules.entry(uid).or_default(),
+                    members.entry(cluster).or_default(),
+                    &mut fleet,
+                ] {
                     *sum = u64::saturating_add(*sum, *count);
                 }
             }
@@ -169,22 +189,46 @@ impl FleetGuard {
             let (limit, all) = totals.of_rule(uid);
             !limit.allows(rules.get(uid).copied().unwrap_or_default(), || all)
         };
-        let concerned: BTreeSet<_> = parts.iter().filter(|part| part.copies() > 0).map(|part| &part.uid).collect();
-        let rules_over: BTreeSet<_> = concerned.into_iter().filter(|uid| rule_exceeds(uid)).collect();
-        let member_exceeds =
-            |cluster: &ClusterName, count: u64| !self.terms.member.allows(count, || totals.of_member(cluster));
-        let members_over: BTreeSet<_> =
-            members.iter().filter(|(cluster, count)| member_exceeds(cluster, **count)).map(|(name, _)| *name).collect();
+        let concerned: BTreeSet<_> = parts
+            .iter()
+            .filter(|part| part.copies() > 0)
+            .map(|part| &part.uid)
+            .collect();
+        let rules_over: BTreeSet<_> = concerned
+            .into_iter()
+            .filter(|uid| rule_exceeds(uid))
+            .collect();
+        let member_exceeds = |cluster: &ClusterName, count: u64| {
+            !self
+                .terms
+                .member
+                .allows(count, || totals.of_member(cluster))
+        };
+        let members_over: BTreeSet<_> = members
+            .iter()
+            .filter(|(cluster, count)| member_exceeds(cluster, **count))
+            .map(|(name, _)| *name)
+            .collect();
         let fleet_over = !self.terms.fleet.allows(fleet, || totals.of_fleet());
         let is_over = |part: &&Part| {
-            let in_member = || part.copies.iter().any(|(name, count)| *count > 0 && members_over.contains(name));
-            part.copies() > 0 && (part.joins || fleet_over || rules_over.contains(&part.uid) || in_member())
+            let in_member = || {
+                part.copies
+                    .iter()
+                    .any(|(name, count)| *count > 0 && members_over.contains(name))
+            };
+            part.copies() > 0
+                && (part.joins || fleet_over || rules_over.contains(&part.uid) || in_member())
         };
         parts.iter().filter(is_over).map(Part::key).collect()
     }
 
     /// So many copies of a rule pass by their count.
-    pub fn record_passed(&mut self, uid: &RuleUid, copies: BTreeMap<ClusterName, u64>, now: Instant) {
+    pub fn record_passed(
+        &mut self,
+        uid: &RuleUid,
+        copies: BTreeMap<ClusterName, u64>,
+        now: Instant,
+    ) {
         if sum(&copies) > 0 {
             self.passed.push_back((now, uid.clone(), copies));
         }

@@ -27,9 +27,10 @@ impl Item {
     /// The cluster, if it is about just one.
     pub fn cluster(&self) -> Option<&ClusterName> {
         match self {
-            Item::Cluster(cluster) | Item::Kind(cluster, _) | Item::Copy(cluster, _) | Item::Prune(cluster, _) => {
-                Some(cluster)
-            }
+            Item::Cluster(cluster)
+            | Item::Kind(cluster, _)
+            | Item::Copy(cluster, _)
+            | Item::Prune(cluster, _) => Some(cluster),
             Item::Rule | Item::Name(_) | Item::Source(_) => None,
         }
     }
@@ -96,18 +97,28 @@ impl Cause {
     pub fn describe(self, subject: &str) -> String {
         match self {
             Cause::Named | Cause::RuleEdited => format!("rule {subject} was edited"),
-            Cause::Deleted | Cause::LimitedDeletion => "rules, sources or member clusters were deleted".to_owned(),
+            Cause::Deleted | Cause::LimitedDeletion => {
+                "rules, sources or member clusters were deleted".to_owned()
+            }
             Cause::NamespaceDeleted => {
-                let namespace = subject.split_once('/').map_or("of its sources", |(namespace, _)| namespace);
+                let namespace = subject
+                    .split_once('/')
+                    .map_or("of its sources", |(namespace, _)| namespace);
                 format!("namespace {namespace} on the hub was deleted")
             }
-            Cause::DefinitionDeleted => "the definition of distribution rules was deleted".to_owned(),
+            Cause::DefinitionDeleted => {
+                "the definition of distribution rules was deleted".to_owned()
+            }
             Cause::Missed => "sources were deleted while the hub was away".to_owned(),
             Cause::SourceLabels => "labels of sources changed".to_owned(),
             Cause::Clusters => "member clusters changed".to_owned(),
             Cause::Grants => "grants or namespaces of the hub changed".to_owned(),
-            Cause::TargetNamespaces => "namespaces in member clusters are no longer targets".to_owned(),
-            Cause::Reconnected | Cause::Carried => "clusters came back with copies that are not wanted".to_owned(),
+            Cause::TargetNamespaces => {
+                "namespaces in member clusters are no longer targets".to_owned()
+            }
+            Cause::Reconnected | Cause::Carried => {
+                "clusters came back with copies that are not wanted".to_owned()
+            }
         }
     }
 }

@@ -11,23 +11,34 @@ pub struct Limit {
 
 impl Default for Limit {
     fn default() -> Self {
-        Self { count: 10, percent: 20 }
+        Self {
+            count: 10,
+            percent: 20,
+        }
     }
 }
 
 impl Limit {
     /// No limit at all.
-    pub const NONE: Limit = Limit { count: u64::MAX, percent: 100 };
+    pub const NONE: Limit = Limit {
+        count: u64::MAX,
+        percent: 100,
+    };
 
     /// This limit, where nothing may be above `ceiling`.
     #[must_use]
     pub fn under(self, ceiling: Limit) -> Self {
-        Self { count: self.count.min(ceiling.count), percent: self.percent.min(ceiling.percent) }
+        Self {
+            count: self.count.min(ceiling.count),
+            percent: self.percent.min(ceiling.percent),
+        }
     }
 
     /// Whether so many copies may go; `all` is asked only where the number alone does not allow it.
     pub fn allows(self, copies: u64, all: impl FnOnce() -> u64) -> bool {
-        let part = || u64::try_from(u128::from(all()) * u128::from(self.percent) / 100).unwrap_or(u64::MAX);
+        let part = || {
+            u64::try_from(u128::from(all()) * u128::from(self.percent) / 100).unwrap_or(u64::MAX)
+        };
         copies <= self.count || copies <= part()
     }
 }
@@ -41,10 +52,27 @@ mod tests {
         let limit = Limit::default();
         assert!(limit.allows(10, || 10) && !limit.allows(11, || 50));
         assert!(limit.allows(200, || 1000) && !limit.allows(201, || 1000));
-        let generous = Limit { count: 500, percent: 100 };
+        let generous = Limit {
+            count: 500,
+            percent: 100,
+        };
         assert!(generous.allows(1000, || 1000));
-        let capped = generous.under(Limit { count: 20, percent: 5 });
+        let capped = generous.under(Limit {
+            count: 20,
+            percent: 5,
+        });
         assert!(capped.allows(50, || 1000) && !capped.allows(51, || 1000));
-        assert!(Limit { count: 0, percent: 0 }.allows(0, || 9) && !Limit { count: 0, percent: 0 }.allows(1, || 9));
+        assert!(
+            Limit {
+                count: 0,
+                percent: 0
+            }
+            .allows(0, || 9)
+                && !Limit {
+                    count: 0,
+                    percent: 0
+                }
+                .allows(1, || 9)
+        );
     }
 }

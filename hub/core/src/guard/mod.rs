@@ -77,8 +77,15 @@ pub struct RemovalGuard {
 impl RemovalGuard {
     /// A guard that continues with what the rule's status says.
     pub fn remembering(pending: Option<&PendingApproval>) -> Self {
-        let since = pending.and_then(|pending| pending.since.as_ref()).map(|since| since.0);
-        Self { pending: pending.cloned(), since, carried: pending.is_some(), ..Self::default() }
+        let since = pending
+            .and_then(|pending| pending.since.as_ref())
+            .map(|since| since.0);
+        Self {
+            pending: pending.cloned(),
+            since,
+            carried: pending.is_some(),
+            ..Self::default()
+        }
     }
 
     /// What was decided, to be shared with sessions.
@@ -108,12 +115,18 @@ impl RemovalGuard {
 
     /// Whether a removal that the hub itself decided on waits for approval.
     pub fn blocks_removals(&self) -> bool {
-        self.carried || self.blocked().iter().any(|item| !matches!(item, Item::Prune(..)))
+        self.carried
+            || self
+                .blocked()
+                .iter()
+                .any(|item| !matches!(item, Item::Prune(..)))
     }
 
     /// Whether removals in namespaces that are no longer targets wait for approval.
     pub fn blocks_prunes(&self) -> bool {
-        self.blocked().iter().any(|item| matches!(item, Item::Prune(..)))
+        self.blocked()
+            .iter()
+            .any(|item| matches!(item, Item::Prune(..)))
     }
 
     /// Whether something is to be judged.
@@ -159,7 +172,12 @@ impl RemovalGuard {
 
     /// Everything that is wanted again.
     pub fn keep_wanted(&mut self, is_wanted: impl Fn(&Item) -> bool) {
-        let all = self.decision.passed.iter().chain(&self.decision.blocked).chain(self.open.keys());
+        let all = self
+            .decision
+            .passed
+            .iter()
+            .chain(&self.decision.blocked)
+            .chain(self.open.keys());
         let back: Vec<_> = all.filter(|item| is_wanted(item)).cloned().collect();
         back.iter().for_each(|item| self.keep(item));
     }
@@ -171,7 +189,9 @@ impl RemovalGuard {
 
     /// Whether something is blocked in just this cluster.
     pub fn blocks_in(&self, cluster: &ClusterName) -> bool {
-        self.blocked().iter().any(|item| item.cluster() == Some(cluster))
+        self.blocked()
+            .iter()
+            .any(|item| item.cluster() == Some(cluster))
     }
 
     /// What has passed and has not gone yet is judged again.
@@ -219,8 +239,13 @@ impl RemovalGuard {
 
     /// How many intents are to go, as far as that is open or blocked.
     pub fn leaving(&self) -> u64 {
-        let is_intent = |item: &&Item| matches!(item, Item::Copy(..) | Item::Name(_) | Item::Source(_));
-        self.open.keys().chain(self.blocked()).filter(is_intent).count() as u64
+        let is_intent =
+            |item: &&Item| matches!(item, Item::Copy(..) | Item::Name(_) | Item::Source(_));
+        self.open
+            .keys()
+            .chain(self.blocked())
+            .filter(is_intent)
+            .count() as u64
     }
 
     /// How many more unknown sources may wait: an agent can invent any number.
@@ -240,7 +265,10 @@ impl RemovalGuard {
             _ => false,
         });
         for (cluster, digest) in prunes {
-            self.remove(Item::Prune(cluster.clone(), *digest), Cause::TargetNamespaces);
+            self.remove(
+                Item::Prune(cluster.clone(), *digest),
+                Cause::TargetNamespaces,
+            );
         }
     }
 
@@ -256,22 +284,31 @@ impl RemovalGuard {
 
     /// A cluster's agent asks again although its removals passed.
     pub fn prune_again(&mut self, cluster: &ClusterName) {
-        let passed: Vec<_> =
-            self.decision.prunes_in(cluster).filter(|item| self.decision.passes(item)).cloned().collect();
+        let passed: Vec<_> = self
+            .decision
+            .prunes_in(cluster)
+            .filter(|item| self.decision.passes(item))
+            .cloned()
+            .collect();
         passed.iter().for_each(|item| self.keep(item));
     }
 
     /// Takes out of what is open the deliberate deletes; `refine` finds out what a deletion really comes from.
     pub fn take_deliberate(&mut self, refine: impl Fn(&Item, Cause) -> Cause) -> BTreeSet<Item> {
-        let named = self.open.values().filter(|cause| **cause == Cause::Named).count();
+        let named = self
+            .open
+            .values()
+            .filter(|cause| **cause == Cause::Named)
+            .count();
         for (item, cause) in &mut self.open {
             *cause = match *cause {
                 Cause::Named if named > NAMED_AT_ONCE => Cause::RuleEdited,
                 cause => refine(item, cause),
             };
         }
-        let (deliberate, others): (BTreeMap<_, _>, _) =
-            std::mem::take(&mut self.open).into_iter().partition(|(_, cause)| cause.is_deliberate());
+        let (deliberate, others): (BTreeMap<_, _>, _) = std::mem::take(&mut self.open)
+            .into_iter()
+            .partition(|(_, cause)| cause.is_deliberate());
         self.open = others;
         deliberate.into_keys().collect()
     }
@@ -308,14 +345,17 @@ impl RemovalGuard {
         let decision = Arc::make_mut(&mut self.decision);
         if decision.passed.len() + items.len() > REMEMBERED {
             // A rule or a cluster that is forgotten would never go.
-            decision.passed.retain(|item| matches!(item, Item::Rule | Item::Cluster(_)));
+            decision
+                .passed
+                .retain(|item| matches!(item, Item::Rule | Item::Cluster(_)));
         }
         decision.passed.extend(items);
     }
 
     /// These stay until somebody approves them.
     pub fn block(&mut self, items: BTreeSet<Item>, cause: Cause) {
-        self.causes.extend(items.iter().map(|item| (item.clone(), cause)));
+        self.causes
+            .extend(items.iter().map(|item| (item.clone(), cause)));
         Arc::make_mut(&mut self.decision).blocked.extend(items);
     }
 
@@ -331,7 +371,13 @@ impl RemovalGuard {
     }
 
     /// What is blocked is this many copies now. Says so to people, once it is complete.
-    pub fn describe(&mut self, uid: &str, subject: &str, copies: BTreeMap<ClusterName, u64>, now: crate::now::Now) {
+    pub fn describe(
+        &mut self,
+        uid: &str,
+        subject: &str,
+        copies: BTreeMap<ClusterName, u64>,
+        now: crate::now::Now,
+    ) {
         if self.decision.blocked.is_empty() {
             if !self.carried {
                 self.forget_if_over();
@@ -340,26 +386,44 @@ impl RemovalGuard {
         }
         let since = *self.since.get_or_insert(whole_seconds(now.wall).0);
         let digest = digest_of(uid, since, self.blocked());
-        if self.carried && self.pending.as_ref().is_none_or(|pending| pending.digest != digest) {
+        if self.carried
+            && self
+                .pending
+                .as_ref()
+                .is_none_or(|pending| pending.digest != digest)
+        {
             return;
         }
         // All that an earlier process blocked is known again.
         self.carried = false;
         if self.digests.back().is_none_or(|(last, _)| *last != digest) {
-            self.digests.push_back((digest.clone(), self.blocked().clone()));
+            self.digests
+                .push_back((digest.clone(), self.blocked().clone()));
             if self.digests.len() > DIGESTS {
                 self.digests.pop_front();
             }
         }
-        let sum = copies.values().fold(0u64, |sum, copies| sum.saturating_add(*copies));
+        let sum = copies
+            .values()
+            .fold(0u64, |sum, copies| sum.saturating_add(*copies));
         let clusters = copies.values().filter(|copies| **copies > 0).count();
-        let cause = self.causes.values().max().copied().unwrap_or(Cause::Reconnected);
+        let cause = self
+            .causes
+            .values()
+            .max()
+            .copied()
+            .unwrap_or(Cause::Reconnected);
         self.pending = Some(PendingApproval {
             digest,
             cause: cause.describe(subject),
             copies: i64::try_from(sum).unwrap_or(i64::MAX),
             clusters: i64::try_from(clusters).unwrap_or(i64::MAX),
-            names: self.blocked().iter().take(NAMES).map(ToString::to_string).collect(),
+            names: self
+                .blocked()
+                .iter()
+                .take(NAMES)
+                .map(ToString::to_string)
+                .collect(),
             since: Some(Time(since)),
         });
         let at = self.blocked.as_ref().map_or(now.instant, |(at, _)| *at);
@@ -371,7 +435,11 @@ impl RemovalGuard {
         if self.carried || self.decision.blocked.is_empty() {
             return false;
         }
-        let shown = self.digests.iter().rev().find(|(digest, _)| approves(approval, digest));
+        let shown = self
+            .digests
+            .iter()
+            .rev()
+            .find(|(digest, _)| approves(approval, digest));
         let go: BTreeSet<Item> = match shown {
             _ if all => self.blocked().clone(),
             Some((_, items)) => items.intersection(self.blocked()).cloned().collect(),

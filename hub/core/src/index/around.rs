@@ -31,7 +31,11 @@ pub struct Around {
 impl Around {
     /// An index of its own, in which the rules are planned as they are now.
     pub fn plan(self) -> Index {
-        let Self { mut part, others, former } = self;
+        let Self {
+            mut part,
+            others,
+            former,
+        } = self;
         for other in others {
             part.set_rule(other);
         }
@@ -68,14 +72,32 @@ impl Index {
             ceiling: self.ceiling,
             ..Index::default()
         };
-        part.sources = self.sources.part(rule.into_iter().chain(former.iter().map(|entry| &entry.rule)));
-        let readers = part.sources.names().flat_map(|source| self.selection.of(source));
-        let others: BTreeSet<_> = readers.filter(|uid| !uids.contains(*uid)).cloned().collect();
-        let others = others.iter().take(OTHERS).filter_map(|uid| self.rules.get(uid));
+        part.sources = self.sources.part(
+            rule.into_iter()
+                .chain(former.iter().map(|entry| &entry.rule)),
+        );
+        let readers = part
+            .sources
+            .names()
+            .flat_map(|source| self.selection.of(source));
+        let others: BTreeSet<_> = readers
+            .filter(|uid| !uids.contains(*uid))
+            .cloned()
+            .collect();
+        let others = others
+            .iter()
+            .take(OTHERS)
+            .filter_map(|uid| self.rules.get(uid));
         let others = others.map(|other| other.rule.clone()).collect();
-        let of_entry = |entry: &super::RuleEntry| (entry.rule.clone(), entry.guard.clone(), entry.gate.clone());
+        let of_entry = |entry: &super::RuleEntry| {
+            (entry.rule.clone(), entry.guard.clone(), entry.gate.clone())
+        };
         let former = former.into_iter().map(of_entry).collect();
-        Around { part, others, former }
+        Around {
+            part,
+            others,
+            former,
+        }
     }
 
     /// A grant or a member cluster is as given now.
@@ -94,18 +116,36 @@ impl Index {
             ChangedObject::Grant(..) => self.clusters.clone(),
             ChangedObject::Member(..) => BTreeMap::new(),
         };
-        let mut part = Index { clusters, grants: self.grants.clone(), ..Index::default() };
+        let mut part = Index {
+            clusters,
+            grants: self.grants.clone(),
+            ..Index::default()
+        };
         part.apply(changed);
         part
     }
 
     /// Whether the clusters of a rule, or its terms in one, would be others, or whether its copies are rendered with labels
     /// of a cluster that would be others.
-    pub fn is_affected(&self, uid: &RuleUid, member: Option<&ClusterName>, changed: &Index) -> bool {
-        let Some(entry) = self.rules.get(uid) else { return false };
+    pub fn is_affected(
+        &self,
+        uid: &RuleUid,
+        member: Option<&ClusterName>,
+        changed: &Index,
+    ) -> bool {
+        let Some(entry) = self.rules.get(uid) else {
+            return false;
+        };
         let (before, now) = (&entry.target_clusters, changed.target_clusters(&entry.rule));
-        let Some(name) = member else { return now != *before };
-        let labels = |index: &Index| index.clusters.get(name).map(|cluster| cluster.labels.clone());
+        let Some(name) = member else {
+            return now != *before;
+        };
+        let labels = |index: &Index| {
+            index
+                .clusters
+                .get(name)
+                .map(|cluster| cluster.labels.clone())
+        };
         let renders = !entry.rule.sends_as_selected() && now.clusters.contains_key(name);
         now.clusters.get(name) != before.clusters.get(name)
             || now.not_granted.contains(name) != before.not_granted.contains(name)

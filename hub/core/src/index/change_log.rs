@@ -50,7 +50,10 @@ impl ChangeLog {
     /// The rules with a newer version.
     pub(super) fn since(&self, version: u64) -> impl Iterator<Item = &RuleUid> {
         let newer = (Bound::Excluded(version), Bound::Unbounded);
-        self.changes.range(newer).chain(self.forgotten.range(newer)).map(|(_, uid)| uid)
+        self.changes
+            .range(newer)
+            .chain(self.forgotten.range(newer))
+            .map(|(_, uid)| uid)
     }
 
     /// Whether rules that were deleted after this version are not listed any more.

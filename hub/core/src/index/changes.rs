@@ -14,11 +14,16 @@ impl RuleEntry {
         match item {
             Item::Rule => !self.rule.deleting,
             Item::Cluster(cluster) => self.target_clusters.clusters.contains_key(cluster),
-            Item::Kind(cluster, kind) => {
-                self.target_clusters.clusters.get(cluster).is_some_and(|terms| terms.grants_kind(kind))
-            }
+            Item::Kind(cluster, kind) => self
+                .target_clusters
+                .clusters
+                .get(cluster)
+                .is_some_and(|terms| terms.grants_kind(kind)),
             Item::Copy(cluster, intent) => plan(cluster).is_some_and(|plan| plan.wants(intent)),
-            Item::Name(intent) => self.cluster_plans.plans(&self.plan).any(|(_, plan)| plan.wants(intent)),
+            Item::Name(intent) => self
+                .cluster_plans
+                .plans(&self.plan)
+                .any(|(_, plan)| plan.wants(intent)),
             Item::Source(source) => self.plan.wants(source),
             // What agents ask is taken in where it is judged.
             Item::Prune(..) => false,
@@ -38,9 +43,16 @@ impl RuleEntry {
     }
 
     /// What would go where a cluster holds an intent that it should not have; `None` if it should, or nobody can tell.
-    pub(super) fn orphaned_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> Option<Item> {
+    pub(super) fn orphaned_intent(
+        &self,
+        cluster: &ClusterName,
+        intent: &SourceRef,
+    ) -> Option<Item> {
         let assignment = self.assignment(cluster)?;
-        let (source, sent) = (intent.plain(), assignment.terms.grants_kind(&intent.resource));
+        let (source, sent) = (
+            intent.plain(),
+            assignment.terms.grants_kind(&intent.resource),
+        );
         if assignment.is_unknown(intent) || (sent && assignment.plan.wants(intent)) {
             return None;
         }
@@ -65,10 +77,15 @@ pub(super) fn note_changes(
     entry: &mut RuleEntry,
     takes_part: impl Fn(&ClusterName) -> bool,
 ) -> bool {
-    let (before, now) = (former.map(|former| former.rule.terms.deletion_policy), entry.rule.terms.deletion_policy);
+    let (before, now) = (
+        former.map(|former| former.rule.terms.deletion_policy),
+        entry.rule.terms.deletion_policy,
+    );
     match now {
         DeletionPolicy::Retain => entry.guard.reopen(),
-        DeletionPolicy::Delete if before == Some(DeletionPolicy::Retain) => entry.guard.judge_again(),
+        DeletionPolicy::Delete if before == Some(DeletionPolicy::Retain) => {
+            entry.guard.judge_again()
+        }
         DeletionPolicy::Delete => {}
     }
     entry.keep_wanted();
@@ -77,8 +94,14 @@ pub(super) fn note_changes(
     } else {
         entry.guard.keep(&Item::Rule)
     }
-    let Some(former) = former else { return entry.guard.is_open() };
-    for source in former.plan.wanted().filter(|source| !entry.plan.wants(source)) {
+    let Some(former) = former else {
+        return entry.guard.is_open();
+    };
+    for source in former
+        .plan
+        .wanted()
+        .filter(|source| !entry.plan.wants(source))
+    {
         let cause = if entry.plan.refused.contains_key(source) {
             Cause::Deleted
         } else if entry.rule.has_dropped_source(&former.rule, source) {
@@ -90,7 +113,11 @@ pub(super) fn note_changes(
     }
     let (now, before) = (entry.rule.clone(), &former.rule);
     note_goes(&former.target_clusters, entry, takes_part, |cluster| {
-        if now.has_dropped_cluster(before, cluster) { Cause::Named } else { Cause::RuleEdited }
+        if now.has_dropped_cluster(before, cluster) {
+            Cause::Named
+        } else {
+            Cause::RuleEdited
+        }
     });
     if former.cluster_plans.differs_by_cluster() || entry.cluster_plans.differs_by_cluster() {
         let both: Vec<_> = former
@@ -118,16 +145,26 @@ pub(super) fn note_goes(
     for (cluster, before) in &former.clusters {
         match entry.target_clusters.clusters.get(cluster).cloned() {
             // Before the hub could tell, nothing was said.
-            Some(now) if !former.unknown => note_kinds(before, &now, entry, cluster, cause(cluster)),
+            Some(now) if !former.unknown => {
+                note_kinds(before, &now, entry, cluster, cause(cluster))
+            }
             Some(_) => {}
-            None if takes_part(cluster) => entry.guard.remove(Item::Cluster(cluster.clone()), cause(cluster)),
+            None if takes_part(cluster) => entry
+                .guard
+                .remove(Item::Cluster(cluster.clone()), cause(cluster)),
             // What is revoked hears nothing, and what leaves does so on purpose.
             None => {}
         }
     }
 }
 
-fn note_kinds(before: &NamedTerms, now: &NamedTerms, entry: &mut RuleEntry, cluster: &ClusterName, cause: Cause) {
+fn note_kinds(
+    before: &NamedTerms,
+    now: &NamedTerms,
+    entry: &mut RuleEntry,
+    cluster: &ClusterName,
+    cause: Cause,
+) {
     let lost = |kind: &&str| before.grants_kind(kind) && !now.grants_kind(kind);
     let kinds: Vec<Arc<str>> = entry.rule.resources().filter(lost).map(Arc::from).collect();
     for kind in kinds {
@@ -137,17 +174,24 @@ fn note_kinds(before: &NamedTerms, now: &NamedTerms, entry: &mut RuleEntry, clus
 
 /// The copies of sources that are still selected and have other names now.
 fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterName, cause: Cause) {
-    let Some(now) = entry.cluster_plans.plan(cluster, &entry.plan).cloned() else { return };
+    let Some(now) = entry.cluster_plans.plan(cluster, &entry.plan).cloned() else {
+        return;
+    };
     if Arc::ptr_eq(before, &now) {
         return;
     }
     // Where contents have names of their own, another one of those is an edit.
     let other = |intent: &&SourceRef| {
-        !now.wants(intent) && !now.is_unknown(intent) && !entry.is_version(intent) && entry.plan.wants(&intent.plain())
+        !now.wants(intent)
+            && !now.is_unknown(intent)
+            && !entry.is_version(intent)
+            && entry.plan.wants(&intent.plain())
     };
     let gone: Vec<_> = before.intents.keys().filter(other).cloned().collect();
     for intent in gone {
-        entry.guard.remove(Item::Copy(cluster.clone(), intent), cause);
+        entry
+            .guard
+            .remove(Item::Copy(cluster.clone(), intent), cause);
     }
 }
 
@@ -167,7 +211,9 @@ pub(super) fn note_choice(
                 note_names(&plan, entry, cluster, Cause::Clusters);
             }
         }
-        (None, (Some(_), _)) if takes_part => entry.guard.remove(Item::Cluster(cluster.clone()), Cause::Clusters),
+        (None, (Some(_), _)) if takes_part => entry
+            .guard
+            .remove(Item::Cluster(cluster.clone()), Cause::Clusters),
         _ => {}
     }
     if !takes_part {
@@ -196,24 +242,50 @@ mod tests {
         }))
         .unwrap();
         let (mut index, cluster) = (Index::new(), ClusterName::from("one"));
-        index.set_place(crate::plan::WatchScope::everywhere("configmaps"), super::super::PlaceState::Known);
-        index.set_cluster(cluster.clone(), Cluster { uid: "u".to_owned(), accepted: true, ..Cluster::default() });
+        index.set_place(
+            crate::plan::WatchScope::everywhere("configmaps"),
+            super::super::PlaceState::Known,
+        );
+        index.set_cluster(
+            cluster.clone(),
+            Cluster {
+                uid: "u".to_owned(),
+                accepted: true,
+                ..Cluster::default()
+            },
+        );
         index.set_rule(Rule::cluster_scoped(&object, "runnel-system").unwrap());
         let app = SourceRef::new("configmaps", "team", "app");
-        let payload = runnel_proto::model::Payload::encode(runnel_proto::model::Content::default().to_bytes());
-        let content = crate::plan::SourceContent::new(runnel_proto::model::Revision([7; 16]), payload);
-        index.set_source(app.clone(), [].into(), Some(crate::plan::SourceState::Read(Arc::new(content))));
-        index.rule(&"r".into()).unwrap().orphaned_intent(&cluster, &app.as_copy(name))
+        let payload = runnel_proto::model::Payload::encode(
+            runnel_proto::model::Content::default().to_bytes(),
+        );
+        let content =
+            crate::plan::SourceContent::new(runnel_proto::model::Revision([7; 16]), payload);
+        index.set_source(
+            app.clone(),
+            [].into(),
+            Some(crate::plan::SourceState::Read(Arc::new(content))),
+        );
+        index
+            .rule(&"r".into())
+            .unwrap()
+            .orphaned_intent(&cluster, &app.as_copy(name))
     }
 
     #[test]
     fn an_earlier_version_is_no_removal_and_an_earlier_name_is_one() {
         let versions = json!({"versionedName": {"keep": 3}});
         assert_eq!(orphaned_intent(&versions, "app-0123456789"), None);
-        assert!(matches!(orphaned_intent(&json!({"name": "else"}), "app-0123456789"), Some(Item::Name(_))));
+        assert!(matches!(
+            orphaned_intent(&json!({"name": "else"}), "app-0123456789"),
+            Some(Item::Name(_))
+        ));
         // What was called otherwise before versions were kept.
         for former in ["app", "app-settings", "app-012345678", "app-012345678X"] {
-            assert!(matches!(orphaned_intent(&versions, former), Some(Item::Name(_))), "{former}");
+            assert!(
+                matches!(orphaned_intent(&versions, former), Some(Item::Name(_))),
+                "{former}"
+            );
         }
     }
 }

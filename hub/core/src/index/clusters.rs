@@ -41,9 +41,13 @@ impl Cluster {
             accepted: object.spec.accepted && object.metadata.deletion_timestamp.is_none(),
             cordoned: object.spec.cordoned,
             leaving: object.spec.leaving,
-            pending: pending.map(|removal| (RuleUid::from(removal.rule_uid.as_str()), removal)).collect(),
+            pending: pending
+                .map(|removal| (RuleUid::from(removal.rule_uid.as_str()), removal))
+                .collect(),
             was_connected: status.cluster_uid.is_some()
-                || status.identity.is_some_and(|identity| !identity.keys.is_empty()),
+                || status
+                    .identity
+                    .is_some_and(|identity| !identity.keys.is_empty()),
         }
     }
 
@@ -66,8 +70,12 @@ impl Index {
         if former.as_ref() == Some(&cluster) {
             return effect;
         }
-        let before: BTreeSet<_> = former.iter().flat_map(|former| former.pending.keys().cloned()).collect();
-        let reborn = former.is_none_or(|former| former.uid != cluster.uid || former.leaving != cluster.leaving);
+        let before: BTreeSet<_> = former
+            .iter()
+            .flat_map(|former| former.pending.keys().cloned())
+            .collect();
+        let reborn = former
+            .is_none_or(|former| former.uid != cluster.uid || former.leaving != cluster.leaving);
         for (uid, chosen) in self.choices(&name, &cluster) {
             self.choose(&uid, &name, chosen, reborn, &mut effect);
         }
@@ -96,7 +104,12 @@ impl Index {
 
     /// These are all the clusters there are: the others are gone.
     pub fn retain_clusters(&mut self, listed: &BTreeSet<ClusterName>) -> Effect {
-        let gone: Vec<_> = self.clusters.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        let gone: Vec<_> = self
+            .clusters
+            .keys()
+            .filter(|name| !listed.contains(*name))
+            .cloned()
+            .collect();
         let mut effect = Effect::default();
         for name in gone {
             effect.merge(self.remove_cluster(&name));
@@ -105,10 +118,22 @@ impl Index {
     }
 
     /// The lot of each rule in a cluster, where it chooses it.
-    fn choices(&self, name: &ClusterName, cluster: &Cluster) -> Vec<(RuleUid, Option<EffectiveTerms>)> {
-        let effective_terms = |rule: &Rule| TermsResolver::new(rule, self.grants.of(rule)).of(name, &cluster.labels);
-        let choice = |rule: &Rule| cluster.is_chosen_by(rule, name).then(|| effective_terms(rule));
-        self.rules.iter().map(|(uid, entry)| (uid.clone(), choice(&entry.rule))).collect()
+    fn choices(
+        &self,
+        name: &ClusterName,
+        cluster: &Cluster,
+    ) -> Vec<(RuleUid, Option<EffectiveTerms>)> {
+        let effective_terms =
+            |rule: &Rule| TermsResolver::new(rule, self.grants.of(rule)).of(name, &cluster.labels);
+        let choice = |rule: &Rule| {
+            cluster
+                .is_chosen_by(rule, name)
+                .then(|| effective_terms(rule))
+        };
+        self.rules
+            .iter()
+            .map(|(uid, entry)| (uid.clone(), choice(&entry.rule)))
+            .collect()
     }
 
     fn choose(
@@ -119,7 +144,11 @@ impl Index {
         always: bool,
         effect: &mut Effect,
     ) {
-        let waits = if effective_terms.is_some() { self.defer_cluster(uid, name, effect) } else { None };
+        let waits = if effective_terms.is_some() {
+            self.defer_cluster(uid, name, effect)
+        } else {
+            None
+        };
         if waits == Some(false) {
             // It goes there when what it sends is rendered.
             if always {
@@ -128,27 +157,53 @@ impl Index {
             effect.rules.insert(uid.clone());
             return;
         }
-        let Some(entry) = self.rules.get_mut(uid) else { return };
-        let cordoned = self.clusters.get(name).is_some_and(|cluster| cluster.cordoned);
-        let labels = self.clusters.get(name).filter(|_| effective_terms.is_some()).map(|cluster| &cluster.labels);
-        let former =
-            (entry.target_clusters.clusters.get(name).cloned(), entry.cluster_plans.plan(name, &entry.plan).cloned());
+        let Some(entry) = self.rules.get_mut(uid) else {
+            return;
+        };
+        let cordoned = self
+            .clusters
+            .get(name)
+            .is_some_and(|cluster| cluster.cordoned);
+        let labels = self
+            .clusters
+            .get(name)
+            .filter(|_| effective_terms.is_some())
+            .map(|cluster| &cluster.labels);
+        let former = (
+            entry.target_clusters.clusters.get(name).cloned(),
+            entry.cluster_plans.plan(name, &entry.plan).cloned(),
+        );
         let exceeded = entry.cluster_plans.exceeds();
         let dealt = waits.is_none()
-            && entry.cluster_plans.set_cluster(&entry.rule, &entry.plan, name, labels, &self.revision_hasher);
+            && entry.cluster_plans.set_cluster(
+                &entry.rule,
+                &entry.plan,
+                name,
+                labels,
+                &self.revision_hasher,
+            );
         if dealt && labels.is_none() && entry.cluster_plans.exceeds() {
             // Perhaps not any more, without this cluster.
             if self.rendering.is_aside() {
                 entry.unrendered.set_again();
                 effect.render.insert(uid.clone());
             } else {
-                entry.cluster_plans.begin_again(&entry.rule, &entry.plan, Vec::new(), &self.revision_hasher);
+                entry.cluster_plans.begin_again(
+                    &entry.rule,
+                    &entry.plan,
+                    Vec::new(),
+                    &self.revision_hasher,
+                );
             }
         }
         let all = exceeded != entry.cluster_plans.exceeds();
-        let chosen = entry.target_clusters.set(&entry.rule, name, effective_terms, cordoned);
+        let chosen = entry
+            .target_clusters
+            .set(&entry.rule, name, effective_terms, cordoned);
         let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
-        let leaves = |cluster: &Cluster| cluster.accepted && cluster.leaving && self.guard.terms.holds_deliberate;
+        let leaves = |cluster: &Cluster| {
+            cluster.accepted && cluster.leaving && self.guard.terms.holds_deliberate
+        };
         let leaves = self.clusters.get(name).is_some_and(leaves);
         if !takes_part && !leaves && entry.guard.blocks_in(name) {
             // Nothing that is blocked there needs a decision any more.
@@ -159,7 +214,9 @@ impl Index {
             let was_chosen = former.0.is_some();
             note_choice(entry, name, former, takes_part || leaves);
             if leaves && was_chosen {
-                entry.guard.remove(Item::Cluster(name.clone()), Cause::Deleted);
+                entry
+                    .guard
+                    .remove(Item::Cluster(name.clone()), Cause::Deleted);
             }
             if entry.guard.is_open() {
                 effect.judge.insert(uid.clone());

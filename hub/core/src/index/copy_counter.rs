@@ -36,7 +36,8 @@ impl CopyCounter<'_> {
             return entry.target_clusters.clusters.keys().map(whole).collect();
         }
         let mut prunes: BTreeMap<ClusterName, u64> = BTreeMap::new();
-        let (mut clusters, mut everywhere, mut here) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
+        let (mut clusters, mut everywhere, mut here) =
+            (BTreeSet::new(), Vec::new(), BTreeMap::new());
         for item in items {
             match item {
                 Item::Rule => {}
@@ -46,33 +47,54 @@ impl CopyCounter<'_> {
                     let intents: Vec<_> = entry.plan.wanted().filter(of_kind).collect();
                     here.entry(cluster).or_insert_with(Vec::new).extend(intents);
                 }
-                Item::Copy(cluster, intent) => here.entry(cluster).or_insert_with(Vec::new).push(intent),
+                Item::Copy(cluster, intent) => {
+                    here.entry(cluster).or_insert_with(Vec::new).push(intent)
+                }
                 Item::Name(intent) | Item::Source(intent) => everywhere.push(intent),
                 Item::Prune(cluster, digest) => {
-                    let asked = (self.holdings)(&entry.rule.uid, cluster).and_then(|acked| acked.prunes);
-                    let copies = asked.filter(|asked| asked.digest == *digest).map_or(0, |asked| asked.objects.into());
+                    let asked =
+                        (self.holdings)(&entry.rule.uid, cluster).and_then(|acked| acked.prunes);
+                    let copies = asked
+                        .filter(|asked| asked.digest == *digest)
+                        .map_or(0, |asked| asked.objects.into());
                     prunes.insert(cluster.clone(), copies);
                 }
             }
         }
         // Where the rule's copies are held, its sources' copies would go as soon as it goes there again.
-        let holds =
-            |cluster: &ClusterName| (self.holdings)(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0);
-        let there =
-            self.clusters.keys().filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
+        let holds = |cluster: &ClusterName| {
+            (self.holdings)(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0)
+        };
+        let there = self
+            .clusters
+            .keys()
+            .filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
         // Where everything goes, nothing is counted twice.
         let there = there.filter(|name| !clusters.contains(name));
         // What no other rule selects needs no second look, however much of that there is.
-        let contested: Vec<_> = everywhere.iter().copied().filter(|intent| self.is_contested(entry, intent)).collect();
+        let contested: Vec<_> = everywhere
+            .iter()
+            .copied()
+            .filter(|intent| self.is_contested(entry, intent))
+            .collect();
         let intents = there.map(|cluster| {
             let stay = |intent: &&&SourceRef| self.is_wanted_by_another(entry, cluster, intent);
             let own = here.get(cluster).into_iter().flatten();
-            let go = everywhere.len() + own.clone().count() - contested.iter().chain(own).filter(stay).count();
+            let go = everywhere.len() + own.clone().count()
+                - contested.iter().chain(own).filter(stay).count();
             let pruned = prunes.get(cluster).copied().unwrap_or_default();
-            let copies = self.copies_of_one(entry, cluster).saturating_mul(go as u64).saturating_add(pruned);
+            let copies = self
+                .copies_of_one(entry, cluster)
+                .saturating_mul(go as u64)
+                .saturating_add(pruned);
             (cluster.clone(), copies)
         });
-        clusters.iter().map(|cluster| whole(cluster)).chain(intents).filter(|(_, copies)| *copies > 0).collect()
+        clusters
+            .iter()
+            .map(|cluster| whole(cluster))
+            .chain(intents)
+            .filter(|(_, copies)| *copies > 0)
+            .collect()
     }
 
     /// All copies of a rule, of which its limit is a part: as agents counted them, where a part of what is not known is
@@ -87,32 +109,52 @@ impl CopyCounter<'_> {
     pub(super) fn all_copies(&self, entry: &RuleEntry) -> u64 {
         let (decision, leaving) = (entry.guard.decision(), entry.guard.leaving());
         let outside = self.clusters.keys().filter(|name| {
-            !entry.target_clusters.clusters.contains_key(*name) && decision.blocks(&Item::Cluster((*name).clone()))
+            !entry.target_clusters.clusters.contains_key(*name)
+                && decision.blocks(&Item::Cluster((*name).clone()))
         });
-        let message = entry.target_clusters.clusters.keys().chain(outside).filter_map(|cluster| {
-            let copies = (self.holdings)(&entry.rule.uid, cluster)?.copies;
-            let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
-            let intents = leaving.saturating_add(plan.sources() as u64);
-            Some(copies.min(most(&entry.rule, intents).unwrap_or(u64::MAX)))
-        });
+        let message = entry
+            .target_clusters
+            .clusters
+            .keys()
+            .chain(outside)
+            .filter_map(|cluster| {
+                let copies = (self.holdings)(&entry.rule.uid, cluster)?.copies;
+                let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
+                let intents = leaving.saturating_add(plan.sources() as u64);
+                Some(copies.min(most(&entry.rule, intents).unwrap_or(u64::MAX)))
+            });
         let message: Vec<_> = message.filter(|copies| *copies > 0).collect();
-        let (all, largest) = message
-            .iter()
-            .fold((0u64, 0), |(all, largest), copies| (all.saturating_add(*copies), largest.max(*copies)));
+        let (all, largest) = message.iter().fold((0u64, 0), |(all, largest), copies| {
+            (all.saturating_add(*copies), largest.max(*copies))
+        });
         let others = all.saturating_sub(largest);
-        if most(&entry.rule, 0).is_none() && message.len() > 1 { others.saturating_mul(2).min(all) } else { all }
+        if most(&entry.rule, 0).is_none() && message.len() > 1 {
+            others.saturating_mul(2).min(all)
+        } else {
+            all
+        }
     }
 
     /// The copies in a cluster that go with the rule.
     fn copies(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
         let all = match (self.holdings)(&entry.rule.uid, cluster) {
             Some(holding) => holding.copies,
-            None if self.may_have(cluster) => targets(&entry.rule).saturating_mul(entry.plan.sources() as u64),
+            None if self.may_have(cluster) => {
+                targets(&entry.rule).saturating_mul(entry.plan.sources() as u64)
+            }
             None => 0,
         };
-        let Some(plan) = entry.cluster_plans.plan(cluster, &entry.plan) else { return all };
-        let stay = plan.wanted().filter(|intent| self.is_wanted_by_another(entry, cluster, intent)).count();
-        all.saturating_sub(self.copies_of_one(entry, cluster).saturating_mul(stay as u64))
+        let Some(plan) = entry.cluster_plans.plan(cluster, &entry.plan) else {
+            return all;
+        };
+        let stay = plan
+            .wanted()
+            .filter(|intent| self.is_wanted_by_another(entry, cluster, intent))
+            .count();
+        all.saturating_sub(
+            self.copies_of_one(entry, cluster)
+                .saturating_mul(stay as u64),
+        )
     }
 
     fn copies_of_one(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
@@ -126,29 +168,48 @@ impl CopyCounter<'_> {
     }
 
     pub(super) fn may_have(&self, cluster: &ClusterName) -> bool {
-        self.clusters.get(cluster).is_some_and(|cluster| cluster.was_connected)
+        self.clusters
+            .get(cluster)
+            .is_some_and(|cluster| cluster.was_connected)
     }
 
     /// Whether another rule selects the source, too.
     fn is_contested(&self, entry: &RuleEntry, intent: &SourceRef) -> bool {
-        self.selection.of(&intent.plain()).any(|uid| *uid != entry.rule.uid)
+        self.selection
+            .of(&intent.plain())
+            .any(|uid| *uid != entry.rule.uid)
     }
 
     /// Whether another rule sends the same copies to a cluster, so that they change hands in place.
-    fn is_wanted_by_another(&self, entry: &RuleEntry, cluster: &ClusterName, intent: &SourceRef) -> bool {
+    fn is_wanted_by_another(
+        &self,
+        entry: &RuleEntry,
+        cluster: &ClusterName,
+        intent: &SourceRef,
+    ) -> bool {
         let plain = intent.plain();
-        let others = self.selection.of(&plain).filter(|uid| **uid != entry.rule.uid);
+        let others = self
+            .selection
+            .of(&plain)
+            .filter(|uid| **uid != entry.rule.uid);
         let former = entry.target_clusters.clusters.get(cluster);
         others.filter_map(|uid| self.rules.get(uid)).any(|other| {
             let target_clusters = &other.target_clusters;
-            let Some(terms) = target_clusters.clusters.get(cluster) else { return false };
+            let Some(terms) = target_clusters.clusters.get(cluster) else {
+                return false;
+            };
             let frozen = target_clusters.unknown
                 || target_clusters.cordoned.contains(cluster)
                 || terms.is_frozen()
                 || other.rule.deleting;
             let reaches = terms.namespaces == entry.rule.terms.namespaces
-                && (terms.grants.is_none() || former.is_some_and(|former| former.grants == terms.grants));
-            let sends = || other.assignment(cluster).is_some_and(|assignment| assignment.content(intent).is_some());
+                && (terms.grants.is_none()
+                    || former.is_some_and(|former| former.grants == terms.grants));
+            let sends = || {
+                other
+                    .assignment(cluster)
+                    .is_some_and(|assignment| assignment.content(intent).is_some())
+            };
             !frozen && reaches && sends()
         })
     }
@@ -156,15 +217,22 @@ impl CopyCounter<'_> {
 
 /// The namespaces that a rule names literally; one, if it names none.
 fn targets(rule: &Rule) -> u64 {
-    let literals = rule.terms.namespaces.as_ref().map_or(0, |choice| choice.wanted_literals().count());
+    let literals = rule
+        .terms
+        .namespaces
+        .as_ref()
+        .map_or(0, |choice| choice.wanted_literals().count());
     literals.max(1) as u64
 }
 
 /// The most copies that a rule can have of so many intents in one cluster; `None`, if it does not name its namespaces.
 fn most(rule: &Rule, intents: u64) -> Option<u64> {
     let choice = rule.terms.namespaces.as_ref();
-    let names_all =
-        choice.is_none_or(|choice| choice.selector.is_none() && choice.names.iter().all(Pattern::is_literal));
-    let copies = intents.saturating_mul(targets(rule)).saturating_mul(rule.terms.versions.unwrap_or(1).max(1).into());
+    let names_all = choice.is_none_or(|choice| {
+        choice.selector.is_none() && choice.names.iter().all(Pattern::is_literal)
+    });
+    let copies = intents
+        .saturating_mul(targets(rule))
+        .saturating_mul(rule.terms.versions.unwrap_or(1).max(1).into());
     names_all.then_some(copies)
 }

@@ -27,7 +27,8 @@ fn rule(uid: &str, deleting: bool) -> Rule {
     };
     if uid == CLUSTER {
         source["namespaces"] = json!(["team"]);
-        let object = serde_json::from_value(object("ClusterDistributionRule", metadata, source)).unwrap();
+        let object =
+            serde_json::from_value(object("ClusterDistributionRule", metadata, source)).unwrap();
         return Rule::cluster_scoped(&object, "runnel-system").unwrap();
     }
     metadata["namespace"] = json!("team");
@@ -39,38 +40,85 @@ fn rule(uid: &str, deleting: bool) -> Rule {
 fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     let mut index = Index::new();
     index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
-    index.set_cluster("eu-1".into(), Cluster { uid: "c".to_owned(), accepted: true, ..Cluster::default() });
-    index.set_source(SourceRef::new("configmaps", "team", "s"), BTreeMap::new(), None);
+    index.set_cluster(
+        "eu-1".into(),
+        Cluster {
+            uid: "c".to_owned(),
+            accepted: true,
+            ..Cluster::default()
+        },
+    );
+    index.set_source(
+        SourceRef::new("configmaps", "team", "s"),
+        BTreeMap::new(),
+        None,
+    );
     index.set_rule(rule(uid, false));
     index.reset_removal_guards();
     happens(&mut index);
     index.set_rule(rule(uid, true));
-    let holds = move |_: &RuleUid, _: &ClusterName| Some(Holding { copies, intents: 1, prunes: None });
-    let now = Now { instant: Instant::now(), wall: jiff::Timestamp::UNIX_EPOCH };
+    let holds = move |_: &RuleUid, _: &ClusterName| {
+        Some(Holding {
+            copies,
+            intents: 1,
+            prunes: None,
+        })
+    };
+    let now = Now {
+        instant: Instant::now(),
+        wall: jiff::Timestamp::UNIX_EPOCH,
+    };
     let uid = RuleUid::from(uid);
     index.judge(&BTreeSet::from([uid.clone()]), &holds, now);
-    assert!(!index.may_go(&uid), "judged before its namespace could be heard of");
-    index.judge(&BTreeSet::new(), &holds, Now { instant: now.instant + DELAY, ..now });
+    assert!(
+        !index.may_go(&uid),
+        "judged before its namespace could be heard of"
+    );
+    index.judge(
+        &BTreeSet::new(),
+        &holds,
+        Now {
+            instant: now.instant + DELAY,
+            ..now
+        },
+    );
     index.may_go(&uid)
 }
 
 #[test]
 fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
-    let (rules, cluster_rules) = (DistributionRule::crd_name(), ClusterDistributionRule::crd_name());
-    let dies = |name: &'static str| move |index: &mut Index| drop(index.set_definition(name, Some(true)));
+    let (rules, cluster_rules) = (
+        DistributionRule::crd_name(),
+        ClusterDistributionRule::crd_name(),
+    );
+    let dies =
+        |name: &'static str| move |index: &mut Index| drop(index.set_definition(name, Some(true)));
     for uid in [NAMESPACED, CLUSTER] {
-        let (own, other) = if uid == CLUSTER { (cluster_rules, rules) } else { (rules, cluster_rules) };
+        let (own, other) = if uid == CLUSTER {
+            (cluster_rules, rules)
+        } else {
+            (rules, cluster_rules)
+        };
         assert!(may_go(uid, 11, |_| {}), "{uid}");
         assert!(!may_go(uid, 11, dies(own)), "{uid}");
         assert!(may_go(uid, 11, dies(other)), "{uid}");
         // It is weighed, no more.
         assert!(may_go(uid, 10, dies(own)), "{uid}");
         // What is gone took its rules along, which may be heard later.
-        assert!(!may_go(uid, 11, |index| drop(index.set_definition(own, None))), "{uid}");
+        assert!(
+            !may_go(uid, 11, |index| drop(index.set_definition(own, None))),
+            "{uid}"
+        );
         // A list says the same; one that cannot be had says nothing.
         let list = |terminating| Some(BTreeMap::from([(own.to_owned(), terminating)]));
-        assert!(!may_go(uid, 11, |index| drop(index.set_definitions(list(true)))), "{uid}");
-        assert!(may_go(uid, 11, |index| drop(index.set_definitions(None))), "{uid}");
+        assert!(
+            !may_go(uid, 11, |index| drop(index.set_definitions(list(true)))),
+            "{uid}"
+        );
+        assert!(
+            may_go(uid, 11, |index| drop(index.set_definitions(None))),
+            "{uid}"
+        );
         let blind = |index: &mut Index| {
             index.set_definition(own, Some(true));
             index.set_definitions(None);

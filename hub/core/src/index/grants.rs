@@ -30,10 +30,15 @@ impl Index {
     pub fn set_seen_namespace(&mut self, name: &str, seen: Option<SeenNamespace>) -> Effect {
         self.set_terminating(name, seen.as_ref().is_none_or(|seen| seen.terminating));
         let effect = self.set_hub_namespace(name, seen.map(|seen| seen.labels));
-        if let Some(known) =
-            self.grants.namespaces.as_ref().filter(|known| self.terminating.namespaces.len() > known.len() + GONE)
+        if let Some(known) = self
+            .grants
+            .namespaces
+            .as_ref()
+            .filter(|known| self.terminating.namespaces.len() > known.len() + GONE)
         {
-            self.terminating.namespaces.retain(|name| known.contains_key(name));
+            self.terminating
+                .namespaces
+                .retain(|name| known.contains_key(name));
         }
         effect
     }
@@ -43,18 +48,28 @@ impl Index {
         for (name, seen) in all.iter().flatten() {
             self.set_terminating(name, seen.terminating);
         }
-        self.set_hub_namespaces(all.map(|all| all.into_iter().map(|(name, seen)| (name, seen.labels)).collect()))
+        self.set_hub_namespaces(all.map(|all| {
+            all.into_iter()
+                .map(|(name, seen)| (name, seen.labels))
+                .collect()
+        }))
     }
 
     /// A grant is as given now; `None`: it is gone. Without effect while grants cannot be read.
     pub fn set_grant(&mut self, name: &str, grant: Option<RuleGrant>) -> Effect {
-        let Some(known) = &mut self.grants.all else { return Effect::default() };
+        let Some(known) = &mut self.grants.all else {
+            return Effect::default();
+        };
         let same = known.get(name) == grant.as_ref();
         match grant {
             Some(grant) => drop(known.insert(name.to_owned(), grant)),
             None => drop(known.remove(name)),
         }
-        if same { Effect::default() } else { self.regrants(|_| true) }
+        if same {
+            Effect::default()
+        } else {
+            self.regrants(|_| true)
+        }
     }
 
     /// These are all the grants there are; `None`: they cannot be read, and so nothing that needs one is sent or removed.
@@ -67,18 +82,31 @@ impl Index {
     }
 
     /// A namespace of the hub has these labels; `None`: it is gone.
-    pub fn set_hub_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) -> Effect {
-        let Some(known) = &mut self.grants.namespaces else { return Effect::default() };
+    pub fn set_hub_namespace(
+        &mut self,
+        name: &str,
+        labels: Option<BTreeMap<String, String>>,
+    ) -> Effect {
+        let Some(known) = &mut self.grants.namespaces else {
+            return Effect::default();
+        };
         let same = known.get(name) == labels.as_ref();
         match labels {
             Some(labels) => drop(known.insert(name.to_owned(), labels)),
             None => drop(known.remove(name)),
         }
-        if same { Effect::default() } else { self.regrants(|rule| rule.terms.rule.namespace == name) }
+        if same {
+            Effect::default()
+        } else {
+            self.regrants(|rule| rule.terms.rule.namespace == name)
+        }
     }
 
     /// These are the labels of all namespaces of the hub; `None`: they cannot be read.
-    pub fn set_hub_namespaces(&mut self, all: Option<BTreeMap<String, BTreeMap<String, String>>>) -> Effect {
+    pub fn set_hub_namespaces(
+        &mut self,
+        all: Option<BTreeMap<String, BTreeMap<String, String>>>,
+    ) -> Effect {
         if self.grants.namespaces == all {
             return Effect::default();
         }
@@ -98,10 +126,19 @@ impl Index {
 
     /// What is granted to these rules is to be looked at anew.
     fn regrants(&mut self, concerned: impl Fn(&Rule) -> bool) -> Effect {
-        let concerned = |entry: &RuleEntry| !entry.rule.terms.rule.is_cluster_scoped() && concerned(&entry.rule);
-        let uids = self.rules.iter().filter(|(_, entry)| concerned(entry)).map(|(uid, _)| uid.clone());
+        let concerned = |entry: &RuleEntry| {
+            !entry.rule.terms.rule.is_cluster_scoped() && concerned(&entry.rule)
+        };
+        let uids = self
+            .rules
+            .iter()
+            .filter(|(_, entry)| concerned(entry))
+            .map(|(uid, _)| uid.clone());
         let follow = uids.collect();
-        self.follow_here(Effect { follow, ..Effect::default() })
+        self.follow_here(Effect {
+            follow,
+            ..Effect::default()
+        })
     }
 
     /// A rule follows what is known of grants and places now. Rules may do so one by one: each is as if that had come a
@@ -125,13 +162,27 @@ impl Index {
     /// Looks anew at what is granted to a rule.
     fn regrant(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
-        let namespaced = self.rules.get(uid).filter(|entry| !entry.rule.terms.rule.is_cluster_scoped());
-        let Some(target_clusters) = namespaced.map(|entry| self.target_clusters(&entry.rule)) else { return effect };
-        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.target_clusters != target_clusters) else {
+        let namespaced = self
+            .rules
+            .get(uid)
+            .filter(|entry| !entry.rule.terms.rule.is_cluster_scoped());
+        let Some(target_clusters) = namespaced.map(|entry| self.target_clusters(&entry.rule))
+        else {
+            return effect;
+        };
+        let Some(entry) = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| entry.target_clusters != target_clusters)
+        else {
             return effect;
         };
         let former = std::mem::replace(&mut entry.target_clusters, target_clusters);
-        let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
+        let takes_part = |name: &ClusterName| {
+            self.clusters
+                .get(name)
+                .is_some_and(super::Cluster::takes_part)
+        };
         note_goes(&former, entry, takes_part, |_| Cause::Grants);
         entry.keep_wanted();
         if entry.guard.is_open() {
@@ -145,9 +196,21 @@ impl Index {
     /// The clusters that a rule chooses, by what is granted there.
     pub(super) fn target_clusters(&self, rule: &Rule) -> TargetClusters {
         let mut resolver = TermsResolver::new(rule, self.grants.of(rule));
-        let mut target_clusters = TargetClusters { unknown: resolver.are_unknown(), ..TargetClusters::default() };
-        for (name, cluster) in self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(rule, name)) {
-            target_clusters.set(rule, name, Some(resolver.of(name, &cluster.labels)), cluster.cordoned);
+        let mut target_clusters = TargetClusters {
+            unknown: resolver.are_unknown(),
+            ..TargetClusters::default()
+        };
+        for (name, cluster) in self
+            .clusters
+            .iter()
+            .filter(|(name, cluster)| cluster.is_chosen_by(rule, name))
+        {
+            target_clusters.set(
+                rule,
+                name,
+                Some(resolver.of(name, &cluster.labels)),
+                cluster.cordoned,
+            );
         }
         target_clusters
     }

@@ -38,7 +38,10 @@ impl Index {
     /// The index, with a limit that no rule can raise.
     #[must_use]
     pub fn with_ceiling(self, ceiling: Limit) -> Self {
-        Self { ceiling: Some(ceiling), ..self }
+        Self {
+            ceiling: Some(ceiling),
+            ..self
+        }
     }
 
     /// The `Fleet` object says this now.
@@ -52,7 +55,11 @@ impl Index {
     }
 
     fn rules_with_removals(&self) -> BTreeSet<RuleUid> {
-        self.rules.iter().filter(|(_, entry)| entry.guard.is_open()).map(|(uid, _)| uid.clone()).collect()
+        self.rules
+            .iter()
+            .filter(|(_, entry)| entry.guard.is_open())
+            .map(|(uid, _)| uid.clone())
+            .collect()
     }
 
     /// Forgets what was decided, and which clusters were let in: from now on this process decides, and the rules' statuses
@@ -122,7 +129,9 @@ impl Index {
     fn effect_since(&mut self, before: Before) -> Effect {
         let mut effect = Effect::default();
         for (uid, former) in before {
-            let Some(entry) = self.rules.get(&uid) else { continue };
+            let Some(entry) = self.rules.get(&uid) else {
+                continue;
+            };
             let decision = entry.guard.decision().clone();
             effect.rules.insert(uid.clone());
             if decision == former {
@@ -164,24 +173,40 @@ impl Index {
     /// Whether a cluster's agent asks about another set of copies than the one that was decided about.
     pub fn prune_differs(&self, uid: &RuleUid, cluster: &ClusterName, holding: Holding) -> bool {
         let digest = holding.prunes.map(|asked| asked.digest);
-        self.rules.get(uid).is_some_and(|entry| entry.guard.prune_differs(cluster, digest))
+        self.rules
+            .get(uid)
+            .is_some_and(|entry| entry.guard.prune_differs(cluster, digest))
     }
 
     /// Whether a rule that is being deleted may go: what it has passed the guard.
     pub fn may_go(&self, uid: &RuleUid) -> bool {
-        self.rules.get(uid).is_none_or(|entry| entry.guard.decision().passes(&Item::Rule))
+        self.rules
+            .get(uid)
+            .is_none_or(|entry| entry.guard.decision().passes(&Item::Rule))
     }
 
     /// How many copies a dry run would remove that the hub would order away, by cluster.
-    pub fn planned_removals(&self, uid: &RuleUid, holdings: Holdings<'_>) -> BTreeMap<ClusterName, u64> {
+    pub fn planned_removals(
+        &self,
+        uid: &RuleUid,
+        holdings: Holdings<'_>,
+    ) -> BTreeMap<ClusterName, u64> {
         let entry = self.rules.get(uid).filter(|entry| is_preview(entry));
-        let counter =
-            CopyCounter { rules: &self.rules, clusters: &self.clusters, selection: &self.selection, holdings };
-        entry.map(|entry| counter.count(entry, entry.guard.open())).unwrap_or_default()
+        let counter = CopyCounter {
+            rules: &self.rules,
+            clusters: &self.clusters,
+            selection: &self.selection,
+            holdings,
+        };
+        entry
+            .map(|entry| counter.count(entry, entry.guard.open()))
+            .unwrap_or_default()
     }
 
     /// Whether removals of a rule wait for approval.
     pub fn is_blocked(&self, uid: &RuleUid) -> bool {
-        self.rules.get(uid).is_some_and(|entry| entry.guard.is_blocking())
+        self.rules
+            .get(uid)
+            .is_some_and(|entry| entry.guard.is_blocking())
     }
 }

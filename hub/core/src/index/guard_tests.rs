@@ -22,11 +22,18 @@ struct World {
 
 fn cluster(env: &str) -> Cluster {
     let labels = BTreeMap::from([("env".to_owned(), env.to_owned())]);
-    Cluster { uid: "c".to_owned(), accepted: true, was_connected: true, labels, ..Cluster::default() }
+    Cluster {
+        uid: "c".to_owned(),
+        accepted: true,
+        was_connected: true,
+        labels,
+        ..Cluster::default()
+    }
 }
 
 fn content() -> SourceState {
-    let payload = runnel_proto::model::Payload::encode(runnel_proto::model::Content::default().to_bytes());
+    let payload =
+        runnel_proto::model::Payload::encode(runnel_proto::model::Content::default().to_bytes());
     SourceState::Read(SourceContent::new(runnel_proto::model::Revision([7; 16]), payload).into())
 }
 
@@ -40,7 +47,12 @@ fn rule(name: &str, namespace: &str, spec: &Value) -> Rule {
         "sources": [{"resources": ["configmaps"], "names": [format!("{name}-*")]}],
         "clusters": {"selector": {"matchLabels": {"env": "prod"}}},
     });
-    for (key, value) in spec.as_object().into_iter().flatten().filter(|(key, _)| *key != "metadata") {
+    for (key, value) in spec
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(key, _)| *key != "metadata")
+    {
         merged[key] = value.clone();
     }
     let mut metadata = json!({"name": name, "namespace": namespace, "uid": name, "generation": 1});
@@ -74,9 +86,19 @@ impl World {
         }
         index.set_grants(Some(BTreeMap::from([("everything".to_owned(), grant())])));
         let team = ("team".to_owned(), SeenNamespace::default());
-        index.set_seen_namespaces(Some(BTreeMap::from([team, ("other".to_owned(), SeenNamespace::default())])));
-        let now = Now { instant: Instant::now(), wall: Timestamp::from_second(1_800_000_000).unwrap() };
-        Self { index, holdings: BTreeMap::new(), now }
+        index.set_seen_namespaces(Some(BTreeMap::from([
+            team,
+            ("other".to_owned(), SeenNamespace::default()),
+        ])));
+        let now = Now {
+            instant: Instant::now(),
+            wall: Timestamp::from_second(1_800_000_000).unwrap(),
+        };
+        Self {
+            index,
+            holdings: BTreeMap::new(),
+            now,
+        }
     }
 
     /// A rule with so many sources, each with a copy in every member.
@@ -84,7 +106,8 @@ impl World {
         self.index.set_rule(rule(name, namespace, &json!({})));
         for number in 0..sources {
             let source = source(namespace, &format!("{name}-{number}"));
-            self.index.set_source(source, BTreeMap::new(), Some(content()));
+            self.index
+                .set_source(source, BTreeMap::new(), Some(content()));
         }
         for member in MEMBERS {
             self.set_holding(name, member, sources);
@@ -93,7 +116,11 @@ impl World {
     }
 
     fn set_holding(&mut self, rule: &str, member: &str, copies: u64) {
-        let holding = Holding { copies, intents: copies, ..Holding::default() };
+        let holding = Holding {
+            copies,
+            intents: copies,
+            ..Holding::default()
+        };
         self.holdings.insert((rule.into(), member.into()), holding);
     }
 
@@ -104,8 +131,14 @@ impl World {
 
     /// Judges after a change, and once more when its time has come.
     fn judge(&mut self, effect: Effect) {
-        let World { index, holdings, now } = self;
-        let holding = |uid: &RuleUid, cluster: &ClusterName| holdings.get(&(uid.clone(), cluster.clone())).copied();
+        let World {
+            index,
+            holdings,
+            now,
+        } = self;
+        let holding = |uid: &RuleUid, cluster: &ClusterName| {
+            holdings.get(&(uid.clone(), cluster.clone())).copied()
+        };
         index.judge(&effect.judge, &holding, *now);
         self.later(DELAY);
     }
@@ -113,14 +146,21 @@ impl World {
     fn later(&mut self, time: Duration) {
         self.now.instant += time;
         self.now.wall += time;
-        let World { index, holdings, now } = self;
-        let holding = |uid: &RuleUid, cluster: &ClusterName| holdings.get(&(uid.clone(), cluster.clone())).copied();
+        let World {
+            index,
+            holdings,
+            now,
+        } = self;
+        let holding = |uid: &RuleUid, cluster: &ClusterName| {
+            holdings.get(&(uid.clone(), cluster.clone())).copied()
+        };
         index.judge(&BTreeSet::new(), &holding, *now);
     }
 
     fn planned(&self, rule: &str) -> BTreeMap<ClusterName, u64> {
-        let holding =
-            |uid: &RuleUid, cluster: &ClusterName| self.holdings.get(&(uid.clone(), cluster.clone())).copied();
+        let holding = |uid: &RuleUid, cluster: &ClusterName| {
+            self.holdings.get(&(uid.clone(), cluster.clone())).copied()
+        };
         self.index.planned_removals(&rule.into(), &holding)
     }
 
@@ -141,35 +181,57 @@ impl World {
     fn leaving(&self) -> usize {
         let uids: Vec<_> = self.index.rules().map(|(uid, _)| uid.clone()).collect();
         let is_leaving = |uid: &RuleUid, name: &str| {
-            let unwanted = matches!(self.index.directive(uid, &name.into()), Directive::Unwanted(_));
-            unwanted && self.holdings.get(&(uid.clone(), name.into())).is_some_and(|acked| acked.copies > 0)
+            let unwanted = matches!(
+                self.index.directive(uid, &name.into()),
+                Directive::Unwanted(_)
+            );
+            unwanted
+                && self
+                    .holdings
+                    .get(&(uid.clone(), name.into()))
+                    .is_some_and(|acked| acked.copies > 0)
         };
-        uids.iter().map(|uid| MEMBERS.iter().filter(|name| is_leaving(uid, name)).count()).sum()
+        uids.iter()
+            .map(|uid| MEMBERS.iter().filter(|name| is_leaving(uid, name)).count())
+            .sum()
     }
 
     fn pending(&self) -> Vec<(String, i64, u64)> {
         let causes = self.index.pending_causes();
-        causes.into_iter().map(|cause| (cause.approval.cause, cause.approval.copies, cause.rules)).collect()
+        causes
+            .into_iter()
+            .map(|cause| (cause.approval.cause, cause.approval.copies, cause.rules))
+            .collect()
     }
 
     fn approve_all(&mut self) {
-        let digests: Vec<_> = self.index.pending_causes().into_iter().map(|cause| cause.approval.digest).collect();
+        let digests: Vec<_> = self
+            .index
+            .pending_causes()
+            .into_iter()
+            .map(|cause| cause.approval.digest)
+            .collect();
         self.change(|index| {
-            index.set_fleet_terms(FleetTerms { approve: Some(digests.join(",")), ..FleetTerms::default() })
+            index.set_fleet_terms(FleetTerms {
+                approve: Some(digests.join(",")),
+                ..FleetTerms::default()
+            })
         });
     }
 
     /// Deletes sources of a namespace, one by one.
     fn delete_sources(&mut self, namespace: &str, names: &[String]) {
         for name in names {
-            self.index.mark_source_deleted(&source(namespace, name), self.now.instant);
+            self.index
+                .mark_source_deleted(&source(namespace, name), self.now.instant);
         }
         let now = self.now.instant;
         self.change(|index| index.expire_deleted(now, Duration::ZERO));
     }
 
     fn passes_source(&self, rule: &str, name: &str) -> bool {
-        let Directive::Wanted(assignment) = self.index.directive(&rule.into(), &MEMBERS[0].into()) else {
+        let Directive::Wanted(assignment) = self.index.directive(&rule.into(), &MEMBERS[0].into())
+        else {
             return false;
         };
         !assignment.must_stay(&source("team", name))
@@ -182,7 +244,10 @@ fn label_typo_that_empties_many_rules_is_blocked() {
     world.add_many(30);
     world.relabel("prd");
     assert_eq!(world.leaving(), 0);
-    assert_eq!(world.pending(), [("member clusters changed".to_owned(), 60, 30)]);
+    assert_eq!(
+        world.pending(),
+        [("member clusters changed".to_owned(), 60, 30)]
+    );
     // Undoing it clears it, and removals below the limits pass then.
     world.relabel("prod");
     assert_eq!((world.leaving(), world.pending()), (0, vec![]));
@@ -200,7 +265,10 @@ fn label_typo_of_one_member_after_the_other_is_blocked() {
     world.later(Duration::from_secs(5));
     world.add("more", "team", 3);
     world.change(|index| index.set_cluster("member-2".into(), cluster("prd")));
-    assert_eq!(world.pending(), [("member clusters changed".to_owned(), 27, 25)]);
+    assert_eq!(
+        world.pending(),
+        [("member clusters changed".to_owned(), 27, 25)]
+    );
 }
 
 #[test]
@@ -209,7 +277,10 @@ fn grant_edit_that_empties_many_rules_is_blocked() {
     world.add_many(30);
     world.change(|index| index.set_grant("everything", None));
     assert_eq!(world.leaving(), 0);
-    assert_eq!(world.pending(), [("grants or namespaces of the hub changed".to_owned(), 60, 30)]);
+    assert_eq!(
+        world.pending(),
+        [("grants or namespaces of the hub changed".to_owned(), 60, 30)]
+    );
     world.change(|index| index.set_grant("everything", Some(grant())));
     assert_eq!(world.pending(), []);
 }
@@ -226,16 +297,30 @@ fn delete_of_a_namespace_or_a_definition_is_blocked() {
             world.index.set_definition(name, Some(true));
         }
         for number in 0..30 {
-            effect.merge(world.index.set_rule(rule(&format!("r{number}"), "team", &gone)));
+            effect.merge(
+                world
+                    .index
+                    .set_rule(rule(&format!("r{number}"), "team", &gone)),
+            );
         }
         if is_namespace {
             // The watch of namespaces may be a moment late.
-            let terminating = Some(SeenNamespace { terminating: true, ..SeenNamespace::default() });
+            let terminating = Some(SeenNamespace {
+                terminating: true,
+                ..SeenNamespace::default()
+            });
             effect.merge(world.index.set_seen_namespace("team", terminating));
         }
         world.judge(effect);
         assert_eq!(world.leaving(), 0);
-        assert_eq!(world.pending().iter().map(|(_, copies, rules)| (*copies, *rules)).collect::<Vec<_>>(), [(60, 30)]);
+        assert_eq!(
+            world
+                .pending()
+                .iter()
+                .map(|(_, copies, rules)| (*copies, *rules))
+                .collect::<Vec<_>>(),
+            [(60, 30)]
+        );
         world.approve_all();
         assert_eq!((world.leaving(), world.pending()), (60, vec![]));
     }
@@ -246,7 +331,9 @@ fn rule_without_own_copies_never_waits() {
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let mut world = World::new();
     world.add("shadowed", "team", 12);
-    MEMBERS.iter().for_each(|member| world.set_holding("shadowed", member, 0));
+    MEMBERS
+        .iter()
+        .for_each(|member| world.set_holding("shadowed", member, 0));
     world.index.set_terminating("team", true);
     world.change(|index| index.set_rule(rule("shadowed", "team", &gone)));
     assert!(world.index.may_go(&"shadowed".into()));
@@ -271,19 +358,34 @@ fn deliberate_deletes_are_limited_where_the_fleet_says_hold() {
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let mut world = World::new();
     world.add("big", "team", 40);
-    let terms = FleetTerms { holds_deliberate: true, ..FleetTerms::default() };
+    let terms = FleetTerms {
+        holds_deliberate: true,
+        ..FleetTerms::default()
+    };
     world.change(|index| index.set_fleet_terms(terms));
     world.change(|index| index.set_rule(rule("big", "team", &gone)));
     assert!(!world.index.may_go(&"big".into()));
-    let leaving = Cluster { leaving: true, ..cluster("prod") };
+    let leaving = Cluster {
+        leaving: true,
+        ..cluster("prod")
+    };
     let mut world = World::new();
     world.add("big", "team", 40);
-    let terms = FleetTerms { holds_deliberate: true, ..FleetTerms::default() };
+    let terms = FleetTerms {
+        holds_deliberate: true,
+        ..FleetTerms::default()
+    };
     world.change(|index| index.set_fleet_terms(terms));
     world.change(|index| index.set_cluster("member-1".into(), leaving.clone()));
-    assert!(matches!(world.index.directive(&"big".into(), &"member-1".into()), Directive::RemovalBlocked));
+    assert!(matches!(
+        world.index.directive(&"big".into(), &"member-1".into()),
+        Directive::RemovalBlocked
+    ));
     world.change(|index| index.set_fleet_terms(FleetTerms::default()));
-    assert!(matches!(world.index.directive(&"big".into(), &"member-1".into()), Directive::Unwanted(_)));
+    assert!(matches!(
+        world.index.directive(&"big".into(), &"member-1".into()),
+        Directive::Unwanted(_)
+    ));
 }
 
 #[test]
@@ -309,7 +411,10 @@ fn approval_is_good_for_the_set_that_was_shown_and_once() {
     world.later(WINDOW);
     world.change(|index| index.set_rule(rule("one", "team", &approved(&first.digest))));
     assert_eq!(world.leaving(), 0);
-    assert_ne!(world.index.pending_approval(&"one".into()).unwrap().digest, first.digest);
+    assert_ne!(
+        world.index.pending_approval(&"one".into()).unwrap().digest,
+        first.digest
+    );
 }
 
 #[test]
@@ -334,14 +439,28 @@ fn removal_joining_a_blocked_cause_needs_approval_again() {
 #[test]
 fn small_removal_does_not_join_what_is_blocked_of_others() {
     let mut world = World::new();
-    let asked = |copies| Some(Asked { objects: copies, digest: AskedDigest([7; 16]) });
+    let asked = |copies| {
+        Some(Asked {
+            objects: copies,
+            digest: AskedDigest([7; 16]),
+        })
+    };
     for name in ["large", "small"] {
         world.add(name, "team", 20);
     }
     let mut prune = |name: &str, copies: u32| {
-        let holding = Holding { copies: 20, intents: 20, prunes: asked(copies) };
-        world.holdings.insert((name.into(), MEMBERS[0].into()), holding);
-        world.judge(Effect { judge: BTreeSet::from([name.into()]), ..Effect::default() });
+        let holding = Holding {
+            copies: 20,
+            intents: 20,
+            prunes: asked(copies),
+        };
+        world
+            .holdings
+            .insert((name.into(), MEMBERS[0].into()), holding);
+        world.judge(Effect {
+            judge: BTreeSet::from([name.into()]),
+            ..Effect::default()
+        });
         world.index.pending_approval(&name.into()).is_some()
     };
     assert!(prune("large", 20));
@@ -365,11 +484,20 @@ fn small_removal_does_not_join_what_is_blocked_of_others() {
 fn prunes_of_agents_count_with_other_removals() {
     let mut world = World::new();
     world.add("one", "team", 50);
-    let asked = |copies| Asked { objects: copies, digest: AskedDigest([7; 16]) };
+    let asked = |copies| Asked {
+        objects: copies,
+        digest: AskedDigest([7; 16]),
+    };
     let prune = |world: &mut World, copies: u32| {
         for member in MEMBERS {
-            let holding = Holding { copies: 50, intents: 50, prunes: Some(asked(copies)).filter(|_| copies > 0) };
-            world.holdings.insert(("one".into(), member.into()), holding);
+            let holding = Holding {
+                copies: 50,
+                intents: 50,
+                prunes: Some(asked(copies)).filter(|_| copies > 0),
+            };
+            world
+                .holdings
+                .insert(("one".into(), member.into()), holding);
         }
         let differs = world.index.prune_differs(
             &"one".into(),
@@ -377,10 +505,17 @@ fn prunes_of_agents_count_with_other_removals() {
             world.holdings[&("one".into(), MEMBERS[0].into())],
         );
         assert!(differs);
-        world.judge(Effect { judge: BTreeSet::from(["one".into()]), ..Effect::default() });
+        world.judge(Effect {
+            judge: BTreeSet::from(["one".into()]),
+            ..Effect::default()
+        });
     };
     let named = |world: &World| {
-        let Directive::Wanted(assignment) = world.index.directive(&"one".into(), &MEMBERS[0].into()) else { panic!() };
+        let Directive::Wanted(assignment) =
+            world.index.directive(&"one".into(), &MEMBERS[0].into())
+        else {
+            panic!()
+        };
         assignment.prune()
     };
     prune(&mut world, 5);
@@ -388,7 +523,11 @@ fn prunes_of_agents_count_with_other_removals() {
     prune(&mut world, 0);
     assert_eq!(named(&world), None);
     prune(&mut world, 9);
-    assert_eq!((named(&world), world.pending().len()), (None, 1), "28 of 100 within a minute");
+    assert_eq!(
+        (named(&world), world.pending().len()),
+        (None, 1),
+        "28 of 100 within a minute"
+    );
     prune(&mut world, 0);
     assert_eq!(world.pending(), []);
 }
@@ -411,10 +550,16 @@ fn new_leader_blocks_what_the_former_one_blocked() {
         next.set_holding("one", member, 5);
         next.change(|index| index.orphaned_cluster(&"one".into(), &member.into()));
         assert_eq!(next.leaving(), 0);
-        assert_eq!(next.index.pending_approval(&"one".into()).unwrap().digest, blocked.digest, "nothing flaps");
+        assert_eq!(
+            next.index.pending_approval(&"one".into()).unwrap().digest,
+            blocked.digest,
+            "nothing flaps"
+        );
         next.later(WINDOW);
     }
-    MEMBERS.iter().for_each(|member| next.set_holding("one", member, 12));
+    MEMBERS
+        .iter()
+        .for_each(|member| next.set_holding("one", member, 12));
     // The set is whole again, so it can be approved before every agent of the fleet has come back.
     let mut approved = rule("one", "team", &none);
     approved.removal.approve = Some(blocked.digest.clone());
@@ -426,9 +571,18 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     changed.index.reset_removal_guards();
     changed.set_holding("one", MEMBERS[0], 12);
     changed.change(|index| index.orphaned_cluster(&"one".into(), &MEMBERS[0].into()));
-    assert_eq!(changed.index.pending_approval(&"one".into()), Some(&blocked));
+    assert_eq!(
+        changed.index.pending_approval(&"one".into()),
+        Some(&blocked)
+    );
     changed.change(|index| index.settle_guard(&"one".into(), &BTreeSet::new()));
-    assert_ne!(changed.index.pending_approval(&"one".into()).map(|pending| &pending.digest), Some(&blocked.digest));
+    assert_ne!(
+        changed
+            .index
+            .pending_approval(&"one".into())
+            .map(|pending| &pending.digest),
+        Some(&blocked.digest)
+    );
     // A member that was silent meanwhile brings more of it.
     let mut late = World::new();
     let mut edited = rule("one", "team", &none);
@@ -451,7 +605,11 @@ fn dry_run_counts_removals_that_are_judged_once_it_is_enforced() {
     spec["clusters"] = json!({"selector": {"matchLabels": {"env": "none"}}});
     world.change(|index| index.set_rule(rule("one", "team", &spec)));
     world.later(WINDOW);
-    assert_eq!((world.leaving(), world.pending().len()), (0, 0), "nothing goes, and nothing waits for approval");
+    assert_eq!(
+        (world.leaving(), world.pending().len()),
+        (0, 0),
+        "nothing goes, and nothing waits for approval"
+    );
     let planned = world.planned("one");
     assert_eq!(planned.values().sum::<u64>(), 24, "{planned:?}");
     spec["enforcement"] = json!("Enforce");
@@ -467,8 +625,12 @@ fn removal_where_the_cluster_is_away_is_judged_when_it_is_back() {
     world.holdings.remove(&("one".into(), "member-2".into()));
     let none = json!({"clusters": {"selector": {"matchLabels": {"env": "none"}}}});
     world.change(|index| index.set_rule(rule("one", "team", &none)));
-    let is_unwanted =
-        |world: &World| matches!(world.index.directive(&"one".into(), &"member-2".into()), Directive::Unwanted(_));
+    let is_unwanted = |world: &World| {
+        matches!(
+            world.index.directive(&"one".into(), &"member-2".into()),
+            Directive::Unwanted(_)
+        )
+    };
     assert_eq!(world.leaving(), 1);
     assert!(!is_unwanted(&world), "nobody knows what is there");
     world.set_holding("one", "member-2", 400);
@@ -490,20 +652,55 @@ fn switch_to_retain_needs_no_approval() {
 
 #[test]
 fn limits_of_rule_member_and_fleet_are_each_kept() {
-    let wide = Limit { count: 1000, percent: 100 };
-    for (fleet, member) in [(Limit { count: 5, percent: 0 }, wide), (wide, Limit { count: 2, percent: 0 })] {
+    let wide = Limit {
+        count: 1000,
+        percent: 100,
+    };
+    for (fleet, member) in [
+        (
+            Limit {
+                count: 5,
+                percent: 0,
+            },
+            wide,
+        ),
+        (
+            wide,
+            Limit {
+                count: 2,
+                percent: 0,
+            },
+        ),
+    ] {
         let mut world = World::new();
         world.add_many(3);
-        world.change(|index| index.set_fleet_terms(FleetTerms { fleet, member, ..FleetTerms::default() }));
+        world.change(|index| {
+            index.set_fleet_terms(FleetTerms {
+                fleet,
+                member,
+                ..FleetTerms::default()
+            })
+        });
         world.relabel("prd");
-        assert_eq!((world.leaving(), world.pending().len()), (0, 1), "{fleet:?} {member:?}");
+        assert_eq!(
+            (world.leaving(), world.pending().len()),
+            (0, 1),
+            "{fleet:?} {member:?}"
+        );
     }
     // One rule above its own limit blocks what the same cause removes of the others.
     let mut world = World::new();
     world.add("big", "team", 8);
     world.add("small", "team", 1);
-    let terms = FleetTerms { fleet: wide, member: wide, ..FleetTerms::default() };
+    let terms = FleetTerms {
+        fleet: wide,
+        member: wide,
+        ..FleetTerms::default()
+    };
     world.change(|index| index.set_fleet_terms(terms));
     world.relabel("prd");
-    assert_eq!((world.leaving(), world.pending()), (0, vec![("member clusters changed".to_owned(), 18, 2)]));
+    assert_eq!(
+        (world.leaving(), world.pending()),
+        (0, vec![("member clusters changed".to_owned(), 18, 2)])
+    );
 }

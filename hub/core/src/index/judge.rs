@@ -12,7 +12,8 @@ use super::guard::{Holdings, PendingCause};
 use super::selection::Selection;
 use super::{Cluster, RuleEntry};
 use crate::guard::{
-    Cause, FleetGuard, GuardDecision, Item, Limit, Part, RemovalGuard, Totals, approves, digest_of_all,
+    Cause, FleetGuard, GuardDecision, Item, Limit, Part, RemovalGuard, Totals, approves,
+    digest_of_all,
 };
 use crate::now::Now;
 
@@ -62,13 +63,24 @@ impl<'a> Judge<'a> {
     }
 
     fn counter(&self) -> CopyCounter<'_> {
-        CopyCounter { rules: self.rules, clusters: self.clusters, selection: self.selection, holdings: self.holdings }
+        CopyCounter {
+            rules: self.rules,
+            clusters: self.clusters,
+            selection: self.selection,
+            holdings: self.holdings,
+        }
     }
 
     fn sort_out(&mut self, uid: &RuleUid) -> bool {
-        let Some(mut guard) = self.take_guard(uid) else { return false };
-        self.before.entry(uid.clone()).or_insert_with(|| guard.decision().clone());
-        let Some(entry) = self.rules.get(uid) else { return false };
+        let Some(mut guard) = self.take_guard(uid) else {
+            return false;
+        };
+        self.before
+            .entry(uid.clone())
+            .or_insert_with(|| guard.decision().clone());
+        let Some(entry) = self.rules.get(uid) else {
+            return false;
+        };
         if is_preview(entry) {
             // It removes nothing. What it no longer wants is judged once the rule is enforced.
             if let Some(entry) = self.rules.get_mut(uid) {
@@ -103,7 +115,9 @@ impl<'a> Judge<'a> {
 
     /// Takes a rule's guard out for a judgement, which puts it back: a clone would copy all that is blocked.
     fn take_guard(&mut self, uid: &RuleUid) -> Option<RemovalGuard> {
-        self.rules.get_mut(uid).map(|entry| std::mem::take(&mut entry.guard))
+        self.rules
+            .get_mut(uid)
+            .map(|entry| std::mem::take(&mut entry.guard))
     }
 
     fn reopen_blocked(&mut self) {
@@ -112,7 +126,8 @@ impl<'a> Judge<'a> {
                 entry.guard.reopen();
             }
             if entry.guard.waits() && !is_preview(entry) {
-                self.fleet.wait(uid, entry.guard.take_news(), self.now.instant);
+                self.fleet
+                    .wait(uid, entry.guard.take_news(), self.now.instant);
             }
         }
     }
@@ -124,12 +139,26 @@ impl<'a> Judge<'a> {
         }
         let blocks = self.fleet.terms.holds_deliberate;
         match item {
-            Item::Rule if self.origins.namespaces.contains(&entry.rule.terms.rule.namespace) => Cause::NamespaceDeleted,
-            Item::Rule if self.origins.definitions.contains(definition_of(&entry.rule.terms.rule)) => {
+            Item::Rule
+                if self
+                    .origins
+                    .namespaces
+                    .contains(&entry.rule.terms.rule.namespace) =>
+            {
+                Cause::NamespaceDeleted
+            }
+            Item::Rule
+                if self
+                    .origins
+                    .definitions
+                    .contains(definition_of(&entry.rule.terms.rule)) =>
+            {
                 Cause::DefinitionDeleted
             }
             Item::Rule if entry.rule.removal.on_rule_delete => Cause::LimitedDeletion,
-            Item::Source(source) if self.origins.namespaces.contains(&*source.namespace) => Cause::NamespaceDeleted,
+            Item::Source(source) if self.origins.namespaces.contains(&*source.namespace) => {
+                Cause::NamespaceDeleted
+            }
             _ if blocks => Cause::LimitedDeletion,
             _ => Cause::Deleted,
         }
@@ -139,10 +168,16 @@ impl<'a> Judge<'a> {
     fn judge_together(&mut self, due: BTreeSet<RuleUid>) {
         let mut parts = Vec::new();
         for uid in &due {
-            let Some(entry) = self.rules.get_mut(uid).filter(|entry| !is_preview(entry)) else { continue };
+            let Some(entry) = self.rules.get_mut(uid).filter(|entry| !is_preview(entry)) else {
+                continue;
+            };
             let mut guard = std::mem::take(&mut entry.guard);
-            self.before.entry(uid.clone()).or_insert_with(|| guard.decision().clone());
-            let Some(entry) = self.rules.get(uid) else { continue };
+            self.before
+                .entry(uid.clone())
+                .or_insert_with(|| guard.decision().clone());
+            let Some(entry) = self.rules.get(uid) else {
+                continue;
+            };
             // Only now is it certain where the deletion of a rule comes from.
             let deliberate = guard.take_deliberate(|item, cause| self.refine(entry, item, cause));
             guard.pass(deliberate);
@@ -150,7 +185,13 @@ impl<'a> Judge<'a> {
             for (cause, items) in guard.take_open() {
                 let copies = self.counter().count(entry, items.iter());
                 let joins = joins || cause == Cause::Carried;
-                parts.push(Part { uid: uid.clone(), cause, items, copies, joins });
+                parts.push(Part {
+                    uid: uid.clone(),
+                    cause,
+                    items,
+                    copies,
+                    joins,
+                });
             }
             if let Some(entry) = self.rules.get_mut(uid) {
                 entry.guard = guard;
@@ -169,8 +210,10 @@ impl<'a> Judge<'a> {
             }
         }
         for part in parts {
-            let is_over = over.contains(&part.key()) || joined.contains(&(part.cause, part.uid.clone()));
-            let is_blocked = is_over && (part.joins || part.copies.values().any(|count| *count > 0));
+            let is_over =
+                over.contains(&part.key()) || joined.contains(&(part.cause, part.uid.clone()));
+            let is_blocked =
+                is_over && (part.joins || part.copies.values().any(|count| *count > 0));
             self.decide(part, is_blocked);
         }
         for uid in due {
@@ -184,8 +227,16 @@ impl<'a> Judge<'a> {
         let mut fleet = std::mem::take(self.fleet);
         let counter = self.counter();
         let all_rules = fleet.all_rules();
-        let totals = FleetTotals { counter, ceiling: self.ceiling, all_rules, fleet: OnceCell::new() };
-        let blocked = counter.rules.iter().filter_map(|(uid, entry)| Some((uid, entry.guard.blocked_lately(now)?)));
+        let totals = FleetTotals {
+            counter,
+            ceiling: self.ceiling,
+            all_rules,
+            fleet: OnceCell::new(),
+        };
+        let blocked = counter
+            .rules
+            .iter()
+            .filter_map(|(uid, entry)| Some((uid, entry.guard.blocked_lately(now)?)));
         let over = fleet.exceeding(parts, blocked, &totals, now);
         *self.fleet = fleet;
         over
@@ -200,8 +251,11 @@ impl<'a> Judge<'a> {
             };
             item.cluster().is_some_and(silent)
         };
-        let (away, present): (BTreeSet<Item>, BTreeSet<Item>) = part.items.iter().cloned().partition(is_away);
-        let Some(entry) = self.rules.get_mut(&part.uid) else { return };
+        let (away, present): (BTreeSet<Item>, BTreeSet<Item>) =
+            part.items.iter().cloned().partition(is_away);
+        let Some(entry) = self.rules.get_mut(&part.uid) else {
+            return;
+        };
         if is_blocked {
             entry.guard.block(part.items, part.cause);
         } else {
@@ -210,14 +264,19 @@ impl<'a> Judge<'a> {
             if retains {
                 entry.guard.pass(away);
             }
-            self.fleet.record_passed(&part.uid, part.copies, self.now.instant);
+            self.fleet
+                .record_passed(&part.uid, part.copies, self.now.instant);
         }
     }
 
     /// Tells people what of a rule is blocked now. An approval that waited for just this counts.
     fn describe(&mut self, uid: &RuleUid) {
-        let Some(mut guard) = self.take_guard(uid) else { return };
-        let Some(entry) = self.rules.get(uid) else { return };
+        let Some(mut guard) = self.take_guard(uid) else {
+            return;
+        };
+        let Some(entry) = self.rules.get(uid) else {
+            return;
+        };
         let subject = entry.rule.terms.rule.to_string();
         for _ in 0..2 {
             let copies = self.counter().count(entry, guard.blocked().iter());
@@ -233,12 +292,17 @@ impl<'a> Judge<'a> {
 
     /// What the annotation of the `Fleet` object approves goes in all its rules.
     fn approve_by_fleet(&mut self) {
-        let Some(approval) = self.fleet.terms.approve.clone() else { return };
-        let approved: Vec<_> =
-            blocked_rules(self.rules).filter(|(cause, ..)| approves(Some(&approval), &cause.approval.digest)).collect();
+        let Some(approval) = self.fleet.terms.approve.clone() else {
+            return;
+        };
+        let approved: Vec<_> = blocked_rules(self.rules)
+            .filter(|(cause, ..)| approves(Some(&approval), &cause.approval.digest))
+            .collect();
         for uid in approved.into_iter().flat_map(|(_, uids)| uids) {
             if let Some(entry) = self.rules.get_mut(&uid) {
-                self.before.entry(uid).or_insert_with(|| entry.guard.decision().clone());
+                self.before
+                    .entry(uid)
+                    .or_insert_with(|| entry.guard.decision().clone());
                 entry.guard.approve(None, true);
             }
         }
@@ -247,7 +311,11 @@ impl<'a> Judge<'a> {
 
 /// The definition of the kind of a rule.
 fn definition_of(rule: &RuleName) -> &'static str {
-    if rule.is_cluster_scoped() { ClusterDistributionRule::crd_name() } else { DistributionRule::crd_name() }
+    if rule.is_cluster_scoped() {
+        ClusterDistributionRule::crd_name()
+    } else {
+        DistributionRule::crd_name()
+    }
 }
 
 pub(super) fn blocked_rules(
@@ -256,23 +324,49 @@ pub(super) fn blocked_rules(
     let mut causes: BTreeMap<&str, Vec<(&RuleUid, &RuleEntry, &PendingApproval)>> = BTreeMap::new();
     for (uid, entry) in rules {
         if let Some(pending) = entry.guard.pending() {
-            causes.entry(&pending.cause).or_default().push((uid, entry, pending));
+            causes
+                .entry(&pending.cause)
+                .or_default()
+                .push((uid, entry, pending));
         }
     }
     causes.into_iter().map(|(cause, rules)| {
         let sum = |of: fn(&PendingApproval) -> i64| {
-            rules.iter().map(|(.., pending)| of(pending)).fold(0, i64::saturating_add)
+            rules
+                .iter()
+                .map(|(.., pending)| of(pending))
+                .fold(0, i64::saturating_add)
         };
         let approval = PendingApproval {
-            digest: digest_of_all(cause, rules.iter().map(|(.., pending)| pending.digest.as_str())),
+            digest: digest_of_all(
+                cause,
+                rules.iter().map(|(.., pending)| pending.digest.as_str()),
+            ),
             cause: cause.to_owned(),
             copies: sum(|pending| pending.copies),
-            clusters: rules.iter().map(|(.., pending)| pending.clusters).max().unwrap_or_default(),
-            names: rules.iter().take(NAMES).map(|(_, entry, _)| entry.rule.terms.rule.to_string()).collect(),
-            since: rules.iter().filter_map(|(.., pending)| pending.since.clone()).min(),
+            clusters: rules
+                .iter()
+                .map(|(.., pending)| pending.clusters)
+                .max()
+                .unwrap_or_default(),
+            names: rules
+                .iter()
+                .take(NAMES)
+                .map(|(_, entry, _)| entry.rule.terms.rule.to_string())
+                .collect(),
+            since: rules
+                .iter()
+                .filter_map(|(.., pending)| pending.since.clone())
+                .min(),
         };
         let uids = rules.iter().map(|(uid, ..)| (*uid).clone()).collect();
-        (PendingCause { approval, rules: rules.len() as u64 }, uids)
+        (
+            PendingCause {
+                approval,
+                rules: rules.len() as u64,
+            },
+            uids,
+        )
     })
 }
 
@@ -289,8 +383,18 @@ fn prunes(entry: &RuleEntry, holdings: Holdings<'_>) -> BTreeMap<ClusterName, As
     if entry.rule.deleting {
         return BTreeMap::new();
     }
-    let asked = |cluster: &ClusterName| Some((cluster.clone(), holdings(&entry.rule.uid, cluster)?.prunes?.digest));
-    entry.target_clusters.clusters.keys().filter_map(asked).collect()
+    let asked = |cluster: &ClusterName| {
+        Some((
+            cluster.clone(),
+            holdings(&entry.rule.uid, cluster)?.prunes?.digest,
+        ))
+    };
+    entry
+        .target_clusters
+        .clusters
+        .keys()
+        .filter_map(asked)
+        .collect()
 }
 
 /// The copies of rules, member clusters and the fleet.
@@ -303,27 +407,46 @@ struct FleetTotals<'a> {
 
 impl Totals for FleetTotals<'_> {
     fn of_rule(&self, uid: &RuleUid) -> (Limit, u64) {
-        let Some(entry) = self.counter.rules.get(uid) else { return (Limit::default(), 0) };
-        let limit = self.ceiling.map_or(entry.rule.removal.limit, |most| entry.rule.removal.limit.under(most));
+        let Some(entry) = self.counter.rules.get(uid) else {
+            return (Limit::default(), 0);
+        };
+        let limit = self.ceiling.map_or(entry.rule.removal.limit, |most| {
+            entry.rule.removal.limit.under(most)
+        });
         (limit, self.counter.all_copies(entry))
     }
 
     fn of_member(&self, cluster: &ClusterName) -> u64 {
-        let copies = |uid: &RuleUid| (self.counter.holdings)(uid, cluster).map_or(0, |acked| acked.copies);
+        let copies =
+            |uid: &RuleUid| (self.counter.holdings)(uid, cluster).map_or(0, |acked| acked.copies);
         match &self.all_rules {
             Some(all) => all.iter().map(copies).fold(0, u64::saturating_add),
-            None => self.counter.rules.keys().map(copies).fold(0, u64::saturating_add),
+            None => self
+                .counter
+                .rules
+                .keys()
+                .map(copies)
+                .fold(0, u64::saturating_add),
         }
     }
 
     /// Nobody checks what a member counts: one adds no more than all others together.
     fn of_fleet(&self) -> u64 {
         *self.fleet.get_or_init(|| {
-            let all: Vec<_> = self.counter.clusters.keys().map(|cluster| self.of_member(cluster)).collect();
+            let all: Vec<_> = self
+                .counter
+                .clusters
+                .keys()
+                .map(|cluster| self.of_member(cluster))
+                .collect();
             let sum = all.iter().copied().fold(0, u64::saturating_add);
             let largest = all.iter().copied().max().unwrap_or_default();
             let others = sum.saturating_sub(largest);
-            if all.iter().filter(|copies| **copies > 0).count() > 1 { sum.min(others.saturating_mul(2)) } else { sum }
+            if all.iter().filter(|copies| **copies > 0).count() > 1 {
+                sum.min(others.saturating_mul(2))
+            } else {
+                sum
+            }
         })
     }
 }

@@ -24,7 +24,10 @@ impl LabelRoom {
     /// Whether all labels of an object can be kept.
     pub fn admits(&mut self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
         self.release(source);
-        let bytes: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let bytes: usize = labels
+            .iter()
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
         if labels.len() <= LABELS && bytes <= LABEL_BYTES {
             return true;
         }

@@ -43,8 +43,8 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::guard::{FleetGuard, Item, Limit, RemovalGuard};
 use crate::plan::{
-    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, RolloutTarget, Rule, RulePlan, Scope,
-    TargetClusters, WatchScope,
+    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, RolloutTarget, Rule,
+    RulePlan, Scope, TargetClusters, WatchScope,
 };
 use crate::rollout::Gate;
 pub use around::{Around, ChangedObject};
@@ -140,10 +140,24 @@ pub struct RuleEntry {
 }
 
 impl RuleEntry {
-    fn share_of(&self, cluster: &ClusterName, plan: &Arc<RulePlan>, terms: &NamedTerms) -> ClusterAssignment {
+    fn share_of(
+        &self,
+        cluster: &ClusterName,
+        plan: &Arc<RulePlan>,
+        terms: &NamedTerms,
+    ) -> ClusterAssignment {
         let judged = self.guard.decision().clone();
-        let rolled_back = self.rollback().and_then(|_| self.cluster_plans.plan(cluster, &self.plan)).cloned();
-        ClusterAssignment { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged, rolled_back }
+        let rolled_back = self
+            .rollback()
+            .and_then(|_| self.cluster_plans.plan(cluster, &self.plan))
+            .cloned();
+        ClusterAssignment {
+            cluster: cluster.clone(),
+            plan: plan.clone(),
+            terms: terms.clone(),
+            judged,
+            rolled_back,
+        }
     }
 
     /// What a cluster should have of the rule; `None` if the rule does not go there.
@@ -208,12 +222,18 @@ impl Index {
 
     /// An index of a hub that looks for sources in these namespaces.
     pub fn of(scope: Scope) -> Self {
-        Self { scope, ..Self::default() }
+        Self {
+            scope,
+            ..Self::default()
+        }
     }
 
     /// Names the contents that it makes out of those of sources with this.
     pub fn hashing_with(self, revision_hasher: RevisionHasher) -> Self {
-        Self { revision_hasher, ..self }
+        Self {
+            revision_hasher,
+            ..self
+        }
     }
 
     /// Where the hub looks for sources.
@@ -224,14 +244,20 @@ impl Index {
     /// Whether the hub talks to this cluster at all: it is there, with this uid, and accepted. To any other it says
     /// nothing, not even that something is unwanted.
     pub fn talks_to(&self, cluster: &ClusterName, uid: &str) -> bool {
-        self.clusters.get(cluster).is_some_and(|known| known.accepted && known.uid == uid)
+        self.clusters
+            .get(cluster)
+            .is_some_and(|known| known.accepted && known.uid == uid)
     }
 
     /// What the hub says about a rule to a cluster that it talks to ([`Index::talks_to`]). A pure function of rule and
     /// cluster, so it needs no session.
     pub fn directive(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
         let Some(entry) = self.rules.get(uid) else {
-            return if self.is_awaited(uid) { Directive::Unknown } else { self.pending_claim(uid, cluster) };
+            return if self.is_awaited(uid) {
+                Directive::Unknown
+            } else {
+                self.pending_claim(uid, cluster)
+            };
         };
         let policy = entry.rule.terms.deletion_policy;
         let judged = entry.guard.decision();
@@ -257,7 +283,10 @@ impl Index {
                 Directive::Wanted(assignment)
             };
         }
-        let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);
+        let leaving = self
+            .clusters
+            .get(cluster)
+            .is_some_and(|cluster| cluster.leaving);
         // Where deliberate deletes are under the limits, so is what goes with a cluster that leaves.
         if leaving && !self.guard.terms.holds_deliberate {
             Directive::Unwanted(policy)
@@ -272,8 +301,13 @@ impl Index {
 
     /// A rule that is gone may have left an order for a cluster that was away.
     fn pending_claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
-        let pending = self.clusters.get(cluster).and_then(|cluster| cluster.pending.get(uid));
-        pending.map_or(Directive::Orphaned, |removal| Directive::Unwanted(removal.deletion_policy.into()))
+        let pending = self
+            .clusters
+            .get(cluster)
+            .and_then(|cluster| cluster.pending.get(uid));
+        pending.map_or(Directive::Orphaned, |removal| {
+            Directive::Unwanted(removal.deletion_policy.into())
+        })
     }
 
     /// The version in which a rule changed last.
@@ -284,9 +318,15 @@ impl Index {
     /// The rules about which something was said to this cluster after `since`, with what is said now; and the version
     /// to ask with next time. Rules that never chose the cluster are among them: only who holds something of such a
     /// rule needs to care. Asking since 0 gives everything.
-    pub fn directives_since(&self, cluster: &ClusterName, since: u64) -> (Vec<(RuleUid, Directive)>, u64) {
+    pub fn directives_since(
+        &self,
+        cluster: &ClusterName,
+        since: u64,
+    ) -> (Vec<(RuleUid, Directive)>, u64) {
         let changed = self.changes.since(since);
-        let directives = changed.map(|uid| (uid.clone(), self.directive(uid, cluster))).collect();
+        let directives = changed
+            .map(|uid| (uid.clone(), self.directive(uid, cluster)))
+            .collect();
         (directives, self.changes.version())
     }
 
@@ -294,7 +334,9 @@ impl Index {
     fn touch(&mut self, uid: &RuleUid, effect: &mut Effect) {
         self.renew(uid);
         if let Some(entry) = self.rules.get(uid) {
-            effect.clusters.extend(entry.target_clusters.clusters.keys().cloned());
+            effect
+                .clusters
+                .extend(entry.target_clusters.clusters.keys().cloned());
         }
         effect.rules.insert(uid.clone());
     }

@@ -8,35 +8,59 @@ use crate::guard::{Cause, Item};
 
 impl Index {
     /// An agent holds these of a rule that does not want them, and nobody has judged that.
-    pub fn orphaned_intents(&mut self, uid: &RuleUid, cluster: &ClusterName, sources: BTreeSet<SourceRef>) -> Effect {
+    pub fn orphaned_intents(
+        &mut self,
+        uid: &RuleUid,
+        cluster: &ClusterName,
+        sources: BTreeSet<SourceRef>,
+    ) -> Effect {
         let mut effect = Effect::default();
         // Of a place that nobody watches any more the hub cannot tell.
         let known = |source: &SourceRef| {
             let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
-            kind.is_some_and(|kind| self.is_known(&self.scope.place(kind.resource, &source.namespace)))
+            kind.is_some_and(|kind| {
+                self.is_known(&self.scope.place(kind.resource, &source.namespace))
+            })
         };
-        let absent = |source: &SourceRef| known(source) && self.sources.get(&source.plain()).is_none();
+        let absent =
+            |source: &SourceRef| known(source) && self.sources.get(&source.plain()).is_none();
         let causes: Vec<_> = sources
             .into_iter()
             .map(|source| {
-                let refused = self.rules.get(uid).is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
-                let cause = if refused || absent(&source) { Cause::Missed } else { Cause::Reconnected };
+                let refused = self
+                    .rules
+                    .get(uid)
+                    .is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
+                let cause = if refused || absent(&source) {
+                    Cause::Missed
+                } else {
+                    Cause::Reconnected
+                };
                 (source, cause)
             })
             .collect();
-        let Some(entry) = self.rules.get_mut(uid) else { return effect };
+        let Some(entry) = self.rules.get_mut(uid) else {
+            return effect;
+        };
         let carried = entry.guard.was_awaited(cluster);
         let mut room = entry.guard.room();
         for (intent, cause) in causes {
-            let Some(item) = entry.orphaned_intent(cluster, &intent).filter(|item| entry.guard.is_new(item)) else {
+            let Some(item) = entry
+                .orphaned_intent(cluster, &intent)
+                .filter(|item| entry.guard.is_new(item))
+            else {
                 continue;
             };
             if cause == Cause::Missed {
                 // What does not fit stays where it is, until there is room for it.
-                let Some(left) = room.checked_sub(1) else { continue };
+                let Some(left) = room.checked_sub(1) else {
+                    continue;
+                };
                 room = left;
             }
-            entry.guard.remove(item, if carried { Cause::Carried } else { cause });
+            entry
+                .guard
+                .remove(item, if carried { Cause::Carried } else { cause });
             effect.judge.insert(uid.clone());
         }
         effect
@@ -45,14 +69,20 @@ impl Index {
     /// A cluster holds copies of a rule that does not choose it, and nobody has judged that.
     pub fn orphaned_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
         let mut effect = Effect::default();
-        let leaves = |cluster: &Cluster| cluster.accepted && cluster.leaving && self.guard.terms.holds_deliberate;
+        let leaves = |cluster: &Cluster| {
+            cluster.accepted && cluster.leaving && self.guard.terms.holds_deliberate
+        };
         let leaves = self.clusters.get(cluster).is_some_and(leaves);
         let takes_part = leaves || self.clusters.get(cluster).is_some_and(Cluster::takes_part);
         if let Some(entry) = self.rules.get_mut(uid)
             && takes_part
             && !entry.target_clusters.clusters.contains_key(cluster)
         {
-            let cause = if entry.guard.was_awaited(cluster) { Cause::Carried } else { Cause::Reconnected };
+            let cause = if entry.guard.was_awaited(cluster) {
+                Cause::Carried
+            } else {
+                Cause::Reconnected
+            };
             entry.guard.remove(Item::Cluster(cluster.clone()), cause);
             if entry.guard.is_open() {
                 effect.judge.insert(uid.clone());
@@ -64,7 +94,10 @@ impl Index {
     /// A cluster is back, and holds copies of these rules only: what was held there of others is not there.
     pub fn holds_only(&mut self, cluster: &ClusterName, rules: &BTreeSet<RuleUid>) -> Effect {
         let mut effect = Effect::default();
-        let others = self.rules.iter_mut().filter(|(uid, _)| !rules.contains(*uid));
+        let others = self
+            .rules
+            .iter_mut()
+            .filter(|(uid, _)| !rules.contains(*uid));
         for (uid, entry) in others.filter(|(_, entry)| entry.guard.blocks_in(cluster)) {
             entry.guard.forget(cluster);
             effect.rules.insert(uid.clone());
@@ -76,7 +109,11 @@ impl Index {
     /// by now, or over.
     pub fn settle_guard(&mut self, uid: &RuleUid, away: &BTreeSet<ClusterName>) -> Effect {
         let mut effect = Effect::default();
-        if self.rules.get_mut(uid).is_some_and(|entry| entry.guard.settle(away)) {
+        if self
+            .rules
+            .get_mut(uid)
+            .is_some_and(|entry| entry.guard.settle(away))
+        {
             effect.rules.insert(uid.clone());
             effect.judge.insert(uid.clone());
         }

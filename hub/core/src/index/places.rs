@@ -23,7 +23,9 @@ impl Index {
     /// The state of a place. One in which the hub does not look cannot be read.
     pub fn place(&self, place: &WatchScope) -> PlaceState {
         match &place.namespace {
-            Some(namespace) if !self.scope.reads(namespace) => PlaceState::Unreadable(outside(namespace)),
+            Some(namespace) if !self.scope.reads(namespace) => {
+                PlaceState::Unreadable(outside(namespace))
+            }
             _ => self.places.get(place).cloned().unwrap_or_default(),
         }
     }
@@ -33,25 +35,50 @@ impl Index {
         if self.place(&place) == state {
             return Effect::default();
         }
-        let needing = self.rules.iter().filter(|(_, entry)| entry.rule.places(&self.scope).contains(&place));
+        let needing = self
+            .rules
+            .iter()
+            .filter(|(_, entry)| entry.rule.places(&self.scope).contains(&place));
         let follow: BTreeSet<_> = needing.map(|(uid, _)| uid.clone()).collect();
         self.places.insert(place, state);
         // Why it cannot be read may be another thing now, which the status says.
-        self.follow_here(Effect { rules: follow.clone(), follow, ..Effect::default() })
+        self.follow_here(Effect {
+            rules: follow.clone(),
+            follow,
+            ..Effect::default()
+        })
     }
 
     /// The plan of a rule follows what is known of its places now. Sources are taken in as they come, so nothing else of it
     /// changes.
     pub(super) fn follow_places(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
-        let Some(entry) = self.rules.get(uid) else { return effect };
-        let unknown: BTreeSet<WatchScope> =
-            entry.rule.places(&self.scope).into_iter().filter(|place| !self.is_known(place)).collect();
-        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.plan.unknown != unknown) else { return effect };
+        let Some(entry) = self.rules.get(uid) else {
+            return effect;
+        };
+        let unknown: BTreeSet<WatchScope> = entry
+            .rule
+            .places(&self.scope)
+            .into_iter()
+            .filter(|place| !self.is_known(place))
+            .collect();
+        let Some(entry) = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| entry.plan.unknown != unknown)
+        else {
+            return effect;
+        };
         entry.cluster_plans.set_unknown(&unknown);
         Arc::make_mut(&mut entry.plan).unknown = unknown;
         // Whether a Secret is missing from which values are taken, or cannot be seen, is another question now.
-        let takes = entry.rule.shape.lenders().next().is_some().then(|| entry.rule.clone());
+        let takes = entry
+            .rule
+            .shape
+            .lenders()
+            .next()
+            .is_some()
+            .then(|| entry.rule.clone());
         entry.keep_wanted();
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
@@ -65,7 +92,11 @@ impl Index {
 
     /// Places in which some rule looks for sources.
     pub fn needed_places(&self) -> BTreeSet<WatchScope> {
-        let rules = self.rules.values().map(|entry| &entry.rule).chain(self.awaited_rules());
+        let rules = self
+            .rules
+            .values()
+            .map(|entry| &entry.rule)
+            .chain(self.awaited_rules());
         rules.flat_map(|rule| rule.places(&self.scope)).collect()
     }
 

@@ -51,8 +51,12 @@ impl Readers {
     /// objects were not kept.
     pub(super) fn set(&mut self, rule: &Rule) -> bool {
         self.remove(&rule.uid);
-        let selectors = rule.sources.iter().filter_map(|entry| entry.selector.as_ref());
-        let keys = selectors.flat_map(|selector| selector.requirements.iter().map(|one| one.key.clone()));
+        let selectors = rule
+            .sources
+            .iter()
+            .filter_map(|entry| entry.selector.as_ref());
+        let keys =
+            selectors.flat_map(|selector| selector.requirements.iter().map(|one| one.key.clone()));
         let keys: BTreeSet<String> = keys.collect();
         let mut news = false;
         for key in &keys {
@@ -63,9 +67,16 @@ impl Readers {
             self.kept = self.keys.keys().cloned().collect();
         }
         self.keys_of.insert(rule.uid.clone(), keys);
-        let marks: BTreeSet<Mark> = rule.sources.iter().flat_map(|entry| self.marks_of(rule, entry)).collect();
+        let marks: BTreeSet<Mark> = rule
+            .sources
+            .iter()
+            .flat_map(|entry| self.marks_of(rule, entry))
+            .collect();
         for mark in &marks {
-            self.rules.entry(mark.clone()).or_default().insert(rule.uid.clone());
+            self.rules
+                .entry(mark.clone())
+                .or_default()
+                .insert(rule.uid.clone());
         }
         self.marks.insert(rule.uid.clone(), marks);
         news
@@ -92,29 +103,55 @@ impl Readers {
     }
 
     /// Every rule that needs an object with these labels, and few others.
-    pub(super) fn of(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> BTreeSet<RuleUid> {
+    pub(super) fn of(
+        &self,
+        source: &SourceRef,
+        labels: &BTreeMap<String, String>,
+    ) -> BTreeSet<RuleUid> {
         let own = [Sign::Any, Sign::Name(source.name.clone())];
         let keys = labels.keys().map(|key| Sign::Key(key.clone()));
-        let labels = labels.iter().map(|(key, value)| Sign::Label(key.clone(), value.clone()));
+        let labels = labels
+            .iter()
+            .map(|(key, value)| Sign::Label(key.clone(), value.clone()));
         let signs = own.into_iter().chain(keys).chain(labels);
         let namespaces = [None, Some(source.namespace.clone())];
-        let marks = signs
-            .flat_map(|sign| namespaces.clone().map(|namespace| (source.resource.clone(), namespace, sign.clone())));
-        marks.filter_map(|mark| self.rules.get(&mark)).flatten().cloned().collect()
+        let marks = signs.flat_map(|sign| {
+            namespaces
+                .clone()
+                .map(|namespace| (source.resource.clone(), namespace, sign.clone()))
+        });
+        marks
+            .filter_map(|mark| self.rules.get(&mark))
+            .flatten()
+            .cloned()
+            .collect()
     }
 
     fn marks_of(&self, rule: &Rule, entry: &SourceChoice) -> Vec<Mark> {
-        let kinds: Vec<Arc<str>> = entry.kinds.iter().map(|kind| Arc::from(kind.resource)).collect();
+        let kinds: Vec<Arc<str>> = entry
+            .kinds
+            .iter()
+            .map(|kind| Arc::from(kind.resource))
+            .collect();
         let namespaces = namespaces(&entry.namespaces);
         let mut all = match &entry.selector {
             None => product(&kinds, &namespaces, &names(&entry.names)),
             // All requirements hold, so any one of them will do: the one that fewest other rules go by.
             Some(selector) => {
-                let by_each = selector.requirements.iter().map(|one| product(&kinds, &namespaces, &signs(one)));
-                by_each.min_by_key(|marks| self.crowd(marks)).unwrap_or_default()
+                let by_each = selector
+                    .requirements
+                    .iter()
+                    .map(|one| product(&kinds, &namespaces, &signs(one)));
+                by_each
+                    .min_by_key(|marks| self.crowd(marks))
+                    .unwrap_or_default()
             }
         };
-        let lenders: Vec<Sign> = rule.shape.lenders().map(|name| Sign::Name(name.into())).collect();
+        let lenders: Vec<Sign> = rule
+            .shape
+            .lenders()
+            .map(|name| Sign::Name(name.into()))
+            .collect();
         if let Some(kind) = kinds.into_iter().find(|kind| **kind == *REFERENCED_KIND) {
             all.extend(product(&[kind], &namespaces, &lenders));
         }
@@ -135,7 +172,10 @@ impl Readers {
 
 fn namespaces(patterns: &[Pattern]) -> Vec<Option<Arc<str>>> {
     if patterns.iter().all(Pattern::is_literal) {
-        patterns.iter().map(|name| Some(name.as_str().into())).collect()
+        patterns
+            .iter()
+            .map(|name| Some(name.as_str().into()))
+            .collect()
     } else {
         vec![None]
     }
@@ -143,7 +183,10 @@ fn namespaces(patterns: &[Pattern]) -> Vec<Option<Arc<str>>> {
 
 fn names(patterns: &[Pattern]) -> Vec<Sign> {
     if patterns.iter().all(Pattern::is_literal) {
-        patterns.iter().map(|name| Sign::Name(name.as_str().into())).collect()
+        patterns
+            .iter()
+            .map(|name| Sign::Name(name.as_str().into()))
+            .collect()
     } else {
         vec![Sign::Any]
     }
@@ -153,7 +196,11 @@ fn names(patterns: &[Pattern]) -> Vec<Sign> {
 fn signs(requirement: &Requirement) -> Vec<Sign> {
     let key = || requirement.key.clone();
     match requirement.operator {
-        Operator::In => requirement.values.iter().map(|value| Sign::Label(key(), value.clone())).collect(),
+        Operator::In => requirement
+            .values
+            .iter()
+            .map(|value| Sign::Label(key(), value.clone()))
+            .collect(),
         Operator::Exists => vec![Sign::Key(key())],
         Operator::NotIn | Operator::DoesNotExist => vec![Sign::Any],
     }
@@ -163,7 +210,11 @@ fn product(kinds: &[Arc<str>], namespaces: &[Option<Arc<str>>], signs: &[Sign]) 
     let mut all = Vec::with_capacity(kinds.len() * namespaces.len() * signs.len());
     for kind in kinds {
         for namespace in namespaces {
-            all.extend(signs.iter().map(|sign| (kind.clone(), namespace.clone(), sign.clone())));
+            all.extend(
+                signs
+                    .iter()
+                    .map(|sign| (kind.clone(), namespace.clone(), sign.clone())),
+            );
         }
     }
     all

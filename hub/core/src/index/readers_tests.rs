@@ -22,8 +22,9 @@ fn texts(kinds: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
 
 fn requirement() -> impl Strategy<Value = Value> {
     let operator = text(&["In", "NotIn", "Exists", "DoesNotExist"]);
-    (text(&["k1", "k2"]), operator, texts(&["v1", "v2"]))
-        .prop_map(|(key, operator, values)| json!({"key": key, "operator": operator, "values": values}))
+    (text(&["k1", "k2"]), operator, texts(&["v1", "v2"])).prop_map(
+        |(key, operator, values)| json!({"key": key, "operator": operator, "values": values}),
+    )
 }
 
 fn entry() -> impl Strategy<Value = Value> {
@@ -47,7 +48,8 @@ fn entry() -> impl Strategy<Value = Value> {
 
 fn spec() -> impl Strategy<Value = Value> {
     (proptest::collection::vec(entry(), 0..3), any::<bool>()).prop_map(|(sources, takes)| {
-        let taken = json!([{"key": "k", "valueFrom": {"secretKeyRef": {"name": "s2", "key": "k"}}}]);
+        let taken =
+            json!([{"key": "k", "valueFrom": {"secretKeyRef": {"name": "s2", "key": "k"}}}]);
         let overrides = json!([{"clusters": {"all": true}, "secretData": taken}]);
         let overrides = if takes { overrides } else { json!([]) };
         json!({"sources": sources, "clusters": {"all": true}, "overrides": overrides})
@@ -59,8 +61,15 @@ fn objects() -> Vec<(SourceRef, BTreeMap<String, String>)> {
     for resource in ["configmaps", "secrets"] {
         for namespace in ["n1", "n2", "n3", "kube-system", "runnel-system"] {
             for name in ["s1", "s2", "s3", "other"] {
-                for labels in [&[][..], &[("k1", "v1")], &[("k1", "v2"), ("k2", "v1")], &[("k2", "v3")]] {
-                    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+                for labels in [
+                    &[][..],
+                    &[("k1", "v1")],
+                    &[("k1", "v2"), ("k2", "v1")],
+                    &[("k2", "v3")],
+                ] {
+                    let labels = labels
+                        .iter()
+                        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
                     all.push((SourceRef::new(resource, namespace, name), labels.collect()));
                 }
             }
@@ -112,21 +121,37 @@ fn many(spec: impl Fn(usize) -> Value) -> Readers {
 }
 
 fn asked(readers: &Readers, name: &str, labels: &[(&str, &str)]) -> usize {
-    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    readers.of(&SourceRef::new("configmaps", "team", name), &labels).len()
+    let labels = labels
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect();
+    readers
+        .of(&SourceRef::new("configmaps", "team", name), &labels)
+        .len()
 }
 
 #[test]
 fn only_rules_that_can_match_an_object_are_asked() {
     let by = |choice: Value| {
         let mut source = json!({"resources": ["configmaps"], "namespaces": ["team"]});
-        source.as_object_mut().unwrap().extend(choice.as_object().unwrap().clone());
+        source
+            .as_object_mut()
+            .unwrap()
+            .extend(choice.as_object().unwrap().clone());
         json!({"sources": [source], "clusters": {"all": true}})
     };
     let names = many(|number| by(json!({"names": [format!("s{number}")]})));
-    assert_eq!((asked(&names, "s7", &[]), asked(&names, "else", &[("s7", "s7")])), (1, 0));
+    assert_eq!(
+        (
+            asked(&names, "s7", &[]),
+            asked(&names, "else", &[("s7", "s7")])
+        ),
+        (1, 0)
+    );
     // What nearly all of them ask for is not what a rule is found by.
-    let labels = many(|number| by(json!({"selector": {"matchLabels": {"app": "all", "rule": number.to_string()}}})));
+    let labels = many(|number| {
+        by(json!({"selector": {"matchLabels": {"app": "all", "rule": number.to_string()}}}))
+    });
     assert!(asked(&labels, "s", &[("app", "all"), ("rule", "7")]) <= 2);
     assert!(asked(&labels, "s", &[("app", "all"), ("rule", "none")]) <= 1);
     let keys = many(|number| {
@@ -134,7 +159,13 @@ fn only_rules_that_can_match_an_object_are_asked() {
             {"key": "not", "operator": "DoesNotExist"}, {"key": format!("k{number}"), "operator": "Exists"},
         ]}}))
     });
-    assert_eq!((asked(&keys, "s", &[("k7", "x")]), asked(&keys, "s", &[("not", "x")])), (1, 0));
+    assert_eq!(
+        (
+            asked(&keys, "s", &[("k7", "x")]),
+            asked(&keys, "s", &[("not", "x")])
+        ),
+        (1, 0)
+    );
     let elsewhere = many(|number| {
         json!({"sources": [{"resources": ["configmaps"], "namespaces": [format!("n{number}")], "names": ["*"]}],
             "clusters": {"all": true}})

@@ -18,7 +18,10 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 
 use super::changes::note_choice;
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{ClusterPlans, NamedTerms, RemovalTerms, RevisionHasher, Rule, RulePlan, SourceState, TermsResolver};
+use crate::plan::{
+    ClusterPlans, NamedTerms, RemovalTerms, RevisionHasher, Rule, RulePlan, SourceState,
+    TermsResolver,
+};
 pub use job::{RenderJob, Rendered};
 use job::{What, Work};
 pub(super) use unrendered::Unrendered;
@@ -129,17 +132,27 @@ impl Index {
         {
             // Nothing new of it is sent any more.
             self.rendering.awaited.remove(&uid);
-            let terms = Terms { deletion_policy: rule.terms.deletion_policy, ..Terms::clone(&former.rule.terms) };
+            let terms = Terms {
+                deletion_policy: rule.terms.deletion_policy,
+                ..Terms::clone(&former.rule.terms)
+            };
             let (plan, cluster_plans) = (former.plan.clone(), former.cluster_plans.clone());
-            let unrendered = Unrendered { outdated: former.unrendered.outdated, ..Unrendered::default() };
+            let unrendered = Unrendered {
+                outdated: former.unrendered.outdated,
+                ..Unrendered::default()
+            };
             let mut going = former.rule.clone();
-            (going.deleting, going.generation, going.removal) = (true, rule.generation, rule.removal);
+            (going.deleting, going.generation, going.removal) =
+                (true, rule.generation, rule.removal);
             going.terms = NamedTerms::new(terms);
             let rule = going;
             return self.put_rule(rule, plan, cluster_plans, unrendered);
         }
         self.rendering.last += 1;
-        let awaited = Awaited { rule, serial: self.rendering.last };
+        let awaited = Awaited {
+            rule,
+            serial: self.rendering.last,
+        };
         self.rendering.awaited.insert(uid.clone(), awaited);
         effect.render.insert(uid);
         self.render_here(&mut effect);
@@ -165,36 +178,72 @@ impl Index {
         let revision_hasher = self.revision_hasher.clone();
         if let Some(Awaited { rule, serial }) = self.rendering.awaited.get(uid) {
             let (rule, serial) = (rule.clone(), *serial);
-            let known = self.rules.get(uid).filter(|former| is_rendered_alike(&former.rule, &rule));
-            let known = known.map(|former| former.cluster_plans.clone()).unwrap_or_default();
+            let known = self
+                .rules
+                .get(uid)
+                .filter(|former| is_rendered_alike(&former.rule, &rule));
+            let known = known
+                .map(|former| former.cluster_plans.clone())
+                .unwrap_or_default();
             let plan = Arc::new(self.plan_of(&rule));
-            let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name));
-            let clusters = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone()))).collect();
+            let chosen = self
+                .clusters
+                .iter()
+                .filter(|(name, cluster)| cluster.is_chosen_by(&rule, name));
+            let clusters = chosen
+                .map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone())))
+                .collect();
             return Some(RenderJob {
                 rule,
                 number,
                 revision_hasher,
-                work: Work::Whole { serial, plan, clusters, known },
+                work: Work::Whole {
+                    serial,
+                    plan,
+                    clusters,
+                    known,
+                },
             });
         }
         let (sources, clusters) = (&self.sources, &self.clusters);
-        let lacks = |entry: &&mut RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
+        let lacks =
+            |entry: &&mut RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
         let entry = self.rules.get_mut(uid).filter(lacks)?;
         let rule = &entry.rule;
         let changed = entry.unrendered.sources.iter().map(|source| {
             let known = sources.get(source);
             let selected = known.filter(|known| rule.selects(source, &known.labels));
             let secret_refs = known.filter(|_| rule.takes_from(source));
-            (source.clone(), selected.map(|known| known.body.clone()), secret_refs.map(|known| known.body.clone()))
+            (
+                source.clone(),
+                selected.map(|known| known.body.clone()),
+                secret_refs.map(|known| known.body.clone()),
+            )
         });
         let changed = changed.collect();
-        let chosen = entry.unrendered.clusters.iter().filter_map(|name| Some((name, clusters.get(name)?)));
+        let chosen = entry
+            .unrendered
+            .clusters
+            .iter()
+            .filter_map(|name| Some((name, clusters.get(name)?)));
         let chosen = chosen.filter(|(name, cluster)| cluster.is_chosen_by(rule, name));
-        let chosen = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone()))).collect();
+        let chosen = chosen
+            .map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone())))
+            .collect();
         let (plan, cluster_plans) = (entry.plan.clone(), entry.cluster_plans.clone());
-        let work =
-            Work::Changes { plan, cluster_plans, sources: changed, clusters: chosen, again: entry.unrendered.again };
-        let job = RenderJob { rule: rule.clone(), number, revision_hasher, work };
+        let work = Work::Changes {
+            plan,
+            cluster_plans,
+            sources: changed,
+            clusters: chosen,
+            again: entry.unrendered.again,
+        };
+        let job = RenderJob {
+            rule: rule.clone(),
+            number,
+            revision_hasher,
+            work,
+        };
         (entry.unrendered.sources, entry.unrendered.clusters) = (BTreeSet::new(), BTreeSet::new());
         entry.unrendered.again = false;
         entry.unrendered.since = Some((number, BTreeSet::new()));
@@ -208,7 +257,8 @@ impl Index {
             What::Changes(sources, clusters) => self.take_changes(rendered, &sources, &clusters),
         };
         let uid = rendered.rule.uid.clone();
-        let lacks = |entry: &RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
+        let lacks =
+            |entry: &RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
         if self.is_awaited(&uid) || self.rules.get(&uid).is_some_and(lacks) {
             effect.render.insert(uid);
         }
@@ -218,11 +268,21 @@ impl Index {
 
     fn take_whole(&mut self, rendered: &mut Rendered, serial: u64) -> Effect {
         let uid = rendered.rule.uid.clone();
-        if self.rendering.awaited.get(&uid).is_none_or(|awaited| awaited.serial != serial) {
+        if self
+            .rendering
+            .awaited
+            .get(&uid)
+            .is_none_or(|awaited| awaited.serial != serial)
+        {
             return Effect::default();
         }
-        let Some(Awaited { rule, .. }) = self.rendering.awaited.remove(&uid) else { return Effect::default() };
-        let (mut plan, mut cluster_plans) = (rendered.plan.clone(), std::mem::take(&mut rendered.cluster_plans));
+        let Some(Awaited { rule, .. }) = self.rendering.awaited.remove(&uid) else {
+            return Effect::default();
+        };
+        let (mut plan, mut cluster_plans) = (
+            rendered.plan.clone(),
+            std::mem::take(&mut rendered.cluster_plans),
+        );
         let mut unrendered = Unrendered::default();
         let now = self.plan_of(&rule);
         for source in now.changed_since(&plan) {
@@ -257,13 +317,21 @@ impl Index {
             // Whether a Secret is missing from which values are taken is another question now.
             unrendered.again |= rule.shape.lenders().next().is_some();
         }
-        unrendered.again |= self.drop_unchosen(&rule, &plan, &mut cluster_plans) && cluster_plans.exceeds();
-        for (name, cluster) in self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name)) {
+        unrendered.again |=
+            self.drop_unchosen(&rule, &plan, &mut cluster_plans) && cluster_plans.exceeds();
+        for (name, cluster) in self
+            .clusters
+            .iter()
+            .filter(|(name, cluster)| cluster.is_chosen_by(&rule, name))
+        {
             if cluster_plans.lacks(name, &cluster.labels) {
                 unrendered.clusters.insert(name.clone());
             }
         }
-        let outdated = self.rules.get(&uid).and_then(|former| former.unrendered.outdated);
+        let outdated = self
+            .rules
+            .get(&uid)
+            .and_then(|former| former.unrendered.outdated);
         unrendered.outdated = outdated.filter(|last| rendered.number <= *last);
         let was_outdated = outdated.is_some();
         let waiting = unrendered.sources.clone();
@@ -284,11 +352,20 @@ impl Index {
         clusters: &[ClusterName],
     ) -> Effect {
         let (mut effect, uid) = (Effect::default(), rendered.rule.uid.clone());
-        let Some(since) = self.rules.get_mut(&uid).and_then(|entry| entry.unrendered.ends(rendered.number)) else {
+        let Some(since) = self
+            .rules
+            .get_mut(&uid)
+            .and_then(|entry| entry.unrendered.ends(rendered.number))
+        else {
             return effect;
         };
-        let Some(mut entry) = self.rules.remove(&uid) else { return effect };
-        let (mut plan, mut cluster_plans) = (rendered.plan.clone(), std::mem::take(&mut rendered.cluster_plans));
+        let Some(mut entry) = self.rules.remove(&uid) else {
+            return effect;
+        };
+        let (mut plan, mut cluster_plans) = (
+            rendered.plan.clone(),
+            std::mem::take(&mut rendered.cluster_plans),
+        );
         for source in &since {
             let known = Arc::make_mut(&mut plan);
             let body = entry.plan.body(source);
@@ -315,7 +392,9 @@ impl Index {
             }
         }
         if plan.unknown != entry.plan.unknown {
-            Arc::make_mut(&mut plan).unknown.clone_from(&entry.plan.unknown);
+            Arc::make_mut(&mut plan)
+                .unknown
+                .clone_from(&entry.plan.unknown);
             cluster_plans.set_unknown(&entry.plan.unknown);
         }
         let former = std::mem::replace(&mut entry.cluster_plans, cluster_plans);
@@ -331,11 +410,15 @@ impl Index {
                 effect.read.insert(source.clone());
             }
         }
-        entry.unrendered.outdated = entry.unrendered.outdated.filter(|last| rendered.number <= *last);
+        entry.unrendered.outdated = entry
+            .unrendered
+            .outdated
+            .filter(|last| rendered.number <= *last);
         for name in clusters {
             self.take_cluster(&mut entry, name, former.plan(name, &former_plan));
         }
-        let has_left = self.drop_unchosen(&entry.rule, &entry.plan.clone(), &mut entry.cluster_plans);
+        let has_left =
+            self.drop_unchosen(&entry.rule, &entry.plan.clone(), &mut entry.cluster_plans);
         entry.unrendered.again |= has_left && entry.cluster_plans.exceeds();
         entry.keep_wanted();
         if entry.guard.is_open() {
@@ -348,13 +431,28 @@ impl Index {
     }
 
     /// What is sent to a cluster was rendered.
-    fn take_cluster(&self, entry: &mut RuleEntry, name: &ClusterName, former: Option<&Arc<RulePlan>>) {
-        let Some(cluster) = self.clusters.get(name).filter(|cluster| cluster.is_chosen_by(&entry.rule, name)) else {
+    fn take_cluster(
+        &self,
+        entry: &mut RuleEntry,
+        name: &ClusterName,
+        former: Option<&Arc<RulePlan>>,
+    ) {
+        let Some(cluster) = self
+            .clusters
+            .get(name)
+            .filter(|cluster| cluster.is_chosen_by(&entry.rule, name))
+        else {
             return;
         };
-        let effective_terms = TermsResolver::new(&entry.rule, self.grants.of(&entry.rule)).of(name, &cluster.labels);
-        let former = (entry.target_clusters.clusters.get(name).cloned(), former.cloned());
-        entry.target_clusters.set(&entry.rule, name, Some(effective_terms), cluster.cordoned);
+        let effective_terms =
+            TermsResolver::new(&entry.rule, self.grants.of(&entry.rule)).of(name, &cluster.labels);
+        let former = (
+            entry.target_clusters.clusters.get(name).cloned(),
+            former.cloned(),
+        );
+        entry
+            .target_clusters
+            .set(&entry.rule, name, Some(effective_terms), cluster.cordoned);
         if entry.cluster_plans.lacks(name, &cluster.labels) {
             entry.unrendered.clusters.insert(name.clone());
         }
@@ -362,9 +460,22 @@ impl Index {
     }
 
     /// Drops clusters that a rule has left while its copies were rendered. Returns whether there were any.
-    fn drop_unchosen(&self, rule: &Rule, plan: &RulePlan, cluster_plans: &mut ClusterPlans) -> bool {
-        let chosen = |name: &&ClusterName| self.clusters.get(*name).is_some_and(|known| known.is_chosen_by(rule, name));
-        let gone: Vec<_> = cluster_plans.clusters().filter(|name| !chosen(name)).cloned().collect();
+    fn drop_unchosen(
+        &self,
+        rule: &Rule,
+        plan: &RulePlan,
+        cluster_plans: &mut ClusterPlans,
+    ) -> bool {
+        let chosen = |name: &&ClusterName| {
+            self.clusters
+                .get(*name)
+                .is_some_and(|known| known.is_chosen_by(rule, name))
+        };
+        let gone: Vec<_> = cluster_plans
+            .clusters()
+            .filter(|name| !chosen(name))
+            .cloned()
+            .collect();
         for name in &gone {
             cluster_plans.set_cluster(rule, plan, name, None, &self.revision_hasher);
         }

@@ -19,7 +19,9 @@ fn rule(generation: i64, selects: &str, clusters: &Value, shape: &Value, deletin
         }],
         "clusters": clusters,
     });
-    spec.as_object_mut().unwrap().extend(shape.as_object().unwrap().clone());
+    spec.as_object_mut()
+        .unwrap()
+        .extend(shape.as_object().unwrap().clone());
     let mut metadata = json!({"name": "r", "uid": "r", "generation": generation});
     if deleting {
         metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
@@ -45,11 +47,21 @@ fn shapes() -> [Value; 5] {
 
 fn cluster(env: u8) -> Cluster {
     let labels = BTreeMap::from([("env".to_owned(), format!("e{env}"))]);
-    Cluster { uid: "u".to_owned(), labels, accepted: true, was_connected: true, ..Cluster::default() }
+    Cluster {
+        uid: "u".to_owned(),
+        labels,
+        accepted: true,
+        was_connected: true,
+        ..Cluster::default()
+    }
 }
 
 fn source(secret: bool, name: u8) -> SourceRef {
-    SourceRef::new(if secret { "secrets" } else { "configmaps" }, "team", &format!("s{name}"))
+    SourceRef::new(
+        if secret { "secrets" } else { "configmaps" },
+        "team",
+        &format!("s{name}"),
+    )
 }
 
 fn labels(value: u8) -> BTreeMap<String, String> {
@@ -58,9 +70,16 @@ fn labels(value: u8) -> BTreeMap<String, String> {
 
 fn content(text: &str) -> SourceState {
     let fields = BTreeMap::from([("data".to_owned(), json!({"k": text}))]);
-    let canonical = Content { fields, ..Content::default() }.to_bytes();
+    let canonical = Content {
+        fields,
+        ..Content::default()
+    }
+    .to_bytes();
     let revision = RevisionKey::new(b"key").revision("any", &canonical);
-    SourceState::Read(Arc::new(SourceContent::new(revision, Payload::encode(canonical))))
+    SourceState::Read(Arc::new(SourceContent::new(
+        revision,
+        Payload::encode(canonical),
+    )))
 }
 
 fn text(secret: bool, number: u8) -> &'static str {
@@ -83,14 +102,36 @@ fn known(index: Index) -> Index {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Rule { value: u8, all: bool, shape: usize },
+    Rule {
+        value: u8,
+        all: bool,
+        shape: usize,
+    },
     Delete,
     Remove,
-    Seen { secret: bool, name: u8, value: u8 },
-    Read { secret: bool, name: u8, value: u8, text: u8 },
-    Unreadable { secret: bool, name: u8 },
-    Gone { secret: bool, name: u8 },
-    Cluster { name: u8, env: u8 },
+    Seen {
+        secret: bool,
+        name: u8,
+        value: u8,
+    },
+    Read {
+        secret: bool,
+        name: u8,
+        value: u8,
+        text: u8,
+    },
+    Unreadable {
+        secret: bool,
+        name: u8,
+    },
+    Gone {
+        secret: bool,
+        name: u8,
+    },
+    Cluster {
+        name: u8,
+        env: u8,
+    },
     RemoveCluster(u8),
     Place(bool),
     MarkStale,
@@ -123,9 +164,18 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
     let generation = i64::try_from(count).unwrap();
     match step {
         Step::Rule { value, all, shape } => {
-            let clusters =
-                if *all { json!({"all": true}) } else { json!({"selector": {"matchLabels": {"env": "e0"}}}) };
-            let rule = rule(generation, &format!("v{value}"), &clusters, &shapes()[*shape], false);
+            let clusters = if *all {
+                json!({"all": true})
+            } else {
+                json!({"selector": {"matchLabels": {"env": "e0"}}})
+            };
+            let rule = rule(
+                generation,
+                &format!("v{value}"),
+                &clusters,
+                &shapes()[*shape],
+                false,
+            );
             *last = Some(rule.clone());
             index.set_rule(rule)
         }
@@ -140,11 +190,25 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
             *last = None;
             index.remove_rule(&"r".into())
         }
-        Step::Seen { secret, name, value } => index.observe(&source(*secret, *name), count, labels(*value)),
-        Step::Read { secret, name, value, text: number } => {
+        Step::Seen {
+            secret,
+            name,
+            value,
+        } => index.observe(&source(*secret, *name), count, labels(*value)),
+        Step::Read {
+            secret,
+            name,
+            value,
+            text: number,
+        } => {
             let source = source(*secret, *name);
             let mut effect = index.observe(&source, count, labels(*value));
-            effect.merge(index.read(&source, count, labels(*value), content(text(*secret, *number))));
+            effect.merge(index.read(
+                &source,
+                count,
+                labels(*value),
+                content(text(*secret, *number)),
+            ));
             effect
         }
         Step::Unreadable { secret, name } => index.could_not_read(&source(*secret, *name)),
@@ -152,10 +216,16 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
             index.mark_source_deleted(&source(*secret, *name), now);
             index.expire_deleted(now + GRACE, GRACE)
         }
-        Step::Cluster { name, env } => index.set_cluster(format!("c{name}").as_str().into(), cluster(*env)),
+        Step::Cluster { name, env } => {
+            index.set_cluster(format!("c{name}").as_str().into(), cluster(*env))
+        }
         Step::RemoveCluster(name) => index.remove_cluster(&format!("c{name}").as_str().into()),
         Step::Place(known) => {
-            let state = if *known { PlaceState::Known } else { PlaceState::Unreadable("no".to_owned()) };
+            let state = if *known {
+                PlaceState::Known
+            } else {
+                PlaceState::Unreadable("no".to_owned())
+            };
             index.set_place(WatchScope::everywhere("configmaps"), state)
         }
         Step::MarkStale => {
@@ -181,12 +251,17 @@ fn is_consistent(index: &Index) -> Result<(), TestCaseError> {
         for (_, plan) in entry.cluster_plans.plans(&entry.plan) {
             for intent in plan.intents.keys() {
                 let source = intent.plain();
-                prop_assert!(entry.plan.intents.contains_key(&source), "{source} is sent and not known");
+                prop_assert!(
+                    entry.plan.intents.contains_key(&source),
+                    "{source} is sent and not known"
+                );
             }
             prop_assert_eq!(&plan.unknown, &entry.plan.unknown);
         }
         for cluster in entry.cluster_plans.clusters() {
-            let chosen = index.cluster(cluster).is_some_and(|known| known.is_chosen_by(&entry.rule, cluster));
+            let chosen = index
+                .cluster(cluster)
+                .is_some_and(|known| known.is_chosen_by(&entry.rule, cluster));
             prop_assert!(chosen, "{cluster:?} is not chosen");
         }
     }
@@ -194,7 +269,12 @@ fn is_consistent(index: &Index) -> Result<(), TestCaseError> {
 }
 
 fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
-    let uids = |index: &Index| index.rules().map(|(uid, _)| uid.clone()).collect::<Vec<_>>();
+    let uids = |index: &Index| {
+        index
+            .rules()
+            .map(|(uid, _)| uid.clone())
+            .collect::<Vec<_>>()
+    };
     prop_assert_eq!(uids(aside), uids(here));
     for (uid, entry) in aside.rules() {
         let expected = here.rule(uid).unwrap();
@@ -203,7 +283,10 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
             // What would have been rendered for it is not sent any more.
             continue;
         }
-        prop_assert!(entry.plan.says_the_same(&expected.plan), "the plan of {uid:?} is another one");
+        prop_assert!(
+            entry.plan.says_the_same(&expected.plan),
+            "the plan of {uid:?} is another one"
+        );
         prop_assert!(
             entry.cluster_plans.says_the_same(&expected.cluster_plans),
             "what is sent of {uid:?} is something else"
@@ -213,7 +296,10 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
     for source in here.sources.names() {
         let known: BTreeSet<_> = aside.selection.of(source).collect();
         let all = here.selection.of(source).all(|uid| known.contains(uid));
-        prop_assert!(all || here.rules().any(|(_, entry)| entry.rule.deleting), "no task would read {source}");
+        prop_assert!(
+            all || here.rules().any(|(_, entry)| entry.rule.deleting),
+            "no task would read {source}"
+        );
     }
     Ok(())
 }
@@ -292,14 +378,18 @@ fn many(index: Index, clusters: u32) -> Index {
 
 fn sent(index: &Index, cluster: &str) -> usize {
     let entry = index.rule(&"r".into()).unwrap();
-    entry.assignment(&ClusterName::from(cluster)).map_or(0, |assignment| assignment.plan.intents.len())
+    entry
+        .assignment(&ClusterName::from(cluster))
+        .map_or(0, |assignment| assignment.plan.intents.len())
 }
 
 /// Text that does not shrink, and differs by cluster.
 fn noise(seed: u64) -> String {
     let mut state = seed;
     let next = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         char::from(b'a' + u8::try_from((state >> 40) % 26).unwrap())
     };
     (0..2000).map(next).collect::<String>() + "${cluster.name}"
@@ -315,7 +405,11 @@ fn rule_over_its_render_budget_sends_nothing() {
         index.read(&source(false, name), version, labels(0), content(text));
     };
     read(&mut index, 0, 1, &noise(1));
-    assert_eq!((sent(&index, "c0"), sent(&index, "c9")), (1, 1), "one source is within the budget");
+    assert_eq!(
+        (sent(&index, "c0"), sent(&index, "c9")),
+        (1, 1),
+        "one source is within the budget"
+    );
     for name in 1..3 {
         read(&mut index, name, 2, &noise(u64::from(name) + 7));
     }
@@ -323,12 +417,22 @@ fn rule_over_its_render_budget_sends_nothing() {
     assert!(entry.cluster_plans.exceeds() && sent(&index, "c0") == 0);
     let assignment = entry.assignment(&"c7".into()).unwrap();
     let (_, why) = assignment.plan.render_errors.first_key_value().unwrap();
-    assert_eq!((why.why, assignment.plan.render_errors.len()), (RenderErrorKind::Budget, 3));
-    assert!(why.message.contains("40960") && why.message.contains("10 clusters"), "{}", why.message);
+    assert_eq!(
+        (why.why, assignment.plan.render_errors.len()),
+        (RenderErrorKind::Budget, 3)
+    );
+    assert!(
+        why.message.contains("40960") && why.message.contains("10 clusters"),
+        "{}",
+        why.message
+    );
     // What stands of it stays.
     assert!(
         assignment.is_unknown(&source(false, 0))
-            && matches!(index.directive(&"r".into(), &"c7".into()), Directive::Wanted(_))
+            && matches!(
+                index.directive(&"r".into(), &"c7".into()),
+                Directive::Wanted(_)
+            )
     );
     // Back within it, all is sent again.
     for name in 1..3 {
@@ -338,7 +442,11 @@ fn rule_over_its_render_budget_sends_nothing() {
     for number in 10..80 {
         index.set_cluster(format!("c{number}").as_str().into(), cluster(0));
     }
-    assert_eq!((sent(&index, "c0"), sent(&index, "c79")), (0, 0), "too many clusters");
+    assert_eq!(
+        (sent(&index, "c0"), sent(&index, "c79")),
+        (0, 0),
+        "too many clusters"
+    );
     for number in 6..80 {
         index.remove_cluster(&format!("c{number}").as_str().into());
     }
@@ -347,13 +455,20 @@ fn rule_over_its_render_budget_sends_nothing() {
 
 /// An index that renders aside, of ten clusters, with room for so many noisy contents.
 fn narrow(contents: u64) -> Index {
-    many(Index::new().hashing_with(RevisionHasher::default().with_budget(contents * 2048)).working_aside(), 10)
+    many(
+        Index::new()
+            .hashing_with(RevisionHasher::default().with_budget(contents * 2048))
+            .working_aside(),
+        10,
+    )
 }
 
 /// Renders aside until nothing waits; how many jobs that takes.
 fn settle(index: &mut Index) -> usize {
     for jobs in 0..10 {
-        let Some(job) = index.render_job(&"r".into()) else { return jobs };
+        let Some(job) = index.render_job(&"r".into()) else {
+            return jobs;
+        };
         index.take_rendered(&mut job.run());
     }
     panic!("it does not come to an end");
@@ -361,7 +476,12 @@ fn settle(index: &mut Index) -> usize {
 
 fn noisy(index: &mut Index, name: u8) -> Effect {
     let mut effect = index.observe(&source(false, name), 1, labels(0));
-    effect.merge(index.read(&source(false, name), 1, labels(0), content(&noise(u64::from(name) + 1))));
+    effect.merge(index.read(
+        &source(false, name),
+        1,
+        labels(0),
+        content(&noise(u64::from(name) + 1)),
+    ));
     effect
 }
 
@@ -384,8 +504,14 @@ fn rule_over_its_budget_is_rendered_again_aside() {
     assert!(exceeds(&index));
     index.mark_source_deleted(&source(false, 1), Instant::now());
     let effect = index.expire_deleted(Instant::now() + GRACE, GRACE);
-    assert!(effect.render.contains(&"r".into()) && exceeds(&index), "nothing is rendered while the index is locked");
-    assert_eq!((settle(&mut index), exceeds(&index), sent(&index, "c9")), (1, false, 1));
+    assert!(
+        effect.render.contains(&"r".into()) && exceeds(&index),
+        "nothing is rendered while the index is locked"
+    );
+    assert_eq!(
+        (settle(&mut index), exceeds(&index), sent(&index, "c9")),
+        (1, false, 1)
+    );
     // Clusters that leave.
     noisy(&mut index, 1);
     settle(&mut index);
@@ -422,10 +548,19 @@ fn nothing_is_kept_of_sources_that_a_rule_left() {
     let mut index = narrow(1_000);
     for (turn, value) in ["v0", "v1", "v0", "v1"].iter().enumerate() {
         let of = source(false, u8::try_from(turn).unwrap());
-        index.observe(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]));
+        index.observe(
+            &of,
+            1,
+            BTreeMap::from([("rule".to_owned(), (*value).to_owned())]),
+        );
         index.set_rule(rule(1, value, &json!({"all": true}), &shapes()[1], false));
         settle(&mut index);
-        index.read(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]), content(&noise(1)));
+        index.read(
+            &of,
+            1,
+            BTreeMap::from([("rule".to_owned(), (*value).to_owned())]),
+            content(&noise(1)),
+        );
         settle(&mut index);
         index.mark_source_deleted(&of, Instant::now());
         let cluster_plans = &index.rule(&"r".into()).unwrap().cluster_plans;
@@ -443,7 +578,10 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     let mut index = many(Index::new().working_aside(), 1);
     let directive = |index: &Index| index.directive(&"r".into(), &"c0".into());
     index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
-    assert!(matches!(directive(&index), Directive::Unknown), "an agent may hold copies of it");
+    assert!(
+        matches!(directive(&index), Directive::Unknown),
+        "an agent may hold copies of it"
+    );
     let take = |index: &mut Index| {
         let mut rendered = index.render_job(&"r".into()).unwrap().run();
         index.take_rendered(&mut rendered)
@@ -451,14 +589,26 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     take(&mut index);
     index.observe(&source(false, 0), 1, labels(0));
     let effect = index.read(&source(false, 0), 1, labels(0), content("${cluster.name}"));
-    assert!(effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Wanted(_)));
+    assert!(
+        effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Wanted(_))
+    );
     index.reset_removal_guards();
-    assert!(matches!(directive(&index), Directive::Unknown), "agents may have the newer content of another leader");
+    assert!(
+        matches!(directive(&index), Directive::Unknown),
+        "agents may have the newer content of another leader"
+    );
     assert!(take(&mut index).clusters.contains(&"c0".into()));
-    assert!(matches!(directive(&index), Directive::Wanted(assignment) if assignment.plan.intents.len() == 1));
+    assert!(
+        matches!(directive(&index), Directive::Wanted(assignment) if assignment.plan.intents.len() == 1)
+    );
     // A job that was under way, and nothing to render after it: the rule is not left unknown.
     index.observe(&source(false, 0), 2, labels(0));
-    index.read(&source(false, 0), 2, labels(0), content("in ${cluster.name}"));
+    index.read(
+        &source(false, 0),
+        2,
+        labels(0),
+        content("in ${cluster.name}"),
+    );
     let job = index.render_job(&"r".into()).unwrap();
     index.reset_removal_guards();
     let effect = index.take_rendered(&mut job.run());
@@ -470,28 +620,54 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
 #[test]
 fn labels_of_unselected_object_are_bounded() {
     let mut index = many(Index::new(), 1);
-    let many: BTreeMap<String, String> = (0..50_000).map(|number| (format!("a{number}"), String::new())).collect();
+    let many: BTreeMap<String, String> = (0..50_000)
+        .map(|number| (format!("a{number}"), String::new()))
+        .collect();
     let labelled = |more: &[(&str, &str)]| {
         let mut all = many.clone();
-        all.extend(more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+        all.extend(
+            more.iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned())),
+        );
         all
     };
     let of = source(false, 0);
-    let kept = |index: &Index, name| index.source(&source(false, name)).map(|known| known.labels.len());
+    let kept = |index: &Index, name| {
+        index
+            .source(&source(false, name))
+            .map(|known| known.labels.len())
+    };
     for name in 1..=11 {
         index.observe(&source(false, name), 1, labelled(&[]));
     }
-    assert_eq!((kept(&index, 1), kept(&index, 11)), (Some(50_000), Some(0)), "there is room for some objects");
+    assert_eq!(
+        (kept(&index, 1), kept(&index, 11)),
+        (Some(50_000), Some(0)),
+        "there is room for some objects"
+    );
     index.observe(&of, 1, labelled(&[("rule", "v0")]));
-    assert_eq!(index.source(&of).map(|known| known.labels.len()), Some(0), "no rule chooses by any of them");
+    assert_eq!(
+        index.source(&of).map(|known| known.labels.len()),
+        Some(0),
+        "no rule chooses by any of them"
+    );
     let rule = rule(1, "v0", &json!({"all": true}), &json!({}), false);
-    assert!(index.set_rule(rule.clone()).relist, "the label by which it chooses was left out");
+    assert!(
+        index.set_rule(rule.clone()).relist,
+        "the label by which it chooses was left out"
+    );
     let effect = index.observe(&of, 1, labelled(&[("rule", "v0")]));
     assert!(effect.read.contains(&of), "it is selected after all");
     assert!(!index.set_rule(rule).relist, "nothing is missing any more");
     // What is read of it is cut in the same way.
     index.read(&of, 1, labelled(&[("rule", "v0")]), content("text"));
-    assert_eq!((sent(&index, "c0"), index.source(&of).map(|known| known.labels.len())), (1, Some(1)));
+    assert_eq!(
+        (
+            sent(&index, "c0"),
+            index.source(&of).map(|known| known.labels.len())
+        ),
+        (1, Some(1))
+    );
     // An object that goes makes room.
     index.mark_source_deleted(&source(false, 1), Instant::now());
     index.expire_deleted(Instant::now() + GRACE, GRACE);

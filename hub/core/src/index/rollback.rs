@@ -8,7 +8,9 @@ use std::sync::{Arc, OnceLock};
 use runnel_proto::model::RuleUid;
 
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{ClusterPlans, CompletedState, FormerPlans, RollbackBlocker, Rule, Scope, TargetClusters};
+use crate::plan::{
+    ClusterPlans, CompletedState, FormerPlans, RollbackBlocker, Rule, Scope, TargetClusters,
+};
 
 /// What is kept of the last completed rollout of a rule.
 #[derive(Clone)]
@@ -29,7 +31,10 @@ pub(super) struct CompletedStates {
 
 impl CompletedStates {
     pub(super) fn former(&self, uid: &RuleUid) -> Former {
-        let missing = || StoredState { revision: String::new(), state: Err(self.missing.clone()) };
+        let missing = || StoredState {
+            revision: String::new(),
+            state: Err(self.missing.clone()),
+        };
         Former::new(self.by_rule.get(uid).cloned().unwrap_or_else(missing))
     }
 }
@@ -44,7 +49,10 @@ pub struct Former {
 impl Former {
     /// What is kept.
     pub fn new(stored: StoredState) -> Self {
-        Self { stored, plans: OnceLock::new() }
+        Self {
+            stored,
+            plans: OnceLock::new(),
+        }
     }
 
     pub(super) fn renew(&mut self) {
@@ -79,7 +87,8 @@ impl Former {
 impl RuleEntry {
     /// What the rule sends while it is rolled back; `None` where that is not kept.
     pub fn former(&self) -> Option<&FormerPlans> {
-        self.former.plans(&self.rule, &self.target_clusters, &self.plan.scope)
+        self.former
+            .plans(&self.rule, &self.target_clusters, &self.plan.scope)
     }
 
     /// What is kept of the last completed rollout.
@@ -89,13 +98,19 @@ impl RuleEntry {
 
     /// Whether what the rule brings now is rolled back.
     pub fn reverts(&self) -> bool {
-        let is_back = |gate: &crate::rollout::Gate| gate.reverts() && gate.revision == self.target();
+        let is_back =
+            |gate: &crate::rollout::Gate| gate.reverts() && gate.revision == self.target();
         self.rule.rollout.is_some() && self.gate.as_ref().is_some_and(is_back)
     }
 
     /// What the rule sends instead of what it brings now, where that is rolled back.
     pub fn rollback(&self) -> Option<&FormerPlans> {
-        let back_to = self.gate.as_ref().filter(|_| self.reverts())?.back_to.as_deref();
+        let back_to = self
+            .gate
+            .as_ref()
+            .filter(|_| self.reverts())?
+            .back_to
+            .as_deref();
         self.former().filter(|_| self.former.is_of(back_to).is_ok())
     }
 
@@ -119,7 +134,9 @@ impl RuleEntry {
     pub fn completed_state(&self) -> Result<Arc<CompletedState>, RollbackBlocker> {
         if self.guard.blocks_removals() {
             // A copy whose removal is held is no part of the state, and would look as if the next change had created it.
-            return Err(RollbackBlocker::Incomplete("removals were held when it was completed"));
+            return Err(RollbackBlocker::Incomplete(
+                "removals were held when it was completed",
+            ));
         }
         if !self.unrendered.is_empty() || self.unrendered.is_outdated() {
             return Err(RollbackBlocker::Incomplete("copies were being rendered"));
@@ -140,8 +157,15 @@ impl Index {
     }
 
     /// These are all the states that are stored. `missing` says why any other rule has none.
-    pub fn set_completed_states(&mut self, states: BTreeMap<RuleUid, StoredState>, missing: RollbackBlocker) -> Effect {
-        self.completed = CompletedStates { by_rule: states, missing };
+    pub fn set_completed_states(
+        &mut self,
+        states: BTreeMap<RuleUid, StoredState>,
+        missing: RollbackBlocker,
+    ) -> Effect {
+        self.completed = CompletedStates {
+            by_rule: states,
+            missing,
+        };
         let mut effect = Effect::default();
         for uid in self.rules.keys().cloned().collect::<Vec<_>>() {
             effect.merge(self.renew_former(&uid));
@@ -161,7 +185,9 @@ impl Index {
 
     fn renew_former(&mut self, uid: &RuleUid) -> Effect {
         let (mut effect, former) = (Effect::default(), self.completed.former(uid));
-        let Some(entry) = self.rules.get_mut(uid) else { return effect };
+        let Some(entry) = self.rules.get_mut(uid) else {
+            return effect;
+        };
         entry.former = former;
         effect.rules.insert(uid.clone());
         if entry.reverts() {

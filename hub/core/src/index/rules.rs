@@ -36,7 +36,9 @@ impl Index {
         let former = self.unregister(&uid);
         let target_clusters = self.target_clusters(&rule);
         if let Some(former) = &former {
-            effect.clusters.extend(former.target_clusters.clusters.keys().cloned());
+            effect
+                .clusters
+                .extend(former.target_clusters.clusters.keys().cloned());
         }
         if rule.deleting {
             // Whoever was chosen at any time may hold copies.
@@ -50,21 +52,35 @@ impl Index {
                 && former.rule.deleting == rule.deleting
                 && former.rule.rollout.is_some() == rule.rollout.is_some()
         });
-        let awaited =
-            plan.secret_refs.iter().filter(|(_, body)| matches!(body, SourceState::Unread)).map(|(secret, _)| secret);
-        effect.read.extend(plan.unread.iter().chain(awaited).cloned());
+        let awaited = plan
+            .secret_refs
+            .iter()
+            .filter(|(_, body)| matches!(body, SourceState::Unread))
+            .map(|(secret, _)| secret);
+        effect
+            .read
+            .extend(plan.unread.iter().chain(awaited).cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
         let before = former.as_ref().map(|former| former.plan.clone());
-        let waited: Vec<_> = former.iter().flat_map(|former| former.unrendered.sources().cloned()).collect();
+        let waited: Vec<_> = former
+            .iter()
+            .flat_map(|former| former.unrendered.sources().cloned())
+            .collect();
         let mut former = former;
         let guard = match &mut former {
             Some(former) => std::mem::take(&mut former.guard),
             None => rule.removal.guard(),
         };
         // Whom a rollout let in before its rule was suspended has had no time meanwhile: who is at work is found out anew.
-        let goes_on = former.as_ref().is_some_and(|former| former.rule.terms.suspend) && !rule.terms.suspend;
+        let goes_on = former
+            .as_ref()
+            .is_some_and(|former| former.rule.terms.suspend)
+            && !rule.terms.suspend;
         let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.reverts());
-        let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(stays);
+        let gate = former
+            .as_ref()
+            .and_then(|former| former.gate.clone())
+            .filter(stays);
         let (target, former_state) = (OnceLock::new(), self.completed.former(&uid));
         let mut entry = RuleEntry {
             rule,
@@ -78,19 +94,33 @@ impl Index {
             target,
             former: former_state,
         };
-        let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
+        let takes_part = |name: &ClusterName| {
+            self.clusters
+                .get(name)
+                .is_some_and(super::Cluster::takes_part)
+        };
         if note_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());
         }
         match former {
             Some(former) if unchanged => {
                 entry.plan = former.plan;
-                self.rendering.drop_later(std::mem::replace(&mut entry.cluster_plans, former.cluster_plans));
+                self.rendering.drop_later(std::mem::replace(
+                    &mut entry.cluster_plans,
+                    former.cluster_plans,
+                ));
             }
-            former => former.into_iter().for_each(|former| self.rendering.drop_later(former.cluster_plans)),
+            former => former
+                .into_iter()
+                .for_each(|former| self.rendering.drop_later(former.cluster_plans)),
         }
         effect.relist = self.register(entry);
-        self.drop_unselected(before.iter().flat_map(|before| all_sources(before)).chain(&waited));
+        self.drop_unselected(
+            before
+                .iter()
+                .flat_map(|before| all_sources(before))
+                .chain(&waited),
+        );
         if unchanged {
             effect.clusters.clear();
             effect.rules.insert(uid);
@@ -105,10 +135,14 @@ impl Index {
     pub fn set_removal(&mut self, uid: &RuleUid, removal: RemovalTerms) -> Effect {
         let mut effect = Effect::default();
         self.rendering.set_removal(uid, &removal);
-        let Some(entry) = self.rules.get_mut(uid) else { return effect };
+        let Some(entry) = self.rules.get_mut(uid) else {
+            return effect;
+        };
         let former = std::mem::replace(&mut entry.rule.removal, removal);
         let now = &entry.rule.removal;
-        if (&former.approve, former.limit, former.on_rule_delete) != (&now.approve, now.limit, now.on_rule_delete) {
+        if (&former.approve, former.limit, former.on_rule_delete)
+            != (&now.approve, now.limit, now.on_rule_delete)
+        {
             effect.judge.insert(uid.clone());
         }
         effect
@@ -142,7 +176,10 @@ impl Index {
     /// These are all the rules there are: the others are gone.
     pub fn retain_rules(&mut self, listed: &BTreeSet<RuleUid>) -> Effect {
         let known = self.rules.keys().chain(self.rendering.awaited());
-        let gone: BTreeSet<_> = known.filter(|uid| !listed.contains(*uid)).cloned().collect();
+        let gone: BTreeSet<_> = known
+            .filter(|uid| !listed.contains(*uid))
+            .cloned()
+            .collect();
         let mut effect = Effect::default();
         for uid in gone {
             effect.merge(self.remove_rule(&uid));
@@ -151,7 +188,9 @@ impl Index {
     }
 
     pub(super) fn plan_of(&self, rule: &Rule) -> RulePlan {
-        plan(rule, self.sources.candidates(rule), &self.scope, |place| self.is_known(place))
+        plan(rule, self.sources.candidates(rule), &self.scope, |place| {
+            self.is_known(place)
+        })
     }
 
     /// Returns whether labels that it needs may have been left out.
@@ -186,7 +225,9 @@ impl Index {
         if self.defer_source(uid, source, selected, effect) {
             return;
         }
-        let Some(entry) = self.rules.get_mut(uid) else { return };
+        let Some(entry) = self.rules.get_mut(uid) else {
+            return;
+        };
         entry.unrendered.set_at_once(source);
         if entry.plan.already_says(source, selected) {
             if !entry.plan.names(source) {
@@ -201,7 +242,9 @@ impl Index {
             entry.unrendered.set_again();
             effect.render.insert(uid.clone());
         } else {
-            entry.cluster_plans.update(&entry.rule, &entry.plan, source, &self.revision_hasher);
+            entry
+                .cluster_plans
+                .update(&entry.rule, &entry.plan, source, &self.revision_hasher);
         }
         entry.keep_wanted();
         if wanted && !entry.plan.wants(source) {
@@ -232,9 +275,20 @@ impl Index {
         if let Some(takes) = self.defer_references(uid, secret, body, effect) {
             return takes;
         }
-        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.rule.takes_from(secret)) else { return false };
+        let Some(entry) = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| entry.rule.takes_from(secret))
+        else {
+            return false;
+        };
         if Arc::make_mut(&mut entry.plan).set_referenced(secret, body) {
-            entry.cluster_plans.update_referenced(&entry.rule, &entry.plan, secret, &self.revision_hasher);
+            entry.cluster_plans.update_referenced(
+                &entry.rule,
+                &entry.plan,
+                secret,
+                &self.revision_hasher,
+            );
             match body {
                 Some(_) => {
                     self.selection.select(secret, uid);

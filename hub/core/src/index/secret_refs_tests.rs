@@ -7,7 +7,9 @@ use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, Sour
 use serde_json::{Value, json};
 
 use super::{Cluster, Directive, Index, PlaceState};
-use crate::plan::{RenderErrorKind, Rule, SourceContent, SourceState, UnsupportedSource, WatchScope};
+use crate::plan::{
+    RenderErrorKind, Rule, SourceContent, SourceState, UnsupportedSource, WatchScope,
+};
 
 const GRACE: Duration = Duration::from_secs(5);
 /// Values as they stand in Secrets.
@@ -36,21 +38,35 @@ fn secret(namespace: &str, name: &str) -> SourceRef {
 }
 
 fn body(data: Value) -> SourceState {
-    let fields = [("data".to_owned(), data.clone()), ("type".to_owned(), json!("Opaque"))];
-    let canonical = Content { fields: fields.into(), ..Content::default() }.to_bytes();
+    let fields = [
+        ("data".to_owned(), data.clone()),
+        ("type".to_owned(), json!("Opaque")),
+    ];
+    let canonical = Content {
+        fields: fields.into(),
+        ..Content::default()
+    }
+    .to_bytes();
     let mut revision = [0; 16];
     let text = data.to_string();
-    text.bytes()
-        .enumerate()
-        .for_each(|(at, byte)| revision[at % 16] ^= byte.rotate_left(u32::try_from(at / 16).unwrap()));
-    SourceState::Read(Arc::new(SourceContent::new(Revision(revision), Payload::encode(canonical))))
+    text.bytes().enumerate().for_each(|(at, byte)| {
+        revision[at % 16] ^= byte.rotate_left(u32::try_from(at / 16).unwrap())
+    });
+    SourceState::Read(Arc::new(SourceContent::new(
+        Revision(revision),
+        Payload::encode(canonical),
+    )))
 }
 
 fn index() -> Index {
     let mut index = Index::new();
     index.set_place(WatchScope::everywhere("secrets"), PlaceState::Known);
     for name in ["eu-1", "us-1"] {
-        let cluster = Cluster { uid: name.to_owned(), accepted: true, ..Cluster::default() };
+        let cluster = Cluster {
+            uid: name.to_owned(),
+            accepted: true,
+            ..Cluster::default()
+        };
         index.set_cluster(name.into(), cluster);
     }
     index
@@ -59,7 +75,9 @@ fn index() -> Index {
 /// The data of the copies of `login` in a cluster, or why there are none; `None` while that is being read.
 fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, String>> {
     let directive = index.directive(&RuleUid::from("r"), &ClusterName::from(cluster));
-    let Directive::Wanted(assignment) = directive else { panic!("it is not wanted") };
+    let Directive::Wanted(assignment) = directive else {
+        panic!("it is not wanted")
+    };
     let login = secret(namespace, "login");
     if let Some(render_errors) = assignment.plan.render_errors.get(&login) {
         assert!(
@@ -69,30 +87,53 @@ fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, S
         return Some(Err(render_errors.message.to_string()));
     }
     let Some(content) = assignment.content(&login) else {
-        assert!(assignment.is_unknown(&login) && assignment.is_growing(), "it is neither sent nor awaited");
+        assert!(
+            assignment.is_unknown(&login) && assignment.is_growing(),
+            "it is neither sent nor awaited"
+        );
         return None;
     };
-    assert!(assignment.intents().all(|(source, _)| *source.name == *"login"), "what is lent is not sent");
+    assert!(
+        assignment
+            .intents()
+            .all(|(source, _)| *source.name == *"login"),
+        "what is lent is not sent"
+    );
     Some(Ok(content.payload.decode().unwrap().fields["data"].clone()))
 }
 
 fn set(index: &mut Index, source: &SourceRef, body: Option<SourceState>) -> bool {
-    index.set_source(source.clone(), BTreeMap::new(), body).clusters.contains(&ClusterName::from("eu-1"))
+    index
+        .set_source(source.clone(), BTreeMap::new(), body)
+        .clusters
+        .contains(&ClusterName::from("eu-1"))
 }
 
 #[test]
 fn secret_value_beside_the_source_is_inserted_and_follows() {
     let mut index = index();
     let (login, eu) = (secret("team", "login"), secret("team", "eu"));
-    set(&mut index, &login, Some(body(json!({"user": "dQ==", "password": "eA=="}))));
+    set(
+        &mut index,
+        &login,
+        Some(body(json!({"user": "dQ==", "password": "eA=="}))),
+    );
     index.set_rule(rule());
     let plain = json!({"user": "dQ==", "password": "eA=="});
-    assert_eq!(sent(&index, "team", "us-1"), None, "its content was not kept before a rule wanted it");
+    assert_eq!(
+        sent(&index, "team", "us-1"),
+        None,
+        "its content was not kept before a rule wanted it"
+    );
     set(&mut index, &login, Some(body(plain.clone())));
     // It is missing where it is wanted, and only there.
     assert_eq!(sent(&index, "team", "us-1"), Some(Ok(plain.clone())));
     let message = sent(&index, "team", "eu-1").unwrap().unwrap_err();
-    for reason in ["spec.overrides[0].secretData[password]", "secrets/team/login", "there is no secrets/team/eu"] {
+    for reason in [
+        "spec.overrides[0].secretData[password]",
+        "secrets/team/login",
+        "there is no secrets/team/eu",
+    ] {
         assert!(message.contains(reason), "{reason} is not in {message}");
     }
     // It is there, but not read: the hub reads it, and says nothing meanwhile.
@@ -100,18 +141,42 @@ fn secret_value_beside_the_source_is_inserted_and_follows() {
     let effect = index.set_source(eu.clone(), BTreeMap::new(), None);
     assert!(effect.read.contains(&eu));
     assert_eq!(sent(&index, "team", "eu-1"), None);
-    assert!(set(&mut index, &eu, Some(body(json!({"pw": EU, "else": "eA=="})))));
-    assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": EU}))));
+    assert!(set(
+        &mut index,
+        &eu,
+        Some(body(json!({"pw": EU, "else": "eA=="})))
+    ));
+    assert_eq!(
+        sent(&index, "team", "eu-1"),
+        Some(Ok(json!({"user": "dQ==", "password": EU})))
+    );
     // An edit of it is one of the copies; its own label is nobody's business, and neither is a Secret of another name.
-    assert!(set(&mut index, &eu, Some(body(json!({"pw": NEW, "else": "eA=="})))));
-    assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": NEW}))));
-    assert!(!set(&mut index, &secret("team", "us"), Some(body(json!({"pw": EU})))));
+    assert!(set(
+        &mut index,
+        &eu,
+        Some(body(json!({"pw": NEW, "else": "eA=="})))
+    ));
+    assert_eq!(
+        sent(&index, "team", "eu-1"),
+        Some(Ok(json!({"user": "dQ==", "password": NEW})))
+    );
+    assert!(!set(
+        &mut index,
+        &secret("team", "us"),
+        Some(body(json!({"pw": EU})))
+    ));
     // What could not be read again stands.
     set(&mut index, &eu, Some(SourceState::Unreadable));
-    assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": NEW}))));
+    assert_eq!(
+        sent(&index, "team", "eu-1"),
+        Some(Ok(json!({"user": "dQ==", "password": NEW})))
+    );
     // The same by planning afresh.
     index.set_rule(rule());
-    assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": NEW}))));
+    assert_eq!(
+        sent(&index, "team", "eu-1"),
+        Some(Ok(json!({"user": "dQ==", "password": NEW})))
+    );
     assert_eq!(sent(&index, "team", "us-1"), Some(Ok(plain)));
 }
 
@@ -123,8 +188,16 @@ fn missing_secret_reference_is_reported_without_its_value() {
     set(&mut index, &login, Some(body(json!({"password": "eA=="}))));
     let says = |index: &Index, words: &[&str]| {
         let message = sent(index, "team", "eu-1").unwrap().unwrap_err();
-        assert!(words.iter().all(|reason| message.contains(reason)), "{words:?}: {message}");
-        assert!(![EU, NEW, "eA=="].iter().any(|value| message.contains(value)), "{message}");
+        assert!(
+            words.iter().all(|reason| message.contains(reason)),
+            "{words:?}: {message}"
+        );
+        assert!(
+            ![EU, NEW, "eA=="]
+                .iter()
+                .any(|value| message.contains(value)),
+            "{message}"
+        );
     };
     set(&mut index, &eu, Some(body(json!({"other": EU}))));
     says(&index, &["secrets/team/eu has no key pw"]);
@@ -142,13 +215,29 @@ fn missing_secret_reference_is_reported_without_its_value() {
     index.expire_deleted(now + GRACE, GRACE);
     says(&index, &["there is no secrets/team/eu"]);
     // A Secret of that name elsewhere is of no use: each source takes from its own namespace.
-    set(&mut index, &secret("other", "eu"), Some(body(json!({"pw": NEW}))));
+    set(
+        &mut index,
+        &secret("other", "eu"),
+        Some(body(json!({"pw": NEW}))),
+    );
     says(&index, &["there is no secrets/team/eu"]);
-    set(&mut index, &secret("other", "login"), Some(body(json!({"password": "eA=="}))));
-    assert_eq!(sent(&index, "other", "eu-1"), Some(Ok(json!({"password": NEW}))));
+    set(
+        &mut index,
+        &secret("other", "login"),
+        Some(body(json!({"password": "eA=="}))),
+    );
+    assert_eq!(
+        sent(&index, "other", "eu-1"),
+        Some(Ok(json!({"password": NEW})))
+    );
     // While the hub cannot see whether it is there, it does not say that it is not.
-    index.set_place(WatchScope::everywhere("secrets"), PlaceState::Unreadable("no right".to_owned()));
-    let Directive::Wanted(assignment) = index.directive(&RuleUid::from("r"), &ClusterName::from("eu-1")) else {
+    index.set_place(
+        WatchScope::everywhere("secrets"),
+        PlaceState::Unreadable("no right".to_owned()),
+    );
+    let Directive::Wanted(assignment) =
+        index.directive(&RuleUid::from("r"), &ClusterName::from("eu-1"))
+    else {
         panic!("wanted")
     };
     assert!(assignment.is_unknown(&login) && assignment.plan.render_errors.is_empty());

@@ -32,7 +32,10 @@ impl Selection {
 
     /// A rule selects a source.
     pub(super) fn select(&mut self, source: &SourceRef, uid: &RuleUid) {
-        self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
+        self.selected_by
+            .entry(source.clone())
+            .or_default()
+            .insert(uid.clone());
     }
 
     /// A rule does not select a source any more.
@@ -56,12 +59,20 @@ impl Selection {
     }
 
     /// The rules that could select a source with these labels.
-    pub(super) fn candidates(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> BTreeSet<RuleUid> {
+    pub(super) fn candidates(
+        &self,
+        source: &SourceRef,
+        labels: &BTreeMap<String, String>,
+    ) -> BTreeSet<RuleUid> {
         self.readers.of(source, labels)
     }
 
     /// The rules that could select a source with these labels, or select it now.
-    pub(super) fn concerned(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> BTreeSet<RuleUid> {
+    pub(super) fn concerned(
+        &self,
+        source: &SourceRef,
+        labels: &BTreeMap<String, String>,
+    ) -> BTreeSet<RuleUid> {
         let mut concerned = self.candidates(source, labels);
         concerned.extend(self.of(source).cloned());
         concerned

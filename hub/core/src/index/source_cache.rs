@@ -19,7 +19,9 @@ struct ObservedVersion {
 
 /// A resource version as the number that it is: versions of one kind are ordered (KEP-5504, Kubernetes 1.35).
 pub fn version_number(version: Option<&str>) -> u64 {
-    version.and_then(|version| version.parse().ok()).unwrap_or_default()
+    version
+        .and_then(|version| version.parse().ok())
+        .unwrap_or_default()
 }
 
 /// What follows from a version that a watch delivered.
@@ -52,10 +54,14 @@ impl SourceCache {
     pub(super) fn state_after(&self, source: &SourceRef, body: Option<SourceState>) -> SourceState {
         let known = self.sources.get(source).map(|known| known.body.clone());
         match (body, known) {
-            (None | Some(SourceState::Unread), Some(known @ (SourceState::Read(_) | SourceState::Stale(_)))) => known,
-            (Some(SourceState::Unreadable), Some(SourceState::Read(content) | SourceState::Stale(content))) => {
-                SourceState::Stale(content)
-            }
+            (
+                None | Some(SourceState::Unread),
+                Some(known @ (SourceState::Read(_) | SourceState::Stale(_))),
+            ) => known,
+            (
+                Some(SourceState::Unreadable),
+                Some(SourceState::Read(content) | SourceState::Stale(content)),
+            ) => SourceState::Stale(content),
             (Some(body), _) => body,
             (None, known) => known.unwrap_or(SourceState::Unread),
         }
@@ -85,8 +91,12 @@ impl SourceCache {
         namespace: &'a str,
     ) -> impl Iterator<Item = (&'a SourceRef, &'a Source)> + 'a {
         let from = SourceRef::new(resource, namespace, "");
-        let is_here = move |source: &SourceRef| (&*source.resource, &*source.namespace) == (resource, namespace);
-        self.sources.range(from..).take_while(move |(source, _)| is_here(source))
+        let is_here = move |source: &SourceRef| {
+            (&*source.resource, &*source.namespace) == (resource, namespace)
+        };
+        self.sources
+            .range(from..)
+            .take_while(move |(source, _)| is_here(source))
     }
 
     /// The sources that a rule could select.
@@ -94,11 +104,15 @@ impl SourceCache {
         &'a self,
         rule: &'a Rule,
     ) -> Box<dyn Iterator<Item = (&'a SourceRef, &'a Source)> + 'a> {
-        let Some(namespaces) = rule.literal_namespaces() else { return Box::new(self.sources.iter()) };
+        let Some(namespaces) = rule.literal_namespaces() else {
+            return Box::new(self.sources.iter());
+        };
         let unique: BTreeSet<_> = namespaces.into_iter().collect();
         Box::new(rule.resources().flat_map(move |resource| {
             let unique = unique.clone();
-            unique.into_iter().flat_map(move |namespace| self.in_namespace(resource, namespace))
+            unique
+                .into_iter()
+                .flat_map(move |namespace| self.in_namespace(resource, namespace))
         }))
     }
 
@@ -111,40 +125,74 @@ impl SourceCache {
         labels: BTreeMap<String, String>,
         is_selected: impl FnOnce(&BTreeMap<String, String>) -> bool,
     ) -> Observation {
-        let is_stale = self.versions.get(source).is_some_and(|observed| observed.is_stale);
+        let is_stale = self
+            .versions
+            .get(source)
+            .is_some_and(|observed| observed.is_stale);
         let before = self.versions.get(source).map(|observed| observed.version);
         if !is_stale && before.is_some_and(|before| before > version) {
             return Observation::Old;
         }
         // The object exists, whatever its content is.
         self.deleted.remove(source);
-        let known =
-            self.sources.get(source).map(|known| matches!(known.body, SourceState::Read(_) | SourceState::Refused(_)));
+        let known = self
+            .sources
+            .get(source)
+            .map(|known| matches!(known.body, SourceState::Read(_) | SourceState::Refused(_)));
         let is_read = known == Some(true) && before == Some(version);
         if is_stale && !is_read {
             // The agents may have newer content than the known one, so it is unknown until it has been read.
             self.drop_content(source);
-            self.versions.insert(source.clone(), ObservedVersion { version, awaited: None, is_stale: false });
+            self.versions.insert(
+                source.clone(),
+                ObservedVersion {
+                    version,
+                    awaited: None,
+                    is_stale: false,
+                },
+            );
             return Observation::Labels(labels);
         }
         let reads = known.is_some() && !is_read && is_selected(&labels);
         let awaited = reads.then(|| labels.clone());
-        self.versions.insert(source.clone(), ObservedVersion { version, awaited, is_stale: false });
-        if reads { Observation::ToRead } else { Observation::Labels(labels) }
+        self.versions.insert(
+            source.clone(),
+            ObservedVersion {
+                version,
+                awaited,
+                is_stale: false,
+            },
+        );
+        if reads {
+            Observation::ToRead
+        } else {
+            Observation::Labels(labels)
+        }
     }
 
     /// An object was read. Returns whether the answer counts: no watch has delivered a newer version since.
     pub(super) fn record_read(&mut self, source: &SourceRef, version: u64) -> bool {
-        let Some(observed) = self.versions.get_mut(source).filter(|observed| observed.version <= version) else {
+        let Some(observed) = self
+            .versions
+            .get_mut(source)
+            .filter(|observed| observed.version <= version)
+        else {
             return false;
         };
         // The object may have been read before its version became stale.
-        *observed = ObservedVersion { version, awaited: None, is_stale: observed.is_stale };
+        *observed = ObservedVersion {
+            version,
+            awaited: None,
+            is_stale: observed.is_stale,
+        };
         true
     }
 
     /// An object could not be read. Returns the labels that it has now, if it is known.
-    pub(super) fn record_unreadable(&mut self, source: &SourceRef) -> Option<BTreeMap<String, String>> {
+    pub(super) fn record_unreadable(
+        &mut self,
+        source: &SourceRef,
+    ) -> Option<BTreeMap<String, String>> {
         let observed = self.versions.get_mut(source)?;
         let known = self.sources.get(source).map(|known| &known.labels);
         observed.awaited.take().or_else(|| known.cloned())
@@ -152,23 +200,40 @@ impl SourceCache {
 
     /// Whether the content of the last observed version is known.
     pub(super) fn is_read(&self, source: &SourceRef) -> bool {
-        let is_awaited = self.versions.get(source).is_some_and(|observed| observed.awaited.is_some());
+        let is_awaited = self
+            .versions
+            .get(source)
+            .is_some_and(|observed| observed.awaited.is_some());
         let known = self.sources.get(source);
-        !is_awaited && known.is_some_and(|known| matches!(known.body, SourceState::Read(_) | SourceState::Refused(_)))
+        !is_awaited
+            && known.is_some_and(|known| {
+                matches!(known.body, SourceState::Read(_) | SourceState::Refused(_))
+            })
     }
 
     /// Marks all versions of a watch as stale until its next list.
     pub(super) fn mark_stale(&mut self, place: &WatchScope) {
-        let here = self.versions.iter_mut().filter(|(source, _)| place.holds(source));
+        let here = self
+            .versions
+            .iter_mut()
+            .filter(|(source, _)| place.holds(source));
         here.for_each(|(_, observed)| observed.is_stale = true);
     }
 
     /// Drops the content of all stale sources of a watch. Returns these sources, with their labels.
-    pub(super) fn invalidate_stale(&mut self, place: &WatchScope) -> Vec<(SourceRef, BTreeMap<String, String>)> {
-        let here = self.versions.iter().filter(|(source, observed)| observed.is_stale && place.holds(source));
+    pub(super) fn invalidate_stale(
+        &mut self,
+        place: &WatchScope,
+    ) -> Vec<(SourceRef, BTreeMap<String, String>)> {
+        let here = self
+            .versions
+            .iter()
+            .filter(|(source, observed)| observed.is_stale && place.holds(source));
         let mut invalidated = vec![];
         for (source, _) in here {
-            let Some(known) = self.sources.get_mut(source) else { continue };
+            let Some(known) = self.sources.get_mut(source) else {
+                continue;
+            };
             if !matches!(known.body, SourceState::Unread | SourceState::Unreadable) {
                 known.body = SourceState::Unread;
                 invalidated.push((source.clone(), known.labels.clone()));
@@ -186,24 +251,46 @@ impl SourceCache {
     }
 
     /// Marks all sources of a watch as deleted that are not in its list.
-    pub(super) fn retain(&mut self, place: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
-        let from = SourceRef::new(place.resource, place.namespace.as_deref().unwrap_or_default(), "");
-        let here = self.sources.range(from..).take_while(|(key, _)| place.holds(key));
-        let gone: Vec<_> = here.filter(|(key, _)| !listed.contains(*key)).map(|(key, _)| key.clone()).collect();
+    pub(super) fn retain(
+        &mut self,
+        place: &WatchScope,
+        listed: &BTreeSet<SourceRef>,
+        now: Instant,
+    ) {
+        let from = SourceRef::new(
+            place.resource,
+            place.namespace.as_deref().unwrap_or_default(),
+            "",
+        );
+        let here = self
+            .sources
+            .range(from..)
+            .take_while(|(key, _)| place.holds(key));
+        let gone: Vec<_> = here
+            .filter(|(key, _)| !listed.contains(*key))
+            .map(|(key, _)| key.clone())
+            .collect();
         for source in gone {
             self.mark_deleted(&source, now);
         }
     }
 
     /// Removes the sources that were deleted at least `grace` ago. Returns them with their labels.
-    pub(super) fn take_expired(&mut self, now: Instant, grace: Duration) -> Vec<(SourceRef, BTreeMap<String, String>)> {
+    pub(super) fn take_expired(
+        &mut self,
+        now: Instant,
+        grace: Duration,
+    ) -> Vec<(SourceRef, BTreeMap<String, String>)> {
         let is_over = |since: &Instant| now.saturating_duration_since(*since) >= grace;
         let expired = self.deleted.iter().filter(|(_, since)| is_over(since));
         let expired: Vec<_> = expired.map(|(source, _)| source.clone()).collect();
         self.deleted.retain(|_, since| !is_over(since));
         let sources = &mut self.sources;
         let with_labels = expired.into_iter().map(|source| {
-            let labels = sources.remove(&source).map(|known| known.labels).unwrap_or_default();
+            let labels = sources
+                .remove(&source)
+                .map(|known| known.labels)
+                .unwrap_or_default();
             (source, labels)
         });
         with_labels.collect()
@@ -211,20 +298,35 @@ impl SourceCache {
 
     /// When the next grace period is over.
     pub(super) fn next_expiry(&self, grace: Duration) -> Option<Instant> {
-        self.deleted.values().min().and_then(|since| since.checked_add(grace))
+        self.deleted
+            .values()
+            .min()
+            .and_then(|since| since.checked_add(grace))
     }
 
     /// The sources that rules need, for an index of these rules alone.
     pub(super) fn part<'a>(&self, rules: impl Iterator<Item = &'a Rule>) -> Self {
         let mut sources = BTreeMap::new();
         for rule in rules {
-            for (source, known) in self.candidates(rule).filter(|(source, known)| rule.needs(source, &known.labels)) {
-                sources.entry(source.clone()).or_insert_with(|| known.clone());
+            for (source, known) in self
+                .candidates(rule)
+                .filter(|(source, known)| rule.needs(source, &known.labels))
+            {
+                sources
+                    .entry(source.clone())
+                    .or_insert_with(|| known.clone());
             }
         }
-        let deleted = self.deleted.iter().filter(|(source, _)| sources.contains_key(*source));
+        let deleted = self
+            .deleted
+            .iter()
+            .filter(|(source, _)| sources.contains_key(*source));
         let deleted = deleted.map(|(source, at)| (source.clone(), *at)).collect();
-        Self { sources, versions: BTreeMap::new(), deleted }
+        Self {
+            sources,
+            versions: BTreeMap::new(),
+            deleted,
+        }
     }
 
     /// All sources.

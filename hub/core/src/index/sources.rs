@@ -33,13 +33,21 @@ impl Index {
 
     /// A watch has delivered an object that may be a source. The plans contain it at once; a change of a selected object waits
     /// until its content has been read, so that labels and content change together.
-    pub fn observe(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
+    pub fn observe(
+        &mut self,
+        source: &SourceRef,
+        version: u64,
+        labels: BTreeMap<String, String>,
+    ) -> Effect {
         let labels = self.selection.kept_labels(source, labels);
         let (selection, rules) = (&self.selection, &self.rules);
         let is_selected = |labels: &_| is_selected(selection, rules, source, labels);
         match self.sources.observe(source, version, labels, is_selected) {
             Observation::Old => Effect::default(),
-            Observation::ToRead => Effect { read: [source.clone()].into(), ..Effect::default() },
+            Observation::ToRead => Effect {
+                read: [source.clone()].into(),
+                ..Effect::default()
+            },
             Observation::Labels(labels) => self.set_source(source.clone(), labels, None),
         }
     }
@@ -61,7 +69,9 @@ impl Index {
 
     /// An object could not be read. Content that was read before stays.
     pub fn could_not_read(&mut self, source: &SourceRef) -> Effect {
-        let Some(labels) = self.sources.record_unreadable(source) else { return Effect::default() };
+        let Some(labels) = self.sources.record_unreadable(source) else {
+            return Effect::default();
+        };
         self.set_source(source.clone(), labels, Some(SourceState::Unreadable))
     }
 
@@ -91,9 +101,16 @@ impl Index {
         let body = self.sources.state_after(&source, body);
         let mut effect = Effect::default();
         for uid in self.selection.concerned(&source, &labels) {
-            let selects = self.rules.get(&uid).is_some_and(|entry| entry.rule.selects(&source, &labels));
+            let selects = self
+                .rules
+                .get(&uid)
+                .is_some_and(|entry| entry.rule.selects(&source, &labels));
             // A refused source has the effect of a deleted one.
-            let cause = if matches!(body, SourceState::Refused(_)) { Cause::Deleted } else { Cause::SourceLabels };
+            let cause = if matches!(body, SourceState::Refused(_)) {
+                Cause::Deleted
+            } else {
+                Cause::SourceLabels
+            };
             self.update_plan(&uid, &source, selects.then_some(&body), cause, &mut effect);
             let is_referenced = self.update_referenced(&uid, &source, Some(&body), &mut effect);
             if (selects || is_referenced) && matches!(body, SourceState::Unread) {
@@ -101,7 +118,11 @@ impl Index {
             }
         }
         // The cache has no content that no rule needs.
-        let body = if self.selection.has(&source) { body } else { SourceState::Unread };
+        let body = if self.selection.has(&source) {
+            body
+        } else {
+            SourceState::Unread
+        };
         self.sources.insert(source, Source { labels, body });
         effect
     }
@@ -113,7 +134,12 @@ impl Index {
     }
 
     /// A watch has delivered a complete list: the other objects of its scope are deleted.
-    pub fn retain_sources(&mut self, place: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
+    pub fn retain_sources(
+        &mut self,
+        place: &WatchScope,
+        listed: &BTreeSet<SourceRef>,
+        now: Instant,
+    ) {
         self.sources.retain(place, listed, now);
     }
 
@@ -143,5 +169,9 @@ fn is_selected(
     labels: &BTreeMap<String, String>,
 ) -> bool {
     let candidates = selection.candidates(source, labels);
-    candidates.iter().any(|uid| rules.get(uid).is_some_and(|entry| entry.rule.needs(source, labels)))
+    candidates.iter().any(|uid| {
+        rules
+            .get(uid)
+            .is_some_and(|entry| entry.rule.needs(source, labels))
+    })
 }

@@ -11,7 +11,13 @@ use crate::plan::{Rule, RuleGrant, Scope, Source, SourceContent, SourceState, Wa
 
 const GRACE: Duration = Duration::from_secs(5);
 
-fn rule(uid: &str, namespace: &str, selector_value: &str, clusters: serde_json::Value, deleting: bool) -> Rule {
+fn rule(
+    uid: &str,
+    namespace: &str,
+    selector_value: &str,
+    clusters: serde_json::Value,
+    deleting: bool,
+) -> Rule {
     let mut object = json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
         "metadata": {"name": uid, "namespace": namespace, "uid": uid, "generation": 1},
@@ -29,7 +35,12 @@ fn rule(uid: &str, namespace: &str, selector_value: &str, clusters: serde_json::
 
 fn cluster(env: &str) -> Cluster {
     let labels = BTreeMap::from([("env".to_owned(), env.to_owned())]);
-    Cluster { uid: format!("uid-{env}"), labels, accepted: true, ..Cluster::default() }
+    Cluster {
+        uid: format!("uid-{env}"),
+        labels,
+        accepted: true,
+        ..Cluster::default()
+    }
 }
 
 fn body(text: &str) -> SourceState {
@@ -59,7 +70,10 @@ fn everything() -> RuleGrant {
 }
 
 fn grant_everything(index: &mut Index) {
-    index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
+    index.set_grants(Some(BTreeMap::from([(
+        "everything".to_owned(),
+        everything(),
+    )])));
 }
 
 fn known_index() -> Index {
@@ -105,7 +119,10 @@ fn source_transferred_between_rules_changes_both_at_once() {
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     let effect = index.set_source(source("a", "s"), labelled("y"), None);
     assert_eq!(effect.rules.len(), 2);
-    assert_eq!((wanted(&index, "r1", "one"), wanted(&index, "r2", "one")), (Some(0), Some(1)));
+    assert_eq!(
+        (wanted(&index, "r1", "one"), wanted(&index, "r2", "one")),
+        (Some(0), Some(1))
+    );
 }
 
 #[test]
@@ -116,12 +133,22 @@ fn a_source_that_vanishes_is_wanted_until_its_grace_is_over() {
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     let now = Instant::now();
     index.mark_source_deleted(&source("a", "s"), now);
-    assert!(index.expire_deleted(now + GRACE / 2, GRACE).rules.is_empty());
+    assert!(
+        index
+            .expire_deleted(now + GRACE / 2, GRACE)
+            .rules
+            .is_empty()
+    );
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // Back in time: nothing happened, and its grace starts afresh the next time.
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
     assert_eq!(index.next_expiry(GRACE), None);
-    assert!(index.expire_deleted(now + GRACE * 2, GRACE).rules.is_empty());
+    assert!(
+        index
+            .expire_deleted(now + GRACE * 2, GRACE)
+            .rules
+            .is_empty()
+    );
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     index.mark_source_deleted(&source("a", "s"), now);
     assert_eq!(index.expire_deleted(now + GRACE, GRACE).rules.len(), 1);
@@ -135,7 +162,9 @@ fn rule_made_after_its_sources_waits_for_their_content() {
     index.set_source(source("a", "s"), labelled("x"), None);
     let effect = index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     assert_eq!(effect.read, BTreeSet::from([source("a", "s")]));
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+        panic!("not wanted")
+    };
     assert!(assignment.is_unknown(&source("a", "s")));
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
@@ -165,9 +194,14 @@ fn unwatchable_kind_makes_sources_unknown_not_unwanted() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    let effect = index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Unreadable("forbidden".into()));
+    let effect = index.set_place(
+        WatchScope::everywhere("configmaps"),
+        PlaceState::Unreadable("forbidden".into()),
+    );
     assert_eq!(effect.rules.len(), 1);
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+        panic!("not wanted")
+    };
     assert!(assignment.is_unknown(&source("a", "anything")));
 }
 
@@ -196,21 +230,36 @@ fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
         WatchScope::within("configmaps", "b"),
         WatchScope::within("configmaps", "c"),
     ];
-    assert_eq!(index.needed_places().into_iter().collect::<Vec<_>>(), places);
+    assert_eq!(
+        index.needed_places().into_iter().collect::<Vec<_>>(),
+        places
+    );
     let effect = index.set_place(places[0].clone(), PlaceState::Known);
     assert_eq!(effect.rules, BTreeSet::from(["r1".into()]));
-    index.set_place(places[1].clone(), PlaceState::Unreadable("forbidden".into()));
+    index.set_place(
+        places[1].clone(),
+        PlaceState::Unreadable("forbidden".into()),
+    );
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
 
     let (open, shut) = (plan_in_one(&index, "r1"), plan_in_one(&index, "r2"));
-    assert_eq!((open.intents.len(), open.is_unknown(&source("a", "gone"))), (1, false));
+    assert_eq!(
+        (open.intents.len(), open.is_unknown(&source("a", "gone"))),
+        (1, false)
+    );
     assert!(shut.is_unknown(&source("b", "held")));
     let why = |uid: &str| index.unreadable_places(&index.rule(&uid.into()).unwrap().rule);
     assert!(why("r1").is_empty());
-    assert_eq!(why("r2"), BTreeMap::from([(places[1].clone(), "forbidden".to_owned())]));
+    assert_eq!(
+        why("r2"),
+        BTreeMap::from([(places[1].clone(), "forbidden".to_owned())])
+    );
 
     // The right comes: the rule goes on.
-    assert_eq!(index.set_place(places[1].clone(), PlaceState::Known).rules, BTreeSet::from(["r2".into()]));
+    assert_eq!(
+        index.set_place(places[1].clone(), PlaceState::Known).rules,
+        BTreeSet::from(["r2".into()])
+    );
     assert!(!plan_in_one(&index, "r2").is_unknown(&source("b", "held")));
 }
 
@@ -237,23 +286,38 @@ fn glob_means_watched_namespaces_and_others_are_unknown() {
     let object: runnel_api::ClusterDistributionRule = serde_json::from_value(object).unwrap();
     let rule = Rule::cluster_scoped(&object, "runnel-system").unwrap();
     let scope = Scope::new(["team".to_owned(), "other".to_owned()]);
-    assert_eq!(rule.places(&scope), BTreeSet::from([WatchScope::within("configmaps", "team")]));
+    assert_eq!(
+        rule.places(&scope),
+        BTreeSet::from([WatchScope::within("configmaps", "team")])
+    );
     let none: [(&SourceRef, &Source); 0] = [];
     let planned = plan(&rule, none, &scope, |_| true);
-    assert!(planned.is_unknown(&source("test", "held")) && !planned.is_unknown(&source("team", "gone")));
+    assert!(
+        planned.is_unknown(&source("test", "held")) && !planned.is_unknown(&source("team", "gone"))
+    );
 }
 
 #[test]
 fn namespaced_list_marks_deleted_only_in_its_namespace() {
     let mut index = limited_index();
     for namespace in ["a", "b"] {
-        index.set_place(WatchScope::within("configmaps", namespace), PlaceState::Known);
+        index.set_place(
+            WatchScope::within("configmaps", namespace),
+            PlaceState::Known,
+        );
         index.set_source(source(namespace, "s"), labelled("x"), Some(body("1")));
     }
     let now = Instant::now();
-    index.retain_sources(&WatchScope::within("configmaps", "a"), &BTreeSet::new(), now);
+    index.retain_sources(
+        &WatchScope::within("configmaps", "a"),
+        &BTreeSet::new(),
+        now,
+    );
     index.expire_deleted(now + GRACE, GRACE);
-    assert_eq!((wanted(&index, "r1", "one"), wanted(&index, "r2", "one")), (Some(0), Some(1)));
+    assert_eq!(
+        (wanted(&index, "r1", "one"), wanted(&index, "r2", "one")),
+        (Some(0), Some(1))
+    );
 }
 
 fn only(uid: &str) -> BTreeSet<RuleUid> {
@@ -261,26 +325,57 @@ fn only(uid: &str) -> BTreeSet<RuleUid> {
 }
 
 fn at(instant: Instant) -> crate::now::Now {
-    crate::now::Now { instant, wall: jiff::Timestamp::UNIX_EPOCH }
+    crate::now::Now {
+        instant,
+        wall: jiff::Timestamp::UNIX_EPOCH,
+    }
 }
 
 #[test]
 fn known_rule_removes_where_not_chosen_and_unknown_does_not() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
-    index.set_rule(rule("r1", "a", "x", json!({"selector": {"matchLabels": {"env": "prod"}}}), false));
+    index.set_rule(rule(
+        "r1",
+        "a",
+        "x",
+        json!({"selector": {"matchLabels": {"env": "prod"}}}),
+        false,
+    ));
     assert_eq!(wanted(&index, "r1", "one"), Some(0));
     let effect = index.set_cluster("one".into(), cluster("test"));
     assert!(effect.clusters.contains(&ClusterName::from("one")));
-    assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::RemovalBlocked), "nobody has judged it");
+    assert!(
+        matches!(
+            index.directive(&"r1".into(), &"one".into()),
+            Directive::RemovalBlocked
+        ),
+        "nobody has judged it"
+    );
     assert_eq!(effect.judge, BTreeSet::from(["r1".into()]));
     let now = Instant::now();
     index.judge(&only("r1"), &|_, _| None, at(now));
-    assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::RemovalBlocked), "more may come");
-    let effect = index.judge(&BTreeSet::new(), &|_, _| None, at(now + crate::guard::DELAY));
+    assert!(
+        matches!(
+            index.directive(&"r1".into(), &"one".into()),
+            Directive::RemovalBlocked
+        ),
+        "more may come"
+    );
+    let effect = index.judge(
+        &BTreeSet::new(),
+        &|_, _| None,
+        at(now + crate::guard::DELAY),
+    );
     assert!(effect.clusters.contains(&ClusterName::from("one")));
-    assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::Unwanted(_)));
-    assert!(matches!(index.directive(&"other".into(), &"one".into()), Directive::Orphaned));
+    assert!(matches!(
+        index.directive(&"r1".into(), &"one".into()),
+        Directive::Unwanted(_)
+    ));
+    assert!(matches!(
+        index.directive(&"other".into(), &"one".into()),
+        Directive::Orphaned
+    ));
     let (_, before) = index.directives_since(&"one".into(), 0);
     index.remove_rule(&"r1".into());
     let (directives, _) = index.directives_since(&"one".into(), before);
@@ -295,23 +390,47 @@ fn approval_of_one_cluster_wakes_no_other() {
     }
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
-    let asked = Asked { objects: 1, digest: AskedDigest([1; 16]) };
+    let asked = Asked {
+        objects: 1,
+        digest: AskedDigest([1; 16]),
+    };
     let holds = |_: &RuleUid, name: &ClusterName| {
         let prunes = Some(asked).filter(|_| name.as_str() == "one");
-        Some(Holding { copies: 2, prunes, ..Holding::default() })
+        Some(Holding {
+            copies: 2,
+            prunes,
+            ..Holding::default()
+        })
     };
     let now = Instant::now();
-    assert!(index.judge(&only("r1"), &holds, at(now)).clusters.is_empty());
+    assert!(
+        index
+            .judge(&only("r1"), &holds, at(now))
+            .clusters
+            .is_empty()
+    );
     let effect = index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY));
     assert_eq!(effect.clusters, BTreeSet::from(["one".into()]));
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+        panic!("not wanted")
+    };
     assert_eq!(assignment.prune(), Some(asked.digest));
     // What the hub itself removes is for all.
     index.set_source(source("a", "s"), labelled("y"), Some(body("1")));
-    assert!(index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY)).clusters.is_empty());
+    assert!(
+        index
+            .judge(&only("r1"), &holds, at(now + crate::guard::DELAY))
+            .clusters
+            .is_empty()
+    );
     let effect = index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY * 2));
     assert_eq!(effect.clusters.len(), 2);
-    assert!(index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY * 3)).clusters.is_empty());
+    assert!(
+        index
+            .judge(&only("r1"), &holds, at(now + crate::guard::DELAY * 3))
+            .clusters
+            .is_empty()
+    );
 }
 
 #[test]
@@ -323,23 +442,51 @@ fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
     let effect = index.set_rule(rule("r1", "a", "x", json!({"names": ["one"]}), true));
     assert_eq!(effect.clusters.len(), 2);
     let now = Instant::now();
-    let holds = |_: &RuleUid, _: &ClusterName| Some(Holding { copies: 11, intents: 11, ..Holding::default() });
+    let holds = |_: &RuleUid, _: &ClusterName| {
+        Some(Holding {
+            copies: 11,
+            intents: 11,
+            ..Holding::default()
+        })
+    };
     index.judge(&only("r1"), &holds, at(now));
     let (due, uid) = (index.next_judgement().unwrap(), RuleUid::from("r1"));
-    assert!(due > now && !index.may_go(&uid), "that of its namespace may be heard yet");
+    assert!(
+        due > now && !index.may_go(&uid),
+        "that of its namespace may be heard yet"
+    );
     index.judge(&BTreeSet::new(), &holds, at(due));
     assert!(index.may_go(&uid));
-    assert!(matches!(index.directive(&"r1".into(), &"two".into()), Directive::Unwanted(_)));
+    assert!(matches!(
+        index.directive(&"r1".into(), &"two".into()),
+        Directive::Unwanted(_)
+    ));
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Rule { uid: u8, namespace: u8, value: u8, clusters: u8 },
+    Rule {
+        uid: u8,
+        namespace: u8,
+        value: u8,
+        clusters: u8,
+    },
     RemoveRule(u8),
-    Source { namespace: u8, name: u8, value: u8, text: Option<u8> },
-    MarkDeleted { namespace: u8, name: u8 },
+    Source {
+        namespace: u8,
+        name: u8,
+        value: u8,
+        text: Option<u8>,
+    },
+    MarkDeleted {
+        namespace: u8,
+        name: u8,
+    },
     Expire,
-    Cluster { name: u8, env: u8 },
+    Cluster {
+        name: u8,
+        env: u8,
+    },
     RemoveCluster(u8),
     Kind(bool),
 }
@@ -353,8 +500,14 @@ fn step() -> impl Strategy<Value = Step> {
             clusters
         }),
         (0..3u8).prop_map(Step::RemoveRule),
-        (0..2u8, 0..3u8, 0..3u8, proptest::option::of(0..3u8))
-            .prop_map(|(namespace, name, value, text)| Step::Source { namespace, name, value, text }),
+        (0..2u8, 0..3u8, 0..3u8, proptest::option::of(0..3u8)).prop_map(
+            |(namespace, name, value, text)| Step::Source {
+                namespace,
+                name,
+                value,
+                text
+            }
+        ),
         (0..2u8, 0..3u8).prop_map(|(namespace, name)| Step::MarkDeleted { namespace, name }),
         Just(Step::Expire),
         (0..3u8, 0..2u8).prop_map(|(name, env)| Step::Cluster { name, env }),
@@ -375,9 +528,17 @@ struct Naive {
 
 fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
     match step {
-        Step::Rule { uid, namespace, value, clusters } => {
-            let choice =
-                [json!({"all": true}), json!({"names": ["c0"]}), json!({"selector": {"matchLabels": {"env": "e1"}}})];
+        Step::Rule {
+            uid,
+            namespace,
+            value,
+            clusters,
+        } => {
+            let choice = [
+                json!({"all": true}),
+                json!({"names": ["c0"]}),
+                json!({"selector": {"matchLabels": {"env": "e1"}}}),
+            ];
             let rule = rule(
                 &format!("r{uid}"),
                 &format!("n{namespace}"),
@@ -393,12 +554,23 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
             naive.rules.remove(&uid);
             index.remove_rule(&uid);
         }
-        Step::Source { namespace, name, value, text } => {
+        Step::Source {
+            namespace,
+            name,
+            value,
+            text,
+        } => {
             let key = source(&format!("n{namespace}"), &format!("s{name}"));
             let labels = labelled(&format!("v{value}"));
             let read = text.map(|text| body(&text.to_string()));
             naive.deleted.remove(&key);
-            naive.sources.insert(key.clone(), Source { labels: labels.clone(), body: SourceState::Unread });
+            naive.sources.insert(
+                key.clone(),
+                Source {
+                    labels: labels.clone(),
+                    body: SourceState::Unread,
+                },
+            );
             index.set_source(key, labels, read);
         }
         Step::MarkDeleted { namespace, name } => {
@@ -416,7 +588,9 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
         }
         Step::Cluster { name, env } => {
             let name = ClusterName::from(format!("c{name}"));
-            naive.clusters.insert(name.clone(), cluster(&format!("e{env}")));
+            naive
+                .clusters
+                .insert(name.clone(), cluster(&format!("e{env}")));
             index.set_cluster(name, cluster(&format!("e{env}")));
         }
         Step::RemoveCluster(name) => {
@@ -426,7 +600,11 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
         }
         Step::Kind(known) => {
             naive.configmaps_known = *known;
-            let state = if *known { PlaceState::Known } else { PlaceState::Unreadable("no".into()) };
+            let state = if *known {
+                PlaceState::Known
+            } else {
+                PlaceState::Unreadable("no".into())
+            };
             index.set_place(WatchScope::everywhere("configmaps"), state);
         }
     }
@@ -479,12 +657,36 @@ fn content_older_than_a_new_leaders_list_is_unknown() {
     // A late answer of a read takes no doubt away.
     index.read(&source("a", "edited"), 8, labelled("x"), body("late"));
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
-    assert!(index.observe(&source("a", "same"), 7, labelled("x")).read.is_empty());
-    assert_eq!(index.observe(&source("a", "edited"), 12, labelled("x")).read, BTreeSet::from([source("a", "edited")]));
-    assert_eq!(index.observe(&source("a", "restored"), 3, labelled("x")).read.len(), 1);
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
-    assert!(assignment.is_unknown(&source("a", "edited")) && assignment.is_unknown(&source("a", "restored")));
-    assert!(assignment.plan.intents.contains_key(&source("a", "same")) && assignment.plan.intents.len() == 1);
+    assert!(
+        index
+            .observe(&source("a", "same"), 7, labelled("x"))
+            .read
+            .is_empty()
+    );
+    assert_eq!(
+        index
+            .observe(&source("a", "edited"), 12, labelled("x"))
+            .read,
+        BTreeSet::from([source("a", "edited")])
+    );
+    assert_eq!(
+        index
+            .observe(&source("a", "restored"), 3, labelled("x"))
+            .read
+            .len(),
+        1
+    );
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+        panic!("not wanted")
+    };
+    assert!(
+        assignment.is_unknown(&source("a", "edited"))
+            && assignment.is_unknown(&source("a", "restored"))
+    );
+    assert!(
+        assignment.plan.intents.contains_key(&source("a", "same"))
+            && assignment.plan.intents.len() == 1
+    );
     // A watch that goes on as usual keeps the old content until the new one is there.
     index.read(&source("a", "edited"), 12, labelled("x"), body("new"));
     index.observe(&source("a", "edited"), 13, labelled("x"));
@@ -500,7 +702,10 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
     index.observe(&known, 7, labelled("x"));
     index.read(&known, 7, labelled("x"), body("old"));
     let refuse = |index: &mut Index| {
-        let mut effect = index.set_place(place.clone(), PlaceState::Unreadable("forbidden".to_owned()));
+        let mut effect = index.set_place(
+            place.clone(),
+            PlaceState::Unreadable("forbidden".to_owned()),
+        );
         effect.merge(index.invalidate_stale(&place));
         effect
     };
@@ -510,12 +715,21 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
     // Another one led meanwhile, and the agents may hold newer content.
     index.mark_stale(&place);
     assert!(refuse(&mut index).clusters.contains(&"one".into()));
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
-    assert!(assignment.plan.intents.is_empty() && assignment.is_unknown(&known) && !assignment.is_growing());
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+        panic!("not wanted")
+    };
+    assert!(
+        assignment.plan.intents.is_empty()
+            && assignment.is_unknown(&known)
+            && !assignment.is_growing()
+    );
     assert!(refuse(&mut index).clusters.is_empty());
     // The watch is back.
     index.set_place(place.clone(), PlaceState::Known);
-    assert_eq!(index.observe(&known, 7, labelled("x")).read, BTreeSet::from([known.clone()]));
+    assert_eq!(
+        index.observe(&known, 7, labelled("x")).read,
+        BTreeSet::from([known.clone()])
+    );
     index.read(&known, 7, labelled("x"), body("old"));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
 }
@@ -547,36 +761,69 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     let target = |index: &Index| index.rule(&uid).unwrap().target().to_owned();
     let gate = |index: &Index, back_to: Option<&str>| {
         let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
-        Gate { revision: target(index), reach, is_settled: false, back_to: back_to.map(ToOwned::to_owned) }
+        Gate {
+            revision: target(index),
+            reach,
+            is_settled: false,
+            back_to: back_to.map(ToOwned::to_owned),
+        }
     };
-    assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
+    assert!(matches!(
+        directive(&index, "one"),
+        Directive::AwaitingWave(_)
+    ));
     let effect = index.let_in(&uid, gate(&index, None));
     assert!(effect.clusters.contains(&"one".into()));
-    let Directive::Wanted(former) = directive(&index, "one") else { panic!("not let in") };
+    let Directive::Wanted(former) = directive(&index, "one") else {
+        panic!("not let in")
+    };
     // The rollout is completed, and its state kept. An edit changes one source and adds another.
     let state = index.rule(&uid).unwrap().completed_state().ok().unwrap();
     let revision = state.revision.clone();
-    index.set_completed_state(&uid, Some(StoredState { revision: revision.clone(), state: Ok(state) }));
+    index.set_completed_state(
+        &uid,
+        Some(StoredState {
+            revision: revision.clone(),
+            state: Ok(state),
+        }),
+    );
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
     index.set_source(source("a", "new"), labelled("x"), Some(body("2")));
-    assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)), "an edit shuts the gate");
+    assert!(
+        matches!(directive(&index, "one"), Directive::AwaitingWave(_)),
+        "an edit shuts the gate"
+    );
     index.let_in(&uid, gate(&index, None));
-    let Directive::Wanted(failed) = directive(&index, "one") else { panic!("not let in") };
+    let Directive::Wanted(failed) = directive(&index, "one") else {
+        panic!("not let in")
+    };
     assert!(failed.digest() != former.digest() && failed.rolled_back.is_none());
     let effect = index.let_in(&uid, gate(&index, Some(&revision)));
-    assert!(effect.clusters.contains(&"one".into()), "its session is woken");
+    assert!(
+        effect.clusters.contains(&"one".into()),
+        "its session is woken"
+    );
     let is_former = |assignment: &ClusterAssignment| {
         let created = source("a", "new");
         assignment.digest() == former.digest()
             && assignment.content(&created).is_none()
             && !assignment.must_stay(&created)
     };
-    assert!(matches!(directive(&index, "one"), Directive::Wanted(assignment) if is_former(&assignment)));
-    assert!(matches!(directive(&index, "two"), Directive::AwaitingWave(_)));
+    assert!(
+        matches!(directive(&index, "one"), Directive::Wanted(assignment) if is_former(&assignment))
+    );
+    assert!(matches!(
+        directive(&index, "two"),
+        Directive::AwaitingWave(_)
+    ));
     // The former terms hold, but for whether the rule is suspended.
     let terms = |suspend, conflict_policy| {
         let terms = in_waves.terms.to_shared().as_ref().clone();
-        crate::plan::NamedTerms::new(runnel_proto::model::Terms { suspend, conflict_policy, ..terms })
+        crate::plan::NamedTerms::new(runnel_proto::model::Terms {
+            suspend,
+            conflict_policy,
+            ..terms
+        })
     };
     let mut suspended = in_waves.clone();
     suspended.terms = terms(true, runnel_proto::model::ConflictPolicy::Fail);
@@ -584,31 +831,56 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     assert!(
         matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.terms.suspend && is_former(&assignment))
     );
-    assert!(!index.rule(&uid).unwrap().awaits(&"two".into()), "no turn comes while it is suspended");
+    assert!(
+        !index.rule(&uid).unwrap().awaits(&"two".into()),
+        "no turn comes while it is suspended"
+    );
     index.set_rule(in_waves.clone());
-    assert!(matches!(directive(&index, "one"), Directive::Wanted(assignment) if is_former(&assignment)));
+    assert!(
+        matches!(directive(&index, "one"), Directive::Wanted(assignment) if is_former(&assignment))
+    );
     // Without the state nothing is sent.
-    for lost in [None, Some(StoredState { revision: String::new(), state: Err(RollbackBlocker::Damaged) })] {
+    for lost in [
+        None,
+        Some(StoredState {
+            revision: String::new(),
+            state: Err(RollbackBlocker::Damaged),
+        }),
+    ] {
         let stored = index.stored_state(&uid).cloned();
         index.set_completed_state(&uid, lost);
-        assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
+        assert!(matches!(
+            directive(&index, "one"),
+            Directive::AwaitingWave(_)
+        ));
         index.set_completed_state(&uid, stored);
         assert!(matches!(directive(&index, "one"), Directive::Wanted(_)));
     }
     let other = gate(&index, Some("another state"));
     index.let_in(&uid, other);
-    assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
+    assert!(matches!(
+        directive(&index, "one"),
+        Directive::AwaitingWave(_)
+    ));
     index.set_source(source("a", "s"), labelled("x"), Some(body("3")));
-    assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
+    assert!(matches!(
+        directive(&index, "one"),
+        Directive::AwaitingWave(_)
+    ));
     // A gate of a rule that was suspended counts no more: who is at work is found out again.
     index.let_in(&uid, gate(&index, None));
     index.set_rule(suspended);
     assert!(index.rule(&uid).unwrap().gate.is_some());
     index.set_rule(in_waves);
-    assert!(index.rule(&uid).unwrap().gate.is_none() && matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
+    assert!(
+        index.rule(&uid).unwrap().gate.is_none()
+            && matches!(directive(&index, "one"), Directive::AwaitingWave(_))
+    );
     // Without waves all clusters get the newest.
     index.set_rule(plain);
-    assert!(matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.rolled_back.is_none()));
+    assert!(
+        matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.rolled_back.is_none())
+    );
 }
 
 #[test]
@@ -633,6 +905,12 @@ fn forgotten_rules_beyond_the_limit_are_noticed() {
         index.has_forgotten_since(before),
         "the first are not told any more: a session asks of each rule that it holds"
     );
-    assert!(!index.has_forgotten_since(since), "who is up to date missed nothing");
-    assert!(!index.has_forgotten_since(0), "a new session asks of each in any case");
+    assert!(
+        !index.has_forgotten_since(since),
+        "who is up to date missed nothing"
+    );
+    assert!(
+        !index.has_forgotten_since(0),
+        "a new session asks of each in any case"
+    );
 }

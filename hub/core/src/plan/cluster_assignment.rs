@@ -5,7 +5,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use ring::digest;
-use runnel_proto::model::{AskedDigest, ClusterName, Proof, ProofKey, SetDigest, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{
+    AskedDigest, ClusterName, Proof, ProofKey, SetDigest, SourceRef, Terms, TermsDigest,
+};
 
 use super::{RulePlan, SourceContent};
 use crate::guard::GuardDecision;
@@ -21,7 +23,10 @@ pub struct NamedTerms {
 impl NamedTerms {
     /// These terms, with the digest that names them.
     pub fn new(terms: Terms) -> Self {
-        Self { digest: digest_of(&terms), terms: Arc::new(terms) }
+        Self {
+            digest: digest_of(&terms),
+            terms: Arc::new(terms),
+        }
     }
 
     /// The terms, to be shared.
@@ -57,7 +62,11 @@ fn digest_of(terms: &Terms) -> TermsDigest {
 /// Digest of what a plan sends on these terms.
 pub fn digest_on(plan: &RulePlan, terms: &Terms) -> SetDigest {
     let mut sum = SetDigest::default();
-    for (_, digest) in plan.digests.iter().filter(|(resource, _)| terms.grants_kind(resource)) {
+    for (_, digest) in plan
+        .digests
+        .iter()
+        .filter(|(resource, _)| terms.grants_kind(resource))
+    {
         sum.merge(*digest);
     }
     sum
@@ -92,7 +101,10 @@ impl ClusterAssignment {
 
     /// The intents.
     pub fn intents(&self) -> impl Iterator<Item = (&SourceRef, &Arc<SourceContent>)> {
-        self.plan.intents.iter().filter(|(source, _)| self.sends(source))
+        self.plan
+            .intents
+            .iter()
+            .filter(|(source, _)| self.sends(source))
     }
 
     /// The content of an intent, if there is one from this source.
@@ -107,7 +119,10 @@ impl ClusterAssignment {
 
     /// Whether all of the plan is sent to the cluster.
     pub fn sends_all(&self) -> bool {
-        self.plan.digests.keys().all(|kind| self.terms.grants_kind(kind))
+        self.plan
+            .digests
+            .keys()
+            .all(|kind| self.terms.grants_kind(kind))
     }
 
     /// Digest of the intents.
@@ -124,15 +139,20 @@ impl ClusterAssignment {
     /// did not pass the removal guard. Where contents have names of their own, another name is an edit and no removal. What a change
     /// created that is rolled back goes, whatever the guard blocks. Of a dry run everything stays.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
-        let is_edit = || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
+        let is_edit =
+            || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
         self.terms.is_dry_run()
             || self.is_unknown(source)
-            || !(is_edit() || self.is_rolled_back(source) || self.judged.passes_intent(&self.cluster, source))
+            || !(is_edit()
+                || self.is_rolled_back(source)
+                || self.judged.passes_intent(&self.cluster, source))
     }
 
     /// Whether a source that is not wanted was sent by the change from which the cluster is rolled back.
     fn is_rolled_back(&self, source: &SourceRef) -> bool {
-        self.rolled_back.as_ref().is_some_and(|plan| plan.intents.contains_key(source))
+        self.rolled_back
+            .as_ref()
+            .is_some_and(|plan| plan.intents.contains_key(source))
     }
 
     /// What may go in the cluster of the copies in namespaces that are no longer targets.
@@ -169,14 +189,17 @@ impl ClusterAssignment {
     pub fn has_source(&self, intent: &SourceRef) -> bool {
         let plain = intent.plain();
         let mut named = self.plan.intents.from(&plain).map(|(other, _)| other);
-        named.next().is_some_and(|other| other.plain() == plain && self.sends(other))
+        named
+            .next()
+            .is_some_and(|other| other.plain() == plain && self.sends(other))
     }
 
     /// Whether two are one and the same, so that nothing need be compared.
     pub fn is(&self, other: &ClusterAssignment) -> bool {
         Arc::ptr_eq(&self.plan, &other.plan)
             && Arc::ptr_eq(&self.judged, &other.judged)
-            && self.rolled_back.as_ref().map(Arc::as_ptr) == other.rolled_back.as_ref().map(Arc::as_ptr)
+            && self.rolled_back.as_ref().map(Arc::as_ptr)
+                == other.rolled_back.as_ref().map(Arc::as_ptr)
             && self.terms.grants == other.terms.grants
             && self.terms.enforcement == other.terms.enforcement
     }
@@ -191,20 +214,36 @@ mod tests {
 
     fn terms() -> impl Strategy<Value = Terms> {
         let namespaces = proptest::option::of(proptest::collection::vec("[a-c*]{1,2}", 0..3));
-        (any::<bool>(), any::<bool>(), any::<bool>(), 0i64..2, namespaces, proptest::option::of(1u32..3)).prop_map(
-            |(suspend, reports, retains, created_at, namespaces, versions)| Terms {
-                suspend,
-                created_at,
-                drift_policy: if reports { DriftPolicy::Report } else { DriftPolicy::Correct },
-                deletion_policy: if retains { DeletionPolicy::Retain } else { DeletionPolicy::Delete },
-                namespaces: namespaces.map(|names| NamespaceChoice {
-                    names: names.iter().map(Pattern::new).collect(),
-                    ..NamespaceChoice::default()
-                }),
-                versions,
-                ..Terms::default()
-            },
+        (
+            any::<bool>(),
+            any::<bool>(),
+            any::<bool>(),
+            0i64..2,
+            namespaces,
+            proptest::option::of(1u32..3),
         )
+            .prop_map(
+                |(suspend, reports, retains, created_at, namespaces, versions)| Terms {
+                    suspend,
+                    created_at,
+                    drift_policy: if reports {
+                        DriftPolicy::Report
+                    } else {
+                        DriftPolicy::Correct
+                    },
+                    deletion_policy: if retains {
+                        DeletionPolicy::Retain
+                    } else {
+                        DeletionPolicy::Delete
+                    },
+                    namespaces: namespaces.map(|names| NamespaceChoice {
+                        names: names.iter().map(Pattern::new).collect(),
+                        ..NamespaceChoice::default()
+                    }),
+                    versions,
+                    ..Terms::default()
+                },
+            )
     }
 
     proptest! {

@@ -72,15 +72,29 @@ impl ClusterPlans {
         clusters: impl Iterator<Item = (ClusterName, Labels)>,
         revision_hasher: &RevisionHasher,
     ) -> Self {
-        let mut cluster_plans = Self { contents: self.contents, ..Self::default() };
+        let mut cluster_plans = Self {
+            contents: self.contents,
+            ..Self::default()
+        };
         let selected: BTreeSet<_> = selection.selected().collect();
-        cluster_plans.contents.lock().retain(|source| selected.contains(source));
+        cluster_plans
+            .contents
+            .lock()
+            .retain(|source| selected.contains(source));
         let nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         if rule.shape.differs_by_cluster() {
             let rendered_plan = Arc::new(nothing);
             cluster_plans.variation = Variation::Each(
                 clusters
-                    .map(|(name, labels)| (name, ClusterPlan { labels, rendered_plan: rendered_plan.clone() }))
+                    .map(|(name, labels)| {
+                        (
+                            name,
+                            ClusterPlan {
+                                labels,
+                                rendered_plan: rendered_plan.clone(),
+                            },
+                        )
+                    })
                     .collect(),
             );
         } else if rule.sends_as_selected() {
@@ -99,18 +113,31 @@ impl ClusterPlans {
 
     /// What was rendered before, the same for all clusters.
     pub(super) fn uniform(plan: Arc<RulePlan>) -> Self {
-        Self { variation: Variation::Alike(RenderedPlan::restored(plan).into()), ..Self::default() }
+        Self {
+            variation: Variation::Alike(RenderedPlan::restored(plan).into()),
+            ..Self::default()
+        }
     }
 
     /// What was rendered before, cluster by cluster.
     pub(super) fn per_cluster(plans: impl Iterator<Item = (ClusterName, Arc<RulePlan>)>) -> Self {
         let mut rendered: BTreeMap<*const RulePlan, Arc<RenderedPlan>> = BTreeMap::new();
         let by_cluster = plans.map(|(cluster, plan)| {
-            let rendered_plan =
-                rendered.entry(Arc::as_ptr(&plan)).or_insert_with(|| RenderedPlan::restored(plan).into());
-            (cluster, ClusterPlan { labels: Labels::default(), rendered_plan: rendered_plan.clone() })
+            let rendered_plan = rendered
+                .entry(Arc::as_ptr(&plan))
+                .or_insert_with(|| RenderedPlan::restored(plan).into());
+            (
+                cluster,
+                ClusterPlan {
+                    labels: Labels::default(),
+                    rendered_plan: rendered_plan.clone(),
+                },
+            )
         });
-        Self { variation: Variation::Each(by_cluster.collect()), ..Self::default() }
+        Self {
+            variation: Variation::Each(by_cluster.collect()),
+            ..Self::default()
+        }
     }
 
     /// Whether the copies of a rule have to be rendered: they are not just what it selects.
@@ -119,7 +146,13 @@ impl ClusterPlans {
     }
 
     /// A source has become something else to the rule.
-    pub fn update(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, revision_hasher: &RevisionHasher) {
+    pub fn update(
+        &mut self,
+        rule: &Rule,
+        selection: &RulePlan,
+        source: &SourceRef,
+        revision_hasher: &RevisionHasher,
+    ) {
         if self.exceeds {
             return self.begin_again(rule, selection, Vec::new(), revision_hasher);
         }
@@ -149,10 +182,18 @@ impl ClusterPlans {
     }
 
     /// The content of a source is not known any more.
-    fn set_unread(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, revision_hasher: &RevisionHasher) {
+    fn set_unread(
+        &mut self,
+        rule: &Rule,
+        selection: &RulePlan,
+        source: &SourceRef,
+        revision_hasher: &RevisionHasher,
+    ) {
         let body = selection.body(source);
         let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
-        self.each(source, body.as_ref(), |cluster, labels, _| renderer.awaited(cluster, labels));
+        self.each(source, body.as_ref(), |cluster, labels, _| {
+            renderer.awaited(cluster, labels)
+        });
     }
 
     /// The contents of all Secrets beside one from which values are taken are not known any more, and until they are nothing of
@@ -183,13 +224,18 @@ impl ClusterPlans {
                 let mut known: BTreeMap<*const RenderedPlan, Arc<RenderedPlan>> = BTreeMap::new();
                 let mut former = Vec::new();
                 for cluster_plan in by_cluster.values_mut() {
-                    let now = known.entry(Arc::as_ptr(&cluster_plan.rendered_plan)).or_insert_with(|| {
-                        let mut now = RenderedPlan::clone(&cluster_plan.rendered_plan);
-                        now.set_unknown(unknown);
-                        now.into()
-                    });
+                    let now = known
+                        .entry(Arc::as_ptr(&cluster_plan.rendered_plan))
+                        .or_insert_with(|| {
+                            let mut now = RenderedPlan::clone(&cluster_plan.rendered_plan);
+                            now.set_unknown(unknown);
+                            now.into()
+                        });
                     // Its address stays taken until all are done.
-                    former.push(std::mem::replace(&mut cluster_plan.rendered_plan, now.clone()));
+                    former.push(std::mem::replace(
+                        &mut cluster_plan.rendered_plan,
+                        now.clone(),
+                    ));
                 }
             }
         }
@@ -199,9 +245,9 @@ impl ClusterPlans {
     pub fn lacks(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
         match &self.variation {
             Variation::AsSelected | Variation::Alike(_) => false,
-            Variation::Each(by_cluster) => {
-                by_cluster.get(cluster).is_none_or(|cluster_plan| *cluster_plan.labels != *labels)
-            }
+            Variation::Each(by_cluster) => by_cluster
+                .get(cluster)
+                .is_none_or(|cluster_plan| *cluster_plan.labels != *labels),
         }
     }
 
@@ -236,12 +282,17 @@ impl ClusterPlans {
         // What was rendered before is not known by what is lent now.
         self.contents = Arc::default();
         if !self.differs_by_cluster() {
-            *self = std::mem::take(self).again(rule, selection, std::iter::empty(), revision_hasher);
+            *self =
+                std::mem::take(self).again(rule, selection, std::iter::empty(), revision_hasher);
             return;
         }
-        let Variation::Each(by_cluster) = std::mem::take(&mut self.variation) else { return };
-        let mut clusters: BTreeMap<_, _> =
-            by_cluster.into_iter().map(|(name, cluster_plan)| (name, cluster_plan.labels)).collect();
+        let Variation::Each(by_cluster) = std::mem::take(&mut self.variation) else {
+            return;
+        };
+        let mut clusters: BTreeMap<_, _> = by_cluster
+            .into_iter()
+            .map(|(name, cluster_plan)| (name, cluster_plan.labels))
+            .collect();
         clusters.extend(more);
         *self = std::mem::take(self).again(rule, selection, clusters.into_iter(), revision_hasher);
     }
@@ -255,8 +306,12 @@ impl ClusterPlans {
         labels: Option<&BTreeMap<String, String>>,
         revision_hasher: &RevisionHasher,
     ) -> bool {
-        let Variation::Each(by_cluster) = &mut self.variation else { return false };
-        let Some(labels) = labels else { return by_cluster.remove(cluster).is_some() };
+        let Variation::Each(by_cluster) = &mut self.variation else {
+            return false;
+        };
+        let Some(labels) = labels else {
+            return by_cluster.remove(cluster).is_some();
+        };
         let former = by_cluster.get(cluster);
         if former.is_some_and(|former| *former.labels == *labels) {
             return false;
@@ -264,20 +319,40 @@ impl ClusterPlans {
         let labels: Labels = Arc::new(labels.clone());
         if self.exceeds {
             let before = former.map(|former| former.rendered_plan.clone());
-            self.begin_again(rule, selection, vec![(cluster.clone(), labels)], revision_hasher);
+            self.begin_again(
+                rule,
+                selection,
+                vec![(cluster.clone(), labels)],
+                revision_hasher,
+            );
             let now = self.cluster_plan(cluster);
-            return before.is_none_or(|before| now.is_none_or(|now| !before.says_the_same(&now.rendered_plan)));
+            return before.is_none_or(|before| {
+                now.is_none_or(|now| !before.says_the_same(&now.rendered_plan))
+            });
         }
         let mut rendered_plan = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         for source in selection.selected() {
             let body = selection.body(source);
             let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
-            rendered_plan.set(source, body.as_ref(), renderer.outcome(cluster, &labels, &mut self.contents.lock()));
+            rendered_plan.set(
+                source,
+                body.as_ref(),
+                renderer.outcome(cluster, &labels, &mut self.contents.lock()),
+            );
         }
-        let changed = former.is_none_or(|former| !former.rendered_plan.says_the_same(&rendered_plan));
-        let rendered_plan =
-            former.filter(|_| !changed).map_or_else(|| Arc::new(rendered_plan), |former| former.rendered_plan.clone());
-        by_cluster.insert(cluster.clone(), ClusterPlan { labels, rendered_plan });
+        let changed =
+            former.is_none_or(|former| !former.rendered_plan.says_the_same(&rendered_plan));
+        let rendered_plan = former.filter(|_| !changed).map_or_else(
+            || Arc::new(rendered_plan),
+            |former| former.rendered_plan.clone(),
+        );
+        by_cluster.insert(
+            cluster.clone(),
+            ClusterPlan {
+                labels,
+                rendered_plan,
+            },
+        );
         if self.fits(revision_hasher) {
             self.share_equal_plans();
         } else {
@@ -294,7 +369,11 @@ impl ClusterPlans {
     }
 
     /// What is sent to a cluster that the rule chooses, of this selection.
-    pub fn plan<'a>(&'a self, cluster: &ClusterName, selection: &'a Arc<RulePlan>) -> Option<&'a Arc<RulePlan>> {
+    pub fn plan<'a>(
+        &'a self,
+        cluster: &ClusterName,
+        selection: &'a Arc<RulePlan>,
+    ) -> Option<&'a Arc<RulePlan>> {
         match &self.variation {
             Variation::AsSelected => Some(selection),
             _ => self.plan_of(cluster),
@@ -308,10 +387,14 @@ impl ClusterPlans {
     ) -> Box<dyn Iterator<Item = (Option<&'a ClusterName>, &'a RulePlan)> + 'a> {
         match &self.variation {
             Variation::AsSelected => Box::new(std::iter::once((None, selection))),
-            Variation::Alike(rendered_plan) => Box::new(std::iter::once((None, &*rendered_plan.plan))),
-            Variation::Each(by_cluster) => {
-                Box::new(by_cluster.iter().map(|(name, cluster_plan)| (Some(name), &*cluster_plan.rendered_plan.plan)))
+            Variation::Alike(rendered_plan) => {
+                Box::new(std::iter::once((None, &*rendered_plan.plan)))
             }
+            Variation::Each(by_cluster) => Box::new(
+                by_cluster
+                    .iter()
+                    .map(|(name, cluster_plan)| (Some(name), &*cluster_plan.rendered_plan.plan)),
+            ),
         }
     }
 
@@ -320,7 +403,9 @@ impl ClusterPlans {
         match &self.variation {
             Variation::AsSelected => None,
             Variation::Alike(rendered_plan) => Some(&rendered_plan.plan),
-            Variation::Each(by_cluster) => by_cluster.get(cluster).map(|cluster_plan| &cluster_plan.rendered_plan.plan),
+            Variation::Each(by_cluster) => by_cluster
+                .get(cluster)
+                .map(|cluster_plan| &cluster_plan.rendered_plan.plan),
         }
     }
 
@@ -350,7 +435,9 @@ impl ClusterPlans {
                 let same = |(name, cluster_plan): (&ClusterName, &ClusterPlan)| {
                     two.get(name).is_some_and(|other| {
                         Arc::ptr_eq(&cluster_plan.rendered_plan, &other.rendered_plan)
-                            || cluster_plan.rendered_plan.says_the_same(&other.rendered_plan)
+                            || cluster_plan
+                                .rendered_plan
+                                .says_the_same(&other.rendered_plan)
                     })
                 };
                 one.len() == two.len() && one.iter().all(same)
@@ -360,7 +447,13 @@ impl ClusterPlans {
     }
 
     /// Returns whether the rule keeps within its budget.
-    fn set(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, revision_hasher: &RevisionHasher) -> bool {
+    fn set(
+        &mut self,
+        rule: &Rule,
+        selection: &RulePlan,
+        source: &SourceRef,
+        revision_hasher: &RevisionHasher,
+    ) -> bool {
         let body = selection.body(source);
         let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
         if body.is_none() {
@@ -378,7 +471,8 @@ impl ClusterPlans {
             outcome
         });
         if within {
-            if !by_cluster || self.takes() <= revision_hasher.budget() || self.fits(revision_hasher) {
+            if !by_cluster || self.takes() <= revision_hasher.budget() || self.fits(revision_hasher)
+            {
                 return true;
             }
             self.exceed(rule, selection, revision_hasher);
@@ -386,7 +480,9 @@ impl ClusterPlans {
         }
         // It may count what clusters had that are gone.
         if self.contents.lock().recount() <= revision_hasher.budget() {
-            self.each(source, body.as_ref(), |cluster, labels, contents| renderer.outcome(cluster, labels, contents));
+            self.each(source, body.as_ref(), |cluster, labels, contents| {
+                renderer.outcome(cluster, labels, contents)
+            });
         }
         if self.fits(revision_hasher) {
             return true;
@@ -400,7 +496,11 @@ impl ClusterPlans {
         &mut self,
         source: &SourceRef,
         body: Option<&super::SourceState>,
-        mut outcome: impl FnMut(&ClusterName, &BTreeMap<String, String>, &mut Contents) -> Option<RenderOutcome>,
+        mut outcome: impl FnMut(
+            &ClusterName,
+            &BTreeMap<String, String>,
+            &mut Contents,
+        ) -> Option<RenderOutcome>,
     ) {
         // Locked for one cluster at a time: the index may wait for it while a job renders.
         let contents = self.contents.clone();
@@ -413,7 +513,8 @@ impl ClusterPlans {
             Variation::Each(by_cluster) => {
                 // Clusters that shared a plan and get the same now share it again. The former ones are kept so long, as
                 // they are told by their addresses.
-                let mut made_of = BTreeMap::<(*const RenderedPlan, Option<OutcomeKey>), Replaced>::new();
+                let mut made_of =
+                    BTreeMap::<(*const RenderedPlan, Option<OutcomeKey>), Replaced>::new();
                 let mut alone = 0;
                 for (cluster, cluster_plan) in by_cluster.iter_mut() {
                     let outcome = outcome(cluster, &cluster_plan.labels, &mut contents.lock());
@@ -422,7 +523,10 @@ impl ClusterPlans {
                         alone += 1;
                         continue;
                     }
-                    let key = (Arc::as_ptr(&cluster_plan.rendered_plan), outcome.as_ref().map(RenderOutcome::key));
+                    let key = (
+                        Arc::as_ptr(&cluster_plan.rendered_plan),
+                        outcome.as_ref().map(RenderOutcome::key),
+                    );
                     let (_, now) = made_of.entry(key).or_insert_with(|| {
                         let mut now = RenderedPlan::clone(&cluster_plan.rendered_plan);
                         now.set(source, body, outcome);
@@ -431,7 +535,10 @@ impl ClusterPlans {
                     cluster_plan.rendered_plan = now.clone();
                 }
                 match body {
-                    Some(_) => drop(self.entries.insert(source.clone(), alone + made_of.len() as u64)),
+                    Some(_) => drop(
+                        self.entries
+                            .insert(source.clone(), alone + made_of.len() as u64),
+                    ),
                     None => drop(self.entries.remove(source)),
                 }
             }
@@ -440,14 +547,20 @@ impl ClusterPlans {
 
     /// Clusters that get the same share it, however it came about.
     fn share_equal_plans(&mut self) {
-        let Variation::Each(by_cluster) = &mut self.variation else { return };
+        let Variation::Each(by_cluster) = &mut self.variation else {
+            return;
+        };
         let mut known: BTreeMap<([u8; 16], u64), Vec<Arc<RenderedPlan>>> = BTreeMap::new();
         for cluster_plan in by_cluster.values_mut() {
             let plan = &cluster_plan.rendered_plan.plan;
             let mut rest = DefaultHasher::new();
             (plan.intents.len(), &plan.unread, &plan.unreadable).hash(&mut rest);
-            plan.render_errors.iter().for_each(|(source, why)| (source, &why.message).hash(&mut rest));
-            let alike = known.entry((SetDigest::to_bytes(plan.digest), rest.finish())).or_default();
+            plan.render_errors
+                .iter()
+                .for_each(|(source, why)| (source, &why.message).hash(&mut rest));
+            let alike = known
+                .entry((SetDigest::to_bytes(plan.digest), rest.finish()))
+                .or_default();
             let twin = alike.iter().find(|rendered_plan| {
                 Arc::ptr_eq(rendered_plan, &cluster_plan.rendered_plan)
                     || rendered_plan.says_the_same(&cluster_plan.rendered_plan)
@@ -461,7 +574,12 @@ impl ClusterPlans {
 }
 
 /// The Secrets beside one from which values may go into their copies.
-fn beside<'a>(selection: &'a RulePlan, secret: &'a SourceRef) -> impl Iterator<Item = &'a SourceRef> {
-    let beside = |source: &&SourceRef| source.resource == secret.resource && source.namespace == secret.namespace;
+fn beside<'a>(
+    selection: &'a RulePlan,
+    secret: &'a SourceRef,
+) -> impl Iterator<Item = &'a SourceRef> {
+    let beside = |source: &&SourceRef| {
+        source.resource == secret.resource && source.namespace == secret.namespace
+    };
     selection.selected().filter(beside)
 }

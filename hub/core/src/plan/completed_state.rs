@@ -94,7 +94,9 @@ impl CompletedState {
         revision: &str,
     ) -> Result<Self, RollbackBlocker> {
         if target_clusters.unknown || cluster_plans.exceeds() {
-            return Err(RollbackBlocker::Incomplete("the hub did not know what the rule sends"));
+            return Err(RollbackBlocker::Incomplete(
+                "the hub did not know what the rule sends",
+            ));
         }
         is_complete(selection)?;
         let plan_of = |cluster: &ClusterName| {
@@ -104,11 +106,21 @@ impl CompletedState {
             Ok((cluster.clone(), plan.clone()))
         };
         let plans = if cluster_plans.differs_by_cluster() {
-            Plans::PerCluster(target_clusters.clusters.keys().map(plan_of).collect::<Result<_, _>>()?)
+            Plans::PerCluster(
+                target_clusters
+                    .clusters
+                    .keys()
+                    .map(plan_of)
+                    .collect::<Result<_, _>>()?,
+            )
         } else {
             Plans::Uniform(plan_of(&"".into())?.1)
         };
-        Ok(Self { revision: revision.to_owned(), terms: Terms::clone(&rule.terms), plans })
+        Ok(Self {
+            revision: revision.to_owned(),
+            terms: Terms::clone(&rule.terms),
+            plans,
+        })
     }
 
     /// What is sent of this to the clusters that a rule chooses now: the terms are the former ones, on the grants of now and
@@ -120,7 +132,11 @@ impl CompletedState {
             let digest = terms.digest.0;
             let former = known.entry(digest).or_insert_with(|| {
                 let (grants, suspend) = (terms.grants.clone(), terms.suspend);
-                NamedTerms::new(Terms { grants, suspend, ..self.terms.clone() })
+                NamedTerms::new(Terms {
+                    grants,
+                    suspend,
+                    ..self.terms.clone()
+                })
             });
             *terms = former.clone();
         }
@@ -131,25 +147,47 @@ impl CompletedState {
                 if plan.scope == *scope {
                     plan.clone()
                 } else {
-                    Arc::new(RulePlan { scope: scope.clone(), ..RulePlan::clone(plan) })
+                    Arc::new(RulePlan {
+                        scope: scope.clone(),
+                        ..RulePlan::clone(plan)
+                    })
                 }
             };
-            scoped_plans.entry(Arc::as_ptr(plan)).or_insert_with(scoped).clone()
+            scoped_plans
+                .entry(Arc::as_ptr(plan))
+                .or_insert_with(scoped)
+                .clone()
         };
         let cluster_plans = match &self.plans {
             Plans::Uniform(plan) => ClusterPlans::uniform(scoped(plan)),
             Plans::PerCluster(by_cluster) => {
                 let nothing = Arc::new(RulePlan::empty(rule));
-                let plan = |cluster: &ClusterName| scoped(by_cluster.get(cluster).unwrap_or(&nothing));
-                ClusterPlans::per_cluster(now.clusters.keys().cloned().zip(now.clusters.keys().map(plan)))
+                let plan =
+                    |cluster: &ClusterName| scoped(by_cluster.get(cluster).unwrap_or(&nothing));
+                ClusterPlans::per_cluster(
+                    now.clusters
+                        .keys()
+                        .cloned()
+                        .zip(now.clusters.keys().map(plan)),
+                )
             }
         };
-        FormerPlans { cluster_plans, target_clusters }
+        FormerPlans {
+            cluster_plans,
+            target_clusters,
+        }
     }
 
     /// Encodes it in at most this many bytes; `None` where it takes more.
     pub fn encode(&self, uid: &RuleUid, limit: usize) -> Option<Vec<u8>> {
-        let mut encoder = zstd::stream::write::Encoder::new(Capped { bytes: Vec::new(), limit }, LEVEL).ok()?;
+        let mut encoder = zstd::stream::write::Encoder::new(
+            Capped {
+                bytes: Vec::new(),
+                limit,
+            },
+            LEVEL,
+        )
+        .ok()?;
         encoder.include_checksum(true).ok()?;
         self.write(uid, &mut encoder).ok()?;
         Some(encoder.finish().ok()?.bytes)
@@ -159,7 +197,10 @@ impl CompletedState {
         let plans = self.distinct_plans();
         let mut numbers: BTreeMap<*const SourceContent, usize> = BTreeMap::new();
         let mut contents = Vec::new();
-        for content in plans.iter().flat_map(|(_, plan)| plan.intents.iter().map(|(_, content)| content)) {
+        for content in plans
+            .iter()
+            .flat_map(|(_, plan)| plan.intents.iter().map(|(_, content)| content))
+        {
             numbers.entry(Arc::as_ptr(content)).or_insert_with(|| {
                 contents.push(content);
                 contents.len() - 1
@@ -177,13 +218,36 @@ impl CompletedState {
         write_line(out, &header)?;
         for content in contents {
             let plain = content.payload.decode().map_err(io::Error::other)?;
-            write_line(out, &StoredContent { revision: content.revision.0, content: plain })?;
+            write_line(
+                out,
+                &StoredContent {
+                    revision: content.revision.0,
+                    content: plain,
+                },
+            )?;
         }
         for (clusters, plan) in &plans {
-            let number = |content: &Arc<SourceContent>| numbers.get(&Arc::as_ptr(content)).copied().unwrap_or_default();
-            let intents = plan.intents.iter().map(|(source, content)| (named(source), number(content)));
-            let clusters = clusters.iter().map(|cluster| cluster.as_str().to_owned()).collect();
-            write_line(out, &StoredPlan { clusters, intents: intents.collect() })?;
+            let number = |content: &Arc<SourceContent>| {
+                numbers
+                    .get(&Arc::as_ptr(content))
+                    .copied()
+                    .unwrap_or_default()
+            };
+            let intents = plan
+                .intents
+                .iter()
+                .map(|(source, content)| (named(source), number(content)));
+            let clusters = clusters
+                .iter()
+                .map(|cluster| cluster.as_str().to_owned())
+                .collect();
+            write_line(
+                out,
+                &StoredPlan {
+                    clusters,
+                    intents: intents.collect(),
+                },
+            )?;
         }
         Ok(())
     }
@@ -194,9 +258,14 @@ impl CompletedState {
             Plans::Uniform(plan) => return vec![(Vec::new(), plan)],
             Plans::PerCluster(by_cluster) => by_cluster,
         };
-        let mut distinct: BTreeMap<*const RulePlan, (Vec<&ClusterName>, &Arc<RulePlan>)> = BTreeMap::new();
+        let mut distinct: BTreeMap<*const RulePlan, (Vec<&ClusterName>, &Arc<RulePlan>)> =
+            BTreeMap::new();
         for (cluster, plan) in by_cluster {
-            distinct.entry(Arc::as_ptr(plan)).or_insert_with(|| (Vec::new(), plan)).0.push(cluster);
+            distinct
+                .entry(Arc::as_ptr(plan))
+                .or_insert_with(|| (Vec::new(), plan))
+                .0
+                .push(cluster);
         }
         distinct.into_values().collect()
     }
@@ -213,7 +282,11 @@ impl CompletedState {
         for _ in 0..header.contents {
             let StoredContent { revision, content } = read_line(&mut lines)?;
             let canonical = content.to_bytes();
-            contents.push(Arc::new(SourceContent::of(Revision(revision), &content, canonical)));
+            contents.push(Arc::new(SourceContent::of(
+                Revision(revision),
+                &content,
+                canonical,
+            )));
         }
         let (mut uniform, mut by_cluster) = (None, BTreeMap::new());
         for _ in 0..header.plans {
@@ -223,15 +296,27 @@ impl CompletedState {
                 plan.put_in(source_of(&source), contents.get(number)?.clone());
             }
             let plan = Arc::new(plan);
-            by_cluster.extend(clusters.into_iter().map(|cluster| (cluster.as_str().into(), plan.clone())));
+            by_cluster.extend(
+                clusters
+                    .into_iter()
+                    .map(|cluster| (cluster.as_str().into(), plan.clone())),
+            );
             uniform = Some(plan);
         }
         // The checksum stands at the end.
         if lines.read(&mut [0]).ok()? > 0 {
             return None;
         }
-        let plans = if header.uniform { Plans::Uniform(uniform?) } else { Plans::PerCluster(by_cluster) };
-        Some(Self { revision: header.revision, terms: header.terms, plans })
+        let plans = if header.uniform {
+            Plans::Uniform(uniform?)
+        } else {
+            Plans::PerCluster(by_cluster)
+        };
+        Some(Self {
+            revision: header.revision,
+            terms: header.terms,
+            plans,
+        })
     }
 }
 
@@ -250,7 +335,10 @@ fn is_complete(plan: &RulePlan) -> Result<(), RollbackBlocker> {
 impl RulePlan {
     /// A plan of a rule that leaves these fields of copies alone, without any source.
     fn sent(uid: &RuleUid, ignored: &BTreeSet<runnel_proto::model::FieldPath>) -> Self {
-        Self { shown: super::Expected::without(ignored), ..Self::of(uid, &Scope::default()) }
+        Self {
+            shown: super::Expected::without(ignored),
+            ..Self::of(uid, &Scope::default())
+        }
     }
 }
 
@@ -287,7 +375,12 @@ fn read_line<T: DeserializeOwned>(lines: &mut impl BufRead) -> Option<T> {
 
 fn named(source: &SourceRef) -> StoredSource {
     let text = |part: &str| part.to_owned();
-    (text(&source.resource), text(&source.namespace), text(&source.name), text(source.copy_name()))
+    (
+        text(&source.resource),
+        text(&source.namespace),
+        text(&source.name),
+        text(source.copy_name()),
+    )
 }
 
 fn source_of((resource, namespace, name, copy): &StoredSource) -> SourceRef {
@@ -346,9 +439,15 @@ mod tests {
 
     fn body(text: &str) -> SourceState {
         let fields = json!({"data": {"k": text}}).as_object().unwrap().clone();
-        let content = Content { fields: fields.into_iter().collect(), ..Content::default() };
+        let content = Content {
+            fields: fields.into_iter().collect(),
+            ..Content::default()
+        };
         let revision = Revision([text.as_bytes()[0]; 16]);
-        SourceState::Read(Arc::new(SourceContent::new(revision, Payload::encode(content.to_bytes()))))
+        SourceState::Read(Arc::new(SourceContent::new(
+            revision,
+            Payload::encode(content.to_bytes()),
+        )))
     }
 
     fn selection(rule: &Rule) -> Arc<RulePlan> {
@@ -359,8 +458,14 @@ mod tests {
     }
 
     fn targets(rule: &Rule, clusters: &[&str]) -> TargetClusters {
-        let clusters = clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
-        TargetClusters { clusters, ..TargetClusters::default() }
+        let clusters = clusters
+            .iter()
+            .map(|name| (ClusterName::from(*name), rule.terms.clone()))
+            .collect();
+        TargetClusters {
+            clusters,
+            ..TargetClusters::default()
+        }
     }
 
     /// Name, revision and content of a copy.
@@ -371,9 +476,16 @@ mod tests {
         let (scope, selection) = (Scope::default(), selection(rule));
         let plans = state.plans(rule, &targets(rule, clusters), &scope);
         let of = |cluster: &&str| {
-            let plan = plans.cluster_plans.plan(&ClusterName::from(*cluster), &selection).unwrap();
+            let plan = plans
+                .cluster_plans
+                .plan(&ClusterName::from(*cluster), &selection)
+                .unwrap();
             let intent = |(source, content): (&SourceRef, &Arc<SourceContent>)| {
-                (source.copy_name().to_string(), content.revision.0, content.payload.decode().unwrap().to_bytes())
+                (
+                    source.copy_name().to_string(),
+                    content.revision.0,
+                    content.payload.decode().unwrap().to_bytes(),
+                )
             };
             plan.intents.iter().map(intent).collect()
         };
@@ -382,10 +494,15 @@ mod tests {
 
     fn state(rule: &Rule, clusters: &[&str]) -> CompletedState {
         let (selection, targets) = (selection(rule), targets(rule, clusters));
-        let labels = |name: &str| Labels::new(BTreeMap::from([("name".to_owned(), name.to_owned())]));
-        let clusters = clusters.iter().map(|name| (ClusterName::from(*name), labels(name)));
+        let labels =
+            |name: &str| Labels::new(BTreeMap::from([("name".to_owned(), name.to_owned())]));
+        let clusters = clusters
+            .iter()
+            .map(|name| (ClusterName::from(*name), labels(name)));
         let plans = ClusterPlans::new(rule, &selection, clusters, &RevisionHasher::default());
-        CompletedState::of(rule, &selection, &plans, &targets, "t0").ok().unwrap()
+        CompletedState::of(rule, &selection, &plans, &targets, "t0")
+            .ok()
+            .unwrap()
     }
 
     #[test]
@@ -403,7 +520,10 @@ mod tests {
                 let former = state.plans(&rule, &targets(&rule, &["eu"]), &Scope::default());
                 former.target_clusters.clusters[&ClusterName::from("eu")].digest
             };
-            assert_eq!((digest(&read), digest(&read)), (digest(&state), rule.terms.digest));
+            assert_eq!(
+                (digest(&read), digest(&read)),
+                (digest(&state), rule.terms.digest)
+            );
         }
     }
 
@@ -414,14 +534,18 @@ mod tests {
         assert!(CompletedState::decode(&"r".into(), &bytes).is_some());
         assert!(CompletedState::decode(&"other".into(), &bytes).is_none());
         for end in 0..bytes.len() {
-            assert!(CompletedState::decode(&"r".into(), &bytes[..end]).is_none(), "{end}");
+            assert!(
+                CompletedState::decode(&"r".into(), &bytes[..end]).is_none(),
+                "{end}"
+            );
         }
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x10;
             let read = CompletedState::decode(&"r".into(), &damaged);
             assert!(
-                read.is_none_or(|read| sent(&read, &rule, &["eu"]) == sent(&state(&rule, &["eu"]), &rule, &["eu"])),
+                read.is_none_or(|read| sent(&read, &rule, &["eu"])
+                    == sent(&state(&rule, &["eu"]), &rule, &["eu"])),
                 "{at}"
             );
         }
@@ -431,7 +555,10 @@ mod tests {
     fn state_beyond_the_limit_is_not_encoded() {
         let state = state(&rule(json!({})), &["eu"]);
         let size = state.encode(&"r".into(), 1 << 20).unwrap().len();
-        assert!(state.encode(&"r".into(), size).is_some() && state.encode(&"r".into(), size - 1).is_none());
+        assert!(
+            state.encode(&"r".into(), size).is_some()
+                && state.encode(&"r".into(), size - 1).is_none()
+        );
     }
 
     #[test]
@@ -441,11 +568,25 @@ mod tests {
             let mut plan = RulePlan::clone(&selection(&rule));
             change(&mut plan);
             let targets = targets(&rule, &["eu"]);
-            CompletedState::of(&rule, &Arc::new(plan), &ClusterPlans::default(), &targets, "t0").is_ok()
+            CompletedState::of(
+                &rule,
+                &Arc::new(plan),
+                &ClusterPlans::default(),
+                &targets,
+                "t0",
+            )
+            .is_ok()
         };
         assert!(of(&|_| ()));
-        assert!(!of(&|plan| plan.set(&source("three"), Some(&SourceState::Unread))));
-        assert!(!of(&|plan| plan.set(&source("one"), Some(&SourceState::Unreadable))));
-        assert!(!of(&|plan| plan.unknown = BTreeSet::from([crate::plan::WatchScope::everywhere("secrets")])));
+        assert!(!of(
+            &|plan| plan.set(&source("three"), Some(&SourceState::Unread))
+        ));
+        assert!(!of(
+            &|plan| plan.set(&source("one"), Some(&SourceState::Unreadable))
+        ));
+        assert!(!of(&|plan| plan.unknown =
+            BTreeSet::from([crate::plan::WatchScope::everywhere(
+                "secrets"
+            )])));
     }
 }

@@ -1,7 +1,9 @@
 //! Which part of an object is distributed.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, RESERVED_PREFIX};
+use runnel_proto::model::{
+    Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, RESERVED_PREFIX,
+};
 use serde_json::Value;
 
 /// What `kubectl apply` wrote: the whole object.
@@ -28,8 +30,12 @@ const DENIED_METADATA: &[&str] = &[
 
 /// Secrets that hold what the hub and the agents are: never sources, in any namespace, as the agent of the hub's own
 /// cluster may live in another one than the hub.
-const OWN_SECRETS: &[&str] =
-    &["runnel-hub-identity", "runnel-hub-authorities", "runnel-agent-identity", "runnel-agent-terms"];
+const OWN_SECRETS: &[&str] = &[
+    "runnel-hub-identity",
+    "runnel-hub-authorities",
+    "runnel-agent-identity",
+    "runnel-agent-terms",
+];
 
 /// Prefix of the names of the Secrets in which a hub stores the states of completed rollouts.
 pub const ROLLBACK_SECRETS: &str = "runnel-hub-rollback-";
@@ -51,7 +57,10 @@ pub enum UnsupportedSource {
 /// Whether an object is never a source, by its name and labels alone: it is made by every cluster itself, it is a copy,
 /// or it is Runnel's own.
 pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, String>) -> bool {
-    let copy = labels.contains_key(HUB_LABEL) && labels.get(MANAGED_BY_LABEL).is_some_and(|by| by == MANAGED_BY);
+    let copy = labels.contains_key(HUB_LABEL)
+        && labels
+            .get(MANAGED_BY_LABEL)
+            .is_some_and(|by| by == MANAGED_BY);
     let own = OWN_SECRETS.contains(&name) || name.starts_with(ROLLBACK_SECRETS);
     copy || own || kind.refuses_name(name)
 }
@@ -61,8 +70,17 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
 /// # Errors
 /// [`UnsupportedSource::Annotation`] for objects whose owner refuses, [`UnsupportedSource::Type`] for types that are never distributed.
 pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
-    let refuses = |annotations: &Value| annotations.get(DISTRIBUTE_ANNOTATION).and_then(Value::as_str) == Some("false");
-    if object.get("metadata").and_then(|meta| meta.get("annotations")).is_some_and(refuses) {
+    let refuses = |annotations: &Value| {
+        annotations
+            .get(DISTRIBUTE_ANNOTATION)
+            .and_then(Value::as_str)
+            == Some("false")
+    };
+    if object
+        .get("metadata")
+        .and_then(|meta| meta.get("annotations"))
+        .is_some_and(refuses)
+    {
         return Err(UnsupportedSource::Annotation);
     }
     if kind.refuses_type(object.get("type").and_then(Value::as_str)) {
@@ -72,15 +90,25 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
         let value = object.get(*field).filter(|value| !is_empty(value))?;
         Some(((*field).to_owned(), value.clone()))
     });
-    Ok(Content { labels: kept(object, "labels"), annotations: kept(object, "annotations"), fields: fields.collect() })
+    Ok(Content {
+        labels: kept(object, "labels"),
+        annotations: kept(object, "annotations"),
+        fields: fields.collect(),
+    })
 }
 
 /// The labels and annotations of an object that are copied only where a rule allows it; `None` if it has none. What
 /// repeats the whole object and the marks of copies never are.
 pub fn denied_of(object: &Value) -> Option<Content> {
-    let never = |key: &str| key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY_LABEL || key == LAST_APPLIED;
+    let never = |key: &str| {
+        key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY_LABEL || key == LAST_APPLIED
+    };
     let denied = |place| picked(object, place, |key| is_denied(key) && !never(key));
-    let content = Content { labels: denied("labels"), annotations: denied("annotations"), ..Content::default() };
+    let content = Content {
+        labels: denied("labels"),
+        annotations: denied("annotations"),
+        ..Content::default()
+    };
     (content != Content::default()).then_some(content)
 }
 
@@ -93,17 +121,24 @@ fn kept(object: &Value, place: &str) -> BTreeMap<String, String> {
 }
 
 fn picked(object: &Value, place: &str, picks: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
-    let entries = object.get("metadata").and_then(|meta| meta.get(place)).and_then(Value::as_object);
+    let entries = object
+        .get("metadata")
+        .and_then(|meta| meta.get(place))
+        .and_then(Value::as_object);
     let entries = entries.into_iter().flatten().filter(|(key, _)| picks(key));
-    entries.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+    entries
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
 }
 
 fn is_denied(key: &str) -> bool {
     key.starts_with(RESERVED_PREFIX)
-        || DENIED_METADATA.iter().any(|denied| match denied.strip_suffix('*') {
-            Some(prefix) => key.starts_with(prefix),
-            None => key == *denied,
-        })
+        || DENIED_METADATA
+            .iter()
+            .any(|denied| match denied.strip_suffix('*') {
+                Some(prefix) => key.starts_with(prefix),
+                None => key == *denied,
+            })
 }
 
 #[cfg(test)]
@@ -126,7 +161,9 @@ mod tests {
             },
             "data": {"k": "dg=="}, "binaryData": {"not": "ours"},
         });
-        let content = content_of(Kind::by_resource("secrets").unwrap(), &object).ok().unwrap();
+        let content = content_of(Kind::by_resource("secrets").unwrap(), &object)
+            .ok()
+            .unwrap();
         let expected = json!({
             "labels": {"rule": "test", "argocd.argoproj.io/secret-type": "cluster"},
             "annotations": {"note": "kept"},
@@ -142,8 +179,12 @@ mod tests {
     fn empty_maps_equal_absent_ones() {
         let kind = Kind::by_resource("configmaps").unwrap();
         let absent = content_of(kind, &json!({"metadata": {}})).ok().unwrap();
-        let empty =
-            content_of(kind, &json!({"metadata": {"labels": {}}, "data": {}, "binaryData": null})).ok().unwrap();
+        let empty = content_of(
+            kind,
+            &json!({"metadata": {"labels": {}}, "data": {}, "binaryData": null}),
+        )
+        .ok()
+        .unwrap();
         assert!(absent == empty);
     }
 
@@ -157,7 +198,8 @@ mod tests {
     #[test]
     fn an_annotation_of_the_owner_refuses_and_only_with_false() {
         let kind = Kind::by_resource("configmaps").unwrap();
-        let says = |value: &str| json!({"metadata": {"annotations": {"runnel.dev/distribute": value}}});
+        let says =
+            |value: &str| json!({"metadata": {"annotations": {"runnel.dev/distribute": value}}});
         assert!(content_of(kind, &says("false")).err() == Some(UnsupportedSource::Annotation));
         for other in ["true", "", "no"] {
             let content = content_of(kind, &says(other)).ok().unwrap();
@@ -167,7 +209,10 @@ mod tests {
 
     #[test]
     fn copies_and_runnels_own_secrets_are_never_sources() {
-        let (configmap, secret) = (Kind::by_resource("configmaps").unwrap(), Kind::by_resource("secrets").unwrap());
+        let (configmap, secret) = (
+            Kind::by_resource("configmaps").unwrap(),
+            Kind::by_resource("secrets").unwrap(),
+        );
         let none = BTreeMap::new();
         let marks = BTreeMap::from([
             (MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned()),

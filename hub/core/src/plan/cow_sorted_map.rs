@@ -17,7 +17,10 @@ pub struct CowSortedMap<K, V, const SHEET: usize = FULL> {
 
 impl<K, V, const SHEET: usize> Default for CowSortedMap<K, V, SHEET> {
     fn default() -> Self {
-        Self { chunks: Vec::new(), len: 0 }
+        Self {
+            chunks: Vec::new(),
+            len: 0,
+        }
     }
 }
 
@@ -35,13 +38,15 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
     /// The value of a key.
     pub fn get(&self, key: &K) -> Option<&V> {
         let (chunk, at) = self.find(key);
-        at.ok().and_then(|at| Some(&self.chunks.get(chunk)?.get(at)?.1))
+        at.ok()
+            .and_then(|at| Some(&self.chunks.get(chunk)?.get(at)?.1))
     }
 
     /// The key that is equal to this one, as it is stored.
     pub fn key(&self, key: &K) -> Option<&K> {
         let (chunk, at) = self.find(key);
-        at.ok().and_then(|at| Some(&self.chunks.get(chunk)?.get(at)?.0))
+        at.ok()
+            .and_then(|at| Some(&self.chunks.get(chunk)?.get(at)?.0))
     }
 
     /// The value of a key, to be changed.
@@ -58,7 +63,9 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
 
     /// Every entry, by its key.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.chunks.iter().flat_map(|chunk| chunk.iter().map(|(key, value)| (key, value)))
+        self.chunks
+            .iter()
+            .flat_map(|chunk| chunk.iter().map(|(key, value)| (key, value)))
     }
 
     /// Every key.
@@ -71,8 +78,14 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
         let (chunk, at) = self.find(key);
         let at = at.unwrap_or_else(|at| at);
         let mut chunks = self.chunks.get(chunk..).unwrap_or_default().iter();
-        let first = chunks.next().and_then(|chunk| chunk.get(at..)).unwrap_or_default();
-        first.iter().chain(chunks.flat_map(|chunk| chunk.iter())).map(|(key, value)| (key, value))
+        let first = chunks
+            .next()
+            .and_then(|chunk| chunk.get(at..))
+            .unwrap_or_default();
+        first
+            .iter()
+            .chain(chunks.flat_map(|chunk| chunk.iter()))
+            .map(|(key, value)| (key, value))
     }
 
     /// Sets the value of a key, and returns what it was.
@@ -84,7 +97,9 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
             return None;
         };
         match at {
-            Ok(at) => chunk.get_mut(at).map(|(_, known)| std::mem::replace(known, value)),
+            Ok(at) => chunk
+                .get_mut(at)
+                .map(|(_, known)| std::mem::replace(known, value)),
             Err(at) => {
                 chunk.insert(at, (key, value));
                 if chunk.len() > SHEET {
@@ -100,7 +115,9 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
     /// Takes out a key.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let (number, at) = self.find(key);
-        let (Ok(at), Some(chunk)) = (at, self.chunks.get_mut(number)) else { return None };
+        let (Ok(at), Some(chunk)) = (at, self.chunks.get_mut(number)) else {
+            return None;
+        };
         let (_, value) = Arc::make_mut(chunk).remove(at);
         self.len -= 1;
         self.close_up(number);
@@ -128,7 +145,10 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
     /// A sheet with few entries goes to the one before it.
     fn close_up(&mut self, number: usize) {
         let left = self.chunks.get(number).map_or(0, |chunk| chunk.len());
-        let before = number.checked_sub(1).and_then(|before| self.chunks.get(before)).map(|chunk| chunk.len());
+        let before = number
+            .checked_sub(1)
+            .and_then(|before| self.chunks.get(before))
+            .map(|chunk| chunk.len());
         match before {
             _ if left == 0 => drop(self.chunks.remove(number)),
             Some(before) if left + before <= SHEET / 2 => {
@@ -143,9 +163,14 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
 
     /// The sheet of a key, and where on it the key is or would be.
     fn find(&self, key: &K) -> (usize, Result<usize, usize>) {
-        let after = self.chunks.partition_point(|chunk| chunk.first().is_some_and(|(first, _)| first <= key));
+        let after = self
+            .chunks
+            .partition_point(|chunk| chunk.first().is_some_and(|(first, _)| first <= key));
         let number = after.saturating_sub(1);
-        let at = self.chunks.get(number).map(|chunk| chunk.binary_search_by(|(known, _)| known.cmp(key)));
+        let at = self
+            .chunks
+            .get(number)
+            .map(|chunk| chunk.binary_search_by(|(known, _)| known.cmp(key)));
         (number, at.unwrap_or(Err(0)))
     }
 }
@@ -160,14 +185,18 @@ impl<K: Ord + Clone, V: Clone + Default, const SHEET: usize> CowSortedMap<K, V, 
     }
 }
 
-impl<K: Ord + Clone, V: Clone + PartialEq, const SHEET: usize> PartialEq for CowSortedMap<K, V, SHEET> {
+impl<K: Ord + Clone, V: Clone + PartialEq, const SHEET: usize> PartialEq
+    for CowSortedMap<K, V, SHEET>
+{
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && self.iter().eq(other.iter())
     }
 }
 
 #[cfg(test)]
-impl<K: Ord + Clone, V: Clone, const SHEET: usize> std::ops::Index<&K> for CowSortedMap<K, V, SHEET> {
+impl<K: Ord + Clone, V: Clone, const SHEET: usize> std::ops::Index<&K>
+    for CowSortedMap<K, V, SHEET>
+{
     type Output = V;
 
     fn index(&self, key: &K) -> &V {
@@ -244,7 +273,14 @@ mod tests {
         }
         let before = sorted_map.clone();
         sorted_map.insert(5_000, 1);
-        let own = sorted_map.chunks.iter().zip(&before.chunks).filter(|(now, before)| !Arc::ptr_eq(now, before));
-        assert_eq!((own.count(), before.get(&5_000), sorted_map.get(&5_000)), (1, Some(&0), Some(&1)));
+        let own = sorted_map
+            .chunks
+            .iter()
+            .zip(&before.chunks)
+            .filter(|(now, before)| !Arc::ptr_eq(now, before));
+        assert_eq!(
+            (own.count(), before.get(&5_000), sorted_map.get(&5_000)),
+            (1, Some(&0), Some(&1))
+        );
     }
 }

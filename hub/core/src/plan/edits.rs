@@ -25,7 +25,10 @@ impl Edits {
         if self.0.len() >= REMEMBERED {
             self.0.pop_front();
         }
-        self.0.push_back(Edit { before, touched: Arc::new(touched) });
+        self.0.push_back(Edit {
+            before,
+            touched: Arc::new(touched),
+        });
     }
 
     /// The intents that were touched since the plan had this digest; `None`: too long ago, or never.
@@ -49,7 +52,10 @@ mod tests {
 
     fn body(number: u8) -> SourceState {
         let payload = Payload::encode(vec![number]);
-        SourceState::Read(Arc::new(SourceContent::new(Revision([number; 16]), payload)))
+        SourceState::Read(Arc::new(SourceContent::new(
+            Revision([number; 16]),
+            payload,
+        )))
     }
 
     proptest! {

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use runnel_proto::model::{ContentDigest, FieldPath, Proof, ProofKey, RuleUid, Shown, SourceRef, Terms};
+use runnel_proto::model::{
+    ContentDigest, FieldPath, Proof, ProofKey, RuleUid, Shown, SourceRef, Terms,
+};
 
 use super::SourceContent;
 
@@ -26,7 +28,10 @@ impl Without {
         compute: impl FnOnce() -> Option<ContentDigest>,
     ) -> Option<ContentDigest> {
         let mut kept = self.0.lock();
-        if let Some((_, digest)) = kept.iter().find(|(fields, _)| Arc::ptr_eq(fields, ignored) || fields == ignored) {
+        if let Some((_, digest)) = kept
+            .iter()
+            .find(|(fields, _)| Arc::ptr_eq(fields, ignored) || fields == ignored)
+        {
             return Some(*digest);
         }
         let digest = compute()?;
@@ -53,12 +58,18 @@ pub(super) struct Expected {
 impl Expected {
     /// Of nothing yet, where copies are compared without these fields.
     pub(super) fn without(ignored: &BTreeSet<FieldPath>) -> Self {
-        Self { ignored: Arc::new(ignored.clone()), ..Self::default() }
+        Self {
+            ignored: Arc::new(ignored.clone()),
+            ..Self::default()
+        }
     }
 
     /// Of nothing, on the same terms.
     pub(super) fn begins_again(&self) -> Self {
-        Self { ignored: self.ignored.clone(), ..Self::default() }
+        Self {
+            ignored: self.ignored.clone(),
+            ..Self::default()
+        }
     }
 
     /// Whether two leave the same alone.
@@ -69,7 +80,11 @@ impl Expected {
     pub(super) fn put_in(&mut self, intent: &SourceRef, content: &SourceContent) {
         self.whole = OnceLock::new();
         match content.digest_without(&self.ignored) {
-            Some(digest) => self.kinds.entry(intent.resource.clone()).or_default().insert(intent, digest),
+            Some(digest) => self
+                .kinds
+                .entry(intent.resource.clone())
+                .or_default()
+                .insert(intent, digest),
             None => self.unknown += 1,
         }
     }
@@ -77,7 +92,11 @@ impl Expected {
     pub(super) fn take_out(&mut self, intent: &SourceRef, content: &SourceContent) {
         self.whole = OnceLock::new();
         match content.digest_without(&self.ignored) {
-            Some(digest) => self.kinds.entry(intent.resource.clone()).or_default().remove(intent, digest),
+            Some(digest) => self
+                .kinds
+                .entry(intent.resource.clone())
+                .or_default()
+                .remove(intent, digest),
             None => self.unknown = self.unknown.saturating_sub(1),
         }
     }
@@ -95,7 +114,10 @@ impl Expected {
         if self.kinds.keys().all(|kind| terms.grants_kind(kind)) {
             return Some(*self.whole.get_or_init(|| sum(&mut self.kinds.values())));
         }
-        let granted = self.kinds.iter().filter(|(kind, _)| terms.grants_kind(kind));
+        let granted = self
+            .kinds
+            .iter()
+            .filter(|(kind, _)| terms.grants_kind(kind));
         Some(sum(&mut granted.map(|(_, shown)| shown)))
     }
 }
@@ -148,7 +170,9 @@ mod tests {
         let mut plans: Vec<_> = names.iter().map(|name| without(name)).collect();
         plans.iter_mut().for_each(|plan| plan.put_in(&source, &one));
         assert!(one.without.0.lock().len() <= KEPT);
-        plans.iter_mut().for_each(|plan| plan.take_out(&source, &one));
+        plans
+            .iter_mut()
+            .for_each(|plan| plan.take_out(&source, &one));
         for mut plan in plans {
             let mut fresh = plan.begins_again();
             fresh.put_in(&source, &content(2, "two"));

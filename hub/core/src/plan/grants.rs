@@ -41,12 +41,21 @@ impl RuleGrant {
 
     /// Whether the labels of the hub's namespaces matter to it.
     pub fn asks_for_labels(&self) -> bool {
-        self.rules.as_ref().is_some_and(|choice| choice.selector.is_some())
+        self.rules
+            .as_ref()
+            .is_some_and(|choice| choice.selector.is_some())
     }
 
     /// Whether it is for the rules of a namespace. Without `labels` they are not known; then only its name counts.
-    fn is_for(&self, namespace: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
-        self.rules.as_ref().is_none_or(|choice| choice.takes_home(namespace, labels, runnel_namespace))
+    fn is_for(
+        &self,
+        namespace: &str,
+        labels: Option<&BTreeMap<String, String>>,
+        runnel_namespace: &str,
+    ) -> bool {
+        self.rules
+            .as_ref()
+            .is_none_or(|choice| choice.takes_home(namespace, labels, runnel_namespace))
     }
 }
 
@@ -94,7 +103,11 @@ impl Grants {
         let unknown = labels.is_none_or(|labels| labels.is_none());
         let labels = labels.flatten();
         let is_for = |grant: &&RuleGrant| grant.is_for(namespace, labels, rule.runnel_namespace());
-        if unknown && grants.values().any(|grant| grant.asks_for_labels() && !is_for(&grant)) {
+        if unknown
+            && grants
+                .values()
+                .any(|grant| grant.asks_for_labels() && !is_for(&grant))
+        {
             return Granted::Unknown;
         }
         Granted::These(grants.values().filter(is_for).collect())
@@ -123,7 +136,11 @@ impl TargetClusters {
         effective_terms: Option<EffectiveTerms>,
         cordoned: bool,
     ) -> bool {
-        let before = (self.clusters.remove(name), self.not_granted.remove(name), self.cordoned.remove(name));
+        let before = (
+            self.clusters.remove(name),
+            self.not_granted.remove(name),
+            self.cordoned.remove(name),
+        );
         let now = match effective_terms {
             None => (None, false, false),
             Some(EffectiveTerms::Terms(terms)) => (Some(terms), false, cordoned),
@@ -154,7 +171,11 @@ pub struct TermsResolver<'a> {
 impl<'a> TermsResolver<'a> {
     /// For a rule to which this is granted.
     pub fn new(rule: &'a Rule, granted: Granted<'a>) -> Self {
-        Self { rule, granted, resolved: BTreeMap::new() }
+        Self {
+            rule,
+            granted,
+            resolved: BTreeMap::new(),
+        }
     }
 
     /// Whether the hub cannot tell what is granted.
@@ -163,18 +184,30 @@ impl<'a> TermsResolver<'a> {
     }
 
     /// The rule's lot in a cluster that it chooses.
-    pub fn of(&mut self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> EffectiveTerms {
+    pub fn of(
+        &mut self,
+        cluster: &ClusterName,
+        labels: &BTreeMap<String, String>,
+    ) -> EffectiveTerms {
         let grants = match &self.granted {
             Granted::All => return EffectiveTerms::Terms(self.rule.terms.clone()),
             Granted::Unknown => return EffectiveTerms::Unknown,
             Granted::These(grants) => grants,
         };
         let speaks = |(_, grant): &(usize, &&RuleGrant)| grant.clusters.chooses(cluster, labels);
-        let speaking: Vec<_> = grants.iter().enumerate().filter(speaks).map(|(number, _)| number).collect();
+        let speaking: Vec<_> = grants
+            .iter()
+            .enumerate()
+            .filter(speaks)
+            .map(|(number, _)| number)
+            .collect();
         if let Some(effective_terms) = self.resolved.get(&speaking) {
             return effective_terms.clone();
         }
-        let effective_terms = effective_terms(self.rule, speaking.iter().map(|number| &grants[*number].grant));
+        let effective_terms = effective_terms(
+            self.rule,
+            speaking.iter().map(|number| &grants[*number].grant),
+        );
         self.resolved.insert(speaking, effective_terms.clone());
         effective_terms
     }
@@ -183,7 +216,9 @@ impl<'a> TermsResolver<'a> {
 /// What these grants make of a rule.
 fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> EffectiveTerms {
     let sent: Vec<_> = rule.resources().collect();
-    let mut counting: Vec<_> = grants.filter(|grant| sent.iter().any(|resource| grant.is_of_kind(resource))).collect();
+    let mut counting: Vec<_> = grants
+        .filter(|grant| sent.iter().any(|resource| grant.is_of_kind(resource)))
+        .collect();
     counting.sort();
     counting.dedup();
     counting.truncate(limits::GRANTS);
@@ -191,9 +226,15 @@ fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> 
         return EffectiveTerms::NotGranted;
     }
     let whole = || counting.iter().filter(|grant| grant.is_whole());
-    if sent.iter().all(|resource| whole().any(|grant| grant.is_of_kind(resource))) {
+    if sent
+        .iter()
+        .all(|resource| whole().any(|grant| grant.is_of_kind(resource)))
+    {
         return EffectiveTerms::Terms(rule.terms.clone());
     }
     let grants = counting.into_iter().cloned().collect();
-    EffectiveTerms::Terms(NamedTerms::new(Terms { grants: Some(grants), ..Terms::clone(&rule.terms) }))
+    EffectiveTerms::Terms(NamedTerms::new(Terms {
+        grants: Some(grants),
+        ..Terms::clone(&rule.terms)
+    }))
 }

@@ -28,7 +28,9 @@ mod watch_scope;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{Content, ContentDigest, FieldPath, Payload, Revision, RuleUid, SetDigest, SourceRef};
+use runnel_proto::model::{
+    Content, ContentDigest, FieldPath, Payload, Revision, RuleUid, SetDigest, SourceRef,
+};
 
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_plans::{ClusterPlans, Labels};
@@ -65,20 +67,39 @@ pub struct SourceContent {
 impl SourceContent {
     /// Content of this revision, as it is in a payload. Decodes it.
     pub fn new(revision: Revision, payload: Payload) -> Self {
-        let digest = payload.decode().ok().map(|content| ContentDigest::of(&content, &BTreeSet::new()));
-        Self { revision, payload, denied: None, digest, without: Without::default() }
+        let digest = payload
+            .decode()
+            .ok()
+            .map(|content| ContentDigest::of(&content, &BTreeSet::new()));
+        Self {
+            revision,
+            payload,
+            denied: None,
+            digest,
+            without: Without::default(),
+        }
     }
 
     /// Content of this revision. `canonical` are its canonical bytes.
     pub fn of(revision: Revision, content: &Content, canonical: Vec<u8>) -> Self {
         let digest = Some(ContentDigest::of(content, &BTreeSet::new()));
-        Self { revision, payload: Payload::encode(canonical), denied: None, digest, without: Without::default() }
+        Self {
+            revision,
+            payload: Payload::encode(canonical),
+            denied: None,
+            digest,
+            without: Without::default(),
+        }
     }
 
     /// What an agent shows that has applied it and leaves these fields alone.
     fn digest_without(&self, ignored: &Arc<BTreeSet<FieldPath>>) -> Option<ContentDigest> {
         let compute = || Some(ContentDigest::of(&self.payload.decode().ok()?, ignored));
-        if ignored.is_empty() { self.digest } else { self.without.get(ignored, compute) }
+        if ignored.is_empty() {
+            self.digest
+        } else {
+            self.without.get(ignored, compute)
+        }
     }
 
     fn is(&self, other: &SourceContent) -> bool {
@@ -147,7 +168,10 @@ impl RulePlan {
     /// A plan without any source.
     pub fn empty(rule: &Rule) -> Self {
         let shown = Expected::without(&rule.terms.ignore_fields);
-        Self { shown, ..Self::of(&rule.uid, &Scope::default()) }
+        Self {
+            shown,
+            ..Self::of(&rule.uid, &Scope::default())
+        }
     }
 
     fn of(uid: &RuleUid, scope: &Scope) -> Self {
@@ -185,18 +209,26 @@ impl RulePlan {
 
     /// Everything that is wanted, whether or not its content is known.
     pub fn wanted(&self) -> impl Iterator<Item = &SourceRef> {
-        let never_read = self.unreadable.iter().filter(|source| !self.intents.contains_key(*source));
+        let never_read = self
+            .unreadable
+            .iter()
+            .filter(|source| !self.intents.contains_key(*source));
         self.intents.keys().chain(&self.unread).chain(never_read)
     }
 
     /// Whether this is wanted, whether or not its content is known.
     pub fn wants(&self, source: &SourceRef) -> bool {
-        self.intents.contains_key(source) || self.unread.contains(source) || self.unreadable.contains(source)
+        self.intents.contains_key(source)
+            || self.unread.contains(source)
+            || self.unreadable.contains(source)
     }
 
     /// Objects that the rule selects and that may be distributed, those that cannot be read now included.
     pub fn sources(&self) -> usize {
-        let never_read = self.unreadable.iter().filter(|source| !self.intents.contains_key(*source));
+        let never_read = self
+            .unreadable
+            .iter()
+            .filter(|source| !self.intents.contains_key(*source));
         self.intents.len() + self.unread.len() + never_read.count()
     }
 
@@ -219,15 +251,22 @@ impl RulePlan {
         self.refused.remove(source);
         match selected {
             None | Some(SourceState::Read(_)) => {}
-            Some(SourceState::Refused(refused)) => drop(self.refused.insert(source.clone(), *refused)),
-            Some(SourceState::Stale(_) | SourceState::Unreadable) => drop(self.unreadable.insert(source.clone())),
+            Some(SourceState::Refused(refused)) => {
+                self.refused.insert(source.clone(), *refused);
+            }
+            Some(SourceState::Stale(_) | SourceState::Unreadable) => {
+                self.unreadable.insert(source.clone());
+            }
             Some(SourceState::Unread) => drop(self.unread.insert(source.clone())),
         }
     }
 
     fn put_in(&mut self, intent: SourceRef, content: Arc<SourceContent>) {
         self.digest.insert(&intent, &content.revision);
-        self.digests.entry(intent.resource.clone()).or_default().insert(&intent, &content.revision);
+        self.digests
+            .entry(intent.resource.clone())
+            .or_default()
+            .insert(&intent, &content.revision);
         self.shown.put_in(&intent, &content);
         self.intents.insert(intent, content);
     }
@@ -235,53 +274,79 @@ impl RulePlan {
     fn take_out(&mut self, intent: &SourceRef) {
         if let Some(content) = self.intents.remove(intent) {
             self.digest.remove(intent, &content.revision);
-            self.digests.entry(intent.resource.clone()).or_default().remove(intent, &content.revision);
+            self.digests
+                .entry(intent.resource.clone())
+                .or_default()
+                .remove(intent, &content.revision);
             self.shown.take_out(intent, &content);
         }
     }
 
     /// Whether the plan names a source, for whatever reason.
     pub fn names(&self, source: &SourceRef) -> bool {
-        self.wants(source) || self.refused.contains_key(source) || self.secret_refs.contains_key(source)
+        self.wants(source)
+            || self.refused.contains_key(source)
+            || self.secret_refs.contains_key(source)
     }
 
     /// Whether the content of a source is still being read for the first time.
     pub fn awaits(&self, source: &SourceRef) -> bool {
-        self.unread.contains(source) || matches!(self.secret_refs.get(source), Some(SourceState::Unread))
+        self.unread.contains(source)
+            || matches!(self.secret_refs.get(source), Some(SourceState::Unread))
     }
 
     /// The selected sources that are something else than in a former plan, those that are gone included.
     pub fn changed_since(&self, former: &RulePlan) -> Vec<SourceRef> {
         let both: BTreeSet<&SourceRef> = self.selected().chain(former.selected()).collect();
-        let changed = both.into_iter().filter(|source| !former.already_says(source, self.body(source).as_ref()));
+        let changed = both
+            .into_iter()
+            .filter(|source| !former.already_says(source, self.body(source).as_ref()));
         changed.cloned().collect()
     }
 
     /// What is known of the content of a selected source.
     pub fn body(&self, source: &SourceRef) -> Option<SourceState> {
         match self.intents.get(source) {
-            Some(content) if self.unreadable.contains(source) => Some(SourceState::Stale(content.clone())),
+            Some(content) if self.unreadable.contains(source) => {
+                Some(SourceState::Stale(content.clone()))
+            }
             Some(content) => Some(SourceState::Read(content.clone())),
             None if self.unread.contains(source) => Some(SourceState::Unread),
             None if self.unreadable.contains(source) => Some(SourceState::Unreadable),
-            None => self.refused.get(source).map(|refused| SourceState::Refused(*refused)),
+            None => self
+                .refused
+                .get(source)
+                .map(|refused| SourceState::Refused(*refused)),
         }
     }
 
     /// Every selected source.
     pub fn selected(&self) -> impl Iterator<Item = &SourceRef> {
-        let never_read = self.unreadable.iter().filter(|source| !self.intents.contains_key(*source));
-        self.intents.keys().chain(&self.unread).chain(never_read).chain(self.refused.keys())
+        let never_read = self
+            .unreadable
+            .iter()
+            .filter(|source| !self.intents.contains_key(*source));
+        self.intents
+            .keys()
+            .chain(&self.unread)
+            .chain(never_read)
+            .chain(self.refused.keys())
     }
 
     /// Whether [`RulePlan::set`] with this would change nothing.
     pub fn already_says(&self, source: &SourceRef, selected: Option<&SourceState>) -> bool {
         let intent = self.intents.get(source);
-        let flags = (self.unread.contains(source), self.unreadable.contains(source), self.refused.get(source));
+        let flags = (
+            self.unread.contains(source),
+            self.unreadable.contains(source),
+            self.refused.get(source),
+        );
         let holds = |content: &SourceContent| intent.is_some_and(|acked| acked.is(content));
         match selected {
             None => intent.is_none() && flags == (false, false, None),
-            Some(SourceState::Refused(refused)) => intent.is_none() && flags == (false, false, Some(refused)),
+            Some(SourceState::Refused(refused)) => {
+                intent.is_none() && flags == (false, false, Some(refused))
+            }
             Some(SourceState::Read(content)) => holds(content) && flags == (false, false, None),
             Some(SourceState::Stale(content)) => holds(content) && flags == (false, true, None),
             Some(SourceState::Unread) => intent.is_none() && flags == (true, false, None),
@@ -314,7 +379,11 @@ pub fn plan<'a>(
     is_known: impl Fn(&WatchScope) -> bool,
 ) -> RulePlan {
     let mut plan = RulePlan::empty(rule);
-    plan.unknown = rule.places(scope).into_iter().filter(|place| !is_known(place)).collect();
+    plan.unknown = rule
+        .places(scope)
+        .into_iter()
+        .filter(|place| !is_known(place))
+        .collect();
     plan.scope = scope.clone();
     for (reference, source) in sources {
         if rule.selects(reference, &source.labels) {

@@ -26,7 +26,10 @@ pub struct RevisionHasher {
 impl RevisionHasher {
     /// Names them with the hub's key.
     pub fn new(key: RevisionKey) -> Self {
-        Self { key, budget: RENDER_BUDGET }
+        Self {
+            key,
+            budget: RENDER_BUDGET,
+        }
     }
 
     /// With this budget of rendered bytes for each rule.
@@ -94,7 +97,11 @@ impl Contents {
                 Rendered::Content(content) => content.strong_count() > 0,
                 Rendered::AsSource | Rendered::Failed(_) => true,
             });
-            let sizes = of.contents.values().filter_map(Weak::upgrade).map(|content| weight(&content));
+            let sizes = of
+                .contents
+                .values()
+                .filter_map(Weak::upgrade)
+                .map(|content| weight(&content));
             of.bytes = sizes.fold(0, u64::saturating_add);
             self.bytes = self.bytes.saturating_add(of.bytes);
         }
@@ -148,18 +155,35 @@ impl<'a> Renderer<'a> {
         selection: &'a RulePlan,
         revision_hasher: &'a RevisionHasher,
     ) -> Self {
-        Self { rule, source, body, secret_refs: SecretRefs::of(selection), revision_hasher, decoded: OnceCell::new() }
+        Self {
+            rule,
+            source,
+            body,
+            secret_refs: SecretRefs::of(selection),
+            revision_hasher,
+            decoded: OnceCell::new(),
+        }
     }
 
     /// What the copies are for whose name a cluster is asked, without their content: that is awaited.
-    pub(super) fn awaited(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> Option<RenderOutcome> {
+    pub(super) fn awaited(
+        &self,
+        cluster: &ClusterName,
+        labels: &BTreeMap<String, String>,
+    ) -> Option<RenderOutcome> {
         if matches!(self.body?, SourceState::Refused(_)) {
             return None;
         }
-        Some(match self.rule.shape.name(About { source: self.source, cluster, labels }) {
-            Ok(name) => RenderOutcome::Copy(name, None),
-            Err(why) => RenderOutcome::Failed(None, why),
-        })
+        Some(
+            match self.rule.shape.name(About {
+                source: self.source,
+                cluster,
+                labels,
+            }) {
+                Ok(name) => RenderOutcome::Copy(name, None),
+                Err(why) => RenderOutcome::Failed(None, why),
+            },
+        )
     }
 
     pub(super) fn outcome(
@@ -169,13 +193,23 @@ impl<'a> Renderer<'a> {
         contents: &mut Contents,
     ) -> Option<RenderOutcome> {
         let awaited = self.awaited(cluster, labels)?;
-        let (SourceState::Read(content) | SourceState::Stale(content)) = self.body? else { return Some(awaited) };
-        let RenderOutcome::Copy(name, _) = awaited else { return Some(awaited) };
+        let (SourceState::Read(content) | SourceState::Stale(content)) = self.body? else {
+            return Some(awaited);
+        };
+        let RenderOutcome::Copy(name, _) = awaited else {
+            return Some(awaited);
+        };
         if self.rule.shape.leaves_content() {
             return Some(self.copy(name, content.clone()));
         }
-        let about = About { source: self.source, cluster, labels };
-        let Some((of, bytes)) = self.of_source(content, contents) else { return Some(RenderOutcome::Copy(name, None)) };
+        let about = About {
+            source: self.source,
+            cluster,
+            labels,
+        };
+        let Some((of, bytes)) = self.of_source(content, contents) else {
+            return Some(RenderOutcome::Copy(name, None));
+        };
         let read = self.rule.shape.read(&of.reads, about);
         let known = of.rendered.get(read.as_str()).cloned();
         let rendered = match known {
@@ -196,8 +230,10 @@ impl<'a> Renderer<'a> {
 
     fn decoded(&self, content: &SourceContent) -> Option<&(Content, Content)> {
         let decode = || {
-            let denied =
-                content.denied.as_ref().map_or_else(|| Some(Content::default()), |denied| denied.decode().ok());
+            let denied = content
+                .denied
+                .as_ref()
+                .map_or_else(|| Some(Content::default()), |denied| denied.decode().ok());
             Some((content.payload.decode().ok()?, denied?))
         };
         // What this hub has encoded it decodes.
@@ -209,7 +245,11 @@ impl<'a> Renderer<'a> {
         content: &Arc<SourceContent>,
         contents: &'c mut Contents,
     ) -> Option<(&'c mut OfSource, &'c mut u64)> {
-        if contents.sources.get(self.source).is_none_or(|known| !known.of.is(content)) {
+        if contents
+            .sources
+            .get(self.source)
+            .is_none_or(|known| !known.of.is(content))
+        {
             let (plain, _) = self.decoded(content)?;
             let fresh = OfSource {
                 of: content.clone(),
@@ -231,30 +271,46 @@ impl<'a> Renderer<'a> {
         read: String,
         about: About<'_>,
     ) -> Result<Arc<SourceContent>, NotRendered> {
-        let Some((plain, denied)) = self.decoded(content) else { return Err(NotRendered::Awaited) };
-        let (rendered, result) = match self.rule.shape.content(plain.clone(), denied, about, &self.secret_refs) {
-            Ok(shaped) if shaped == *plain => (Rendered::AsSource, Ok(content.clone())),
-            Ok(shaped) => {
-                let canonical = shaped.to_bytes();
-                let revision = self.revision_hasher.revision(&self.source.resource, &canonical);
-                let known = of.contents.get(&revision.0).and_then(Weak::upgrade);
-                let content = known.unwrap_or_else(|| {
-                    let content = Arc::new(SourceContent::of(revision, &shaped, canonical));
-                    of.contents.insert(revision.0, Arc::downgrade(&content));
-                    of.bytes = of.bytes.saturating_add(weight(&content));
-                    *bytes = bytes.saturating_add(weight(&content));
-                    content
-                });
-                (Rendered::Content(Arc::downgrade(&content)), Ok(content))
-            }
-            Err(NotRendered::Awaited) => return Err(NotRendered::Awaited),
-            Err(NotRendered::Failed(why)) => (Rendered::Failed(why.clone()), Err(NotRendered::Failed(why))),
+        let Some((plain, denied)) = self.decoded(content) else {
+            return Err(NotRendered::Awaited);
         };
+        let (rendered, result) =
+            match self
+                .rule
+                .shape
+                .content(plain.clone(), denied, about, &self.secret_refs)
+            {
+                Ok(shaped) if shaped == *plain => (Rendered::AsSource, Ok(content.clone())),
+                Ok(shaped) => {
+                    let canonical = shaped.to_bytes();
+                    let revision = self
+                        .revision_hasher
+                        .revision(&self.source.resource, &canonical);
+                    let known = of.contents.get(&revision.0).and_then(Weak::upgrade);
+                    let content = known.unwrap_or_else(|| {
+                        let content = Arc::new(SourceContent::of(revision, &shaped, canonical));
+                        of.contents.insert(revision.0, Arc::downgrade(&content));
+                        of.bytes = of.bytes.saturating_add(weight(&content));
+                        *bytes = bytes.saturating_add(weight(&content));
+                        content
+                    });
+                    (Rendered::Content(Arc::downgrade(&content)), Ok(content))
+                }
+                Err(NotRendered::Awaited) => return Err(NotRendered::Awaited),
+                Err(NotRendered::Failed(why)) => {
+                    (Rendered::Failed(why.clone()), Err(NotRendered::Failed(why)))
+                }
+            };
         of.rendered.insert(read.into(), rendered);
         result
     }
 
     fn copy(&self, name: Arc<str>, content: Arc<SourceContent>) -> RenderOutcome {
-        RenderOutcome::Copy(self.rule.shape.versioned(name, self.source, &content.revision), Some(content))
+        RenderOutcome::Copy(
+            self.rule
+                .shape
+                .versioned(name, self.source, &content.revision),
+            Some(content),
+        )
     }
 }

@@ -54,9 +54,10 @@ impl RenderOutcome {
     /// What tells it from others.
     pub(super) fn key(&self) -> OutcomeKey {
         match self {
-            RenderOutcome::Copy(name, content) => {
-                OutcomeKey::Copy(name.clone(), content.as_ref().map(|content| content.revision.0))
-            }
+            RenderOutcome::Copy(name, content) => OutcomeKey::Copy(
+                name.clone(),
+                content.as_ref().map(|content| content.revision.0),
+            ),
             RenderOutcome::Failed(name, why) => OutcomeKey::Failed(name.clone(), why.clone()),
         }
     }
@@ -84,13 +85,27 @@ impl RenderedPlan {
     /// Nothing yet, of what this selects.
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
         let (unknown, shown) = (selection.unknown.clone(), selection.shown.begins_again());
-        let plan = RulePlan { unknown, shown, ..RulePlan::of(&selection.uid, &selection.scope) };
-        Self { plan: plan.into(), outcomes: CowSortedMap::default(), wanted: CowSortedMap::default(), meet }
+        let plan = RulePlan {
+            unknown,
+            shown,
+            ..RulePlan::of(&selection.uid, &selection.scope)
+        };
+        Self {
+            plan: plan.into(),
+            outcomes: CowSortedMap::default(),
+            wanted: CowSortedMap::default(),
+            meet,
+        }
     }
 
     /// What was sent before. It is not changed any more.
     pub(super) fn restored(plan: Arc<RulePlan>) -> Self {
-        Self { plan, outcomes: CowSortedMap::default(), wanted: CowSortedMap::default(), meet: false }
+        Self {
+            plan,
+            outcomes: CowSortedMap::default(),
+            wanted: CowSortedMap::default(),
+            meet: false,
+        }
     }
 
     /// Whether two are the same, whatever comes next.
@@ -104,12 +119,26 @@ impl RenderedPlan {
     }
 
     /// Takes in what a source is and becomes.
-    pub(super) fn set(&mut self, source: &SourceRef, body: Option<&SourceState>, outcome: Option<RenderOutcome>) {
-        let Self { plan, outcomes, wanted, meet } = self;
+    pub(super) fn set(
+        &mut self,
+        source: &SourceRef,
+        body: Option<&SourceState>,
+        outcome: Option<RenderOutcome>,
+    ) {
+        let Self {
+            plan,
+            outcomes,
+            wanted,
+            meet,
+        } = self;
         let plan = Arc::make_mut(plan);
         let before = plan.digest;
         let (mut touched, mut copies) = (BTreeSet::new(), BTreeSet::new());
-        if let Some(name) = outcomes.remove(source).as_ref().and_then(RenderOutcome::name) {
+        if let Some(name) = outcomes
+            .remove(source)
+            .as_ref()
+            .and_then(RenderOutcome::name)
+        {
             let (copy, intent) = (copy(source, name, *meet), source.as_copy(name));
             if let Some(others) = wanted.get_mut(&copy) {
                 others.remove(source);
@@ -120,7 +149,13 @@ impl RenderedPlan {
         }
         plan.render_errors.remove(source);
         plan.note(source, body);
-        if matches!((body, &outcome), (Some(SourceState::Read(_)), Some(RenderOutcome::Copy(_, None)))) {
+        if matches!(
+            (body, &outcome),
+            (
+                Some(SourceState::Read(_)),
+                Some(RenderOutcome::Copy(_, None))
+            )
+        ) {
             // Something that goes into it is still being read.
             plan.unread.insert(source.clone());
         }
@@ -151,19 +186,28 @@ fn settle(
     plan: &mut RulePlan,
     touched: &mut BTreeSet<SourceRef>,
 ) {
-    let Some(sources) = wanted.get(copy) else { return };
+    let Some(sources) = wanted.get(copy) else {
+        return;
+    };
     for source in sources {
-        let Some(outcome) = outcomes.get(source) else { continue };
+        let Some(outcome) = outcomes.get(source) else {
+            continue;
+        };
         let Some(name) = outcome.name() else { continue };
         let intent = source.as_copy(name);
         plan.take_out(&intent);
         plan.render_errors.remove(source);
         match (outcome, sources.iter().find(|other| *other != source)) {
-            (RenderOutcome::Failed(_, why), _) => drop(plan.render_errors.insert(source.clone(), why.clone())),
-            (RenderOutcome::Copy(..), Some(other)) => {
-                plan.render_errors.insert(source.clone(), ambiguous(source, other, name));
+            (RenderOutcome::Failed(_, why), _) => {
+                drop(plan.render_errors.insert(source.clone(), why.clone()))
             }
-            (RenderOutcome::Copy(_, Some(content)), None) => plan.put_in(intent.clone(), content.clone()),
+            (RenderOutcome::Copy(..), Some(other)) => {
+                plan.render_errors
+                    .insert(source.clone(), ambiguous(source, other, name));
+            }
+            (RenderOutcome::Copy(_, Some(content)), None) => {
+                plan.put_in(intent.clone(), content.clone())
+            }
             (RenderOutcome::Copy(_, None), None) => {}
         }
         touched.insert(intent);
@@ -175,7 +219,11 @@ fn settle(
 
 /// What stands for a copy among those of the rule.
 fn copy(source: &SourceRef, name: &str, meet: bool) -> SourceRef {
-    let namespace = if meet { Arc::from("") } else { source.namespace.clone() };
+    let namespace = if meet {
+        Arc::from("")
+    } else {
+        source.namespace.clone()
+    };
     source.as_copy(name).copy_in(&namespace)
 }
 
@@ -185,7 +233,10 @@ fn ambiguous(source: &SourceRef, other: &SourceRef, name: &str) -> RenderError {
         "{one} and {two} both want the copy {name} in the same namespaces, so neither is sent; narrow spec.sources, or \
          tell them apart by spec.transform.name"
     );
-    RenderError { why: RenderErrorKind::Ambiguous, message: message.into() }
+    RenderError {
+        why: RenderErrorKind::Ambiguous,
+        message: message.into(),
+    }
 }
 
 #[cfg(test)]

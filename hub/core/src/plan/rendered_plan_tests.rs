@@ -21,7 +21,10 @@ fn rule() -> Rule {
 }
 
 fn body(kind: u8) -> SourceState {
-    let content = Arc::new(SourceContent::new(Revision([kind; 16]), Payload::encode(vec![kind])));
+    let content = Arc::new(SourceContent::new(
+        Revision([kind; 16]),
+        Payload::encode(vec![kind]),
+    ));
     match kind % 5 {
         0 => SourceState::Unread,
         1 => SourceState::Refused(super::super::UnsupportedSource::Annotation),
@@ -38,7 +41,12 @@ fn source(namespace: u8, name: u8) -> SourceRef {
 fn two_sources_for_one_copy_block_each_other_until_one_goes() {
     let rule = rule();
     let (mut selection, one, two) = (RulePlan::empty(&rule), source(1, 1), source(2, 1));
-    let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &RevisionHasher::default());
+    let mut cluster_plans = ClusterPlans::new(
+        &rule,
+        &selection,
+        std::iter::empty(),
+        &RevisionHasher::default(),
+    );
     let mut say = |source: &SourceRef, body: Option<SourceState>| {
         selection.set(source, body.as_ref());
         cluster_plans.update(&rule, &selection, source, &RevisionHasher::default());
@@ -50,7 +58,10 @@ fn two_sources_for_one_copy_block_each_other_until_one_goes() {
     let (intents, sent) = say(&two, Some(body(4)));
     assert!(intents.is_empty() && sent.is_unknown(&one) && sent.is_unknown(&two));
     let message = &sent.render_errors[&one].message;
-    assert!(message.contains("configmaps/n1/s1") && message.contains("configmaps/n2/s1"), "{message}");
+    assert!(
+        message.contains("configmaps/n1/s1") && message.contains("configmaps/n2/s1"),
+        "{message}"
+    );
     let touched = sent.edits.since(before.digest).unwrap();
     assert_eq!(*touched, BTreeSet::from([one.clone(), two.clone()]));
     // One that is never distributed takes nothing from the other.

@@ -25,14 +25,21 @@ impl RolloutTarget {
         }
         // Labels and annotations that only some rules copy are no part of the revision of their source.
         if !rule.shape.leaves_content() {
-            for (source, denied) in plan.intents.iter().filter_map(|(source, it)| Some((source, it.denied.as_ref()?))) {
+            for (source, denied) in plan
+                .intents
+                .iter()
+                .filter_map(|(source, it)| Some((source, it.denied.as_ref()?)))
+            {
                 context.update(source.to_string().as_bytes());
                 context.update(denied.bytes());
             }
         }
         let digest = context.finish();
         let whole = data_encoding::HEXLOWER.encode(&digest.as_ref()[..8]);
-        Self { current: format!("{whole}-held"), whole }
+        Self {
+            current: format!("{whole}-held"),
+            whole,
+        }
     }
 
     /// Its name, while the removal guard blocks a part of it or not.

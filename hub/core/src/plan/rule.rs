@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kube::ResourceExt;
 use ring::digest;
 use runnel_proto::model::{
-    ClusterName, Enforcement, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms,
-    matches_any,
+    ClusterName, Enforcement, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector,
+    SourceRef, Terms, matches_any,
 };
 
 use super::secret_refs::REFERENCED_KIND;
@@ -96,9 +96,16 @@ pub struct Rule {
 impl Rule {
     /// Reads a `DistributionRule`; it selects in its own namespace. `None` for an object without uid, which no API
     /// server gives out.
-    pub fn namespaced(object: &runnel_api::DistributionRule, runnel_namespace: &str) -> Option<Self> {
+    pub fn namespaced(
+        object: &runnel_api::DistributionRule,
+        runnel_namespace: &str,
+    ) -> Option<Self> {
         let own = object.namespace()?;
-        let entries = object.spec.sources.iter().map(|source| choice(source, vec![Pattern::new(own.clone())]));
+        let entries = object
+            .spec
+            .sources
+            .iter()
+            .map(|source| choice(source, vec![Pattern::new(own.clone())]));
         build(
             object,
             "DistributionRule",
@@ -110,7 +117,10 @@ impl Rule {
 
     /// The rule once somebody has deleted it.
     pub fn deleted(self) -> Self {
-        Self { deleting: true, ..self }
+        Self {
+            deleting: true,
+            ..self
+        }
     }
 
     /// The rule with `enforcement: Enforce`.
@@ -118,13 +128,26 @@ impl Rule {
         if !self.terms.is_dry_run() {
             return self;
         }
-        let terms = Terms { enforcement: Enforcement::Enforce, ..Terms::clone(&self.terms) };
-        Self { terms: NamedTerms::new(terms), ..self }
+        let terms = Terms {
+            enforcement: Enforcement::Enforce,
+            ..Terms::clone(&self.terms)
+        };
+        Self {
+            terms: NamedTerms::new(terms),
+            ..self
+        }
     }
 
     /// Reads a `ClusterDistributionRule`; each entry says where it selects.
-    pub fn cluster_scoped(object: &runnel_api::ClusterDistributionRule, runnel_namespace: &str) -> Option<Self> {
-        let entries = object.spec.sources.iter().map(|entry| choice(&entry.source, patterns(&entry.namespaces)));
+    pub fn cluster_scoped(
+        object: &runnel_api::ClusterDistributionRule,
+        runnel_namespace: &str,
+    ) -> Option<Self> {
+        let entries = object
+            .spec
+            .sources
+            .iter()
+            .map(|entry| choice(&entry.source, patterns(&entry.namespaces)));
         build(
             object,
             "ClusterDistributionRule",
@@ -149,14 +172,23 @@ impl Rule {
             let names: Vec<&str> = match scope {
                 Scope::Everywhere => vec![""],
                 Scope::Only(read) => {
-                    let named = entry.namespaces.iter().filter(|pattern| pattern.is_literal()).map(Pattern::as_str);
+                    let named = entry
+                        .namespaces
+                        .iter()
+                        .filter(|pattern| pattern.is_literal())
+                        .map(Pattern::as_str);
                     let globbed = read.iter().map(String::as_str);
-                    named.chain(globbed.filter(|name| entry.reads(name, &self.runnel_namespace))).collect()
+                    named
+                        .chain(globbed.filter(|name| entry.reads(name, &self.runnel_namespace)))
+                        .collect()
                 }
             };
             let of_kind = |kind: &&'static Kind| {
                 let resource = kind.resource;
-                names.iter().map(|name| scope.place(resource, name)).collect::<Vec<_>>()
+                names
+                    .iter()
+                    .map(|name| scope.place(resource, name))
+                    .collect::<Vec<_>>()
             };
             entry.kinds.iter().flat_map(of_kind).collect()
         };
@@ -165,7 +197,9 @@ impl Rule {
 
     /// Whether it selects an object.
     pub fn selects(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
-        self.sources.iter().any(|entry| entry.selects(source, labels, &self.runnel_namespace))
+        self.sources
+            .iter()
+            .any(|entry| entry.selects(source, labels, &self.runnel_namespace))
     }
 
     /// Whether it needs the content of an object: it selects it, or takes values from it.
@@ -179,7 +213,10 @@ impl Rule {
         *secret.resource == *REFERENCED_KIND
             && self.shape.takes_from(&secret.name)
             && self.sources.iter().any(|entry| {
-                entry.kinds.iter().any(|kind| kind.resource == REFERENCED_KIND)
+                entry
+                    .kinds
+                    .iter()
+                    .any(|kind| kind.resource == REFERENCED_KIND)
                     && entry.reads(&secret.namespace, &self.runnel_namespace)
             })
     }
@@ -192,7 +229,9 @@ impl Rule {
     /// Whether two of its sources can want one copy, without any renaming: those of several namespaces do, where all copies go to the same
     /// ones.
     fn may_collide(&self) -> bool {
-        let one = self.literal_namespaces().is_some_and(|names| names.windows(2).all(|pair| pair[0] == pair[1]));
+        let one = self
+            .literal_namespaces()
+            .is_some_and(|names| names.windows(2).all(|pair| pair[0] == pair[1]));
         self.terms.namespaces.is_some() && !one
     }
 
@@ -200,7 +239,11 @@ impl Rule {
     /// that entry was changed.
     pub fn has_dropped_source(&self, former: &Rule, source: &SourceRef) -> bool {
         self.sources.len() == former.sources.len()
-            && self.sources.iter().zip(&former.sources).any(|(now, before)| now.has_dropped(before, source))
+            && self
+                .sources
+                .iter()
+                .zip(&former.sources)
+                .any(|(now, before)| now.has_dropped(before, source))
     }
 
     /// Whether a cluster is no longer chosen because its name was taken out of the list, and nothing else about the
@@ -211,7 +254,8 @@ impl Rule {
         before.names.iter().any(is_it)
             && !now.names.iter().any(is_it)
             && now.names.iter().all(|name| before.names.contains(name))
-            && (now.all, &now.selector, &now.exclude) == (before.all, &before.selector, &before.exclude)
+            && (now.all, &now.selector, &now.exclude)
+                == (before.all, &before.selector, &before.exclude)
     }
 
     /// The namespaces it reads if all are named exactly; `None` if it must be asked about every namespace.
@@ -240,7 +284,10 @@ impl ClusterChoice {
         let name = cluster.as_str();
         let chosen = self.all
             || self.names.iter().any(|exact| exact == name)
-            || self.selector.as_ref().is_some_and(|selector| selector.matches(labels));
+            || self
+                .selector
+                .as_ref()
+                .is_some_and(|selector| selector.matches(labels));
         chosen && !matches_any(&self.exclude, name)
     }
 }
@@ -260,9 +307,22 @@ impl SourceChoice {
     /// Whether this entry is `former` without some of its literal names, this one among them.
     fn has_dropped(&self, former: &SourceChoice, source: &SourceRef) -> bool {
         let literal = |pattern: &&Pattern| pattern.is_literal();
-        let names = |choice: &SourceChoice| choice.names.iter().filter(literal).cloned().collect::<Vec<_>>();
-        let globs =
-            |choice: &SourceChoice| choice.names.iter().filter(|name| !literal(name)).cloned().collect::<Vec<_>>();
+        let names = |choice: &SourceChoice| {
+            choice
+                .names
+                .iter()
+                .filter(literal)
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        let globs = |choice: &SourceChoice| {
+            choice
+                .names
+                .iter()
+                .filter(|name| !literal(name))
+                .cloned()
+                .collect::<Vec<_>>()
+        };
         let (before, after) = (names(former), names(self));
         let is_it = |pattern: &Pattern| pattern.as_str() == &*source.name;
         before.iter().any(is_it)
@@ -270,11 +330,23 @@ impl SourceChoice {
             && after.iter().all(|name| before.contains(name))
             && globs(former) == globs(self)
             && (&self.kinds, &self.namespaces, &self.selector, &self.exclude)
-                == (&former.kinds, &former.namespaces, &former.selector, &former.exclude)
+                == (
+                    &former.kinds,
+                    &former.namespaces,
+                    &former.selector,
+                    &former.exclude,
+                )
     }
 
-    fn selects(&self, source: &SourceRef, labels: &BTreeMap<String, String>, runnel_namespace: &str) -> bool {
-        self.kinds.iter().any(|kind| kind.resource == &*source.resource)
+    fn selects(
+        &self,
+        source: &SourceRef,
+        labels: &BTreeMap<String, String>,
+        runnel_namespace: &str,
+    ) -> bool {
+        self.kinds
+            .iter()
+            .any(|kind| kind.resource == &*source.resource)
             && self.reads(&source.namespace, runnel_namespace)
             && match &self.selector {
                 Some(selector) => selector.matches(labels),
@@ -285,13 +357,19 @@ impl SourceChoice {
 
     fn reads(&self, namespace: &str, runnel_namespace: &str) -> bool {
         let reserved = namespace.starts_with("kube-") || namespace == runnel_namespace;
-        self.namespaces.iter().any(|pattern| pattern.matches(namespace) && (pattern.is_literal() || !reserved))
+        self.namespaces
+            .iter()
+            .any(|pattern| pattern.matches(namespace) && (pattern.is_literal() || !reserved))
     }
 }
 
 fn choice(source: &runnel_api::Source, namespaces: Vec<Pattern>) -> SourceChoice {
     SourceChoice {
-        kinds: source.resources.iter().filter_map(|resource| Kind::by_resource(resource)).collect(),
+        kinds: source
+            .resources
+            .iter()
+            .filter_map(|resource| Kind::by_resource(resource))
+            .collect(),
         namespaces,
         selector: source.selector.as_ref().map(Into::into),
         names: patterns(&source.names),
@@ -317,7 +395,10 @@ fn build(
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
         },
-        created_at: meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+        created_at: meta
+            .creation_timestamp
+            .as_ref()
+            .map_or(0, |time| time.0.as_second()),
         namespaces: spec.namespaces.as_ref().map(Into::into),
         create_namespaces: spec.create_namespaces,
         conflict_policy: spec.conflict_policy.into(),
@@ -327,8 +408,15 @@ fn build(
         enforcement: spec.enforcement.into(),
         immutable_policy: spec.immutable_policy.into(),
         // What the schema lets through and is no pointer names no field.
-        ignore_fields: spec.ignore_fields.iter().filter_map(|text| FieldPath::parse(text)).collect(),
-        versions: spec.transform.as_ref().and_then(|spec| u32::try_from(spec.versioned_name.as_ref()?.keep).ok()),
+        ignore_fields: spec
+            .ignore_fields
+            .iter()
+            .filter_map(|text| FieldPath::parse(text))
+            .collect(),
+        versions: spec
+            .transform
+            .as_ref()
+            .and_then(|spec| u32::try_from(spec.versioned_name.as_ref()?.keep).ok()),
         grants: None,
     };
     Some(Rule {
@@ -340,7 +428,11 @@ fn build(
         clusters: ClusterChoice::from(&spec.clusters),
         made_by: made_by(&terms, spec),
         // A dry run is previewed everywhere at once. With enforcement the rollout begins.
-        rollout: spec.rollout.as_ref().filter(|_| !terms.is_dry_run()).map(Into::into),
+        rollout: spec
+            .rollout
+            .as_ref()
+            .filter(|_| !terms.is_dry_run())
+            .map(Into::into),
         terms: NamedTerms::new(terms),
         shape: Shape::new(spec).into(),
         removal: RemovalTerms {
@@ -358,9 +450,13 @@ fn build(
 
 /// Names how copies are made and kept: the terms, but for whether the rule rests, and how copies differ from their sources.
 fn made_by(terms: &Terms, spec: &runnel_api::RuleTerms) -> [u8; 32] {
-    let terms = Terms { suspend: false, ..terms.clone() };
+    let terms = Terms {
+        suspend: false,
+        ..terms.clone()
+    };
     let shape = (&spec.transform, &spec.substitute, &spec.overrides);
-    let canonical = serde_json::to_vec(&(terms, shape)).expect("terms and shapes have only texts as keys of maps");
+    let canonical = serde_json::to_vec(&(terms, shape))
+        .expect("terms and shapes have only texts as keys of maps");
     let mut name = [0; 32];
     name.copy_from_slice(digest::digest(&digest::SHA256, &canonical).as_ref());
     name

@@ -51,7 +51,12 @@ impl<'a> SecretRefs<'a> {
     ///
     /// # Errors
     /// [`SecretRefError`], when there is none.
-    pub fn value(&self, namespace: &str, name: &str, key: &str) -> Result<Option<Value>, SecretRefError> {
+    pub fn value(
+        &self,
+        namespace: &str,
+        name: &str,
+        key: &str,
+    ) -> Result<Option<Value>, SecretRefError> {
         let secret = SourceRef::new(REFERENCED_KIND, namespace, name);
         let content = match self.selection.secret_refs.get(&secret) {
             Some(SourceState::Unread) => return Ok(None),
@@ -67,7 +72,10 @@ impl<'a> SecretRefs<'a> {
         };
         let decoded = content.payload.decode().ok();
         let value = decoded.and_then(|content| content.fields.get("data")?.get(key).cloned());
-        value.map(Some).ok_or_else(|| SecretRefError::NoKey { secret, key: key.to_owned() })
+        value.map(Some).ok_or_else(|| SecretRefError::NoKey {
+            secret,
+            key: key.to_owned(),
+        })
     }
 }
 
@@ -85,13 +93,17 @@ impl RulePlan {
 
     /// The Secrets from which values are taken that are something else than in a former plan.
     pub fn referenced_since(&self, former: &RulePlan) -> Vec<SourceRef> {
-        let both = self
-            .secret_refs
-            .keys()
-            .chain(former.secret_refs.keys().filter(|secret| !self.secret_refs.contains_key(*secret)));
-        both.filter(|secret| !lends_the_same(self.secret_refs.get(secret), former.secret_refs.get(secret)))
-            .cloned()
-            .collect()
+        let both = self.secret_refs.keys().chain(
+            former
+                .secret_refs
+                .keys()
+                .filter(|secret| !self.secret_refs.contains_key(*secret)),
+        );
+        both.filter(|secret| {
+            !lends_the_same(self.secret_refs.get(secret), former.secret_refs.get(secret))
+        })
+        .cloned()
+        .collect()
     }
 
     /// Whether two know the same of what is lent.

@@ -20,18 +20,27 @@ pub struct WatchScope {
 impl WatchScope {
     /// A kind in the whole cluster.
     pub fn everywhere(resource: &'static str) -> Self {
-        Self { resource, namespace: None }
+        Self {
+            resource,
+            namespace: None,
+        }
     }
 
     /// A kind in one namespace.
     pub fn within(resource: &'static str, namespace: &str) -> Self {
-        Self { resource, namespace: Some(namespace.into()) }
+        Self {
+            resource,
+            namespace: Some(namespace.into()),
+        }
     }
 
     /// Whether the source lies here.
     pub fn holds(&self, source: &SourceRef) -> bool {
         self.resource == &*source.resource
-            && self.namespace.as_deref().is_none_or(|namespace| namespace == &*source.namespace)
+            && self
+                .namespace
+                .as_deref()
+                .is_none_or(|namespace| namespace == &*source.namespace)
     }
 }
 
@@ -58,7 +67,11 @@ impl Scope {
     /// These namespaces; none named: the whole cluster.
     pub fn new(namespaces: impl IntoIterator<Item = String>) -> Self {
         let names: BTreeSet<_> = namespaces.into_iter().collect();
-        if names.is_empty() { Self::Everywhere } else { Self::Only(names.into()) }
+        if names.is_empty() {
+            Self::Everywhere
+        } else {
+            Self::Only(names.into())
+        }
     }
 
     /// Whether sources of this namespace are looked for. Of others the hub cannot tell what is there.
@@ -81,7 +94,10 @@ impl Scope {
     pub fn places(&self, resource: &'static str) -> Vec<WatchScope> {
         match self {
             Self::Everywhere => vec![WatchScope::everywhere(resource)],
-            Self::Only(names) => names.iter().map(|name| WatchScope::within(resource, name)).collect(),
+            Self::Only(names) => names
+                .iter()
+                .map(|name| WatchScope::within(resource, name))
+                .collect(),
         }
     }
 }

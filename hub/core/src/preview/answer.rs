@@ -26,7 +26,10 @@ impl AgentAnswer {
     /// Keeps of an answer what `room` copies are room for, which all answers share; what a person would have to look at comes
     /// first.
     pub fn of(answer: PreviewResult, room: &mut Room) -> Self {
-        let mut reply = Self { more: answer.more as usize, ..Self::default() };
+        let mut reply = Self {
+            more: answer.more as usize,
+            ..Self::default()
+        };
         let mut copies = answer.copies;
         for copy in &copies {
             *reply.counts.entry(copy.previewed).or_default() += 1;
@@ -39,7 +42,10 @@ impl AgentAnswer {
             copies.shrink_to_fit();
         }
         room.copies -= copies.len();
-        for copy in copies.iter_mut().filter(|copy| copy.diff != FieldDiff::default()) {
+        for copy in copies
+            .iter_mut()
+            .filter(|copy| copy.diff != FieldDiff::default())
+        {
             match room.diffs.checked_sub(1) {
                 Some(left) => room.diffs = left,
                 None => copy.diff = FieldDiff::default(),
@@ -50,7 +56,10 @@ impl AgentAnswer {
 
     /// How many copies become of these kinds, told or not.
     pub fn count(&self, wanted: &[PreviewOutcome]) -> usize {
-        wanted.iter().filter_map(|previewed| self.counts.get(previewed)).sum()
+        wanted
+            .iter()
+            .filter_map(|previewed| self.counts.get(previewed))
+            .sum()
     }
 
     /// How many copies there are of which the agent said something.
@@ -61,7 +70,10 @@ impl AgentAnswer {
 
 fn is_smooth(previewed: PreviewOutcome) -> bool {
     use PreviewOutcome::{AdoptIfEqual, Blocked, GiveUp, Overwrite, Refused};
-    !matches!(previewed, Refused | Blocked | Overwrite | AdoptIfEqual | GiveUp)
+    !matches!(
+        previewed,
+        Refused | Blocked | Overwrite | AdoptIfEqual | GiveUp
+    )
 }
 
 #[cfg(test)]
@@ -75,10 +87,18 @@ mod tests {
         let copy = |number: usize| PreviewedCopy {
             copy: SourceRef::new("secrets", "a", &format!("s{number}")),
             source: SourceRef::new("secrets", "a", "s"),
-            previewed: if number == 3 { PreviewOutcome::Refused } else { PreviewOutcome::Create },
+            previewed: if number == 3 {
+                PreviewOutcome::Refused
+            } else {
+                PreviewOutcome::Create
+            },
             copy_error: None,
             diff: FieldDiff {
-                changes: vec![FieldChange { path: "/data/a".into(), edit: FieldEdit::Add, old: None }],
+                changes: vec![FieldChange {
+                    path: "/data/a".into(),
+                    edit: FieldEdit::Add,
+                    old: None,
+                }],
                 more: 0,
             },
         };
@@ -89,16 +109,46 @@ mod tests {
             last: true,
             unanswered: String::new(),
         };
-        let mut room = Room { copies: 6, diffs: 5 };
+        let mut room = Room {
+            copies: 6,
+            diffs: 5,
+        };
         let first = AgentAnswer::of(answer(), &mut room);
-        assert_eq!((first.copies.len(), first.more, room.copies, room.diffs), (4, 7, 2, 1));
+        assert_eq!(
+            (first.copies.len(), first.more, room.copies, room.diffs),
+            (4, 7, 2, 1)
+        );
         let second = AgentAnswer::of(answer(), &mut room);
-        let names: Vec<_> = second.copies.iter().map(|copy| copy.copy.name.to_string()).collect();
-        assert_eq!((names, second.more, room.copies), (vec!["s0".to_owned(), "s3".to_owned()], 9, 0));
-        let changes: Vec<_> = second.copies.iter().map(|copy| copy.diff.changes.len()).collect();
+        let names: Vec<_> = second
+            .copies
+            .iter()
+            .map(|copy| copy.copy.name.to_string())
+            .collect();
+        assert_eq!(
+            (names, second.more, room.copies),
+            (vec!["s0".to_owned(), "s3".to_owned()], 9, 0)
+        );
+        let changes: Vec<_> = second
+            .copies
+            .iter()
+            .map(|copy| copy.diff.changes.len())
+            .collect();
         assert_eq!((changes, room.diffs), (vec![1, 0], 0));
-        assert_eq!((second.all(), second.count(&[PreviewOutcome::Create, PreviewOutcome::Refused])), (4, 4));
+        assert_eq!(
+            (
+                second.all(),
+                second.count(&[PreviewOutcome::Create, PreviewOutcome::Refused])
+            ),
+            (4, 4)
+        );
         let third = AgentAnswer::of(answer(), &mut room);
-        assert_eq!((third.copies.len(), third.more, third.count(&[PreviewOutcome::Create])), (0, 11, 3));
+        assert_eq!(
+            (
+                third.copies.len(),
+                third.more,
+                third.count(&[PreviewOutcome::Create])
+            ),
+            (0, 11, 3)
+        );
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    ClusterName, DIFF_FIELDS, FieldDigests, FieldsKey, Intent, Kind, PREVIEW_LIMIT, Payload, PreviewIntent,
-    PreviewRequest, SourceRef, Terms, Tombstone,
+    ClusterName, DIFF_FIELDS, FieldDigests, FieldsKey, Intent, Kind, PREVIEW_LIMIT, Payload,
+    PreviewIntent, PreviewRequest, SourceRef, Terms, Tombstone,
 };
 
 use super::{Holdings, PreviewIndex};
@@ -21,8 +21,7 @@ const DIGESTS: usize = 512 << 10;
 const DIGEST: usize = 24;
 
 /// What is said of a cluster that has what was before the rollout that is under way.
-const BEHIND: &str =
-    "it awaits its turn in the rollout that is under way: what that change would remove there is not told";
+const BEHIND: &str = "it awaits its turn in the rollout that is under way: what that change would remove there is not told";
 
 /// How a cluster is to the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +55,20 @@ pub struct Ask {
 impl PreviewIndex {
     /// The clusters that the rule has, or had, to do with.
     pub fn clusters(&self, holdings: Holdings<'_>) -> Vec<Ask> {
-        let Some(entry) = self.index.rule(&self.focus.uid) else { return vec![] };
+        let Some(entry) = self.index.rule(&self.focus.uid) else {
+            return vec![];
+        };
         let waves = self.waves(entry);
         let concerned = |name: &ClusterName, cluster: &Cluster| {
-            let holds = || holdings(&self.focus.uid, name).is_some_and(|blocked| blocked.copies > 0);
+            let holds =
+                || holdings(&self.focus.uid, name).is_some_and(|blocked| blocked.copies > 0);
             let target_clusters = &entry.target_clusters;
-            if self.focus.clusters.as_ref().is_some_and(|announced| !announced.contains(name)) {
+            if self
+                .focus
+                .clusters
+                .as_ref()
+                .is_some_and(|announced| !announced.contains(name))
+            {
                 return false;
             }
             entry.rule.chooses(name, &cluster.labels)
@@ -69,51 +76,89 @@ impl PreviewIndex {
                 || self.focus.former.contains_key(name)
                 || holds()
         };
-        let all = self.index.clusters().filter(|(name, cluster)| concerned(name, cluster));
+        let all = self
+            .index
+            .clusters()
+            .filter(|(name, cluster)| concerned(name, cluster));
         let ask = |(name, cluster): (&ClusterName, &Cluster)| {
             let (standing, message) = self.standing(entry, name, cluster);
             let wave = waves.get(name).copied().unwrap_or_default();
-            Ask { cluster: name.clone(), standing, message: message.to_owned(), wave }
+            Ask {
+                cluster: name.clone(),
+                standing,
+                message: message.to_owned(),
+                wave,
+            }
         };
         all.map(ask).collect()
     }
 
-    fn standing(&self, entry: &RuleEntry, name: &ClusterName, cluster: &Cluster) -> (ClusterEligibility, &'static str) {
+    fn standing(
+        &self,
+        entry: &RuleEntry,
+        name: &ClusterName,
+        cluster: &Cluster,
+    ) -> (ClusterEligibility, &'static str) {
         if !cluster.accepted {
-            return (ClusterEligibility::NotAccepted, "it is not accepted: nothing is sent there");
+            return (
+                ClusterEligibility::NotAccepted,
+                "it is not accepted: nothing is sent there",
+            );
         }
         if cluster.leaving {
-            return (ClusterEligibility::Leaving, "it leaves: it gets nothing new");
+            return (
+                ClusterEligibility::Leaving,
+                "it leaves: it gets nothing new",
+            );
         }
         match self.directive(name) {
-            Directive::Unknown => {
-                (ClusterEligibility::Unknown, "the hub cannot read the grants now: nothing is sent or removed")
-            }
-            Directive::Suspended(_) => (ClusterEligibility::Idle, "spec.suspend is true: what is there stays"),
+            Directive::Unknown => (
+                ClusterEligibility::Unknown,
+                "the hub cannot read the grants now: nothing is sent or removed",
+            ),
+            Directive::Suspended(_) => (
+                ClusterEligibility::Idle,
+                "spec.suspend is true: what is there stays",
+            ),
             Directive::Unwanted(_) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) && !self.has(name) =>
             {
-                (ClusterEligibility::NotGranted, "no DistributionGrant lets the rule send there")
+                (
+                    ClusterEligibility::NotGranted,
+                    "no DistributionGrant lets the rule send there",
+                )
             }
-            Directive::Unwanted(_) | Directive::RemovalBlocked if entry.target_clusters.not_granted.contains(name) => {
-                (ClusterEligibility::Asked, "no DistributionGrant lets the rule send there any more")
+            Directive::Unwanted(_) | Directive::RemovalBlocked
+                if entry.target_clusters.not_granted.contains(name) =>
+            {
+                (
+                    ClusterEligibility::Asked,
+                    "no DistributionGrant lets the rule send there any more",
+                )
             }
             Directive::Unwanted(_) | Directive::RemovalBlocked if entry.rule.deleting => {
                 (ClusterEligibility::Asked, "")
             }
-            Directive::Unwanted(_) | Directive::RemovalBlocked => {
-                (ClusterEligibility::Asked, "spec.clusters does not choose it any more")
-            }
-            Directive::Cordoned(_) => {
-                (ClusterEligibility::Asked, "it is cordoned: it keeps what it has and gets nothing new")
-            }
-            Directive::AwaitingWave(_) if entry.reverts() => {
-                (ClusterEligibility::Asked, "its rollout is rolled back: this is what a new change would do")
-            }
-            Directive::Wanted(_) | Directive::AwaitingWave(_) if self.focus.behind.contains(name) => {
+            Directive::Unwanted(_) | Directive::RemovalBlocked => (
+                ClusterEligibility::Asked,
+                "spec.clusters does not choose it any more",
+            ),
+            Directive::Cordoned(_) => (
+                ClusterEligibility::Asked,
+                "it is cordoned: it keeps what it has and gets nothing new",
+            ),
+            Directive::AwaitingWave(_) if entry.reverts() => (
+                ClusterEligibility::Asked,
+                "its rollout is rolled back: this is what a new change would do",
+            ),
+            Directive::Wanted(_) | Directive::AwaitingWave(_)
+                if self.focus.behind.contains(name) =>
+            {
                 (ClusterEligibility::Asked, BEHIND)
             }
-            Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Orphaned => (ClusterEligibility::Asked, ""),
+            Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Orphaned => {
+                (ClusterEligibility::Asked, "")
+            }
         }
     }
 
@@ -136,7 +181,12 @@ impl PreviewIndex {
 
     /// In which wave each cluster has its turn, if all before it go well.
     fn waves(&self, entry: &RuleEntry) -> BTreeMap<ClusterName, u32> {
-        let Some(rollout) = entry.rule.rollout.as_ref().filter(|_| !entry.rule.terms.suspend) else {
+        let Some(rollout) = entry
+            .rule
+            .rollout
+            .as_ref()
+            .filter(|_| !entry.rule.terms.suspend)
+        else {
             return BTreeMap::new();
         };
         let turns = self.index.turns(&self.focus.uid, None);
@@ -160,29 +210,58 @@ impl PreviewIndex {
         // Before its turn a cluster gets nothing of the change, not for a trial either.
         let awaits = matches!(directive, Directive::AwaitingWave(_));
         let dry_run = asking.dry_run && !awaits;
-        let nothing =
-            || PreviewRequest { dry_run, key: asking.key, ..PreviewRequest::nothing(0, self.focus.uid.clone()) };
+        let nothing = || PreviewRequest {
+            dry_run,
+            key: asking.key,
+            ..PreviewRequest::nothing(0, self.focus.uid.clone())
+        };
         let (asked, left_out) = match directive {
             Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) => {
                 let terms = Terms::clone(&assignment.terms);
-                let mut room = Room { payloads: if dry_run { PAYLOADS } else { 0 }, digests: 0 };
+                let mut room = Room {
+                    payloads: if dry_run { PAYLOADS } else { 0 },
+                    digests: 0,
+                };
                 if asking.diff && !awaits {
                     room.digests = DIGESTS;
                 }
                 let intents = assignment.intents().take(PREVIEW_LIMIT);
-                let intents = intents.filter_map(|(source, content)| asking.intent(source, content, &mut room));
+                let intents = intents
+                    .filter_map(|(source, content)| asking.intent(source, content, &mut room));
                 let intents: Vec<_> = intents.collect();
                 let left_out = assignment.intents().count().saturating_sub(intents.len());
                 let terms = Some((terms, assignment.terms.digest));
                 let (asked, gone) = self.with_removals(cluster, &assignment, nothing());
-                (PreviewRequest { terms, intents, ..asked }, left_out + gone)
+                (
+                    PreviewRequest {
+                        terms,
+                        intents,
+                        ..asked
+                    },
+                    left_out + gone,
+                )
             }
             Directive::Cordoned(assignment) => self.with_removals(cluster, &assignment, nothing()),
-            Directive::Unwanted(policy) => (PreviewRequest { removal: Some(policy), ..nothing() }, 0),
-            Directive::RemovalBlocked => (PreviewRequest { holds_all: true, ..nothing() }, 0),
+            Directive::Unwanted(policy) => (
+                PreviewRequest {
+                    removal: Some(policy),
+                    ..nothing()
+                },
+                0,
+            ),
+            Directive::RemovalBlocked => (
+                PreviewRequest {
+                    holds_all: true,
+                    ..nothing()
+                },
+                0,
+            ),
             Directive::Suspended(_) | Directive::Unknown | Directive::Orphaned => return None,
         };
-        Some(AgentQuestion { asked: Box::new(asked), left_out })
+        Some(AgentQuestion {
+            asked: Box::new(asked),
+            left_out,
+        })
     }
 
     /// What the cluster has now and would not have any more, and how many of that are left out.
@@ -194,14 +273,23 @@ impl PreviewIndex {
     ) -> (PreviewRequest, usize) {
         let mut left_out = 0;
         let deletion_policy = assignment.terms.deletion_policy;
-        let gone = self.former(cluster).into_iter().flat_map(ClusterAssignment::intents).map(|(source, _)| source);
-        for source in gone.filter(|source| assignment.content(source).is_none() && !assignment.is_unknown(source)) {
+        let gone = self
+            .former(cluster)
+            .into_iter()
+            .flat_map(ClusterAssignment::intents)
+            .map(|(source, _)| source);
+        for source in gone
+            .filter(|source| assignment.content(source).is_none() && !assignment.is_unknown(source))
+        {
             if asked.blocked.len() + asked.tombstones.len() >= PREVIEW_LIMIT {
                 left_out += 1;
             } else if assignment.must_stay(source) {
                 asked.blocked.insert(source.clone());
             } else {
-                asked.tombstones.push(Tombstone { source: source.clone(), deletion_policy });
+                asked.tombstones.push(Tombstone {
+                    source: source.clone(),
+                    deletion_policy,
+                });
             }
         }
         (asked, left_out)
@@ -249,7 +337,12 @@ pub struct AgentQuestion {
 impl Asking {
     /// Questions with this key; where `dry_run`, with what would be sent; where `diff`, with digests of each field.
     pub fn new(key: FieldsKey, dry_run: bool, diff: bool) -> Self {
-        Self { key, dry_run, diff, known: Mutex::default() }
+        Self {
+            key,
+            dry_run,
+            diff,
+            known: Mutex::default(),
+        }
     }
 
     /// Whether something is to be tried.
@@ -263,20 +356,42 @@ impl Asking {
         let compute = || {
             let plain = content.payload.decode().ok()?;
             let object_type = plain.fields.get("type").and_then(|named| named.as_str());
-            let object_type = object_type.filter(|named| !named.is_empty()).map(Into::into);
+            let object_type = object_type
+                .filter(|named| !named.is_empty())
+                .map(Into::into);
             let bytes = plain.value_bytes(kind);
             let digests = self.diff.then(|| self.key.digests(kind, &plain));
             let digests = digests.filter(|all| all.len() <= DIFF_FIELDS).map(Arc::new);
-            Some(Announced { bytes, object_type, fields: self.key.name(plain, &BTreeSet::new()), digests })
+            Some(Announced {
+                bytes,
+                object_type,
+                fields: self.key.name(plain, &BTreeSet::new()),
+                digests,
+            })
         };
         let mut known = self.known.lock();
         let known = known.entry(Arc::as_ptr(content) as usize);
-        known.or_insert_with(|| InternedContent { _content: content.clone(), announced: compute() }).announced.clone()
+        known
+            .or_insert_with(|| InternedContent {
+                _content: content.clone(),
+                announced: compute(),
+            })
+            .announced
+            .clone()
     }
 
-    fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut Room) -> Option<PreviewIntent> {
-        let Announced { bytes, object_type, fields, digests } =
-            self.announced(Kind::by_resource(&source.resource)?, content)?;
+    fn intent(
+        &self,
+        source: &SourceRef,
+        content: &Arc<SourceContent>,
+        room: &mut Room,
+    ) -> Option<PreviewIntent> {
+        let Announced {
+            bytes,
+            object_type,
+            fields,
+            digests,
+        } = self.announced(Kind::by_resource(&source.resource)?, content)?;
         let size = content.payload.bytes().len();
         let payload = if size <= room.payloads && room.payloads > 0 {
             room.payloads -= size;
@@ -284,11 +399,21 @@ impl Asking {
         } else {
             Payload::from_wire(content.payload.encoding(), Vec::new().into(), 0)
         };
-        let intent = Intent { source: source.clone(), revision: content.revision, payload };
+        let intent = Intent {
+            source: source.clone(),
+            revision: content.revision,
+            payload,
+        };
         let cost = |all: &FieldDigests| all.keys().map(|path| path.len() + DIGEST).sum::<usize>();
         let digests = digests.filter(|all| cost(all) <= room.digests && room.digests > 0);
         room.digests -= digests.as_deref().map_or(0, cost);
-        Some(PreviewIntent { intent, bytes, object_type, fields, digests })
+        Some(PreviewIntent {
+            intent,
+            bytes,
+            object_type,
+            fields,
+            digests,
+        })
     }
 }
 
@@ -308,7 +433,11 @@ mod tests {
             assert!(asking.announced(kind, &content).is_some());
         }
         // Put there by hand, so that a second look would show.
-        asking.known.lock().values_mut().for_each(|known| known.announced = None);
+        asking
+            .known
+            .lock()
+            .values_mut()
+            .for_each(|known| known.announced = None);
         assert!(asking.announced(kind, &content).is_none());
         assert_eq!(asking.known.lock().len(), 1);
     }

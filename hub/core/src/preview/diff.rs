@@ -3,19 +3,23 @@
 //! The agent lists the paths, with short present values where it may ([`runnel_proto::model::FieldChange`]). The hub adds the
 //! new values. No line holds a value of a kind that is sensitive, whatever an agent sends.
 use runnel_proto::model::{
-    Content, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind, PreviewOutcome,
-    PreviewedCopy, short_value,
+    Content, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind,
+    PreviewOutcome, PreviewedCopy, short_value,
 };
 
 use crate::plan::SourceContent;
 
 /// At most [`DIFF_LIMIT`] lines, and one that counts the others; none for a copy that is not written.
 pub(super) fn lines(copy: &PreviewedCopy, content: Option<&SourceContent>) -> Vec<String> {
-    let Some(kind) = Kind::by_resource(&copy.copy.resource) else { return vec![] };
+    let Some(kind) = Kind::by_resource(&copy.copy.resource) else {
+        return vec![];
+    };
     let content = || content.and_then(|content| content.payload.decode().ok());
     match copy.previewed {
         PreviewOutcome::Create => {
-            let Some(content) = content() else { return vec![] };
+            let Some(content) = content() else {
+                return vec![];
+            };
             text(kind, &added(kind, &content), Some(&content))
         }
         PreviewOutcome::Change | PreviewOutcome::Overwrite | PreviewOutcome::Adopt
@@ -31,20 +35,40 @@ pub(super) fn lines(copy: &PreviewedCopy, content: Option<&SourceContent>) -> Ve
 fn added(kind: &Kind, content: &Content) -> FieldDiff {
     let mut diff = FieldDiff::default();
     let paths = FieldsKey([0; 32]).digests(kind, content).into_keys();
-    paths.for_each(|path| diff.push(FieldChange { path, edit: FieldEdit::Add, old: None }));
+    paths.for_each(|path| {
+        diff.push(FieldChange {
+            path,
+            edit: FieldEdit::Add,
+            old: None,
+        })
+    });
     diff
 }
 
 fn text(kind: &Kind, diff: &FieldDiff, content: Option<&Content>) -> Vec<String> {
     let new = |path: &str| match FieldPath::parse(path)? {
-        FieldPath { map: FieldMap::Data, key } => content?.fields.get("data")?.get(&key)?.as_str().map(short_value),
-        FieldPath { map: FieldMap::Labels, key } => content?.labels.get(&key).map(|value| short_value(value)),
+        FieldPath {
+            map: FieldMap::Data,
+            key,
+        } => content?
+            .fields
+            .get("data")?
+            .get(&key)?
+            .as_str()
+            .map(short_value),
+        FieldPath {
+            map: FieldMap::Labels,
+            key,
+        } => content?.labels.get(&key).map(|value| short_value(value)),
         _ => None,
     };
     let line = |change: &FieldChange| {
         let FieldChange { path, edit, old } = change;
         let shown = !kind.sensitive;
-        let (old, new) = (old.as_deref().filter(|_| shown), new(path).filter(|_| shown));
+        let (old, new) = (
+            old.as_deref().filter(|_| shown),
+            new(path).filter(|_| shown),
+        );
         match (edit, old, new) {
             (FieldEdit::Add, _, Some(new)) => format!("+ {path}: {new}"),
             (FieldEdit::Add, ..) => format!("+ {path}"),
@@ -56,7 +80,11 @@ fn text(kind: &Kind, diff: &FieldDiff, content: Option<&Content>) -> Vec<String>
         }
     };
     let mut lines: Vec<String> = diff.changes.iter().take(DIFF_LIMIT).map(line).collect();
-    let more = diff.changes.len().saturating_sub(DIFF_LIMIT).saturating_add(diff.more as usize);
+    let more = diff
+        .changes
+        .len()
+        .saturating_sub(DIFF_LIMIT)
+        .saturating_add(diff.more as usize);
     if more > 0 {
         lines.push(format!("and {more} more"));
     }
@@ -75,17 +103,31 @@ mod tests {
     fn body(data: Value) -> SourceContent {
         let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
         let fields = BTreeMap::from([("data".to_owned(), data)]);
-        let content = Content { fields, labels, ..Content::default() };
+        let content = Content {
+            fields,
+            labels,
+            ..Content::default()
+        };
         SourceContent::new(Revision([1; 16]), Payload::encode(content.to_bytes()))
     }
 
     fn copy(resource: &str, previewed: PreviewOutcome, diff: FieldDiff) -> PreviewedCopy {
         let copy = SourceRef::new(resource, "a", "x");
-        PreviewedCopy { source: copy.clone(), copy, previewed, copy_error: None, diff }
+        PreviewedCopy {
+            source: copy.clone(),
+            copy,
+            previewed,
+            copy_error: None,
+            diff,
+        }
     }
 
     fn change(path: &str, edit: FieldEdit) -> FieldChange {
-        FieldChange { path: path.into(), edit, old: Some("\"c4n4ry-old\"".into()) }
+        FieldChange {
+            path: path.into(),
+            edit,
+            old: Some("\"c4n4ry-old\"".into()),
+        }
     }
 
     #[test]
@@ -100,7 +142,10 @@ mod tests {
             more: 2,
         };
         let new = body(json!({"color": "c4n4ry-new"}));
-        let answer = lines(&copy("configmaps", PreviewOutcome::Change, diff.clone()), Some(&new));
+        let answer = lines(
+            &copy("configmaps", PreviewOutcome::Change, diff.clone()),
+            Some(&new),
+        );
         let expected = [
             r#"~ /data/color: "c4n4ry-old" -> "c4n4ry-new""#,
             r#"- /data/gone: "c4n4ry-old""#,
@@ -110,28 +155,57 @@ mod tests {
         ];
         assert_eq!(answer, expected);
         let answer = lines(&copy("secrets", PreviewOutcome::Change, diff), Some(&new));
-        let expected = ["~ /data/color", "- /data/gone", "+ /metadata/labels/team", "~ /immutable", "and 2 more"];
+        let expected = [
+            "~ /data/color",
+            "- /data/gone",
+            "+ /metadata/labels/team",
+            "~ /immutable",
+            "and 2 more",
+        ];
         assert_eq!(answer, expected);
     }
 
     #[test]
     fn created_copy_lists_its_keys_up_to_the_limit() {
-        let data: serde_json::Map<String, Value> = (0..DIFF_LIMIT).map(|n| (format!("k{n:02}"), json!("v"))).collect();
+        let data: serde_json::Map<String, Value> = (0..DIFF_LIMIT)
+            .map(|n| (format!("k{n:02}"), json!("v")))
+            .collect();
         let new = body(Value::Object(data));
-        let answer = lines(&copy("configmaps", PreviewOutcome::Create, FieldDiff::default()), Some(&new));
-        assert_eq!((answer.len(), answer[0].as_str()), (DIFF_LIMIT + 1, r#"+ /data/k00: "v""#));
+        let answer = lines(
+            &copy("configmaps", PreviewOutcome::Create, FieldDiff::default()),
+            Some(&new),
+        );
+        assert_eq!(
+            (answer.len(), answer[0].as_str()),
+            (DIFF_LIMIT + 1, r#"+ /data/k00: "v""#)
+        );
         assert_eq!(answer[DIFF_LIMIT], "and 1 more");
-        let answer = lines(&copy("secrets", PreviewOutcome::Create, FieldDiff::default()), Some(&new));
+        let answer = lines(
+            &copy("secrets", PreviewOutcome::Create, FieldDiff::default()),
+            Some(&new),
+        );
         assert_eq!(answer[0], "+ /data/k00");
     }
 
     #[test]
     fn copy_that_is_not_written_has_no_lines() {
-        let diff = || FieldDiff { changes: vec![change("/data/a", FieldEdit::Change)], more: 0 };
-        for previewed in
-            [PreviewOutcome::AdoptIfEqual, PreviewOutcome::Refused, PreviewOutcome::Unchanged, PreviewOutcome::Remove]
-        {
-            assert!(lines(&copy("secrets", previewed, diff()), Some(&body(json!({"a": "1"})))).is_empty());
+        let diff = || FieldDiff {
+            changes: vec![change("/data/a", FieldEdit::Change)],
+            more: 0,
+        };
+        for previewed in [
+            PreviewOutcome::AdoptIfEqual,
+            PreviewOutcome::Refused,
+            PreviewOutcome::Unchanged,
+            PreviewOutcome::Remove,
+        ] {
+            assert!(
+                lines(
+                    &copy("secrets", previewed, diff()),
+                    Some(&body(json!({"a": "1"})))
+                )
+                .is_empty()
+            );
         }
     }
 }

@@ -56,28 +56,50 @@ impl Focus {
     fn of(index: &Index, uid: RuleUid) -> Self {
         let saved = index.rule(&uid);
         let exists = saved.is_some();
-        let assignments = |cluster: &ClusterName| Some((cluster.clone(), saved?.assignment(cluster)?));
-        let former =
-            saved.iter().flat_map(|entry| entry.target_clusters.clusters.keys()).filter_map(assignments).collect();
+        let assignments =
+            |cluster: &ClusterName| Some((cluster.clone(), saved?.assignment(cluster)?));
+        let former = saved
+            .iter()
+            .flat_map(|entry| entry.target_clusters.clusters.keys())
+            .filter_map(assignments)
+            .collect();
         let behind = |entry: &RuleEntry| {
             let clusters = entry.target_clusters.clusters.keys();
-            clusters.filter(|cluster| entry.awaits(cluster)).cloned().collect()
+            clusters
+                .filter(|cluster| entry.awaits(cluster))
+                .cloned()
+                .collect()
         };
         let behind = saved.map(behind).unwrap_or_default();
-        Self { uid, exists, former, behind, clusters: None }
+        Self {
+            uid,
+            exists,
+            former,
+            behind,
+            clusters: None,
+        }
     }
 }
 
 /// The clusters in which two states differ.
 fn differing(before: &TargetClusters, now: &TargetClusters) -> BTreeSet<ClusterName> {
-    let all =
-        |one: &TargetClusters| -> Vec<ClusterName> { one.clusters.keys().chain(&one.not_granted).cloned().collect() };
+    let all = |one: &TargetClusters| -> Vec<ClusterName> {
+        one.clusters
+            .keys()
+            .chain(&one.not_granted)
+            .cloned()
+            .collect()
+    };
     let same = |name: &ClusterName| {
         before.clusters.get(name) == now.clusters.get(name)
             && before.not_granted.contains(name) == now.not_granted.contains(name)
             && before.cordoned.contains(name) == now.cordoned.contains(name)
     };
-    all(before).into_iter().chain(all(now)).filter(|name| !same(name)).collect()
+    all(before)
+        .into_iter()
+        .chain(all(now))
+        .filter(|name| !same(name))
+        .collect()
 }
 
 impl PreviewIndex {
@@ -86,15 +108,26 @@ impl PreviewIndex {
         let mut index = around.plan();
         let focus = Focus::of(&index, rule.uid.clone());
         let unread = index.set_rule(rule).read;
-        Self { index, focus, others: vec![], unread }
+        Self {
+            index,
+            focus,
+            others: vec![],
+            unread,
+        }
     }
 
     /// Tries a grant or a member cluster in what was taken out of an index for these saved rules. `None`: there is none of
     /// them.
-    pub fn of_change(around: Around, changed: ChangedObject, uids: &BTreeSet<RuleUid>) -> Option<Self> {
+    pub fn of_change(
+        around: Around,
+        changed: ChangedObject,
+        uids: &BTreeSet<RuleUid>,
+    ) -> Option<Self> {
         let mut index = around.plan();
         let before = |uid: &RuleUid| index.rule(uid).map(|entry| entry.target_clusters.clone());
-        let all = uids.iter().filter_map(|uid| Some((Focus::of(&index, uid.clone()), before(uid)?)));
+        let all = uids
+            .iter()
+            .filter_map(|uid| Some((Focus::of(&index, uid.clone()), before(uid)?)));
         let all: Vec<_> = all.collect();
         let member = match &changed {
             ChangedObject::Member(name, _) => Some(name.clone()),
@@ -107,16 +140,31 @@ impl PreviewIndex {
                 let now = index.rule(&focus.uid).map(|entry| &entry.target_clusters);
                 let mut clusters = now.map(|now| differing(&before, now)).unwrap_or_default();
                 clusters.extend(member.clone());
-                Focus { clusters: Some(clusters), ..focus }
+                Focus {
+                    clusters: Some(clusters),
+                    ..focus
+                }
             })
             .collect();
-        let focus = if all.is_empty() { return None } else { all.remove(0) };
-        Some(Self { index, focus, others: all, unread })
+        let focus = if all.is_empty() {
+            return None;
+        } else {
+            all.remove(0)
+        };
+        Some(Self {
+            index,
+            focus,
+            others: all,
+            unread,
+        })
     }
 
     /// The rules of the preview, that in focus first.
     pub fn rules(&self) -> Vec<RuleUid> {
-        std::iter::once(&self.focus).chain(&self.others).map(|one| one.uid.clone()).collect()
+        std::iter::once(&self.focus)
+            .chain(&self.others)
+            .map(|one| one.uid.clone())
+            .collect()
     }
 
     /// Puts another rule into focus.
@@ -138,16 +186,25 @@ impl PreviewIndex {
 
     /// Where the rule looks for sources and nobody has looked before.
     pub fn unlisted(&self) -> Vec<WatchScope> {
-        let Some(entry) = self.index.rule(&self.focus.uid) else { return vec![] };
+        let Some(entry) = self.index.rule(&self.focus.uid) else {
+            return vec![];
+        };
         let places = entry.rule.places(self.index.scope()).into_iter();
-        places.filter(|place| self.index.place(place) == PlaceState::Unwatched).collect()
+        places
+            .filter(|place| self.index.place(place) == PlaceState::Unwatched)
+            .collect()
     }
 
     /// These are the objects of a place.
     pub fn list(&mut self, place: WatchScope, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
-        let Some(entry) = self.index.rule(&self.focus.uid) else { return };
+        let Some(entry) = self.index.rule(&self.focus.uid) else {
+            return;
+        };
         let rule = entry.rule.clone();
-        for (source, labels) in objects.into_iter().filter(|(source, labels)| rule.needs(source, labels)) {
+        for (source, labels) in objects
+            .into_iter()
+            .filter(|(source, labels)| rule.needs(source, labels))
+        {
             let effect = self.index.set_source(source, labels, None);
             self.unread.extend(effect.read);
         }
@@ -157,7 +214,9 @@ impl PreviewIndex {
 
     /// What is in a place cannot be told, which is not to say that nothing is there.
     pub fn cannot_list(&mut self, place: WatchScope, why: &str) {
-        let answer = format!("{place} could not be listed ({why}): the plan knows nothing of what is there, ask again");
+        let answer = format!(
+            "{place} could not be listed ({why}): the plan knows nothing of what is there, ask again"
+        );
         self.index.set_place(place, PlaceState::Unreadable(answer));
     }
 
@@ -184,8 +243,14 @@ impl PreviewIndex {
     /// Judges what the rule would no longer want.
     pub fn judge(&mut self, holdings: Holdings<'_>, now: Now) {
         let all = std::iter::once(&self.focus).chain(&self.others);
-        for (uid, cluster, former) in all.flat_map(|one| one.former.iter().map(|(name, had)| (&one.uid, name, had))) {
-            let Some(assignment) = self.index.rule(uid).and_then(|entry| entry.assignment(cluster)) else {
+        for (uid, cluster, former) in
+            all.flat_map(|one| one.former.iter().map(|(name, had)| (&one.uid, name, had)))
+        {
+            let Some(assignment) = self
+                .index
+                .rule(uid)
+                .and_then(|entry| entry.assignment(cluster))
+            else {
                 continue;
             };
             let orphaned_intents: BTreeSet<_> = former
@@ -195,7 +260,11 @@ impl PreviewIndex {
                 .collect();
             // An agent would say that it holds these.
             if holdings(uid, cluster).is_some() && !orphaned_intents.is_empty() {
-                self.index.orphaned_intents(uid, cluster, orphaned_intents.into_iter().cloned().collect());
+                self.index.orphaned_intents(
+                    uid,
+                    cluster,
+                    orphaned_intents.into_iter().cloned().collect(),
+                );
             }
         }
         self.judge_now(holdings, now);
@@ -210,7 +279,14 @@ impl PreviewIndex {
     fn judge_now(&mut self, holdings: Holdings<'_>, now: Now) {
         let uids = self.rules().into_iter().collect();
         self.index.judge(&uids, holdings, now);
-        self.index.judge(&uids, holdings, Now { instant: now.instant + DELAY * 8, ..now });
+        self.index.judge(
+            &uids,
+            holdings,
+            Now {
+                instant: now.instant + DELAY * 8,
+                ..now
+            },
+        );
     }
 
     /// The index in which it is tried.

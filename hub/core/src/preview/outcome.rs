@@ -1,7 +1,9 @@
 //! What the answers of the agents come to.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Asked, AskedDigest, ClusterName, Kind, PreviewOutcome, PreviewedCopy, Reason, RuleUid};
+use runnel_proto::model::{
+    Asked, AskedDigest, ClusterName, Kind, PreviewOutcome, PreviewedCopy, Reason, RuleUid,
+};
 
 use super::{AgentAnswer, Holdings, PreviewIndex, diff};
 use crate::index::Holding;
@@ -16,7 +18,8 @@ const BLOCKED: &str = "it is above a removalLimit: `kubectl runnel approve` woul
 const UNTOLD: &str = "a Secret that is not Runnel's stands here: it is taken over if it equals the source, and left alone \
                       (Conflict) if not; a plan does not tell which";
 const LOST: &str = "what stands there is lost";
-const LOST_OR_EQUAL: &str = "what stands there is lost, unless it is equal: of a Secret a plan does not tell";
+const LOST_OR_EQUAL: &str =
+    "what stands there is lost, unless it is equal: of a Secret a plan does not tell";
 
 /// What would become of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +61,10 @@ impl PreviewIndex {
         diffs: usize,
     ) -> Vec<Row> {
         let all = vec![(self.uid().clone(), answers)];
-        self.conclude_all(all, holdings, now, diffs).into_iter().flat_map(|(_, rows)| rows).collect()
+        self.conclude_all(all, holdings, now, diffs)
+            .into_iter()
+            .flat_map(|(_, rows)| rows)
+            .collect()
     }
 
     /// Judges together what agents would ask for of several rules.
@@ -73,12 +79,18 @@ impl PreviewIndex {
         for (uid, answers) in &all {
             self.focus_on(uid);
             let of_cluster = |(cluster, answer): (&ClusterName, &AgentAnswer)| {
-                ((uid.clone(), cluster.clone()), self.holding(cluster, answer))
+                (
+                    (uid.clone(), cluster.clone()),
+                    self.holding(cluster, answer),
+                )
             };
             announced.extend(answers.iter().map(of_cluster));
         }
         let holding = |rule: &RuleUid, cluster: &ClusterName| {
-            announced.get(&(rule.clone(), cluster.clone())).copied().or_else(|| holdings(rule, cluster))
+            announced
+                .get(&(rule.clone(), cluster.clone()))
+                .copied()
+                .or_else(|| holdings(rule, cluster))
         };
         self.settle(&holding, now);
         let of_rule = |(uid, answers): (RuleUid, BTreeMap<ClusterName, AgentAnswer>)| {
@@ -92,12 +104,19 @@ impl PreviewIndex {
     /// What an agent would say that it holds, once it has heard of the rule.
     fn holding(&self, cluster: &ClusterName, answer: &AgentAnswer) -> Holding {
         let count = |wanted: &[PreviewOutcome]| answer.count(wanted);
-        let gone = count(&[PreviewOutcome::Remove, PreviewOutcome::Retain, PreviewOutcome::HandOver]);
+        let gone = count(&[
+            PreviewOutcome::Remove,
+            PreviewOutcome::Retain,
+            PreviewOutcome::HandOver,
+        ]);
         let asked = |previewed, digest| {
             let objects = u32::try_from(count(&[previewed])).unwrap_or(u32::MAX);
             (objects > 0).then_some(Asked { objects, digest })
         };
-        let assignment = self.index().rule(self.uid()).and_then(|entry| entry.assignment(cluster));
+        let assignment = self
+            .index()
+            .rule(self.uid())
+            .and_then(|entry| entry.assignment(cluster));
         Holding {
             copies: answer.all().saturating_sub(gone) as u64,
             intents: assignment.map_or(0, |assignment| assignment.intents().count() as u64),
@@ -107,13 +126,26 @@ impl PreviewIndex {
 
     /// What is selected and not sent, at most `limit`.
     pub fn sources(&self, limit: usize) -> Vec<SourceRow> {
-        let Some(entry) = self.index().rule(self.uid()) else { return vec![] };
-        let mut all: Vec<SourceRow> = Vec::new();
-        let mut add = |source: String, state: String, message: &str, cluster: Option<&ClusterName>| {
-            all.push(SourceRow { source, state, message: message.to_owned(), cluster: cluster.cloned() });
+        let Some(entry) = self.index().rule(self.uid()) else {
+            return vec![];
         };
+        let mut all: Vec<SourceRow> = Vec::new();
+        let mut add =
+            |source: String, state: String, message: &str, cluster: Option<&ClusterName>| {
+                all.push(SourceRow {
+                    source,
+                    state,
+                    message: message.to_owned(),
+                    cluster: cluster.cloned(),
+                });
+            };
         for (source, refused) in &entry.plan.refused {
-            add(source.to_string(), "Refused".to_owned(), why_refused(*refused), None);
+            add(
+                source.to_string(),
+                "Refused".to_owned(),
+                why_refused(*refused),
+                None,
+            );
         }
         for source in entry.plan.unread.iter().chain(&entry.plan.unreadable) {
             add(
@@ -126,7 +158,12 @@ impl PreviewIndex {
         for (cluster, plan) in entry.cluster_plans.plans(&entry.plan) {
             let cluster = cluster.filter(|_| entry.cluster_plans.outcomes() > 1);
             for (source, render_errors) in &plan.render_errors {
-                add(source.to_string(), format!("{:?}", render_errors.why), &render_errors.message, cluster);
+                add(
+                    source.to_string(),
+                    format!("{:?}", render_errors.why),
+                    &render_errors.message,
+                    cluster,
+                );
             }
         }
         all.sort();
@@ -137,17 +174,34 @@ impl PreviewIndex {
 
     /// How many sources are sent to some cluster.
     pub fn sent(&self) -> usize {
-        let Some(entry) = self.index().rule(self.uid()) else { return 0 };
-        let sent = |plan: &RulePlan| plan.intents.keys().map(|intent| intent.plain()).collect::<Vec<_>>();
-        let all = entry.cluster_plans.plans(&entry.plan).flat_map(|(_, plan)| sent(plan));
+        let Some(entry) = self.index().rule(self.uid()) else {
+            return 0;
+        };
+        let sent = |plan: &RulePlan| {
+            plan.intents
+                .keys()
+                .map(|intent| intent.plain())
+                .collect::<Vec<_>>()
+        };
+        let all = entry
+            .cluster_plans
+            .plans(&entry.plan)
+            .flat_map(|(_, plan)| sent(plan));
         all.collect::<std::collections::BTreeSet<_>>().len()
     }
 
     /// Sentences about the rule as a whole.
     pub fn notes(&self) -> Vec<String> {
-        let Some(entry) = self.index().rule(self.uid()) else { return vec![] };
-        let mut notes: Vec<String> = self.index().unreadable_places(&entry.rule).into_values().collect();
-        if entry.target_clusters.clusters.is_empty() && entry.target_clusters.not_granted.is_empty() {
+        let Some(entry) = self.index().rule(self.uid()) else {
+            return vec![];
+        };
+        let mut notes: Vec<String> = self
+            .index()
+            .unreadable_places(&entry.rule)
+            .into_values()
+            .collect();
+        if entry.target_clusters.clusters.is_empty() && entry.target_clusters.not_granted.is_empty()
+        {
             notes.push("spec.clusters chooses no accepted cluster".to_owned());
         }
         if entry.plan.selected().next().is_none() {
@@ -158,39 +212,67 @@ impl PreviewIndex {
 }
 
 /// What becomes of each copy, as the guard has decided.
-fn rows(preview: &PreviewIndex, answers: BTreeMap<ClusterName, AgentAnswer>, diffs: &mut usize) -> Vec<Row> {
+fn rows(
+    preview: &PreviewIndex,
+    answers: BTreeMap<ClusterName, AgentAnswer>,
+    diffs: &mut usize,
+) -> Vec<Row> {
     let of_cluster = |(cluster, answer): (ClusterName, AgentAnswer)| -> Vec<Row> {
-        let assignment = preview.index().rule(preview.uid()).and_then(|entry| entry.assignment(&cluster));
-        let prunes = assignment.as_ref().is_some_and(|assignment| assignment.prune() == Some(PRUNES));
+        let assignment = preview
+            .index()
+            .rule(preview.uid())
+            .and_then(|entry| entry.assignment(&cluster));
+        let prunes = assignment
+            .as_ref()
+            .is_some_and(|assignment| assignment.prune() == Some(PRUNES));
         let mut lines = |copy: &PreviewedCopy| {
             if *diffs == 0 {
                 return vec![];
             }
-            let content = assignment.as_ref().and_then(|assignment| assignment.content(&copy.source));
+            let content = assignment
+                .as_ref()
+                .and_then(|assignment| assignment.content(&copy.source));
             let lines = diff::lines(copy, content.map(|content| &**content));
             *diffs -= usize::from(!lines.is_empty());
             lines
         };
-        let of_copy = |copy: PreviewedCopy| Row { diff: lines(&copy), ..row(&cluster, copy, prunes) };
+        let of_copy = |copy: PreviewedCopy| Row {
+            diff: lines(&copy),
+            ..row(&cluster, copy, prunes)
+        };
         answer.copies.into_iter().map(of_copy).collect()
     };
     answers.into_iter().flat_map(of_cluster).collect()
 }
 
 fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
-    let (reason, message) =
-        copy.copy_error.clone().map_or(("", String::new()), |(reason, message)| (reason.as_str(), message));
+    let (reason, message) = copy
+        .copy_error
+        .clone()
+        .map_or(("", String::new()), |(reason, message)| {
+            (reason.as_str(), message)
+        });
     let blocked = |reason| ("held", reason, BLOCKED.to_owned());
     let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
-    let and = |words: &str, more: &str| if more.is_empty() { words.to_owned() } else { format!("{words}; {more}") };
-    let (verdict, reason, message) = match copy.previewed {
-        PreviewOutcome::Overwrite => {
-            ("takeOver", "Overwritten", and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message))
+    let and = |words: &str, more: &str| {
+        if more.is_empty() {
+            words.to_owned()
+        } else {
+            format!("{words}; {more}")
         }
+    };
+    let (verdict, reason, message) = match copy.previewed {
+        PreviewOutcome::Overwrite => (
+            "takeOver",
+            "Overwritten",
+            and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message),
+        ),
         PreviewOutcome::AdoptIfEqual => ("adoptIfEqual", "", and(UNTOLD, &message)),
         PreviewOutcome::GiveUp if prunes => ("remove", reason, message),
         PreviewOutcome::GiveUp | PreviewOutcome::Blocked => blocked("Removal"),
-        PreviewOutcome::Adopt if message.is_empty() => ("takeOver", "Equal", "what stands there is equal".to_owned()),
+        PreviewOutcome::Adopt if message.is_empty() => {
+            ("takeOver", "Equal", "what stands there is equal".to_owned())
+        }
         PreviewOutcome::Adopt => ("takeOver", reason, message),
         PreviewOutcome::Create => ("create", reason, message),
         PreviewOutcome::Change => ("change", reason, message),
@@ -200,9 +282,20 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
         PreviewOutcome::HandOver => ("handOver", reason, message),
         PreviewOutcome::Wait => ("wait", "NamespaceMissing", message),
         PreviewOutcome::Rest => ("rest", reason, message),
-        PreviewOutcome::Refused => (refused_word(copy.copy_error.as_ref().map(|(reason, _)| *reason)), reason, message),
+        PreviewOutcome::Refused => (
+            refused_word(copy.copy_error.as_ref().map(|(reason, _)| *reason)),
+            reason,
+            message,
+        ),
     };
-    Row { cluster: cluster.clone(), copy, verdict, reason, message, diff: vec![] }
+    Row {
+        cluster: cluster.clone(),
+        copy,
+        verdict,
+        reason,
+        message,
+        diff: vec![],
+    }
 }
 
 fn refused_word(reason: Option<Reason>) -> &'static str {
@@ -217,7 +310,9 @@ fn refused_word(reason: Option<Reason>) -> &'static str {
 
 fn why_refused(refused: UnsupportedSource) -> &'static str {
     match refused {
-        UnsupportedSource::Type => "its type is a credential of its cluster, or a Helm release: never copied",
+        UnsupportedSource::Type => {
+            "its type is a credential of its cluster, or a Helm release: never copied"
+        }
         UnsupportedSource::TooLarge => "it is larger than an agent takes",
         UnsupportedSource::Annotation => "its owner says so by an annotation",
     }

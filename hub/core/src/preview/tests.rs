@@ -2,8 +2,8 @@
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, DIFF_FIELDS, FieldDiff, FieldsKey, PREVIEW_LIMIT, Payload, PreviewOutcome, PreviewRequest, PreviewResult,
-    PreviewedCopy, Revision, SourceRef,
+    Content, DIFF_FIELDS, FieldDiff, FieldsKey, PREVIEW_LIMIT, Payload, PreviewOutcome,
+    PreviewRequest, PreviewResult, PreviewedCopy, Revision, SourceRef,
 };
 use serde_json::{Value, json};
 
@@ -32,7 +32,10 @@ fn source(name: &str) -> SourceRef {
 
 fn body(name: &str) -> SourceState {
     let data = json!({"k": name});
-    let content = Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() };
+    let content = Content {
+        fields: BTreeMap::from([("data".to_owned(), data)]),
+        ..Content::default()
+    };
     SourceState::Read(Arc::new(SourceContent::new(
         Revision([name.len() as u8; 16]),
         Payload::encode(content.to_bytes()),
@@ -52,7 +55,12 @@ fn index(sources: usize) -> Index {
     let grant = RuleGrant::read(&serde_json::from_value(grant).unwrap());
     index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
     for name in ["one", "two"] {
-        let cluster = Cluster { uid: name.into(), accepted: true, was_connected: true, ..Cluster::default() };
+        let cluster = Cluster {
+            uid: name.into(),
+            accepted: true,
+            was_connected: true,
+            ..Cluster::default()
+        };
         index.set_cluster(name.into(), cluster);
     }
     index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
@@ -69,12 +77,17 @@ fn preview_of(index: &Index, rule: Rule) -> PreviewIndex {
 
 /// What a cluster is asked, and how many sources are left out.
 fn ask(preview: &PreviewIndex, cluster: &str, dry_run: bool) -> (Box<PreviewRequest>, usize) {
-    let question = preview.ask(&cluster.into(), &Asking::new(KEY, dry_run, true)).unwrap();
+    let question = preview
+        .ask(&cluster.into(), &Asking::new(KEY, dry_run, true))
+        .unwrap();
     (question.asked, question.left_out)
 }
 
 fn now() -> crate::now::Now {
-    crate::now::Now { instant: std::time::Instant::now(), wall: jiff::Timestamp::UNIX_EPOCH }
+    crate::now::Now {
+        instant: std::time::Instant::now(),
+        wall: jiff::Timestamp::UNIX_EPOCH,
+    }
 }
 
 fn no_agents(_: &RuleUid, _: &ClusterName) -> Option<crate::index::Holding> {
@@ -97,15 +110,48 @@ fn unsaved_rule_leaves_no_trace() {
     assert_eq!(preview.unread().len(), 2);
     read_all(&mut preview);
     preview.judge(&no_agents, now());
-    let clusters: Vec<_> = preview.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing)).collect();
-    assert_eq!(clusters, [("one".into(), ClusterEligibility::Asked), ("two".into(), ClusterEligibility::Asked)]);
+    let clusters: Vec<_> = preview
+        .clusters(&no_agents)
+        .into_iter()
+        .map(|ask| (ask.cluster, ask.standing))
+        .collect();
+    assert_eq!(
+        clusters,
+        [
+            ("one".into(), ClusterEligibility::Asked),
+            ("two".into(), ClusterEligibility::Asked)
+        ]
+    );
     let (asked, left_out) = ask(&preview, "one", false);
-    assert_eq!((asked.intents.len(), left_out, asked.tombstones.len()), (2, 0, 0));
-    assert!(asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()), "content goes along");
+    assert_eq!(
+        (asked.intents.len(), left_out, asked.tombstones.len()),
+        (2, 0, 0)
+    );
+    assert!(
+        asked
+            .intents
+            .iter()
+            .all(|one| one.intent.payload.bytes().is_empty()),
+        "content goes along"
+    );
     let (tried, _) = ask(&preview, "one", true);
-    assert!(tried.intents.iter().all(|one| one.intent.payload.decode().is_ok()));
-    assert_eq!((preview.sent(), preview.notes().len(), preview.sources(9).len()), (2, 0, 0));
-    assert!(index.rule(&"all".into()).is_none() && index.directives_since(&"one".into(), 0).1 == before);
+    assert!(
+        tried
+            .intents
+            .iter()
+            .all(|one| one.intent.payload.decode().is_ok())
+    );
+    assert_eq!(
+        (
+            preview.sent(),
+            preview.notes().len(),
+            preview.sources(9).len()
+        ),
+        (2, 0, 0)
+    );
+    assert!(
+        index.rule(&"all".into()).is_none() && index.directives_since(&"one".into(), 0).1 == before
+    );
     assert!(!index.is_selected(&source("s0"), &BTreeMap::new()));
 }
 
@@ -119,7 +165,10 @@ fn a_place_that_could_not_be_listed_is_not_an_empty_one() {
         preview.cannot_list(place, "there are too many of them");
     }
     assert!(preview.is_incomplete() && preview.unlisted().is_empty());
-    assert!(preview.notes()[0].starts_with("configmaps could not be listed (there are too many of them)"));
+    assert!(
+        preview.notes()[0]
+            .starts_with("configmaps could not be listed (there are too many of them)")
+    );
 }
 
 /// What an edit of a saved rule does with `sources` intents of which each agent says that it has them.
@@ -131,8 +180,13 @@ fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
         index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
     }
     let copies = sources as u64;
-    let holds =
-        |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies, intents: copies, ..Default::default() });
+    let holds = |_: &RuleUid, _: &ClusterName| {
+        Some(crate::index::Holding {
+            copies,
+            intents: copies,
+            ..Default::default()
+        })
+    };
     let mut preview = preview_of(&index, to);
     assert!(preview.exists());
     read_all(&mut preview);
@@ -147,11 +201,28 @@ fn removals_of_an_edit_are_judged_by_the_guard() {
     let few = || rule(&["s0", "s1"], &json!({}));
     assert_eq!(edited(4, all(), few()), (2, 0));
     assert_eq!(edited(12, all(), few()), (0, 10));
-    let unlimited = rule(&["s0", "s1"], &json!({"removalLimit": {"count": 100, "percent": 100}}));
+    let unlimited = rule(
+        &["s0", "s1"],
+        &json!({"removalLimit": {"count": 100, "percent": 100}}),
+    );
     assert_eq!(edited(12, all(), unlimited), (10, 0));
     // Copies that get other names are made anew under these before the others go.
-    assert_eq!(edited(2, all(), rule(&["s*"], &json!({"transform": {"name": "x-${source.name}"}}))), (2, 0));
-    assert_eq!(edited(12, all(), rule(&["s*"], &json!({"transform": {"name": "x-${source.name}"}}))), (0, 12));
+    assert_eq!(
+        edited(
+            2,
+            all(),
+            rule(&["s*"], &json!({"transform": {"name": "x-${source.name}"}}))
+        ),
+        (2, 0)
+    );
+    assert_eq!(
+        edited(
+            12,
+            all(),
+            rule(&["s*"], &json!({"transform": {"name": "x-${source.name}"}}))
+        ),
+        (0, 12)
+    );
 }
 
 #[test]
@@ -166,7 +237,10 @@ fn items_beyond_the_limit_of_a_question_are_counted() {
     let mut preview = preview_of(&index, rule(&["none"], &unlimited));
     preview.judge(&no_agents, now());
     let (asked, left_out) = ask(&preview, "one", false);
-    assert_eq!((asked.tombstones.len() + asked.blocked.len(), left_out), (PREVIEW_LIMIT, 1));
+    assert_eq!(
+        (asked.tombstones.len() + asked.blocked.len(), left_out),
+        (PREVIEW_LIMIT, 1)
+    );
 }
 
 #[test]
@@ -188,25 +262,53 @@ fn clusters_behind_in_a_rollout_are_named() {
     };
     let let_in = |index: &mut Index, reach: AdmittedClusters| {
         let revision = index.rule(&"all".into()).unwrap().target().to_owned();
-        index.let_in(&"all".into(), Gate { revision, reach, is_settled: false, back_to: None });
+        index.let_in(
+            &"all".into(),
+            Gate {
+                revision,
+                reach,
+                is_settled: false,
+                back_to: None,
+            },
+        );
     };
-    let_in(&mut index, AdmittedClusters::Only(BTreeMap::from([("one".into(), now().instant)])));
-    assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false, true], vec![false, true]));
+    let_in(
+        &mut index,
+        AdmittedClusters::Only(BTreeMap::from([("one".into(), now().instant)])),
+    );
+    assert_eq!(
+        (behind(&index, &waves), behind(&index, &json!({}))),
+        (vec![false, true], vec![false, true])
+    );
     let_in(&mut index, AdmittedClusters::All);
-    assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false; 2], vec![false; 2]));
+    assert_eq!(
+        (behind(&index, &waves), behind(&index, &json!({}))),
+        (vec![false; 2], vec![false; 2])
+    );
 }
 
 #[test]
 fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     let mut index = index(1);
     index.set_cluster("away".into(), Cluster::default());
-    let cordoned = Cluster { uid: "c".into(), accepted: true, cordoned: true, ..Cluster::default() };
+    let cordoned = Cluster {
+        uid: "c".into(),
+        accepted: true,
+        cordoned: true,
+        ..Cluster::default()
+    };
     index.set_cluster("calm".into(), cordoned);
-    let mut preview = preview_of(&index, rule(&["s*"], &json!({"rollout": {"maxConcurrency": 2}})));
+    let mut preview = preview_of(
+        &index,
+        rule(&["s*"], &json!({"rollout": {"maxConcurrency": 2}})),
+    );
     read_all(&mut preview);
     preview.judge(&no_agents, now());
-    let reply: Vec<_> =
-        preview.clusters(&no_agents).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
+    let reply: Vec<_> = preview
+        .clusters(&no_agents)
+        .into_iter()
+        .map(|ask| (ask.cluster, ask.standing, ask.wave))
+        .collect();
     let expected = [
         ("away".into(), ClusterEligibility::NotAccepted, 0),
         ("calm".into(), ClusterEligibility::Asked, 1),
@@ -218,7 +320,13 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     assert_eq!(asked.intents.len(), 1);
     // Nobody is tried before his turn, or gets content.
     let (asked, _) = ask(&preview, "one", true);
-    assert!(!asked.dry_run && asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()));
+    assert!(
+        !asked.dry_run
+            && asked
+                .intents
+                .iter()
+                .all(|one| one.intent.payload.bytes().is_empty())
+    );
     let (asked, _) = ask(&preview, "calm", false);
     assert!(asked.terms.is_none() && asked.intents.is_empty());
 }
@@ -231,12 +339,19 @@ fn deleted_rule_is_asked_as_a_removal() {
         let name = format!("s{number}");
         index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
     }
-    let holds =
-        |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies: 12, intents: 12, ..Default::default() });
+    let holds = |_: &RuleUid, _: &ClusterName| {
+        Some(crate::index::Holding {
+            copies: 12,
+            intents: 12,
+            ..Default::default()
+        })
+    };
     let mut preview = preview_of(&index, rule(&["s*"], &json!({})).deleted());
     preview.judge(&holds, now());
     let (asked, _) = ask(&preview, "one", false);
-    assert!(preview.exists() && asked.removal.is_some() && asked.terms.is_none() && !asked.holds_all);
+    assert!(
+        preview.exists() && asked.removal.is_some() && asked.terms.is_none() && !asked.holds_all
+    );
     assert!(!index.rule(&"all".into()).unwrap().rule.deleting);
 }
 
@@ -277,10 +392,18 @@ fn changed(index: &Index, object: ChangedObject, copies: u64) -> Option<PreviewI
     };
     let part = index.with_change(object.clone());
     let affected = index.rules().map(|(uid, _)| uid.clone());
-    let affected = affected.filter(|uid| index.is_affected(uid, member.as_ref(), &part)).collect();
-    let mut preview = PreviewIndex::of_change(index.around_all(&affected, None), object, &affected)?;
-    let holds =
-        |_: &RuleUid, _: &ClusterName| Some(crate::index::Holding { copies, intents: copies, ..Default::default() });
+    let affected = affected
+        .filter(|uid| index.is_affected(uid, member.as_ref(), &part))
+        .collect();
+    let mut preview =
+        PreviewIndex::of_change(index.around_all(&affected, None), object, &affected)?;
+    let holds = |_: &RuleUid, _: &ClusterName| {
+        Some(crate::index::Holding {
+            copies,
+            intents: copies,
+            ..Default::default()
+        })
+    };
     preview.judge(&holds, now());
     Some(preview)
 }
@@ -296,7 +419,9 @@ fn deleted_grant_is_blocked_above_the_limit_alone() {
     assert_eq!(many.rules(), ["all".into()]);
     // Nothing is remembered, and an equal grant changes no rule.
     let same = index.grant("g").cloned().map(Box::new);
-    assert!(same.is_some() && changed(&index, ChangedObject::Grant("g".into(), same), 12).is_none());
+    assert!(
+        same.is_some() && changed(&index, ChangedObject::Grant("g".into(), same), 12).is_none()
+    );
 }
 
 #[test]
@@ -306,11 +431,18 @@ fn relabeled_member_changes_rules_that_select_it_alone() {
         uid: "one".into(),
         accepted: true,
         was_connected: true,
-        labels: labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        labels: labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect(),
         ..Cluster::default()
     };
-    let member = |labels: &[(&str, &str)]| ChangedObject::Member("one".into(), Some(labeled(labels)));
-    assert!(changed(&index, member(&[("tier", "prod")]), 2).is_none(), "the rule selects all clusters");
+    let member =
+        |labels: &[(&str, &str)]| ChangedObject::Member("one".into(), Some(labeled(labels)));
+    assert!(
+        changed(&index, member(&[("tier", "prod")]), 2).is_none(),
+        "the rule selects all clusters"
+    );
     let some = json!({"clusters": {"selector": {"matchLabels": {"tier": "prod"}}}});
     index.set_rule(rule(&["s*"], &some));
     index.set_cluster("one".into(), labeled(&[("tier", "prod")]));
@@ -338,7 +470,12 @@ fn rules_of_one_change_are_judged_together() {
     assert_eq!(uids.len(), 2);
     for uid in &uids {
         preview.focus_on(uid);
-        assert!(preview.uid() == uid && questions(&preview).iter().all(|(_, what)| *what == "blocked"));
+        assert!(
+            preview.uid() == uid
+                && questions(&preview)
+                    .iter()
+                    .all(|(_, what)| *what == "blocked")
+        );
     }
     let copy = |previewed| PreviewedCopy {
         copy: SourceRef::new("configmaps", "a", "s0"),
@@ -349,29 +486,65 @@ fn rules_of_one_change_are_judged_together() {
     };
     let answer = |previewed| {
         let copies = vec![copy(previewed)];
-        let answer = PreviewResult { question: 1, copies, more: 0, last: true, unanswered: String::new() };
-        BTreeMap::from([(ClusterName::from("one"), AgentAnswer::of(answer, &mut Room { copies: 9, diffs: 9 }))])
+        let answer = PreviewResult {
+            question: 1,
+            copies,
+            more: 0,
+            last: true,
+            unanswered: String::new(),
+        };
+        BTreeMap::from([(
+            ClusterName::from("one"),
+            AgentAnswer::of(
+                answer,
+                &mut Room {
+                    copies: 9,
+                    diffs: 9,
+                },
+            ),
+        )])
     };
-    let all = uids.iter().map(|uid| (uid.clone(), answer(PreviewOutcome::Blocked))).collect();
+    let all = uids
+        .iter()
+        .map(|uid| (uid.clone(), answer(PreviewOutcome::Blocked)))
+        .collect();
     let rows = preview.conclude_all(all, &no_agents, now(), 9);
-    let verdicts: Vec<_> = rows.iter().flat_map(|(_, rows)| rows).map(|row| row.verdict).collect();
+    let verdicts: Vec<_> = rows
+        .iter()
+        .flat_map(|(_, rows)| rows)
+        .map(|row| row.verdict)
+        .collect();
     assert_eq!(verdicts, ["held", "held"]);
 }
 
 #[test]
 fn digests_of_fields_are_sent_within_the_bounds() {
     let of = |fields: usize, asking: &Asking| {
-        let data: serde_json::Map<String, Value> = (0..fields).map(|n| (format!("k{n}"), json!("v"))).collect();
+        let data: serde_json::Map<String, Value> =
+            (0..fields).map(|n| (format!("k{n}"), json!("v"))).collect();
         let fields = BTreeMap::from([("data".to_owned(), Value::Object(data))]);
-        let payload = Payload::encode(Content { fields, ..Content::default() }.to_bytes());
+        let payload = Payload::encode(
+            Content {
+                fields,
+                ..Content::default()
+            }
+            .to_bytes(),
+        );
         let content = SourceContent::new(Revision([1; 16]), payload);
         let mut index = index(1);
         index.set_rule(rule(&["s*"], &json!({})));
-        index.set_source(source("s0"), BTreeMap::new(), Some(SourceState::Read(Arc::new(content))));
+        index.set_source(
+            source("s0"),
+            BTreeMap::new(),
+            Some(SourceState::Read(Arc::new(content))),
+        );
         let mut preview = preview_of(&index, rule(&["s*"], &json!({})));
         preview.judge(&no_agents, now());
         let asked = preview.ask(&"one".into(), asking).unwrap().asked;
-        asked.intents[0].digests.as_ref().map(|digests| digests.len())
+        asked.intents[0]
+            .digests
+            .as_ref()
+            .map(|digests| digests.len())
     };
     let asking = |diff| Asking::new(KEY, false, diff);
     assert_eq!(of(DIFF_FIELDS, &asking(true)), Some(DIFF_FIELDS));

@@ -13,7 +13,9 @@ impl From<&CountOrPercent> for Portion {
         match spec {
             CountOrPercent::Count(count) => Self::Count(u64::try_from(*count).unwrap_or_default()),
             // What the schema lets through and is no number lets one cluster in at a time.
-            CountOrPercent::Text(text) => Self::Percent(text.trim_end_matches('%').parse().unwrap_or_default()),
+            CountOrPercent::Text(text) => {
+                Self::Percent(text.trim_end_matches('%').parse().unwrap_or_default())
+            }
         }
     }
 }
@@ -48,10 +50,10 @@ impl From<&Progress> for RolloutStatus {
             rollback_blocker: progress.rollback_blocker.clone(),
             failure: progress.failure.clone(),
             ordered_by: progress.order_by.clone(),
-            reached_up_to: progress
-                .cursor
-                .as_ref()
-                .map(|turn| ReachedUpTo { value: turn.value.clone(), cluster: turn.cluster.as_str().to_owned() }),
+            reached_up_to: progress.cursor.as_ref().map(|turn| ReachedUpTo {
+                value: turn.value.clone(),
+                cluster: turn.cluster.as_str().to_owned(),
+            }),
             started_at: Some(whole_seconds(progress.started_at)),
             wave_started_at: progress.wave_at.map(whole_seconds),
             applied_at: progress.applied_at.map(|at| whole_seconds(next_second(at))),
@@ -65,7 +67,8 @@ impl From<&Progress> for RolloutStatus {
 /// A status holds whole seconds, and nothing soaks for less than it should.
 fn next_second(at: Timestamp) -> Timestamp {
     let part = at.subsec_nanosecond() > 0;
-    at.checked_add(SignedDuration::from_secs(i64::from(part))).unwrap_or(at)
+    at.checked_add(SignedDuration::from_secs(i64::from(part)))
+        .unwrap_or(at)
 }
 
 impl From<&RolloutStatus> for Progress {
@@ -77,10 +80,13 @@ impl From<&RolloutStatus> for Progress {
             phase: status.phase,
             wave: number(status.wave),
             order_by: status.ordered_by.clone(),
-            cursor: status.reached_up_to.as_ref().map(|reached| RolloutPosition {
-                value: reached.value.clone(),
-                cluster: reached.cluster.as_str().into(),
-            }),
+            cursor: status
+                .reached_up_to
+                .as_ref()
+                .map(|reached| RolloutPosition {
+                    value: reached.value.clone(),
+                    cluster: reached.cluster.as_str().into(),
+                }),
             clusters: number(status.clusters),
             reached: number(status.clusters_reached),
             applied: number(status.clusters_applied),
@@ -113,7 +119,10 @@ mod tests {
             phase: Phase::Soaking,
             wave: 2,
             order_by: Some("tier".to_owned()),
-            cursor: Some(RolloutPosition { value: Some("1".to_owned()), cluster: "eu-3".into() }),
+            cursor: Some(RolloutPosition {
+                value: Some("1".to_owned()),
+                cluster: "eu-3".into(),
+            }),
             clusters: 9,
             reached: 4,
             applied: 3,
@@ -149,6 +158,11 @@ mod tests {
         assert_eq!(of("100%".into(), 7), 7);
         assert_eq!(of(5.into(), 2), 5);
         assert_eq!(of(0.into(), 0), 1);
-        assert_eq!(Rollout::from(&runnel_api::Rollout::default()).max_concurrency.of(8), 2);
+        assert_eq!(
+            Rollout::from(&runnel_api::Rollout::default())
+                .max_concurrency
+                .of(8),
+            2
+        );
     }
 }

@@ -24,12 +24,26 @@ impl PartName {
         let mut fields = text.rsplitn(4, '.');
         let (parts, part, number) = (fields.next()?, fields.next()?, fields.next()?);
         let uid = fields.next()?.to_owned();
-        let (number, part, parts) = (number.parse().ok()?, part.parse().ok()?, parts.parse().ok()?);
-        Some(Self { uid, number, part, parts })
+        let (number, part, parts) = (
+            number.parse().ok()?,
+            part.parse().ok()?,
+            parts.parse().ok()?,
+        );
+        Some(Self {
+            uid,
+            number,
+            part,
+            parts,
+        })
     }
 
     fn text(&self) -> String {
-        let Self { uid, number, part, parts } = self;
+        let Self {
+            uid,
+            number,
+            part,
+            parts,
+        } = self;
         format!("{uid}.{number}.{part}.{parts}")
     }
 }
@@ -56,41 +70,73 @@ impl Default for Archive {
 impl Archive {
     /// An archive with this content. What is not a part of a state is left out, and gone when its slot is written.
     pub fn new(slots: Vec<Slot>) -> Self {
-        let read =
-            |slot: Slot| slot.into_iter().filter_map(|(name, bytes)| Some((PartName::parse(&name)?, bytes))).collect();
-        Self { slots: slots.into_iter().map(read).collect(), slot_bytes: SLOT_BYTES }
+        let read = |slot: Slot| {
+            slot.into_iter()
+                .filter_map(|(name, bytes)| Some((PartName::parse(&name)?, bytes)))
+                .collect()
+        };
+        Self {
+            slots: slots.into_iter().map(read).collect(),
+            slot_bytes: SLOT_BYTES,
+        }
     }
 
     /// What is to be stored in a slot.
     pub fn slot(&self, number: usize) -> Slot {
         let parts = self.slots.get(number).into_iter().flatten();
-        parts.map(|(name, bytes)| (name.text(), bytes.clone())).collect()
+        parts
+            .map(|(name, bytes)| (name.text(), bytes.clone()))
+            .collect()
     }
 
     /// The rules of which anything is stored.
     pub fn rules(&self) -> BTreeSet<RuleUid> {
-        self.slots.iter().flat_map(BTreeMap::keys).map(|name| name.uid.as_str().into()).collect()
+        self.slots
+            .iter()
+            .flat_map(BTreeMap::keys)
+            .map(|name| name.uid.as_str().into())
+            .collect()
     }
 
     /// The newest whole state of a rule; `None` where no state of it is whole.
     pub fn state(&self, uid: &RuleUid) -> Option<Vec<u8>> {
         let numbers: BTreeSet<u64> = self.parts_of(uid).map(|(name, _)| name.number).collect();
         numbers.into_iter().rev().find_map(|number| {
-            let mut parts: Vec<_> = self.parts_of(uid).filter(|(name, _)| name.number == number).collect();
+            let mut parts: Vec<_> = self
+                .parts_of(uid)
+                .filter(|(name, _)| name.number == number)
+                .collect();
             parts.sort_by_key(|(name, _)| name.part);
             parts.dedup_by_key(|(name, _)| name.part);
-            let is_whole = parts.first().is_some_and(|(name, _)| name.parts == parts.len());
-            is_whole.then(|| parts.into_iter().map(|(_, bytes)| bytes.as_slice()).collect::<Vec<_>>().concat())
+            let is_whole = parts
+                .first()
+                .is_some_and(|(name, _)| name.parts == parts.len());
+            is_whole.then(|| {
+                parts
+                    .into_iter()
+                    .map(|(_, bytes)| bytes.as_slice())
+                    .collect::<Vec<_>>()
+                    .concat()
+            })
         })
     }
 
     fn parts_of(&self, uid: &RuleUid) -> impl Iterator<Item = (&PartName, &Vec<u8>)> {
-        self.slots.iter().flatten().filter(move |(name, _)| name.uid == uid.as_str())
+        self.slots
+            .iter()
+            .flatten()
+            .filter(move |(name, _)| name.uid == uid.as_str())
     }
 
     /// How many bytes a state of a rule may have so that it fits in place of its older one.
     pub fn room_for(&self, uid: &RuleUid) -> usize {
-        let used: usize = self.slots.iter().flatten().filter(|(name, _)| name.uid != uid.as_str()).map(size).sum();
+        let used: usize = self
+            .slots
+            .iter()
+            .flatten()
+            .filter(|(name, _)| name.uid != uid.as_str())
+            .map(size)
+            .sum();
         (self.slots.len() * self.slot_bytes).saturating_sub(used)
     }
 
@@ -103,7 +149,11 @@ impl Archive {
         if bytes.len() > self.room_for(uid) {
             return Err(Full);
         }
-        let number = self.parts_of(uid).map(|(name, _)| name.number).max().map_or(1, |last| last + 1);
+        let number = self
+            .parts_of(uid)
+            .map(|(name, _)| name.number)
+            .max()
+            .map_or(1, |last| last + 1);
         let total = self.slots.len() * self.slot_bytes;
         let used: usize = self.slots.iter().flatten().map(size).sum();
         let mut writes = Vec::new();
@@ -129,7 +179,10 @@ impl Archive {
         let mut rest = bytes;
         let mut pieces = Vec::new();
         for (slot, parts) in self.slots.iter().enumerate() {
-            let room = self.slot_bytes.saturating_sub(parts.iter().map(size).sum()).min(rest.len());
+            let room = self
+                .slot_bytes
+                .saturating_sub(parts.iter().map(size).sum())
+                .min(rest.len());
             if room > 0 {
                 let (piece, left) = rest.split_at(room);
                 pieces.push((slot, piece));
@@ -138,7 +191,12 @@ impl Archive {
         }
         let parts = pieces.len();
         for (part, (slot, piece)) in pieces.into_iter().enumerate() {
-            let name = PartName { uid: uid.to_string(), number, part, parts };
+            let name = PartName {
+                uid: uid.to_string(),
+                number,
+                part,
+                parts,
+            };
             if let Some(there) = self.slots.get_mut(slot) {
                 there.insert(name, piece.to_vec());
             }
@@ -146,9 +204,15 @@ impl Archive {
         }
     }
 
-    fn drop_parts(&mut self, is_dropped: impl Fn(&PartName) -> bool, writes: &mut Vec<(usize, Slot)>) {
+    fn drop_parts(
+        &mut self,
+        is_dropped: impl Fn(&PartName) -> bool,
+        writes: &mut Vec<(usize, Slot)>,
+    ) {
         for number in 0..self.slots.len() {
-            let Some(slot) = self.slots.get_mut(number) else { continue };
+            let Some(slot) = self.slots.get_mut(number) else {
+                continue;
+            };
             let before = slot.len();
             slot.retain(|name, _| !is_dropped(name));
             if slot.len() < before {
@@ -171,16 +235,24 @@ mod tests {
     const SLOT_BYTES: usize = 64;
 
     fn empty(slots: usize) -> Archive {
-        Archive { slot_bytes: SLOT_BYTES, ..Archive::new(vec![Slot::new(); slots]) }
+        Archive {
+            slot_bytes: SLOT_BYTES,
+            ..Archive::new(vec![Slot::new(); slots])
+        }
     }
 
     /// What is stored after a crash that lost all writes but the first ones.
     fn crashed(before: &Archive, writes: &[(usize, Slot)], done: usize) -> Archive {
-        let mut slots: Vec<_> = (0..before.slots.len()).map(|number| before.slot(number)).collect();
+        let mut slots: Vec<_> = (0..before.slots.len())
+            .map(|number| before.slot(number))
+            .collect();
         for (number, slot) in writes.iter().take(done) {
             slots[*number] = slot.clone();
         }
-        Archive { slot_bytes: SLOT_BYTES, ..Archive::new(slots) }
+        Archive {
+            slot_bytes: SLOT_BYTES,
+            ..Archive::new(slots)
+        }
     }
 
     fn copy(archive: &Archive) -> Archive {
@@ -190,12 +262,21 @@ mod tests {
     #[test]
     fn state_larger_than_a_slot_is_split_and_read_back() {
         let (mut archive, uid) = (empty(3), RuleUid::from("a.b-c"));
-        let bytes: Vec<u8> = (0..SLOT_BYTES * 2 + 7).map(|number| number.to_le_bytes()[0]).collect();
+        let bytes: Vec<u8> = (0..SLOT_BYTES * 2 + 7)
+            .map(|number| number.to_le_bytes()[0])
+            .collect();
         let writes = archive.put(&uid, &bytes).unwrap();
         assert_eq!(writes.len(), 3);
-        assert!(writes.iter().all(|(_, slot)| slot.values().map(Vec::len).sum::<usize>() <= SLOT_BYTES));
+        assert!(
+            writes
+                .iter()
+                .all(|(_, slot)| slot.values().map(Vec::len).sum::<usize>() <= SLOT_BYTES)
+        );
         let read = crashed(&empty(3), &writes, 3);
-        assert_eq!((read.state(&uid), read.rules()), (Some(bytes), BTreeSet::from([uid.clone()])));
+        assert_eq!(
+            (read.state(&uid), read.rules()),
+            (Some(bytes), BTreeSet::from([uid.clone()]))
+        );
         // A part is missing.
         assert_eq!(crashed(&empty(3), &writes, 2).state(&uid), None);
     }
@@ -205,7 +286,10 @@ mod tests {
         let (mut archive, a, b) = (empty(2), RuleUid::from("a"), RuleUid::from("b"));
         archive.put(&a, &[1; SLOT_BYTES]).unwrap();
         assert_eq!(archive.put(&b, &[2; SLOT_BYTES + 1]), Err(Full));
-        assert_eq!((archive.state(&a), archive.state(&b)), (Some(vec![1; SLOT_BYTES]), None));
+        assert_eq!(
+            (archive.state(&a), archive.state(&b)),
+            (Some(vec![1; SLOT_BYTES]), None)
+        );
         archive.remove(&a);
         assert!(archive.put(&b, &[2; SLOT_BYTES + 1]).is_ok());
         assert_eq!(empty(0).put(&a, &[1]), Err(Full));

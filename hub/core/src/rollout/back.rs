@@ -10,9 +10,21 @@ use crate::now::Now;
 
 /// It begins. Until that is written, no cluster gets the former state, and none the target any more. A cluster that is at work
 /// on the target has its room already, and is the first that is rolled back.
-pub(super) fn begin(progress: Progress, at_work: Vec<ClusterName>, now: Instant) -> (Progress, Gate) {
-    let progress = Progress { phase: Phase::Reverting, reverted: 0, ..progress };
-    let gate = gate_to(&progress, at_work.into_iter().map(|cluster| (cluster, now)).collect(), false);
+pub(super) fn begin(
+    progress: Progress,
+    at_work: Vec<ClusterName>,
+    now: Instant,
+) -> (Progress, Gate) {
+    let progress = Progress {
+        phase: Phase::Reverting,
+        reverted: 0,
+        ..progress
+    };
+    let gate = gate_to(
+        &progress,
+        at_work.into_iter().map(|cluster| (cluster, now)).collect(),
+        false,
+    );
     (progress, gate)
 }
 
@@ -30,21 +42,39 @@ pub(super) fn step(
 ) -> (Progress, Gate) {
     let nothing = |progress: &Progress, is_settled| {
         let reach = AdmittedClusters::Only(BTreeMap::new());
-        Gate { revision: progress.revision.clone(), reach, is_settled, back_to: None }
+        Gate {
+            revision: progress.revision.clone(),
+            reach,
+            is_settled,
+            back_to: None,
+        }
     };
     if rollout.paused && before.phase == Phase::Reverted {
         let again = Progress::begin(seen.target, rollout, Some(before), now.wall);
         let clusters = u64::try_from(seen.clusters.len()).unwrap_or(u64::MAX);
         let gate = nothing(&again, false);
-        return (Progress { phase: Phase::Paused, clusters, ..again }, gate);
+        return (
+            Progress {
+                phase: Phase::Paused,
+                clusters,
+                ..again
+            },
+            gate,
+        );
     }
     if !seen.has_former {
-        let stopped = Progress { phase: Phase::Stopped, ended_at: None, ..before.clone() };
+        let stopped = Progress {
+            phase: Phase::Stopped,
+            ended_at: None,
+            ..before.clone()
+        };
         let gate = nothing(&stopped, false);
         return (stopped, gate);
     }
     let mut progress = before.clone();
-    let under_way = gate.map(|gate| gate.under_way(seen.target, true)).unwrap_or_default();
+    let under_way = gate
+        .map(|gate| gate.under_way(seen.target, true))
+        .unwrap_or_default();
     let mut reached: Reached = look(before, &under_way, seen, now.instant);
     progress.failing = at_least(reached.failed, before.failing, seen);
     if !rollout.paused {
@@ -65,8 +95,16 @@ pub(super) fn step(
 /// reached that had another place in the order before, which only their number tells; a cluster that is new was not.
 fn count(progress: &mut Progress, before: &Progress, seen: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let (within, beyond): (Vec<_>, Vec<_>) = seen.clusters.iter().partition(|(turn, _)| before.has_reached(turn));
-    let left_within = number(within.iter().filter(|(_, health)| *health != Health::Applied).count());
+    let (within, beyond): (Vec<_>, Vec<_>) = seen
+        .clusters
+        .iter()
+        .partition(|(turn, _)| before.has_reached(turn));
+    let left_within = number(
+        within
+            .iter()
+            .filter(|(_, health)| *health != Health::Applied)
+            .count(),
+    );
     let is_left = |health| !matches!(health, Health::Applied | Health::Away);
     let left_beyond = number(beyond.iter().filter(|(_, health)| is_left(*health)).count());
     progress.reached = before.reached.max(number(within.len()));
@@ -75,6 +113,14 @@ fn count(progress: &mut Progress, before: &Progress, seen: &Observation<'_>) {
 }
 
 fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, is_settled: bool) -> Gate {
-    let (revision, back_to) = (progress.revision.clone(), progress.base.clone().unwrap_or_default());
-    Gate { revision, reach: AdmittedClusters::Only(these), is_settled, back_to: Some(back_to) }
+    let (revision, back_to) = (
+        progress.revision.clone(),
+        progress.base.clone().unwrap_or_default(),
+    );
+    Gate {
+        revision,
+        reach: AdmittedClusters::Only(these),
+        is_settled,
+        back_to: Some(back_to),
+    }
 }

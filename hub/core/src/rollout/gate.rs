@@ -49,7 +49,9 @@ impl Gate {
     /// Who is under way to this target, or back from it, and since when.
     pub(super) fn under_way(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
         match &self.reach {
-            AdmittedClusters::Only(these) if self.revision == target && self.reverts() == back => these.clone(),
+            AdmittedClusters::Only(these) if self.revision == target && self.reverts() == back => {
+                these.clone()
+            }
             _ => BTreeMap::new(),
         }
     }

@@ -107,6 +107,7 @@ impl Rollout {
     /// whatever orders the next one.
     pub fn order<'a>(&'a self, before: Option<&'a Progress>, target: &str) -> Option<&'a str> {
         let back = before.filter(|before| before.phase.goes_back() && before.revision == target);
-        back.map_or(&self.order_by, |back| &back.order_by).as_deref()
+        back.map_or(&self.order_by, |back| &back.order_by)
+            .as_deref()
     }
 }

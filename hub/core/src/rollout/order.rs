@@ -41,7 +41,10 @@ fn natural(one: &str, two: &str) -> Ordering {
                 let (number, rest) = take_number(left);
                 let (other, other_rest) = take_number(right);
                 (left, right) = (rest, other_rest);
-                number.len().cmp(&other.len()).then_with(|| number.cmp(other))
+                number
+                    .len()
+                    .cmp(&other.len())
+                    .then_with(|| number.cmp(other))
             }
             _ => {
                 let ordering = a.cmp(b);
@@ -58,7 +61,10 @@ fn natural(one: &str, two: &str) -> Ordering {
 
 /// The digits at the beginning, without leading zeros, and what follows.
 fn take_number(text: &[u8]) -> (&[u8], &[u8]) {
-    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    let end = text
+        .iter()
+        .position(|byte| !byte.is_ascii_digit())
+        .unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
     let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
     (&digits[zeros..], rest)
@@ -70,7 +76,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn turn(value: Option<&str>, cluster: &str) -> RolloutPosition {
-        RolloutPosition { value: value.map(ToOwned::to_owned), cluster: cluster.into() }
+        RolloutPosition {
+            value: value.map(ToOwned::to_owned),
+            cluster: cluster.into(),
+        }
     }
 
     #[test]

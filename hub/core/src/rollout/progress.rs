@@ -52,7 +52,12 @@ impl Progress {
     /// A rollout that begins, after `before`, if there was one.
     pub fn begin(revision: &str, rollout: &Rollout, before: Option<&Self>, now: Timestamp) -> Self {
         // What came to an end, well or not, was not overtaken.
-        let is_under_way = |before: &&Self| matches!(before.phase, Phase::Progressing | Phase::Soaking | Phase::Paused);
+        let is_under_way = |before: &&Self| {
+            matches!(
+                before.phase,
+                Phase::Progressing | Phase::Soaking | Phase::Paused
+            )
+        };
         let unfinished = before.filter(is_under_way);
         // The same change in another order supersedes nothing.
         let is_newer = |before: &Self| before.revision != revision;
@@ -71,12 +76,14 @@ impl Progress {
             wave_at: None,
             applied_at: None,
             ended_at: None,
-            superseded: unfinished.map_or(0, |before| before.superseded + u64::from(is_newer(before))),
+            superseded: unfinished
+                .map_or(0, |before| before.superseded + u64::from(is_newer(before))),
             reverted: 0,
             base: before.and_then(|before| before.completed_target().map(ToOwned::to_owned)),
             rollback_blocker: None,
             failure: None,
-            unfinished_since: unfinished.map(|before| before.unfinished_since.unwrap_or(before.started_at)),
+            unfinished_since: unfinished
+                .map(|before| before.unfinished_since.unwrap_or(before.started_at)),
         }
     }
 
@@ -87,7 +94,11 @@ impl Progress {
 
     /// The target of the last rollout that was completed, this one included.
     pub fn completed_target(&self) -> Option<&str> {
-        if self.is_completed() { Some(&self.revision) } else { self.base.as_deref() }
+        if self.is_completed() {
+            Some(&self.revision)
+        } else {
+            self.base.as_deref()
+        }
     }
 
     /// Whether a cluster has been reached.

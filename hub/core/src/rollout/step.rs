@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use runnel_proto::model::ClusterName;
 
-use super::{AWAY_LIMIT, AdmittedClusters, Gate, Phase, Progress, QUIET_FOR, Rollout, RolloutPosition, STUCK_LIMIT};
+use super::{
+    AWAY_LIMIT, AdmittedClusters, Gate, Phase, Progress, QUIET_FOR, Rollout, RolloutPosition,
+    STUCK_LIMIT,
+};
 use crate::now::Now;
 
 /// How a cluster is with the target; or, where that is rolled back, with the former state.
@@ -60,18 +63,29 @@ pub fn step(
     seen: &Observation<'_>,
     now: Now,
 ) -> (Progress, Gate) {
-    if let Some(before) = before.filter(|before| before.phase.goes_back() && before.revision == seen.target) {
+    if let Some(before) =
+        before.filter(|before| before.phase.goes_back() && before.revision == seen.target)
+    {
         return super::back::step(rollout, before, gate, seen, now);
     }
-    let same = |progress: &&Progress| progress.revision == seen.target && progress.order_by == rollout.order_by;
+    let same = |progress: &&Progress| {
+        progress.revision == seen.target && progress.order_by == rollout.order_by
+    };
     let fresh = || Progress::begin(seen.target, rollout, before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
-    let gate_to = |reach, is_settled| Gate { revision: seen.target.to_owned(), reach, is_settled, back_to: None };
+    let gate_to = |reach, is_settled| Gate {
+        revision: seen.target.to_owned(),
+        reach,
+        is_settled,
+        back_to: None,
+    };
     let completed = progress.is_completed();
     if progress.phase == Phase::Completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
         return (progress, gate_to(AdmittedClusters::All, true));
     }
-    let under_way = gate.map(|gate| gate.under_way(seen.target, false)).unwrap_or_default();
+    let under_way = gate
+        .map(|gate| gate.under_way(seen.target, false))
+        .unwrap_or_default();
     let mut reached = look(&progress, &under_way, seen, now.instant);
     progress.failing = at_least(reached.failed, progress.failing, seen);
     progress.failed = match progress.phase {
@@ -92,11 +106,15 @@ pub fn step(
     }
     let settled = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
     // The clock was set back: nothing soaks until it has come so far again.
-    progress.applied_at = progress.applied_at.map(|at| if is_ahead(at, now.wall) { now.wall } else { at });
+    progress.applied_at = progress
+        .applied_at
+        .map(|at| if is_ahead(at, now.wall) { now.wall } else { at });
     if settled && progress.cursor.is_some() {
         progress.applied_at.get_or_insert(now.wall);
     }
-    let soaked = progress.applied_at.is_none_or(|at| since(at, now.wall) >= rollout.soak);
+    let soaked = progress
+        .applied_at
+        .is_none_or(|at| since(at, now.wall) >= rollout.soak);
     progress.phase = if rollout.paused && !completed {
         Phase::Paused
     } else if stopped && !rollout.paused {
@@ -112,10 +130,18 @@ pub fn step(
     };
     count(&mut progress, &reached, seen);
     // Who is let in and has not settled may yet count as failed, or as away, without doing anything.
-    let is_over = matches!(progress.phase, Phase::Stopped | Phase::Paused | Phase::Completed);
+    let is_over = matches!(
+        progress.phase,
+        Phase::Stopped | Phase::Paused | Phase::Completed
+    );
     let is_settled = is_over && reached.in_flight.is_empty() && !seen.settling;
-    let has_everybody = progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
-    let reach = if has_everybody { AdmittedClusters::All } else { AdmittedClusters::Only(reached.let_in) };
+    let has_everybody =
+        progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
+    let reach = if has_everybody {
+        AdmittedClusters::All
+    } else {
+        AdmittedClusters::Only(reached.let_in)
+    };
     (progress, gate_to(reach, is_settled))
 }
 
@@ -184,7 +210,9 @@ impl Reached {
 
     /// Lets in who waits, as far as there is room.
     pub(super) fn let_in(&mut self, room: usize, now: Instant) {
-        let free = room.saturating_sub(self.in_flight.len()).min(self.waiting.len());
+        let free = room
+            .saturating_sub(self.in_flight.len())
+            .min(self.waiting.len());
         for cluster in self.waiting.drain(..free) {
             self.let_in.insert(cluster.clone(), now);
             self.in_flight.push(cluster);
@@ -200,17 +228,29 @@ fn advance(
     reached: &mut Reached,
     now: Now,
 ) -> Phase {
-    let all_away = seen.clusters.iter().all(|(_, health)| *health == Health::Away);
+    let all_away = seen
+        .clusters
+        .iter()
+        .all(|(_, health)| *health == Health::Away);
     if all_away && !seen.clusters.is_empty() {
         // Nobody could say how the change does.
-        return progress.cursor.as_ref().map_or(Phase::Progressing, |_| Phase::Soaking);
+        return progress
+            .cursor
+            .as_ref()
+            .map_or(Phase::Progressing, |_| Phase::Soaking);
     }
     let room = rollout.max_concurrency.of(seen.clusters.len());
     let mut wave: Vec<(&RolloutPosition, Health)> = Vec::new();
     let mut cursor = progress.cursor.clone();
-    for (turn, health) in seen.clusters.iter().filter(|(turn, _)| !progress.has_reached(turn)) {
+    for (turn, health) in seen
+        .clusters
+        .iter()
+        .filter(|(turn, _)| !progress.has_reached(turn))
+    {
         let takes_room = matches!(health, Health::Pending | Health::Quiet | Health::Failed);
-        let same_value = wave.first().is_none_or(|(first, _)| first.value == turn.value);
+        let same_value = wave
+            .first()
+            .is_none_or(|(first, _)| first.value == turn.value);
         if !same_value || (takes_room && wave.len() >= room) {
             break;
         }
@@ -228,9 +268,14 @@ fn advance(
         (progress.superseded, progress.unfinished_since) = (0, None);
         return Phase::Completed;
     }
-    (progress.wave, progress.wave_at, progress.applied_at) = (progress.wave + 1, Some(now.wall), None);
-    let pending = wave.into_iter().filter(|(_, health)| *health != Health::Failed);
-    reached.waiting.extend(pending.map(|(turn, _)| turn.cluster.clone()));
+    (progress.wave, progress.wave_at, progress.applied_at) =
+        (progress.wave + 1, Some(now.wall), None);
+    let pending = wave
+        .into_iter()
+        .filter(|(_, health)| *health != Health::Failed);
+    reached
+        .waiting
+        .extend(pending.map(|(turn, _)| turn.cluster.clone()));
     reached.let_in(room, now.instant);
     Phase::Progressing
 }
@@ -238,16 +283,34 @@ fn advance(
 fn count(progress: &mut Progress, reached: &Reached, seen: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     progress.clusters = number(seen.clusters.len());
-    let was_reached = |turn: &RolloutPosition| progress.has_reached(turn) || reached.let_in.contains_key(&turn.cluster);
-    let counted = number(seen.clusters.iter().filter(|(turn, _)| was_reached(turn)).count());
+    let was_reached = |turn: &RolloutPosition| {
+        progress.has_reached(turn) || reached.let_in.contains_key(&turn.cluster)
+    };
+    let counted = number(
+        seen.clusters
+            .iter()
+            .filter(|(turn, _)| was_reached(turn))
+            .count(),
+    );
     progress.reached = at_least(counted, progress.reached.min(progress.clusters), seen);
-    let applied = seen.clusters.iter().filter(|(_, health)| *health == Health::Applied);
-    progress.applied = at_least(number(applied.count()), progress.applied.min(progress.clusters), seen);
+    let applied = seen
+        .clusters
+        .iter()
+        .filter(|(_, health)| *health == Health::Applied);
+    progress.applied = at_least(
+        number(applied.count()),
+        progress.applied.min(progress.clusters),
+        seen,
+    );
 }
 
 /// What is counted, and no less than what was while some of those who were counted have not connected.
 pub(super) fn at_least(counted: u64, before: u64, seen: &Observation<'_>) -> u64 {
-    if seen.settling { counted.max(before) } else { counted }
+    if seen.settling {
+        counted.max(before)
+    } else {
+        counted
+    }
 }
 
 /// How long ago this was; a clock that was set back says: just now.

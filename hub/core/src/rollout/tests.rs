@@ -40,13 +40,18 @@ fn rollout() -> Rollout {
 }
 
 fn turn(value: Option<&str>, cluster: &str) -> RolloutPosition {
-    RolloutPosition { value: value.map(ToOwned::to_owned), cluster: cluster.into() }
+    RolloutPosition {
+        value: value.map(ToOwned::to_owned),
+        cluster: cluster.into(),
+    }
 }
 
 impl World {
     /// So many clusters c1, c2, and so on, all connected, none of which has the target.
     fn new(clusters: usize, rollout: Rollout) -> Self {
-        let clusters = (1..=clusters).map(|number| (turn(None, &format!("c{number}")), Health::Pending)).collect();
+        let clusters = (1..=clusters)
+            .map(|number| (turn(None, &format!("c{number}")), Health::Pending))
+            .collect();
         Self {
             rollout,
             target: "t1".to_owned(),
@@ -67,7 +72,11 @@ impl World {
         let mut world = Self::new(clusters, rollout);
         let began = world.now().wall;
         let t0 = Progress::begin("t0", &world.rollout, None, began);
-        world.progress = Some(Progress { phase: Phase::Completed, ended_at: Some(began), ..t0 });
+        world.progress = Some(Progress {
+            phase: Phase::Completed,
+            ended_at: Some(began),
+            ..t0
+        });
         world
     }
 
@@ -79,14 +88,33 @@ impl World {
     fn now(&self) -> Now {
         let seconds = i64::try_from(self.seconds).unwrap() - self.set_back;
         let wall = Timestamp::from_second(1_800_000_000 + seconds).unwrap();
-        Now { instant: self.start + Duration::from_secs(self.seconds), wall }
+        Now {
+            instant: self.start + Duration::from_secs(self.seconds),
+            wall,
+        }
     }
 
     fn step(&mut self) -> Phase {
-        let clusters = self.clusters.iter().map(|(turn, health)| (turn.clone(), *health)).collect();
+        let clusters = self
+            .clusters
+            .iter()
+            .map(|(turn, health)| (turn.clone(), *health))
+            .collect();
         let (at_work, has_former) = (self.at_work.clone(), self.has_former);
-        let seen = Observation { target: &self.target, clusters, settling: self.settling, at_work, has_former };
-        let (progress, gate) = step(&self.rollout, self.progress.as_ref(), self.gate.as_ref(), &seen, self.now());
+        let seen = Observation {
+            target: &self.target,
+            clusters,
+            settling: self.settling,
+            at_work,
+            has_former,
+        };
+        let (progress, gate) = step(
+            &self.rollout,
+            self.progress.as_ref(),
+            self.gate.as_ref(),
+            &seen,
+            self.now(),
+        );
         let phase = progress.phase;
         (self.progress, self.gate) = (Some(progress), Some(gate));
         phase
@@ -98,7 +126,11 @@ impl World {
     }
 
     fn is(&mut self, cluster: &str, health: Health) {
-        let known = self.clusters.iter_mut().find(|(turn, _)| turn.cluster.as_str() == cluster).unwrap();
+        let known = self
+            .clusters
+            .iter_mut()
+            .find(|(turn, _)| turn.cluster.as_str() == cluster)
+            .unwrap();
         *known.1 = health;
     }
 
@@ -108,7 +140,11 @@ impl World {
 
     /// Its label has another value.
     fn moves(&mut self, cluster: &str, value: &str) {
-        let (former, health) = self.clusters.iter().find(|(turn, _)| turn.cluster.as_str() == cluster).unwrap();
+        let (former, health) = self
+            .clusters
+            .iter()
+            .find(|(turn, _)| turn.cluster.as_str() == cluster)
+            .unwrap();
         let (former, health) = (former.clone(), *health);
         self.clusters.remove(&former);
         self.clusters.insert(turn(Some(value), cluster), health);
@@ -116,15 +152,25 @@ impl World {
 
     fn edit(&mut self, target: &str) {
         self.target = target.to_owned();
-        let connected = self.clusters.values_mut().filter(|health| **health != Health::Away);
+        let connected = self
+            .clusters
+            .values_mut()
+            .filter(|health| **health != Health::Away);
         connected.for_each(|health| *health = Health::Pending);
     }
 
     /// Who may have the target, by name.
     fn let_in(&self) -> Vec<&str> {
-        let lets_in =
-            |turn: &&RolloutPosition| self.gate.as_ref().is_some_and(|gate| gate.lets_in(&self.target, &turn.cluster));
-        self.clusters.keys().filter(lets_in).map(|turn| turn.cluster.as_str()).collect()
+        let lets_in = |turn: &&RolloutPosition| {
+            self.gate
+                .as_ref()
+                .is_some_and(|gate| gate.lets_in(&self.target, &turn.cluster))
+        };
+        self.clusters
+            .keys()
+            .filter(lets_in)
+            .map(|turn| turn.cluster.as_str())
+            .collect()
     }
 
     fn reported_progress(&self) -> &Progress {
@@ -154,7 +200,12 @@ fn waves_follow_as_each_is_applied_and_all_are_admitted() {
     assert_eq!(world.step(), Phase::Completed);
     let reported_progress = world.reported_progress();
     assert_eq!(
-        (reported_progress.wave, reported_progress.reached, reported_progress.applied, reported_progress.clusters),
+        (
+            reported_progress.wave,
+            reported_progress.reached,
+            reported_progress.applied,
+            reported_progress.clusters
+        ),
         (3, 5, 5, 5)
     );
     assert!(reported_progress.ended_at.is_some());
@@ -166,15 +217,30 @@ fn waves_follow_as_each_is_applied_and_all_are_admitted() {
 
 #[test]
 fn a_wave_holds_clusters_of_one_value_of_the_label() {
-    let mut world = World::new(0, Rollout { order_by: Some("tier".to_owned()), ..rollout() });
-    for (value, cluster) in [(Some("2"), "a"), (Some("10"), "b"), (Some("1"), "c"), (None, "d"), (Some("10"), "e")] {
+    let mut world = World::new(
+        0,
+        Rollout {
+            order_by: Some("tier".to_owned()),
+            ..rollout()
+        },
+    );
+    for (value, cluster) in [
+        (Some("2"), "a"),
+        (Some("10"), "b"),
+        (Some("1"), "c"),
+        (None, "d"),
+        (Some("10"), "e"),
+    ] {
         world.clusters.insert(turn(value, cluster), Health::Pending);
     }
     let mut waves = Vec::new();
     while world.step() != Phase::Completed {
         let wave: Vec<String> = world.let_in().iter().map(ToString::to_string).collect();
         waves.push(wave.join(""));
-        world.all_are(&wave.iter().map(String::as_str).collect::<Vec<_>>(), Health::Applied);
+        world.all_are(
+            &wave.iter().map(String::as_str).collect::<Vec<_>>(),
+            Health::Applied,
+        );
     }
     // In the order of their turns; `c` is the first.
     assert_eq!(waves, ["c", "ca", "cabe", "cabed"]);
@@ -182,7 +248,13 @@ fn a_wave_holds_clusters_of_one_value_of_the_label() {
 
 #[test]
 fn a_wave_soaks_from_when_it_is_applied_also_across_a_restart() {
-    let mut world = World::new(3, Rollout { soak: Duration::from_secs(300), ..rollout() });
+    let mut world = World::new(
+        3,
+        Rollout {
+            soak: Duration::from_secs(300),
+            ..rollout()
+        },
+    );
     world.step();
     world.seconds += 100;
     world.all_are(&["c1", "c2"], Health::Applied);
@@ -197,7 +269,13 @@ fn a_wave_soaks_from_when_it_is_applied_also_across_a_restart() {
 
 #[test]
 fn clock_set_back_lets_a_wave_soak_once_more_and_go_on() {
-    let mut world = World::new(3, Rollout { soak: Duration::from_secs(300), ..rollout() });
+    let mut world = World::new(
+        3,
+        Rollout {
+            soak: Duration::from_secs(300),
+            ..rollout()
+        },
+    );
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
     assert_eq!(world.step(), Phase::Soaking);
@@ -210,7 +288,13 @@ fn clock_set_back_lets_a_wave_soak_once_more_and_go_on() {
 
 #[test]
 fn a_failure_that_shows_while_the_wave_soaks_stops_it_too() {
-    let mut world = World::new(3, Rollout { soak: Duration::from_secs(300), ..rollout() });
+    let mut world = World::new(
+        3,
+        Rollout {
+            soak: Duration::from_secs(300),
+            ..rollout()
+        },
+    );
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
     assert_eq!(world.step(), Phase::Soaking);
@@ -223,7 +307,13 @@ fn a_failure_that_shows_while_the_wave_soaks_stops_it_too() {
 #[test]
 fn rollout_over_its_budget_stops_until_a_person_acts() {
     let stopped = || {
-        let mut world = World::new(6, Rollout { max_failures: 1, ..rollout() });
+        let mut world = World::new(
+            6,
+            Rollout {
+                max_failures: 1,
+                ..rollout()
+            },
+        );
         world.step();
         world.is("c1", Health::Failed);
         world.is("c2", Health::Applied);
@@ -235,10 +325,23 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
         // Also when what failed does so no longer, or nobody can say.
         world.is("c3", Health::Applied);
         assert_eq!(world.step(), Phase::Stopped);
-        assert_eq!((world.reported_progress().failing, world.reported_progress().failed), (1, 2), "one has recovered");
+        assert_eq!(
+            (
+                world.reported_progress().failing,
+                world.reported_progress().failed
+            ),
+            (1, 2),
+            "one has recovered"
+        );
         world.all_are(&["c1", "c3", "c4"], Health::Applied);
         assert_eq!(world.step(), Phase::Stopped);
-        assert_eq!((world.reported_progress().failing, world.reported_progress().failed), (0, 2));
+        assert_eq!(
+            (
+                world.reported_progress().failing,
+                world.reported_progress().failed
+            ),
+            (0, 2)
+        );
         world.restart();
         world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
         assert_eq!(world.after(1000), Phase::Stopped);
@@ -255,7 +358,10 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
     let mut tried = stopped();
     tried.rollout.paused = true;
     assert_eq!(tried.step(), Phase::Paused);
-    assert_eq!((tried.reported_progress().failed, tried.let_in().len()), (0, 4));
+    assert_eq!(
+        (tried.reported_progress().failed, tried.let_in().len()),
+        (0, 4)
+    );
     tried.rollout.paused = false;
     assert_eq!(tried.step(), Phase::Progressing);
     assert_eq!(tried.let_in().len(), 6);
@@ -282,7 +388,13 @@ fn edit_closes_the_gate_and_begins_with_the_first_wave() {
 
 #[test]
 fn too_fast_edits_never_reach_the_second_wave_and_count() {
-    let mut world = World::new(4, Rollout { soak: Duration::from_secs(60), ..rollout() });
+    let mut world = World::new(
+        4,
+        Rollout {
+            soak: Duration::from_secs(60),
+            ..rollout()
+        },
+    );
     world.step();
     let began = world.reported_progress().started_at;
     for edit in 2..=5 {
@@ -291,20 +403,46 @@ fn too_fast_edits_never_reach_the_second_wave_and_count() {
         assert_eq!(world.after(58), Phase::Soaking);
         world.edit(&format!("t{edit}"));
         world.step();
-        assert_eq!(world.let_in(), ["c1", "c2"], "nobody else has tried the newest");
+        assert_eq!(
+            world.let_in(),
+            ["c1", "c2"],
+            "nobody else has tried the newest"
+        );
     }
-    assert_eq!((world.reported_progress().superseded, world.reported_progress().unfinished_since), (4, Some(began)));
+    assert_eq!(
+        (
+            world.reported_progress().superseded,
+            world.reported_progress().unfinished_since
+        ),
+        (4, Some(began))
+    );
     // Another order is no newer change.
     world.rollout.order_by = Some("tier".to_owned());
     world.step();
-    assert_eq!((world.reported_progress().superseded, world.reported_progress().unfinished_since), (4, Some(began)));
+    assert_eq!(
+        (
+            world.reported_progress().superseded,
+            world.reported_progress().unfinished_since
+        ),
+        (4, Some(began))
+    );
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
     world.step();
     assert_eq!(world.after(60), Phase::Completed);
-    assert_eq!((world.reported_progress().superseded, world.reported_progress().unfinished_since), (0, None));
+    assert_eq!(
+        (
+            world.reported_progress().superseded,
+            world.reported_progress().unfinished_since
+        ),
+        (0, None)
+    );
     world.edit("t6");
     world.step();
-    assert_eq!(world.reported_progress().superseded, 0, "the one before was completed");
+    assert_eq!(
+        world.reported_progress().superseded,
+        0,
+        "the one before was completed"
+    );
 }
 
 #[test]
@@ -328,7 +466,10 @@ fn rollout_waiting_for_an_event_has_no_timer() {
     assert!(!is_settled(&world));
     world.all_are(&["c3", "c4"], Health::Away);
     assert_eq!(world.after(60), Phase::Completed);
-    assert!(is_settled(&world) && !world.let_in().contains(&"c3"), "who is away comes with a word");
+    assert!(
+        is_settled(&world) && !world.let_in().contains(&"c3"),
+        "who is away comes with a word"
+    );
     world.is("c3", Health::Pending);
     world.step();
     assert!(!is_settled(&world));
@@ -371,7 +512,10 @@ fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
     assert!(!world.let_in().contains(&"c6"));
     world.after(30);
     assert!(world.let_in().contains(&"c6"));
-    assert!(!world.let_in().contains(&"c1"), "when it comes back it needs room anew");
+    assert!(
+        !world.let_in().contains(&"c1"),
+        "when it comes back it needs room anew"
+    );
     world.is("c6", Health::Applied);
     assert_eq!(world.step(), Phase::Completed);
     // Who comes back after that needs room all the same.
@@ -472,7 +616,13 @@ fn pause_sends_nothing_further_and_counts_work_under_way() {
     assert_eq!(world.step(), Phase::Paused);
     world.is("c2", Health::Failed);
     assert_eq!(world.step(), Phase::Paused);
-    assert_eq!((world.reported_progress().applied, world.reported_progress().failed), (1, 1));
+    assert_eq!(
+        (
+            world.reported_progress().applied,
+            world.reported_progress().failed
+        ),
+        (1, 1)
+    );
     assert_eq!(world.let_in(), ["c1", "c2"]);
     world.edit("t2");
     assert_eq!(world.step(), Phase::Paused);
@@ -484,16 +634,32 @@ fn pause_sends_nothing_further_and_counts_work_under_way() {
 
 /// Six clusters, of which four were sent a target that failed and begin to be rolled back.
 fn going_back() -> World {
-    let mut world = World::after_t0(6, Rollout { reverts: true, ..rollout() });
+    let mut world = World::after_t0(
+        6,
+        Rollout {
+            reverts: true,
+            ..rollout()
+        },
+    );
     world.step();
     assert_eq!(world.back_to(), None);
     world.all_are(&["c1", "c2"], Health::Applied);
     world.step();
     world.is("c3", Health::Failed);
     assert_eq!(world.step(), Phase::Reverting);
-    assert_eq!(world.let_in(), ["c4"], "who is at work on it has its room, and no more are told at once");
+    assert_eq!(
+        world.let_in(),
+        ["c4"],
+        "who is at work on it has its room, and no more are told at once"
+    );
     assert_eq!(world.back_to(), Some("t0"));
-    assert_eq!((world.reported_progress().failed, world.reported_progress().reached), (1, 4));
+    assert_eq!(
+        (
+            world.reported_progress().failed,
+            world.reported_progress().reached
+        ),
+        (1, 4)
+    );
     // From here on clusters are compared with the former state.
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
     world.all_are(&["c5", "c6"], Health::Applied);
@@ -516,7 +682,13 @@ fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     assert_eq!(world.let_in(), ["c1", "c2", "c4", "c5", "c6"]);
     world.all_are(&["c2", "c4"], Health::Applied);
     assert_eq!(world.step(), Phase::Reverted);
-    assert_eq!((world.reported_progress().reverted, world.reported_progress().failed), (3, 1));
+    assert_eq!(
+        (
+            world.reported_progress().reverted,
+            world.reported_progress().failed
+        ),
+        (3, 1)
+    );
     assert!(world.gate.as_ref().unwrap().is_settled);
     // Who was away goes back when it is here again.
     world.is("c3", Health::Pending);
@@ -539,10 +711,17 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     assert!(edited.let_in().is_empty());
     assert_eq!(edited.step(), Phase::Progressing);
     assert_eq!(
-        (edited.let_in(), edited.reported_progress().failed, edited.reported_progress().superseded),
+        (
+            edited.let_in(),
+            edited.reported_progress().failed,
+            edited.reported_progress().superseded
+        ),
         (vec!["c1", "c2"], 0, 0)
     );
-    assert_eq!((edited.back_to(), edited.reported_progress().base.as_deref()), (None, Some("t0")));
+    assert_eq!(
+        (edited.back_to(), edited.reported_progress().base.as_deref()),
+        (None, Some("t0"))
+    );
 
     let mut again = going_back();
     again.step();
@@ -550,7 +729,11 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     assert_eq!(again.step(), Phase::Reverting, "who goes back goes back");
     assert_eq!(again.let_in(), ["c1", "c4", "c5", "c6"]);
     again.all_are(&["c1", "c4"], Health::Applied);
-    assert_eq!(again.step(), Phase::Reverting, "nobody else is told while it is paused");
+    assert_eq!(
+        again.step(),
+        Phase::Reverting,
+        "nobody else is told while it is paused"
+    );
     assert_eq!(again.let_in(), ["c1", "c4", "c5", "c6"]);
     again.rollout.paused = false;
     again.step();
@@ -562,12 +745,21 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     again.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Pending);
     again.rollout.paused = false;
     assert_eq!(again.step(), Phase::Progressing);
-    assert_eq!((again.let_in(), again.reported_progress().wave), (vec!["c1", "c2"], 1));
+    assert_eq!(
+        (again.let_in(), again.reported_progress().wave),
+        (vec!["c1", "c2"], 1)
+    );
 }
 
 #[test]
 fn completed_rollout_is_not_rolled_back() {
-    let mut world = World::new(3, Rollout { reverts: true, ..rollout() });
+    let mut world = World::new(
+        3,
+        Rollout {
+            reverts: true,
+            ..rollout()
+        },
+    );
     world.all_are(&["c2", "c3"], Health::Away);
     world.step();
     world.is("c1", Health::Applied);
@@ -575,7 +767,13 @@ fn completed_rollout_is_not_rolled_back() {
     assert_eq!(world.back_to(), None);
     world.all_are(&["c2", "c3"], Health::Failed);
     assert_eq!(world.step(), Phase::Completed, "nobody is left");
-    let mut world = World::new(4, Rollout { reverts: true, ..rollout() });
+    let mut world = World::new(
+        4,
+        Rollout {
+            reverts: true,
+            ..rollout()
+        },
+    );
     world.all_are(&["c2", "c3", "c4"], Health::Away);
     world.step();
     world.is("c1", Health::Applied);
@@ -601,7 +799,13 @@ fn completed_rollout_is_not_rolled_back() {
 
 #[test]
 fn without_a_former_state_a_failed_rollout_stops() {
-    let mut world = World::after_t0(4, Rollout { reverts: true, ..rollout() });
+    let mut world = World::after_t0(
+        4,
+        Rollout {
+            reverts: true,
+            ..rollout()
+        },
+    );
     world.has_former = false;
     world.step();
     world.is("c1", Health::Applied);
@@ -622,7 +826,10 @@ fn without_a_former_state_a_failed_rollout_stops() {
     world.edit("t3");
     world.step();
     world.is("c1", Health::Failed);
-    assert_eq!((world.step(), world.back_to()), (Phase::Reverting, Some("t2")));
+    assert_eq!(
+        (world.step(), world.back_to()),
+        (Phase::Reverting, Some("t2"))
+    );
 }
 
 #[test]
@@ -643,14 +850,20 @@ fn rollback_whose_former_state_is_lost_stops() {
             assert!(!world.reported_progress().is_completed() && world.let_in().is_empty());
         }
         world.edit("t2");
-        assert_eq!((world.step(), world.let_in()), (Phase::Progressing, vec!["c1", "c2"]));
+        assert_eq!(
+            (world.step(), world.let_in()),
+            (Phase::Progressing, vec!["c1", "c2"])
+        );
     }
 }
 
 #[test]
 fn rollback_follows_the_order_of_the_rollout() {
     let world = going_back();
-    let other = Rollout { order_by: Some("tier".to_owned()), ..rollout() };
+    let other = Rollout {
+        order_by: Some("tier".to_owned()),
+        ..rollout()
+    };
     assert_eq!(other.order(world.progress.as_ref(), "t1"), None);
     assert_eq!(other.order(world.progress.as_ref(), "t2"), Some("tier"));
     assert_eq!(other.order(None, "t1"), Some("tier"));
@@ -663,12 +876,24 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     world.step();
     world.all_are(&["c1", "c4"], Health::Applied);
     world.step();
-    assert_eq!((world.reported_progress().reverted, world.reported_progress().applied), (2, 2));
+    assert_eq!(
+        (
+            world.reported_progress().reverted,
+            world.reported_progress().applied
+        ),
+        (2, 2)
+    );
     world.restart();
     world.settling = true;
     world.all_are(&all, Health::Away);
     world.step();
-    assert_eq!((world.reported_progress().reverted, world.reported_progress().applied), (2, 2));
+    assert_eq!(
+        (
+            world.reported_progress().reverted,
+            world.reported_progress().applied
+        ),
+        (2, 2)
+    );
     world.settling = false;
     world.step();
     assert_eq!(world.reported_progress().reverted, 0);
@@ -684,10 +909,20 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     assert_eq!(world.reported_progress().applied, 2);
     world.edit("t2");
     world.step();
-    assert_eq!(world.reported_progress().applied, 0, "of another target nothing was counted");
+    assert_eq!(
+        world.reported_progress().applied,
+        0,
+        "of another target nothing was counted"
+    );
 
     // Who came behind the cursor counts as well, and so does what failed.
-    let mut world = World::new(2, Rollout { max_failures: 1, ..rollout() });
+    let mut world = World::new(
+        2,
+        Rollout {
+            max_failures: 1,
+            ..rollout()
+        },
+    );
     world.step();
     world.is("c1", Health::Applied);
     world.is("c2", Health::Failed);
@@ -695,12 +930,24 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     world.clusters.insert(turn(None, "c0"), Health::Applied);
     world.restart();
     world.step();
-    assert_eq!((world.reported_progress().reached, world.reported_progress().failed), (3, 1));
+    assert_eq!(
+        (
+            world.reported_progress().reached,
+            world.reported_progress().failed
+        ),
+        (3, 1)
+    );
     world.restart();
     world.settling = true;
     world.all_are(&["c0", "c1", "c2"], Health::Away);
     world.step();
-    assert_eq!((world.reported_progress().reached, world.reported_progress().failed), (3, 1));
+    assert_eq!(
+        (
+            world.reported_progress().reached,
+            world.reported_progress().failed
+        ),
+        (3, 1)
+    );
 }
 
 #[test]
@@ -717,9 +964,25 @@ fn other_order_starts_again() {
 
 /// Two clusters of tier 1, two of tier 2 and two of tier 4; those of tier 1 have the target, those of tier 2 are at work.
 fn in_the_second_wave() -> World {
-    let mut world = World::after_t0(0, Rollout { order_by: Some("tier".to_owned()), reverts: true, ..rollout() });
-    for (tier, cluster) in [("1", "c1"), ("1", "c2"), ("2", "c3"), ("2", "c4"), ("4", "c5"), ("4", "c6")] {
-        world.clusters.insert(turn(Some(tier), cluster), Health::Pending);
+    let mut world = World::after_t0(
+        0,
+        Rollout {
+            order_by: Some("tier".to_owned()),
+            reverts: true,
+            ..rollout()
+        },
+    );
+    for (tier, cluster) in [
+        ("1", "c1"),
+        ("1", "c2"),
+        ("2", "c3"),
+        ("2", "c4"),
+        ("4", "c5"),
+        ("4", "c6"),
+    ] {
+        world
+            .clusters
+            .insert(turn(Some(tier), cluster), Health::Pending);
     }
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
@@ -745,7 +1008,10 @@ fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
     assert_eq!(world.reported_progress().reached, 4);
     world.is("c1", Health::Failed);
     assert_eq!(world.step(), Phase::Reverting, "its failure counts");
-    assert_eq!((world.let_in(), world.reported_progress().reached), (vec!["c3"], 4));
+    assert_eq!(
+        (world.let_in(), world.reported_progress().reached),
+        (vec!["c3"], 4)
+    );
     for restarts in [false, true] {
         let mut world = world.clone();
         if restarts {
@@ -757,14 +1023,27 @@ fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
         while world.step() == Phase::Reverting {
             let now: Vec<_> = world.let_in().into_iter().map(ToOwned::to_owned).collect();
             assert!(
-                now.iter().filter(|name| !reported_progress.contains(*name)).count() <= 2,
+                now.iter()
+                    .filter(|name| !reported_progress.contains(*name))
+                    .count()
+                    <= 2,
                 "{now:?} after {reported_progress:?}"
             );
             now.iter().for_each(|name| world.is(name, Health::Applied));
             reported_progress.extend(now);
         }
-        assert_eq!(Vec::from_iter(reported_progress), all, "restarts: {restarts}");
-        assert_eq!((world.reported_progress().reverted, world.reported_progress().reached), (4, 4));
+        assert_eq!(
+            Vec::from_iter(reported_progress),
+            all,
+            "restarts: {restarts}"
+        );
+        assert_eq!(
+            (
+                world.reported_progress().reverted,
+                world.reported_progress().reached
+            ),
+            (4, 4)
+        );
     }
 }
 
@@ -775,7 +1054,10 @@ fn unfinished_cluster_behind_the_cursor_is_rolled_back() {
     world.is("c4", Health::Applied);
     assert_eq!(world.after(600), Phase::Reverting);
     world.step();
-    assert!(world.let_in().contains(&"c3"), "it does not have the former state");
+    assert!(
+        world.let_in().contains(&"c3"),
+        "it does not have the former state"
+    );
 }
 
 #[test]
@@ -785,7 +1067,10 @@ fn cluster_moved_behind_the_cursor_still_gets_the_change() {
     world.restart();
     world.is("c4", Health::Applied);
     world.step();
-    assert_eq!((world.let_in(), world.reported_progress().wave), (vec!["c1", "c2", "c4", "c3"], 3));
+    assert_eq!(
+        (world.let_in(), world.reported_progress().wave),
+        (vec!["c1", "c2", "c4", "c3"], 3)
+    );
     world.is("c3", Health::Applied);
     world.step();
     world.all_are(&["c5", "c6"], Health::Applied);
@@ -798,15 +1083,25 @@ fn cluster_moved_behind_the_cursor_still_gets_the_change() {
 fn new_cluster_gets_the_former_state_during_a_rollback() {
     let mut world = going_back();
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
-    assert_eq!((world.step(), world.reported_progress().reverted), (Phase::Reverted, 4));
+    assert_eq!(
+        (world.step(), world.reported_progress().reverted),
+        (Phase::Reverted, 4)
+    );
     for cluster in ["c7", "c8", "c9"] {
         world.clusters.insert(turn(None, cluster), Health::Pending);
     }
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"]);
+    assert_eq!(
+        world.let_in(),
+        ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"]
+    );
     world.is("c7", Health::Applied);
     assert_eq!(
-        (world.step(), world.reported_progress().reverted, world.reported_progress().reached),
+        (
+            world.step(),
+            world.reported_progress().reverted,
+            world.reported_progress().reached
+        ),
         (Phase::Reverted, 4, 4)
     );
     assert!(world.let_in().contains(&"c9"));
@@ -822,9 +1117,16 @@ fn leader_killed_between_waves_leaves_no_unknown_work() {
         }
         world.restart();
         let at_work: &[&str] = if at_the_turn { &["c4"] } else { &["c1", "c4"] };
-        world.at_work = at_work.iter().map(|name| ClusterName::from(*name)).collect();
+        world.at_work = at_work
+            .iter()
+            .map(|name| ClusterName::from(*name))
+            .collect();
         world.step();
-        assert_eq!(world.let_in(), ["c1", "c4", "c5", "c6"], "at the turn: {at_the_turn}");
+        assert_eq!(
+            world.let_in(),
+            ["c1", "c4", "c5", "c6"],
+            "at the turn: {at_the_turn}"
+        );
     }
     // The same where it was not written yet that it turns, and where it goes on.
     let mut world = in_the_second_wave();
@@ -838,5 +1140,9 @@ fn leader_killed_between_waves_leaves_no_unknown_work() {
     world.restart();
     world.at_work = ["c3", "c4"].map(ClusterName::from).into();
     world.step();
-    assert_eq!(world.let_in(), ["c2", "c3", "c4"], "there is no room for another one");
+    assert_eq!(
+        world.let_in(),
+        ["c2", "c3", "c4"],
+        "there is no room for another one"
+    );
 }

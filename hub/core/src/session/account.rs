@@ -15,7 +15,9 @@ impl Session {
     /// Whether the hub knows, source by source, what the agent holds of a rule. If not, an account that equals the share
     /// settles it, and otherwise the agent is asked.
     pub(super) fn knows_items(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
-        let Some(stream) = self.rules.get_mut(uid) else { return false };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return false;
+        };
         match &stream.items {
             Items::Pairs(_) | Items::ClusterAssignment { .. } => return true,
             Items::Asked(_) => {}
@@ -65,11 +67,21 @@ impl Session {
             return Vec::new();
         }
         let Self { rules, asked, .. } = self;
-        asked.retain(|uid, _| matches!(rules.get(uid), Some(RuleStreamState { items: Items::Asked(_), .. })));
+        asked.retain(|uid, _| {
+            matches!(
+                rules.get(uid),
+                Some(RuleStreamState {
+                    items: Items::Asked(_),
+                    ..
+                })
+            )
+        });
         let mut pairs: usize = asked.values().sum();
         let mut questions = Vec::new();
         while let Some(uid) = self.ask.first().cloned() {
-            let expected = self.share_of(&uid).map_or(0, |assignment| assignment.plan.intents.len());
+            let expected = self
+                .share_of(&uid)
+                .map_or(0, |assignment| assignment.plan.intents.len());
             if pairs > 0 && pairs + expected > PAIRS_AT_A_TIME {
                 break;
             }
@@ -84,9 +96,9 @@ impl Session {
     /// What the hub wants of a rule, as far as pairs are compared with it.
     fn share_of(&self, uid: &RuleUid) -> Option<&ClusterAssignment> {
         match self.rules.get(uid)?.directive.as_ref()? {
-            Directive::Wanted(assignment) | Directive::Cordoned(assignment) | Directive::AwaitingWave(assignment) => {
-                Some(assignment)
-            }
+            Directive::Wanted(assignment)
+            | Directive::Cordoned(assignment)
+            | Directive::AwaitingWave(assignment) => Some(assignment),
             _ => None,
         }
     }
@@ -95,17 +107,32 @@ impl Session {
     /// agent is heard whatever the hub has sent to it. Of the others those are left out that are more than the budget allows:
     /// they are asked for again when what was taken in has been removed.
     pub fn detail(&mut self, uid: &RuleUid, intents: Vec<AckedIntent>, last: bool) {
-        if !matches!(self.rules.get(uid), Some(RuleStreamState { items: Items::Asked(_), .. })) {
+        if !matches!(
+            self.rules.get(uid),
+            Some(RuleStreamState {
+                items: Items::Asked(_),
+                ..
+            })
+        ) {
             return;
         }
         let assignment = self.share_of(uid).cloned();
         for AckedIntent { source, revision } in intents {
-            let known = assignment.as_ref().and_then(|assignment| assignment.known_name(&source)).cloned();
-            if known.is_none() && (self.left_out.contains_key(uid) || self.afford([&source].into_iter()).is_err()) {
+            let known = assignment
+                .as_ref()
+                .and_then(|assignment| assignment.known_name(&source))
+                .cloned();
+            if known.is_none()
+                && (self.left_out.contains_key(uid) || self.afford([&source].into_iter()).is_err())
+            {
                 self.left_out.insert(uid.clone(), false);
                 continue;
             }
-            if let Some(RuleStreamState { items: Items::Asked(pairs), .. }) = self.rules.get_mut(uid) {
+            if let Some(RuleStreamState {
+                items: Items::Asked(pairs),
+                ..
+            }) = self.rules.get_mut(uid)
+            {
                 pairs.insert(known.unwrap_or(source), revision);
             }
         }
@@ -113,7 +140,9 @@ impl Session {
             return;
         }
         self.asked.remove(uid);
-        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
         if let Items::Asked(pairs) = &mut stream.items {
             stream.items = Items::Pairs(std::mem::take(pairs));
         }
@@ -124,7 +153,9 @@ impl Session {
 
     /// Pairs of some rule are removed now: what was left out of any account may have room after that.
     pub(super) fn note_removed_pairs(&mut self) {
-        self.left_out.values_mut().for_each(|has_removed| *has_removed = true);
+        self.left_out
+            .values_mut()
+            .for_each(|has_removed| *has_removed = true);
     }
 
     /// Whether accounts are asked for again soon.
@@ -139,8 +170,12 @@ impl Session {
             return;
         }
         let is_sent = |uid: &RuleUid, has_removed: bool| has_removed && !self.unsent.has(uid);
-        let again: Vec<_> =
-            self.left_out.iter().filter(|(uid, removed)| is_sent(uid, **removed)).map(|(uid, _)| uid.clone()).collect();
+        let again: Vec<_> = self
+            .left_out
+            .iter()
+            .filter(|(uid, removed)| is_sent(uid, **removed))
+            .map(|(uid, _)| uid.clone())
+            .collect();
         for uid in again {
             self.left_out.remove(&uid);
             if let Some(stream) = self.rules.get_mut(&uid) {

@@ -31,7 +31,12 @@ impl Session {
 
     /// The rules that were not sent and have room now.
     pub fn beyond_with_room(&self) -> Vec<RuleUid> {
-        self.beyond.rules.iter().take(RULES_LIMIT.saturating_sub(self.rules.len())).cloned().collect()
+        self.beyond
+            .rules
+            .iter()
+            .take(RULES_LIMIT.saturating_sub(self.rules.len()))
+            .cloned()
+            .collect()
     }
 
     /// The rules that are not sent, if they are others than at the last call.

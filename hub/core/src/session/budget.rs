@@ -29,9 +29,13 @@ impl Session {
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|stream| &stream.directive) {
             Some(Some(
-                Directive::Wanted(assignment) | Directive::Cordoned(assignment) | Directive::AwaitingWave(assignment),
+                Directive::Wanted(assignment)
+                | Directive::Cordoned(assignment)
+                | Directive::AwaitingWave(assignment),
             )) => {
-                sources.retain(|source| assignment.content(source).is_some() || assignment.is_unknown(source));
+                sources.retain(|source| {
+                    assignment.content(source).is_some() || assignment.is_unknown(source)
+                });
             }
             // The hub has not said yet whether it wants the rule.
             Some(None) => {}
@@ -49,7 +53,10 @@ impl Session {
         if let Some(stream) = self.rules.get_mut(uid)
             && matches!(
                 (&stream.directive, &stream.items),
-                (Some(Directive::AwaitingWave(_)), Items::Digest { .. } | Items::Uncertain)
+                (
+                    Some(Directive::AwaitingWave(_)),
+                    Items::Digest { .. } | Items::Uncertain
+                )
             )
         {
             stream.items = Items::Asked(BTreeMap::new());
@@ -59,12 +66,18 @@ impl Session {
 
     /// Wants wait until it is known what the agent holds of the rule.
     pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
-        let Some(RuleStreamState { items, directive, .. }) = self.rules.get(uid) else { return };
+        let Some(RuleStreamState {
+            items, directive, ..
+        }) = self.rules.get(uid)
+        else {
+            return;
+        };
         let assignment = match (items, directive) {
             (Items::ClusterAssignment { assignment, .. }, _) => assignment,
-            (Items::Pairs(_), Some(Directive::Cordoned(assignment) | Directive::AwaitingWave(assignment))) => {
-                assignment
-            }
+            (
+                Items::Pairs(_),
+                Some(Directive::Cordoned(assignment) | Directive::AwaitingWave(assignment)),
+            ) => assignment,
             _ => return,
         };
         // To a cluster that gets nothing new only what it holds is sent again.
@@ -73,14 +86,20 @@ impl Session {
             _ => false,
         };
         for source in self.wants.remove(uid).unwrap_or_default() {
-            if let Some(content) = assignment.content(&source).filter(|content| !new(&source, content)) {
+            if let Some(content) = assignment
+                .content(&source)
+                .filter(|content| !new(&source, content))
+            {
                 self.unsent.put(uid, source, content.clone());
             }
         }
     }
 
     /// Makes sure that these may be kept besides all the others.
-    pub(super) fn afford<'a>(&mut self, sources: impl Iterator<Item = &'a SourceRef>) -> Result<(), TooMuch> {
+    pub(super) fn afford<'a>(
+        &mut self,
+        sources: impl Iterator<Item = &'a SourceRef>,
+    ) -> Result<(), TooMuch> {
         let cost: usize = sources.map(weight).sum();
         if self.budget.kept + cost > LIMIT {
             self.budget.kept = self.kept();
@@ -95,7 +114,9 @@ impl Session {
     /// What is kept now, besides what the hub has itself.
     pub(super) fn kept(&self) -> usize {
         let message = self.rules.values().map(|stream| match &stream.items {
-            Items::Asked(pairs) | Items::Pairs(pairs) | Items::ClusterAssignment { beyond: pairs, .. } => {
+            Items::Asked(pairs)
+            | Items::Pairs(pairs)
+            | Items::ClusterAssignment { beyond: pairs, .. } => {
                 let assignment = match &stream.directive {
                     Some(
                         Directive::Wanted(assignment)
@@ -104,9 +125,14 @@ impl Session {
                     ) => Some(assignment),
                     _ => None,
                 };
-                let is_known =
-                    |source: &SourceRef| assignment.is_some_and(|assignment| assignment.known_name(source).is_some());
-                pairs.keys().filter(|source| !is_known(source)).map(weight).sum()
+                let is_known = |source: &SourceRef| {
+                    assignment.is_some_and(|assignment| assignment.known_name(source).is_some())
+                };
+                pairs
+                    .keys()
+                    .filter(|source| !is_known(source))
+                    .map(weight)
+                    .sum()
             }
             Items::Uncertain | Items::Digest { .. } => 0,
         });
@@ -116,6 +142,10 @@ impl Session {
 }
 
 fn weight(source: &SourceRef) -> usize {
-    let renamed = if source.is_renamed() { source.copy_name().len() } else { 0 };
+    let renamed = if source.is_renamed() {
+        source.copy_name().len()
+    } else {
+        0
+    };
     OVERHEAD + source.resource.len() + source.namespace.len() + source.name.len() + renamed
 }

@@ -8,21 +8,33 @@ use crate::plan::ClusterAssignment;
 
 impl Session {
     /// Returns whether headings are left for another batch.
-    pub(super) fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, bytes: &mut usize) -> bool {
+    pub(super) fn take_headings(
+        &mut self,
+        deltas: &mut BTreeMap<RuleUid, RuleDelta>,
+        bytes: &mut usize,
+    ) -> bool {
         while let Some((uid, heading)) = self.headings.pop_first() {
             let is_of_terms = heading.terms.is_some() || heading.orphaned;
             if let Some(stream) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
                 stream.sent_terms = heading.terms.as_ref().map(|(_, digest)| *digest);
             }
             if let Some(stream) = self.rules.get_mut(&uid) {
-                let suspended = heading.terms.as_ref().map(|(terms, _)| terms.suspend).or(heading.suspend);
+                let suspended = heading
+                    .terms
+                    .as_ref()
+                    .map(|(terms, _)| terms.suspend)
+                    .or(heading.suspend);
                 stream.sent_suspended = suspended.or(stream.sent_suspended);
                 let next = Some(self.nonce + 1);
-                stream.prune_sent = next.filter(|_| heading.prune.is_some()).or(stream.prune_sent);
+                stream.prune_sent = next
+                    .filter(|_| heading.prune.is_some())
+                    .or(stream.prune_sent);
             }
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
-            delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
+            delta.terms = heading
+                .terms
+                .map(|(terms, digest)| (Terms::clone(&terms), digest));
             (delta.orphaned, delta.suspend) = (heading.orphaned, heading.suspend);
             delta.prune = heading.prune;
             if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
@@ -36,10 +48,16 @@ impl Session {
     /// whatever was edited besides.
     pub(super) fn send_suspended(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let keeps = self.keeps(uid);
-        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
         let suspend = assignment.terms.suspend;
         let hears_nothing = keeps || stream.removing.is_some() || stream.sent_orphaned;
-        if hears_nothing || stream.is_suspended.is_none_or(|suspended| suspended == suspend) {
+        if hears_nothing
+            || stream
+                .is_suspended
+                .is_none_or(|suspended| suspended == suspend)
+        {
             return;
         }
         stream.is_suspended = Some(suspend);
@@ -51,7 +69,8 @@ impl Session {
         let revived = stream.removing.take().is_some() | std::mem::take(&mut stream.sent_orphaned);
         self.removals.remove(uid);
         let suspended = Some(assignment.terms.suspend);
-        let differs_in_suspended = stream.is_suspended.is_some() && stream.is_suspended != suspended;
+        let differs_in_suspended =
+            stream.is_suspended.is_some() && stream.is_suspended != suspended;
         if revived || differs_in_suspended || stream.terms != Some(assignment.terms.digest) {
             (stream.terms, stream.is_suspended) = (Some(assignment.terms.digest), suspended);
             let heading = self.headings.entry(uid.clone()).or_default();

@@ -40,11 +40,14 @@ impl HelloStates {
             self.remove(&state.uid.clone());
             // No status shows failures of rules that the hub does not know, of which an agent can make up many. Half of the room
             // is for what is held.
-            if !state.failures.is_empty() && (!is_known || self.bytes + state_bytes(&state) > bytes / 2) {
+            if !state.failures.is_empty()
+                && (!is_known || self.bytes + state_bytes(&state) > bytes / 2)
+            {
                 state.failures = Vec::new();
                 self.shortened += usize::from(is_known);
             }
-            let has_room = |all: &Self| all.states.len() < most && all.bytes + state_bytes(&state) <= bytes;
+            let has_room =
+                |all: &Self| all.states.len() < most && all.bytes + state_bytes(&state) <= bytes;
             if !has_room(self)
                 && is_known
                 && let Some(unknown) = self.unknown.first().cloned()
@@ -108,18 +111,31 @@ mod tests {
             copy: SourceRef::new("configmaps", "team", "app"),
             message: "m".repeat(500),
         };
-        RuleState { intents: 1, failures: vec![failure; failures], ..RuleState::new(uid.into()) }
+        RuleState {
+            intents: 1,
+            failures: vec![failure; failures],
+            ..RuleState::new(uid.into())
+        }
     }
 
     fn claimed(states: HelloStates) -> Vec<(String, usize)> {
-        states.into_states().into_iter().map(|state| (state.uid.to_string(), state.failures.len())).collect()
+        states
+            .into_states()
+            .into_iter()
+            .map(|state| (state.uid.to_string(), state.failures.len()))
+            .collect()
     }
 
     #[test]
     fn failures_are_kept_of_known_rules_only() {
         let mut states = HelloStates::default();
-        states.add(vec![state("known", 1), state("invented", 1)], |uid| *uid == "known".into());
-        assert_eq!(claimed(states), [("invented".to_owned(), 0), ("known".to_owned(), 1)]);
+        states.add(vec![state("known", 1), state("invented", 1)], |uid| {
+            *uid == "known".into()
+        });
+        assert_eq!(
+            claimed(states),
+            [("invented".to_owned(), 0), ("known".to_owned(), 1)]
+        );
     }
 
     #[test]
@@ -128,14 +144,24 @@ mod tests {
         for _ in 0..100_000 {
             states.add_within(vec![state("a", 0)], |_| true, (2, 10_000));
         }
-        assert_eq!((states.bytes, states.beyond()), (state_bytes(&state("a", 0)), (0, 0)));
+        assert_eq!(
+            (states.bytes, states.beyond()),
+            (state_bytes(&state("a", 0)), (0, 0))
+        );
     }
 
     #[test]
     fn rules_beyond_the_limit_are_left_out_unknown_ones_first() {
         let mut states = HelloStates::default();
         let is_known = |uid: &RuleUid| uid.as_str().starts_with("known");
-        let all = ["made-up-1", "made-up-2", "known-1", "known-2", "known-3", "made-up-3"];
+        let all = [
+            "made-up-1",
+            "made-up-2",
+            "known-1",
+            "known-2",
+            "known-3",
+            "made-up-3",
+        ];
         states.add_within(all.map(|uid| state(uid, 0)).into(), is_known, (3, 1 << 20));
         assert_eq!(states.beyond(), (3, 0));
         let kept: Vec<_> = claimed(states).into_iter().map(|(uid, _)| uid).collect();
@@ -146,11 +172,18 @@ mod tests {
     fn bytes_are_bounded_and_failures_go_first() {
         let mut states = HelloStates::default();
         for number in 0..100 {
-            states.add_within(vec![state(&format!("r{number:02}"), 5)], |_| true, (1000, 80_000));
+            states.add_within(
+                vec![state(&format!("r{number:02}"), 5)],
+                |_| true,
+                (1000, 80_000),
+            );
         }
         assert!(states.bytes <= 80_000, "{}", states.bytes);
         let (left_out, shortened) = states.beyond();
-        assert!(left_out == 0 && shortened > 80, "{left_out} left out, {shortened} shortened");
+        assert!(
+            left_out == 0 && shortened > 80,
+            "{left_out} left out, {shortened} shortened"
+        );
         assert_eq!(states.into_states().len(), 100);
     }
 }

@@ -29,8 +29,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AskedDigest, Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef,
-    Terms, TermsDigest, Tombstone,
+    AskedDigest, Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest,
+    SnapshotEnd, SourceRef, Terms, TermsDigest, Tombstone,
 };
 
 use crate::index::Directive;
@@ -115,7 +115,8 @@ impl Session {
     pub fn hello(&mut self, rules: Vec<RuleState>) {
         for state in rules.into_iter().filter(|state| !state.gone) {
             let mut stream = RuleStreamState::claimed_by_agent(&state);
-            (stream.is_suspended, stream.sent_suspended) = (Some(state.suspended), Some(state.suspended));
+            (stream.is_suspended, stream.sent_suspended) =
+                (Some(state.suspended), Some(state.suspended));
             self.rules.insert(state.uid.clone(), stream);
         }
     }
@@ -138,7 +139,11 @@ impl Session {
     }
 
     /// Takes in all that the hub says about rules since [`Session::version`], up to this version of the index.
-    pub fn catch_up(&mut self, directives: impl IntoIterator<Item = (RuleUid, Directive)>, version: u64) {
+    pub fn catch_up(
+        &mut self,
+        directives: impl IntoIterator<Item = (RuleUid, Directive)>,
+        version: u64,
+    ) {
         self.update(directives);
         self.version = version;
     }
@@ -162,7 +167,8 @@ impl Session {
     /// may hold copies again.
     pub fn gone(&mut self, uid: &RuleUid, last_batch: u64) -> bool {
         let stream = self.rules.get(uid);
-        let ordered = stream.is_some_and(|stream| stream.removing.is_some() && stream.named <= last_batch);
+        let ordered =
+            stream.is_some_and(|stream| stream.removing.is_some() && stream.named <= last_batch);
         let answers = ordered && !self.removals.contains_key(uid);
         if answers {
             self.rules.remove(uid);
@@ -179,7 +185,10 @@ impl Session {
     /// says of it as of this version of the index: until then it may still send what was wanted before. Nobody can tell while
     /// the agent holds rules of which the session does not know.
     pub fn is_free_of(&self, uid: &RuleUid, version: u64) -> bool {
-        self.hello_done && self.left_out_rules == 0 && self.version >= version && !self.rules.contains_key(uid)
+        self.hello_done
+            && self.left_out_rules == 0
+            && self.version >= version
+            && !self.rules.contains_key(uid)
     }
 
     /// What the agent holds, is not wanted, and was not judged: the removal guard decides whether it may go. No sources:
@@ -195,7 +204,8 @@ impl Session {
         }
         let mut deltas = BTreeMap::new();
         let mut bytes = 0;
-        let more = self.take_headings(&mut deltas, &mut bytes) || self.take_upserts(&mut deltas, bytes);
+        let more =
+            self.take_headings(&mut deltas, &mut bytes) || self.take_upserts(&mut deltas, bytes);
         // A rule whose account is still awaited may be the one that takes a copy over.
         if !more && self.has_removals() && !self.is_waiting() {
             self.take_removals(&mut deltas);
@@ -210,18 +220,27 @@ impl Session {
                 stream.named = self.nonce;
             }
         }
-        Some(Batch { nonce: self.nonce, rules: deltas.into_values().collect() })
+        Some(Batch {
+            nonce: self.nonce,
+            rules: deltas.into_values().collect(),
+        })
     }
 
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
-        let message = self.unsent.is_empty() && self.headings.is_empty() && self.removals.is_empty();
-        let message = message && self.restriction != SendRestriction::Everything && !self.has_left_out_pairs();
+        let message =
+            self.unsent.is_empty() && self.headings.is_empty() && self.removals.is_empty();
+        let message = message
+            && self.restriction != SendRestriction::Everything
+            && !self.has_left_out_pairs();
         if self.snapshot_ended.is_some() || !self.hello_done || !message || self.is_waiting() {
             return None;
         }
         self.snapshot_ended = Some(self.nonce);
-        let mut end = SnapshotEnd { intents: 0, digest: SetDigest::default() };
+        let mut end = SnapshotEnd {
+            intents: 0,
+            digest: SetDigest::default(),
+        };
         for stream in self.rules.values().filter(|stream| stream.is_claimed()) {
             let (intents, digest) = stream.items.account();
             end.intents += intents;
@@ -236,7 +255,11 @@ impl Session {
     }
 
     /// Returns whether upserts are left for another batch.
-    fn take_upserts(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, mut bytes: usize) -> bool {
+    fn take_upserts(
+        &mut self,
+        deltas: &mut BTreeMap<RuleUid, RuleDelta>,
+        mut bytes: usize,
+    ) -> bool {
         let (first, mut items) = (bytes == 0, 0);
         while let Some((uid, upserts)) = self.unsent.first() {
             let mut count = 0;
@@ -270,7 +293,10 @@ impl Session {
     fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
         for (uid, source, deletion_policy) in self.unsent.take_tombstones(BATCH_ITEMS) {
             self.note_removed_pairs();
-            delta_of(deltas, &uid).tombstones.push(Tombstone { source, deletion_policy });
+            delta_of(deltas, &uid).tombstones.push(Tombstone {
+                source,
+                deletion_policy,
+            });
         }
         for (uid, policy) in std::mem::take(&mut self.removals) {
             self.note_removed_pairs();
@@ -344,7 +370,9 @@ impl Session {
             return self.take_back(uid);
         }
         let keeps = self.keeps(uid);
-        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
         if stream.items.are_none() && assignment.sends_all() && !self.unsent.has(uid) {
             stream.items = Items::exactly(assignment.clone());
             self.unsent.put_all(uid, &assignment.plan.intents);
@@ -358,7 +386,10 @@ impl Session {
         stream.former &= !stream.items.are_exact();
         let orphaned_intents = stream.items.unjudged(assignment);
         if !orphaned_intents.is_empty() {
-            self.orphaned_intents.entry(uid.clone()).or_default().extend(orphaned_intents);
+            self.orphaned_intents
+                .entry(uid.clone())
+                .or_default()
+                .extend(orphaned_intents);
         }
         let policy = assignment.terms.deletion_policy;
         for (source, content) in step.upserts {
@@ -372,5 +403,7 @@ impl Session {
 }
 
 fn delta_of<'a>(deltas: &'a mut BTreeMap<RuleUid, RuleDelta>, uid: &RuleUid) -> &'a mut RuleDelta {
-    deltas.entry(uid.clone()).or_insert_with(|| RuleDelta::new(uid.clone()))
+    deltas
+        .entry(uid.clone())
+        .or_insert_with(|| RuleDelta::new(uid.clone()))
 }

@@ -2,7 +2,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest};
+use runnel_proto::model::{
+    AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest,
+};
 
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, SourceContent};
@@ -40,10 +42,23 @@ pub(super) struct RuleStreamState {
 
 impl RuleStreamState {
     pub(super) fn claimed_by_agent(state: &RuleState) -> Self {
-        let items = Items::Digest { digest: state.intents_digest, intents: u64::from(state.intents) };
-        let waits = state.namespace_prunes.as_ref().map(|namespace_prunes| namespace_prunes.digest);
+        let items = Items::Digest {
+            digest: state.intents_digest,
+            intents: u64::from(state.intents),
+        };
+        let waits = state
+            .namespace_prunes
+            .as_ref()
+            .map(|namespace_prunes| namespace_prunes.digest);
         let (terms, sent_terms) = (state.terms_digest, state.terms_digest);
-        Self { terms, sent_terms, items, waits, former: true, ..Self::default() }
+        Self {
+            terms,
+            sent_terms,
+            items,
+            waits,
+            former: true,
+            ..Self::default()
+        }
     }
 
     /// Whether something must come in before the agent is up to date.
@@ -51,9 +66,10 @@ impl RuleStreamState {
         let suspended = matches!(&self.directive, Some(Directive::Wanted(assignment) | Directive::Cordoned(assignment)) if assignment.terms.suspend);
         match (&self.directive, &self.items) {
             (_, Items::Asked(_)) => true,
-            (Some(Directive::Wanted(_) | Directive::Cordoned(_)), Items::Digest { .. } | Items::Uncertain) => {
-                !suspended
-            }
+            (
+                Some(Directive::Wanted(_) | Directive::Cordoned(_)),
+                Items::Digest { .. } | Items::Uncertain,
+            ) => !suspended,
             _ => false,
         }
     }
@@ -63,9 +79,16 @@ impl RuleStreamState {
         // An agent that was told that nobody knows the rule has heard nothing else since.
         let is_suspended = matches!(
             self.directive,
-            Some(Directive::Unknown | Directive::AwaitingWave(_) | Directive::RemovalBlocked | Directive::Cordoned(_))
+            Some(
+                Directive::Unknown
+                    | Directive::AwaitingWave(_)
+                    | Directive::RemovalBlocked
+                    | Directive::Cordoned(_)
+            )
         );
-        self.removing.is_none() && !self.sent_orphaned && !(is_suspended && self.sent_terms.is_none())
+        self.removing.is_none()
+            && !self.sent_orphaned
+            && !(is_suspended && self.sent_terms.is_none())
     }
 }
 
@@ -80,7 +103,10 @@ pub(super) enum Items {
     /// These.
     Pairs(BTreeMap<SourceRef, Revision>),
     /// Those of the share, and `beyond`: what must stay though the share does not want it.
-    ClusterAssignment { assignment: ClusterAssignment, beyond: BTreeMap<SourceRef, Revision> },
+    ClusterAssignment {
+        assignment: ClusterAssignment,
+        beyond: BTreeMap<SourceRef, Revision>,
+    },
 }
 
 impl Default for Items {
@@ -98,7 +124,10 @@ pub(super) struct Delta {
 
 impl Items {
     pub(super) fn exactly(assignment: ClusterAssignment) -> Self {
-        Items::ClusterAssignment { assignment, beyond: BTreeMap::new() }
+        Items::ClusterAssignment {
+            assignment,
+            beyond: BTreeMap::new(),
+        }
     }
 
     /// Whether these are known to be none.
@@ -106,7 +135,9 @@ impl Items {
         match self {
             Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => false,
             Items::Pairs(pairs) => pairs.is_empty(),
-            Items::ClusterAssignment { assignment, beyond } => assignment.plan.intents.is_empty() && beyond.is_empty(),
+            Items::ClusterAssignment { assignment, beyond } => {
+                assignment.plan.intents.is_empty() && beyond.is_empty()
+            }
         }
     }
 
@@ -120,7 +151,9 @@ impl Items {
         match self {
             Items::Uncertain => (0, SetDigest::default()),
             Items::Digest { digest, intents } => (*intents, *digest),
-            Items::Asked(pairs) | Items::Pairs(pairs) => (pairs.len() as u64, pairs.iter().collect()),
+            Items::Asked(pairs) | Items::Pairs(pairs) => {
+                (pairs.len() as u64, pairs.iter().collect())
+            }
             Items::ClusterAssignment { assignment, beyond } => {
                 let mut digest = assignment.digest();
                 digest.merge(beyond.iter().collect());
@@ -133,9 +166,10 @@ impl Items {
         match self {
             Items::Uncertain | Items::Digest { .. } => None,
             Items::Asked(pairs) | Items::Pairs(pairs) => pairs.get(source).copied(),
-            Items::ClusterAssignment { assignment, beyond } => {
-                assignment.content(source).map(|content| content.revision).or_else(|| beyond.get(source).copied())
-            }
+            Items::ClusterAssignment { assignment, beyond } => assignment
+                .content(source)
+                .map(|content| content.revision)
+                .or_else(|| beyond.get(source).copied()),
         }
     }
 
@@ -143,9 +177,12 @@ impl Items {
         match self {
             Items::Uncertain | Items::Digest { .. } => Box::new(std::iter::empty()),
             Items::Asked(pairs) | Items::Pairs(pairs) => Box::new(pairs.keys()),
-            Items::ClusterAssignment { assignment, beyond } => {
-                Box::new(assignment.intents().map(|(source, _)| source).chain(beyond.keys()))
-            }
+            Items::ClusterAssignment { assignment, beyond } => Box::new(
+                assignment
+                    .intents()
+                    .map(|(source, _)| source)
+                    .chain(beyond.keys()),
+            ),
         }
     }
 
@@ -156,9 +193,14 @@ impl Items {
     ) -> (BTreeMap<SourceRef, Revision>, Vec<SourceRef>) {
         let (mut kept, mut gone) = (BTreeMap::new(), vec![]);
         for source in self.sources() {
-            let Some(revision) = self.revision(source) else { continue };
+            let Some(revision) = self.revision(source) else {
+                continue;
+            };
             // What has another name now stays until the copy with that name can be made.
-            if assignment.content(source).is_some() || assignment.has_source(source) || assignment.must_stay(source) {
+            if assignment.content(source).is_some()
+                || assignment.has_source(source)
+                || assignment.must_stay(source)
+            {
                 kept.insert(source.clone(), revision);
             } else {
                 gone.push(source.clone());
@@ -170,43 +212,72 @@ impl Items {
     /// What stays though a share does not want it, only because nobody has judged its removal.
     pub(super) fn unjudged(&self, assignment: &ClusterAssignment) -> BTreeSet<SourceRef> {
         let beyond: Box<dyn Iterator<Item = &SourceRef>> = match self {
-            Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => Box::new(std::iter::empty()),
-            Items::Pairs(pairs) => Box::new(pairs.keys().filter(|source| !assignment.has_source(source))),
+            Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => {
+                Box::new(std::iter::empty())
+            }
+            Items::Pairs(pairs) => {
+                Box::new(pairs.keys().filter(|source| !assignment.has_source(source)))
+            }
             Items::ClusterAssignment { beyond, .. } => Box::new(beyond.keys()),
         };
-        beyond.filter(|source| assignment.is_unjudged(source)).cloned().collect()
+        beyond
+            .filter(|source| assignment.is_unjudged(source))
+            .cloned()
+            .collect()
     }
 
     /// The step from these pairs to a share. Where it is known to differ in few intents only, only those are looked at,
     /// besides what was left alone before.
     pub(super) fn step_to(&self, assignment: &ClusterAssignment) -> Delta {
-        let mut step = Delta { items: Items::default(), upserts: vec![], tombstones: vec![] };
+        let mut step = Delta {
+            items: Items::default(),
+            upserts: vec![],
+            tombstones: vec![],
+        };
         let mut beyond = BTreeMap::new();
         let change = match self {
-            Items::ClusterAssignment { assignment: former, beyond: known } if former.is(assignment) => {
+            Items::ClusterAssignment {
+                assignment: former,
+                beyond: known,
+            } if former.is(assignment) => {
                 beyond.clone_from(known);
-                step.items = Items::ClusterAssignment { assignment: assignment.clone(), beyond };
+                step.items = Items::ClusterAssignment {
+                    assignment: assignment.clone(),
+                    beyond,
+                };
                 return step;
             }
-            Items::ClusterAssignment { assignment: former, beyond: known } => {
-                assignment.change_since(former).map(|touched| (touched, known))
-            }
+            Items::ClusterAssignment {
+                assignment: former,
+                beyond: known,
+            } => assignment
+                .change_since(former)
+                .map(|touched| (touched, known)),
             _ => None,
         };
         match change {
             Some((touched, known)) => {
-                for source in known.keys().filter(|known| !touched.contains(*known)).chain(touched.iter()) {
+                for source in known
+                    .keys()
+                    .filter(|known| !touched.contains(*known))
+                    .chain(touched.iter())
+                {
                     self.compare(source, assignment, &mut step, &mut beyond);
                 }
             }
             None => {
-                let gone = self.sources().filter(|source| assignment.content(source).is_none());
+                let gone = self
+                    .sources()
+                    .filter(|source| assignment.content(source).is_none());
                 for source in gone.chain(assignment.intents().map(|(source, _)| source)) {
                     self.compare(source, assignment, &mut step, &mut beyond);
                 }
             }
         }
-        step.items = Items::ClusterAssignment { assignment: assignment.clone(), beyond };
+        step.items = Items::ClusterAssignment {
+            assignment: assignment.clone(),
+            beyond,
+        };
         step
     }
 

@@ -71,7 +71,11 @@ impl Session {
     }
 
     /// What may go of what is in namespaces given up.
-    pub(super) fn may_prune(&self, uid: &RuleUid, prune: Option<AskedDigest>) -> Option<AskedDigest> {
+    pub(super) fn may_prune(
+        &self,
+        uid: &RuleUid,
+        prune: Option<AskedDigest>,
+    ) -> Option<AskedDigest> {
         prune.filter(|_| !self.keeps(uid))
     }
 }
@@ -82,7 +86,10 @@ impl Items {
         let stay: Vec<_> = std::mem::take(&mut step.tombstones);
         let any = !stay.is_empty();
         if let Items::ClusterAssignment { beyond, .. } = &mut step.items {
-            beyond.extend(stay.into_iter().filter_map(|source| Some((source.clone(), self.revision(&source)?))));
+            beyond.extend(
+                stay.into_iter()
+                    .filter_map(|source| Some((source.clone(), self.revision(&source)?))),
+            );
         }
         any
     }

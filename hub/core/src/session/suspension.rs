@@ -11,7 +11,9 @@ use crate::plan::ClusterAssignment;
 impl Session {
     /// Nothing is sent about a rule, and what was not sent yet is not any more: the agent keeps what it has.
     pub(super) fn rest(&mut self, uid: &RuleUid) {
-        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
         if self.removals.remove(uid).is_some() {
             stream.removing = None;
         }
@@ -27,20 +29,36 @@ impl Session {
 
     /// The agent gets nothing new of a rule: only what it should not have any more goes.
     pub(super) fn cordoned(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
-        if self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.unsent.has(uid) {
+        if self.headings.contains_key(uid)
+            || self.removals.contains_key(uid)
+            || self.unsent.has(uid)
+        {
             self.rest(uid);
         }
-        if self.rules.get(uid).is_none_or(|stream| stream.removing.is_some()) || assignment.terms.is_frozen() {
+        if self
+            .rules
+            .get(uid)
+            .is_none_or(|stream| stream.removing.is_some())
+            || assignment.terms.is_frozen()
+        {
             return;
         }
         // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.
-        let has_terms = self.rules.get(uid).is_some_and(|stream| stream.sent_terms == Some(assignment.terms.digest));
-        self.send_prune(uid, self.may_prune(uid, assignment.prune().filter(|_| has_terms)));
+        let has_terms = self
+            .rules
+            .get(uid)
+            .is_some_and(|stream| stream.sent_terms == Some(assignment.terms.digest));
+        self.send_prune(
+            uid,
+            self.may_prune(uid, assignment.prune().filter(|_| has_terms)),
+        );
         if !self.knows_items(uid, assignment) {
             return;
         }
         let keeps = self.keeps(uid);
-        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
         let (kept, gone) = stream.items.without_surplus(assignment);
         if keeps && !gone.is_empty() {
             self.kept_back = true;
@@ -49,16 +67,22 @@ impl Session {
         stream.items = Items::Pairs(kept);
         let orphaned_intents = stream.items.unjudged(assignment);
         if !orphaned_intents.is_empty() {
-            self.orphaned_intents.entry(uid.clone()).or_default().extend(orphaned_intents);
+            self.orphaned_intents
+                .entry(uid.clone())
+                .or_default()
+                .extend(orphaned_intents);
         }
         for source in gone {
-            self.unsent.remove(uid, source, assignment.terms.deletion_policy);
+            self.unsent
+                .remove(uid, source, assignment.terms.deletion_policy);
         }
     }
 
     /// All of a rule is to go.
     pub(super) fn unwanted(&mut self, uid: &RuleUid, policy: DeletionPolicy) {
-        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
         if stream.removing == Some(policy) {
             return;
         }
@@ -76,7 +100,9 @@ impl Session {
     }
 
     pub(super) fn orphaned(&mut self, uid: &RuleUid) {
-        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
         if self.removals.remove(uid).is_some() {
             // An order that was not sent is not sent any more.
             stream.removing = None;
@@ -91,9 +117,18 @@ impl Session {
         // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
         self.unsent.drop_of(uid);
         // Whatever else waits to be said was reset above and is not said any more.
-        let waits = self.headings.remove(uid).is_some_and(|heading| heading.orphaned);
+        let waits = self
+            .headings
+            .remove(uid)
+            .is_some_and(|heading| heading.orphaned);
         if waits || !was_sent {
-            self.headings.insert(uid.clone(), Heading { orphaned: true, ..Heading::default() });
+            self.headings.insert(
+                uid.clone(),
+                Heading {
+                    orphaned: true,
+                    ..Heading::default()
+                },
+            );
         }
     }
 
@@ -114,13 +149,21 @@ impl Session {
     }
 
     /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
-    pub(super) fn would_remove_unknown(&self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
-        self.unsent.tombstones(uid).any(|source| assignment.must_stay(source))
+    pub(super) fn would_remove_unknown(
+        &self,
+        uid: &RuleUid,
+        assignment: &ClusterAssignment,
+    ) -> bool {
+        self.unsent
+            .tombstones(uid)
+            .any(|source| assignment.must_stay(source))
     }
 
     /// What may go in namespaces that are no longer targets is sent once, when it is decided.
     pub(super) fn send_prune(&mut self, uid: &RuleUid, prune: Option<AskedDigest>) {
-        let Some(stream) = self.rules.get_mut(uid) else { return };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
         if std::mem::replace(&mut stream.prune, prune) == prune {
             return;
         }
@@ -136,7 +179,9 @@ impl Session {
     /// Returns whether that is what waits now, so that it must be said again if it still may go. So must be what was said
     /// when something else waited: the agent did not heed it.
     pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
-        let Some(stream) = self.rules.get_mut(uid) else { return false };
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return false;
+        };
         let before = std::mem::replace(&mut stream.waits, waits);
         if stream.prune.is_some() && stream.prune != waits {
             stream.lapsed = stream.prune;
@@ -159,7 +204,14 @@ impl Session {
     /// may only keep in mind what is named.
     pub fn prune_approval_consumed(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
         let stream = self.rules.get_mut(uid).filter(|_| self.knows_end);
-        stream.is_some_and(|stream| is_used_up(&mut stream.prune, &mut stream.prune_sent, asked, &self.unacked))
+        stream.is_some_and(|stream| {
+            is_used_up(
+                &mut stream.prune,
+                &mut stream.prune_sent,
+                asked,
+                &self.unacked,
+            )
+        })
     }
 }
 

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use runnel_proto::model::{
-    AckedIntent, AskedDigest, Batch, DeletionPolicy, Enforcement, HubFrame, NamespaceChoice, Pattern, Payload,
-    Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    AckedIntent, AskedDigest, Batch, DeletionPolicy, Enforcement, HubFrame, NamespaceChoice,
+    Pattern, Payload, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 use serde_json::json;
 
@@ -36,7 +36,9 @@ impl Agent {
                 self.orphaned.remove(&delta.uid);
                 self.rules.entry(delta.uid.clone()).or_default();
             }
-            if let (Some(suspend), Some(is_suspended)) = (delta.suspend, self.is_suspended.get_mut(&delta.uid)) {
+            if let (Some(suspend), Some(is_suspended)) =
+                (delta.suspend, self.is_suspended.get_mut(&delta.uid))
+            {
                 *is_suspended = suspend;
             }
             if delta.orphaned {
@@ -44,18 +46,32 @@ impl Agent {
             }
             for intent in &delta.upserts {
                 self.upserts += 1;
-                self.rules.entry(delta.uid.clone()).or_default().insert(intent.source.clone(), intent.revision);
+                self.rules
+                    .entry(delta.uid.clone())
+                    .or_default()
+                    .insert(intent.source.clone(), intent.revision);
             }
         }
         for delta in &batch.rules {
             for tombstone in &delta.tombstones {
-                if self.rules.entry(delta.uid.clone()).or_default().remove(&tombstone.source).is_some() {
-                    self.removed.push((delta.uid.clone(), tombstone.source.clone()));
+                if self
+                    .rules
+                    .entry(delta.uid.clone())
+                    .or_default()
+                    .remove(&tombstone.source)
+                    .is_some()
+                {
+                    self.removed
+                        .push((delta.uid.clone(), tombstone.source.clone()));
                 }
             }
             if delta.removal.is_some() {
                 let stream_state = self.rules.remove(&delta.uid).unwrap_or_default();
-                self.removed.extend(stream_state.into_keys().map(|source| (delta.uid.clone(), source)));
+                self.removed.extend(
+                    stream_state
+                        .into_keys()
+                        .map(|source| (delta.uid.clone(), source)),
+                );
                 self.terms.remove(&delta.uid);
                 self.is_suspended.remove(&delta.uid);
                 self.gone.push((delta.uid.clone(), batch.nonce));
@@ -68,7 +84,11 @@ impl Agent {
         RuleState {
             intents_digest: stream_state.iter().collect(),
             intents: u32::try_from(stream_state.len()).unwrap(),
-            terms_digest: self.terms.get(uid).copied().filter(|_| !self.orphaned.contains(uid)),
+            terms_digest: self
+                .terms
+                .get(uid)
+                .copied()
+                .filter(|_| !self.orphaned.contains(uid)),
             suspended: self.is_suspended.get(uid).copied().unwrap_or_default(),
             ..RuleState::new(uid.clone())
         }
@@ -87,7 +107,10 @@ impl Agent {
             let questions = session.take_questions();
             for uid in &questions {
                 let pairs = self.rules.get(uid).into_iter().flatten();
-                let pairs = pairs.map(|(source, revision)| AckedIntent { source: source.clone(), revision: *revision });
+                let pairs = pairs.map(|(source, revision)| AckedIntent {
+                    source: source.clone(),
+                    revision: *revision,
+                });
                 session.detail(uid, pairs.collect(), true);
             }
             let Some(batch) = session.next_batch() else {
@@ -110,7 +133,10 @@ fn source(name: u8) -> SourceRef {
 }
 
 fn content(text: u8) -> SourceState {
-    SourceState::Read(Arc::new(SourceContent::new(Revision([text; 16]), Payload::encode(vec![text]))))
+    SourceState::Read(Arc::new(SourceContent::new(
+        Revision([text; 16]),
+        Payload::encode(vec![text]),
+    )))
 }
 
 fn rule(uid: &str, suspend: bool) -> Rule {
@@ -132,7 +158,13 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, SourceState)]) -> ClusterAss
     plan.edits = Default::default();
     // What the guard blocks is another matter.
     let judged = GuardDecision::passing((0..=99).map(|name| Item::Source(source(name))));
-    ClusterAssignment { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged, rolled_back: None }
+    ClusterAssignment {
+        cluster: "one".into(),
+        plan: Arc::new(plan),
+        terms: rule.terms,
+        judged,
+        rolled_back: None,
+    }
 }
 
 fn wanted(uid: &str, items: &[(u8, SourceState)]) -> (RuleUid, Directive) {
@@ -147,7 +179,10 @@ fn a_new_agent_gets_everything_once_and_then_nothing() {
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 2);
     let end = session.take_snapshot_end().unwrap();
-    assert_eq!((end.intents, end.digest), (2, agent.state(&"r".into()).intents_digest));
+    assert_eq!(
+        (end.intents, end.digest),
+        (2, agent.state(&"r".into()).intents_digest)
+    );
     assert_eq!(session.take_snapshot_end(), None);
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
     assert!(session.next_batch().is_none());
@@ -169,11 +204,17 @@ fn agent_that_has_the_plan_is_sent_nothing_on_reconnect() {
 fn only_the_changed_source_travels_after_a_reconnect() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([wanted("r", &[(1, content(1)), (2, content(2)), (3, content(3))])]);
+    session.update([wanted(
+        "r",
+        &[(1, content(1)), (2, content(2)), (3, content(3))],
+    )]);
     agent.drain(&mut session);
     let mut again = agent.connect();
     again.update([wanted("r", &[(1, content(1)), (2, content(9))])]);
-    assert!(again.take_snapshot_end().is_none(), "the answer is not in yet");
+    assert!(
+        again.take_snapshot_end().is_none(),
+        "the answer is not in yet"
+    );
     agent.drain(&mut again);
     assert_eq!(agent.upserts, 4);
     assert_eq!(agent.removed, [("r".into(), source(3))]);
@@ -211,7 +252,10 @@ fn late_answer_does_not_count_for_an_unsent_order() {
     send(&mut session, &mut agent);
     session.update(unwanted());
     agent.removed.clear();
-    assert!(!session.gone(&uid, 3) && !session.is_free_of(&uid, 0), "the agent holds copies again");
+    assert!(
+        !session.gone(&uid, 3) && !session.is_free_of(&uid, 0),
+        "the agent holds copies again"
+    );
     // The hub forgets the rule before the order has left: it does not leave any more.
     session.update([("r".into(), Directive::Orphaned)]);
     agent.gone.clear();
@@ -223,8 +267,13 @@ fn late_answer_does_not_count_for_an_unsent_order() {
 fn answer_to_the_first_removal_does_not_answer_the_second() {
     let (mut agent, uid) = (Agent::default(), RuleUid::from("r"));
     let mut session = agent.connect();
-    for directive in
-        [wanted("r", &[(1, content(1))]).1, Directive::Unwanted(DeletionPolicy::Delete)].iter().cycle().take(4)
+    for directive in [
+        wanted("r", &[(1, content(1))]).1,
+        Directive::Unwanted(DeletionPolicy::Delete),
+    ]
+    .iter()
+    .cycle()
+    .take(4)
     {
         session.update([("r".into(), directive.clone())]);
         let batch = session.next_batch().unwrap();
@@ -232,7 +281,10 @@ fn answer_to_the_first_removal_does_not_answer_the_second() {
     }
     let answers = std::mem::take(&mut agent.gone);
     assert_eq!(answers, [(uid.clone(), 2), (uid.clone(), 4)]);
-    assert!(!session.gone(&uid, 2) && !session.is_free_of(&uid, 0), "the second order is under way");
+    assert!(
+        !session.gone(&uid, 2) && !session.is_free_of(&uid, 0),
+        "the second order is under way"
+    );
     assert!(session.gone(&uid, 4) && session.is_free_of(&uid, 0));
 }
 
@@ -245,7 +297,10 @@ fn session_is_free_of_a_rule_only_once_it_has_caught_up() {
     session.catch_up([wanted("r", &[(1, content(1))])], 1);
     agent.drain(&mut session);
     assert!(!session.is_free_of(&uid, 2));
-    session.catch_up([("r".into(), Directive::Unwanted(DeletionPolicy::Delete))], 2);
+    session.catch_up(
+        [("r".into(), Directive::Unwanted(DeletionPolicy::Delete))],
+        2,
+    );
     assert!(!session.is_free_of(&uid, 2));
     agent.drain(&mut session);
     assert!(session.is_free_of(&uid, 2) && !session.is_free_of(&uid, 3));
@@ -257,7 +312,10 @@ fn unreadable_source_keeps_copies_until_known_unwanted() {
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
     agent.drain(&mut session);
-    session.update([wanted("r", &[(1, content(1)), (2, SourceState::Unreadable)])]);
+    session.update([wanted(
+        "r",
+        &[(1, content(1)), (2, SourceState::Unreadable)],
+    )]);
     agent.drain(&mut session);
     assert!(agent.removed.is_empty());
     session.update([wanted("r", &[(1, content(1))])]);
@@ -283,7 +341,10 @@ fn unwanted_copy_waits_for_the_source_being_read() {
 #[test]
 fn member_that_knows_more_than_the_hub_is_sent_nothing() {
     let mut agent = Agent::default();
-    let before = [wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])];
+    let before = [
+        wanted("r1", &[(1, content(1)), (2, content(2))]),
+        wanted("r2", &[(3, content(3))]),
+    ];
     let mut session = agent.connect();
     session.update(before);
     agent.drain(&mut session);
@@ -310,10 +371,21 @@ fn member_that_knows_more_than_the_hub_is_sent_nothing() {
 fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
+    session.update([
+        wanted("r1", &[(1, content(1)), (2, content(2))]),
+        wanted("r2", &[(3, content(3))]),
+    ]);
     agent.drain(&mut session);
-    let after = || [wanted("r1", &[(1, content(9))]), ("r2".into(), Directive::Unwanted(DeletionPolicy::Delete))];
-    for (restriction, removed) in [(SendRestriction::Removals, 0), (SendRestriction::Nothing, 2)] {
+    let after = || {
+        [
+            wanted("r1", &[(1, content(9))]),
+            ("r2".into(), Directive::Unwanted(DeletionPolicy::Delete)),
+        ]
+    };
+    for (restriction, removed) in [
+        (SendRestriction::Removals, 0),
+        (SendRestriction::Nothing, 2),
+    ] {
         let mut session = agent.connect();
         session.set_restriction(restriction);
         // Told twice, it is kept twice.
@@ -322,8 +394,14 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
         session.update(after());
         agent.drain(&mut session);
         assert_eq!((agent.upserts, agent.removed.len()), (4, removed));
-        assert_eq!(session.has_kept_back(), restriction == SendRestriction::Removals);
-        assert_eq!(session.holds_nothing_else(), restriction == SendRestriction::Nothing);
+        assert_eq!(
+            session.has_kept_back(),
+            restriction == SendRestriction::Removals
+        );
+        assert_eq!(
+            session.holds_nothing_else(),
+            restriction == SendRestriction::Nothing
+        );
         assert!(session.take_snapshot_end().is_some());
     }
     // One that holds what is wanted and nothing else is asked nothing.
@@ -338,16 +416,25 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
 fn rejoined_member_keeps_only_its_former_copies() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
+    session.update([
+        wanted("r1", &[(1, content(1)), (2, content(2))]),
+        wanted("r2", &[(3, content(3))]),
+    ]);
     agent.drain(&mut session);
     let mut session = agent.connect();
     session.set_restriction(SendRestriction::Removals);
     // Nobody can tell about the second rule: it keeps what it has, and that keeps nothing else.
-    session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), ("r2".into(), Directive::Unknown)]);
+    session.update([
+        wanted("r1", &[(1, content(1)), (2, content(2))]),
+        ("r2".into(), Directive::Unknown),
+    ]);
     session.update([wanted("r3", &[(4, content(4)), (5, content(5))])]);
     agent.drain(&mut session);
     assert!(!session.has_kept_back() && !session.holds_nothing_else());
-    session.update([wanted("r1", &[(1, content(1))]), wanted("r3", &[(4, content(4))])]);
+    session.update([
+        wanted("r1", &[(1, content(1))]),
+        wanted("r3", &[(4, content(4))]),
+    ]);
     agent.drain(&mut session);
     assert_eq!((agent.removed.len(), session.has_kept_back()), (2, false));
     session.update([("r2".into(), Directive::Unwanted(DeletionPolicy::Delete))]);
@@ -363,18 +450,32 @@ fn transferred_source_is_upserted_before_removal() {
         let mut noise = Vec::with_capacity(900_000);
         let mut state = u64::from(text) + 1;
         while noise.len() < 900_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             noise.push((state >> 33) as u8);
         }
-        SourceState::Read(Arc::new(SourceContent::new(Revision([text; 16]), Payload::encode(noise))))
+        SourceState::Read(Arc::new(SourceContent::new(
+            Revision([text; 16]),
+            Payload::encode(noise),
+        )))
     };
-    session.update([wanted("old", &[(1, big(1)), (2, big(2))]), wanted("new", &[])]);
+    session.update([
+        wanted("old", &[(1, big(1)), (2, big(2))]),
+        wanted("new", &[]),
+    ]);
     agent.drain(&mut session);
-    session.update([wanted("old", &[]), wanted("new", &[(1, big(1)), (2, big(2))])]);
+    session.update([
+        wanted("old", &[]),
+        wanted("new", &[(1, big(1)), (2, big(2))]),
+    ]);
     let mut removals_seen = false;
     while let Some(batch) = session.next_batch() {
         let has_upserts = batch.rules.iter().any(|delta| !delta.upserts.is_empty());
-        assert!(!(removals_seen && has_upserts), "an upsert after a tombstone");
+        assert!(
+            !(removals_seen && has_upserts),
+            "an upsert after a tombstone"
+        );
         removals_seen |= batch.rules.iter().any(|delta| !delta.tombstones.is_empty());
         agent.take(&batch);
         session.ack(batch.nonce);
@@ -405,7 +506,10 @@ fn suspended_rule_sends_terms_only() {
     session.want(&"r".into(), vec![source(1), source(7)]);
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 2);
-    session.update([("r".into(), Directive::Wanted(share_of("r", true, &[(2, content(2))])))]);
+    session.update([(
+        "r".into(),
+        Directive::Wanted(share_of("r", true, &[(2, content(2))])),
+    )]);
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
     session.update([wanted("r", &[(2, content(2))])]);
@@ -417,8 +521,14 @@ fn suspended_rule_sends_terms_only() {
 fn dry_run_sends_content_and_no_tombstones() {
     let dry = |items: &[(u8, SourceState)]| {
         let assignment = share_of("r", false, items);
-        let terms = Terms { enforcement: Enforcement::DryRun, ..Terms::clone(&assignment.terms) };
-        Directive::Wanted(ClusterAssignment { terms: NamedTerms::new(terms), ..assignment })
+        let terms = Terms {
+            enforcement: Enforcement::DryRun,
+            ..Terms::clone(&assignment.terms)
+        };
+        Directive::Wanted(ClusterAssignment {
+            terms: NamedTerms::new(terms),
+            ..assignment
+        })
     };
     let mut agent = Agent::default();
     let mut session = agent.connect();
@@ -430,10 +540,18 @@ fn dry_run_sends_content_and_no_tombstones() {
     let mut again = agent.connect();
     again.update([("r".into(), dry(&[(2, content(2))]))]);
     agent.drain(&mut again);
-    assert_eq!((agent.upserts, agent.removed.len()), (2, 0), "a new stream removes nothing either");
+    assert_eq!(
+        (agent.upserts, agent.removed.len()),
+        (2, 0),
+        "a new stream removes nothing either"
+    );
     again.update([wanted("r", &[(2, content(2))])]);
     agent.drain(&mut again);
-    assert_eq!((agent.upserts, agent.removed.len()), (2, 1), "enforcement removes what is no longer selected");
+    assert_eq!(
+        (agent.upserts, agent.removed.len()),
+        (2, 1),
+        "enforcement removes what is no longer selected"
+    );
 }
 
 #[test]
@@ -452,18 +570,26 @@ fn early_wants_are_sent_once_the_rule_is_known() {
 /// Sources of the longest names, as a member might make them up.
 fn invented(from: usize, count: usize) -> Vec<SourceRef> {
     let long = "n".repeat(240);
-    (from..from + count).map(|n| SourceRef::new(&long, &long, &format!("{long}{n:010}"))).collect()
+    (from..from + count)
+        .map(|n| SourceRef::new(&long, &long, &format!("{long}{n:010}")))
+        .collect()
 }
 
 #[test]
 fn unserved_wants_are_not_kept_beyond_the_bound() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([wanted("r", &[(1, content(1))]), wanted("gone", &[(1, content(1))])]);
+    session.update([
+        wanted("r", &[(1, content(1))]),
+        wanted("gone", &[(1, content(1))]),
+    ]);
     agent.drain(&mut session);
     // What is held differs from the plan, so wants wait for the account.
     let mut again = agent.connect();
-    again.update([wanted("r", &[(1, content(2))]), ("gone".into(), Directive::Orphaned)]);
+    again.update([
+        wanted("r", &[(1, content(2))]),
+        ("gone".into(), Directive::Orphaned),
+    ]);
     again.want(&"r".into(), invented(0, 100));
     again.want(&"gone".into(), vec![source(1)]);
     again.want(&"never".into(), vec![source(1)]);
@@ -478,7 +604,10 @@ fn unserved_wants_are_not_kept_beyond_the_bound() {
 fn reports_of_an_agent_share_one_bound_that_frees() {
     let limit = 64 * 1024 * 1024;
     let mut session = Session::default();
-    let state = |uid: &str| RuleState { intents: 1, ..Agent::default().state(&uid.into()) };
+    let state = |uid: &str| RuleState {
+        intents: 1,
+        ..Agent::default().state(&uid.into())
+    };
     let uids: Vec<String> = (0..100).map(|n| format!("r{n:02}")).collect();
     session.hello(uids.iter().map(|uid| state(uid)).collect());
     session.hello_done();
@@ -489,14 +618,27 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
     session.update(uids[50..].iter().map(|uid| wanted(uid, &[(1, content(1))])));
     let pairs = |from| {
         let stream_state = invented(from, 1000).into_iter();
-        stream_state.map(|source| AckedIntent { source, revision: Revision([1; 16]) }).collect::<Vec<_>>()
+        stream_state
+            .map(|source| AckedIntent {
+                source,
+                revision: Revision([1; 16]),
+            })
+            .collect::<Vec<_>>()
     };
     for uid in &uids[50..] {
         session.detail(&uid.as_str().into(), pairs(0), false);
     }
-    assert!(session.kept() > limit / 2 && session.kept() <= limit, "{}", session.kept());
+    assert!(
+        session.kept() > limit / 2 && session.kept() <= limit,
+        "{}",
+        session.kept()
+    );
     // The hub speaks: what waits for nothing goes, and there is room again.
-    session.update(uids[..50].iter().map(|uid| (uid.as_str().into(), Directive::Orphaned)));
+    session.update(
+        uids[..50]
+            .iter()
+            .map(|uid| (uid.as_str().into(), Directive::Orphaned)),
+    );
     let before = session.kept();
     session.detail(&"r51".into(), pairs(5000), false);
     assert!(session.kept() > before);
@@ -511,15 +653,29 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
 #[test]
 fn account_of_what_the_hub_has_itself_costs_nothing() {
     let mut session = Session::default();
-    session.hello(vec![RuleState { intents: 1, ..Agent::default().state(&"r".into()) }]);
+    session.hello(vec![RuleState {
+        intents: 1,
+        ..Agent::default().state(&"r".into())
+    }]);
     session.hello_done();
     let items: Vec<_> = (0..200).map(|number| (number, content(1))).collect();
     session.update([wanted("r", &items)]);
     assert_eq!(session.take_questions().len(), 1);
-    let pair = |source: SourceRef| AckedIntent { source, revision: Revision([9; 16]) };
-    session.detail(&"r".into(), (0..200).map(|number| pair(source(number))).collect(), false);
+    let pair = |source: SourceRef| AckedIntent {
+        source,
+        revision: Revision([9; 16]),
+    };
+    session.detail(
+        &"r".into(),
+        (0..200).map(|number| pair(source(number))).collect(),
+        false,
+    );
     assert_eq!(session.kept(), 0);
-    session.detail(&"r".into(), vec![pair(SourceRef::new("secrets", "else", "foreign"))], true);
+    session.detail(
+        &"r".into(),
+        vec![pair(SourceRef::new("secrets", "else", "foreign"))],
+        true,
+    );
     assert!(session.kept() == 0 || session.kept() < 1000);
 }
 
@@ -532,12 +688,19 @@ struct LongAccounts {
 
 impl LongAccounts {
     fn new() -> Self {
-        let mut accounts = Self { session: Session::default(), stream_state: BTreeMap::new() };
+        let mut accounts = Self {
+            session: Session::default(),
+            stream_state: BTreeMap::new(),
+        };
         for rule in ["r", "s"] {
             let names = Self::foreign(rule).chain([source(1)]);
-            let stream_state: BTreeMap<_, _> = names.map(|name| (name, Revision([1; 16]))).collect();
+            let stream_state: BTreeMap<_, _> =
+                names.map(|name| (name, Revision([1; 16]))).collect();
             let intents = u32::try_from(stream_state.len()).unwrap();
-            accounts.session.hello(vec![RuleState { intents, ..Agent::default().state(&rule.into()) }]);
+            accounts.session.hello(vec![RuleState {
+                intents,
+                ..Agent::default().state(&rule.into())
+            }]);
             accounts.stream_state.insert(rule.into(), stream_state);
         }
         accounts.session.hello_done();
@@ -546,13 +709,21 @@ impl LongAccounts {
 
     fn foreign(rule: &str) -> impl Iterator<Item = SourceRef> {
         let long = "n".repeat(240);
-        let numbers = if rule == "r" { 0..100_000 } else { 100_000..100_100 };
-        numbers.map(move |number| SourceRef::new("configmaps", &long, &format!("{long}{number:010}")))
+        let numbers = if rule == "r" {
+            0..100_000
+        } else {
+            100_000..100_100
+        };
+        numbers
+            .map(move |number| SourceRef::new("configmaps", &long, &format!("{long}{number:010}")))
     }
 
     fn assignment(rule: &str) -> ClusterAssignment {
         let judged = GuardDecision::passing(Self::foreign(rule).map(Item::Source));
-        ClusterAssignment { judged, ..share_of(rule, false, &[(1, content(1))]) }
+        ClusterAssignment {
+            judged,
+            ..share_of(rule, false, &[(1, content(1))])
+        }
     }
 
     /// Until nobody has anything more to say. Returns whether the snapshot has ended.
@@ -562,8 +733,12 @@ impl LongAccounts {
             let asked = !questions.is_empty();
             for uid in questions {
                 let stream_state = self.stream_state[&uid].iter();
-                let pairs: Vec<_> =
-                    stream_state.map(|(s, r)| AckedIntent { source: s.clone(), revision: *r }).collect();
+                let pairs: Vec<_> = stream_state
+                    .map(|(s, r)| AckedIntent {
+                        source: s.clone(),
+                        revision: *r,
+                    })
+                    .collect();
                 let last = pairs.len().div_ceil(5000) - 1;
                 for (number, part) in pairs.chunks(5000).enumerate() {
                     self.session.detail(&uid, part.to_vec(), number == last);
@@ -575,7 +750,10 @@ impl LongAccounts {
                 sent = true;
                 for delta in &batch.rules {
                     for gone in &delta.tombstones {
-                        self.stream_state.get_mut(&delta.uid).unwrap().remove(&gone.source);
+                        self.stream_state
+                            .get_mut(&delta.uid)
+                            .unwrap()
+                            .remove(&gone.source);
                     }
                 }
                 self.session.ack(batch.nonce);
@@ -596,7 +774,10 @@ impl LongAccounts {
 fn report_beyond_the_budget_is_taken_in_parts() {
     let mut accounts = LongAccounts::new();
     for rule in ["r", "s"] {
-        accounts.session.update([(rule.into(), Directive::Wanted(LongAccounts::assignment(rule)))]);
+        accounts.session.update([(
+            rule.into(),
+            Directive::Wanted(LongAccounts::assignment(rule)),
+        )]);
     }
     assert!(accounts.settle());
     assert_eq!(accounts.left(), [1, 1]);
@@ -607,11 +788,17 @@ fn report_without_room_is_taken_when_there_is_room() {
     let mut accounts = LongAccounts::new();
     // Whether those of the first rule may go is not judged yet.
     let unjudged = share_of("r", false, &[(1, content(1))]);
-    accounts.session.update([("r".into(), Directive::Wanted(unjudged))]);
-    accounts.session.update([("s".into(), Directive::Wanted(LongAccounts::assignment("s")))]);
+    accounts
+        .session
+        .update([("r".into(), Directive::Wanted(unjudged))]);
+    accounts
+        .session
+        .update([("s".into(), Directive::Wanted(LongAccounts::assignment("s")))]);
     accounts.settle();
     assert_eq!(accounts.left(), [100_001, 101]);
-    accounts.session.update([("r".into(), Directive::Wanted(LongAccounts::assignment("r")))]);
+    accounts
+        .session
+        .update([("r".into(), Directive::Wanted(LongAccounts::assignment("r")))]);
     accounts.settle();
     assert_eq!(accounts.left(), [1, 1]);
 }
@@ -620,22 +807,35 @@ fn report_without_room_is_taken_when_there_is_room() {
 fn rules_beyond_the_limit_wait_until_others_are_gone() {
     let mut session = Session::default();
     session.hello_done();
-    let directives: Vec<_> = (0..RULES_LIMIT + 3).map(|number| wanted(&format!("r{number:05}"), &[])).collect();
+    let directives: Vec<_> = (0..RULES_LIMIT + 3)
+        .map(|number| wanted(&format!("r{number:05}"), &[]))
+        .collect();
     session.update(directives.clone());
-    let last = |uids: &[usize]| -> BTreeSet<RuleUid> { uids.iter().map(|n| format!("r{n:05}").into()).collect() };
+    let last = |uids: &[usize]| -> BTreeSet<RuleUid> {
+        uids.iter().map(|n| format!("r{n:05}").into()).collect()
+    };
     assert_eq!(session.acked_rules().count(), RULES_LIMIT);
-    assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT, RULES_LIMIT + 1, RULES_LIMIT + 2])));
+    assert_eq!(
+        session.take_beyond_change(),
+        Some(last(&[RULES_LIMIT, RULES_LIMIT + 1, RULES_LIMIT + 2]))
+    );
     assert_eq!(session.take_beyond_change(), None);
     assert!(session.beyond_with_room().is_empty());
     // One that waits is deleted, and one that was sent: until the agent has removed it, it takes room.
-    let deleted = [(directives[RULES_LIMIT].0.clone(), Directive::Orphaned), unwanted("r00007")];
+    let deleted = [
+        (directives[RULES_LIMIT].0.clone(), Directive::Orphaned),
+        unwanted("r00007"),
+    ];
     session.update(deleted);
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
     }
     assert!(session.beyond_with_room().is_empty() && session.acked_rules().count() == RULES_LIMIT);
     assert!(is_gone(&mut session, "r00007"));
-    assert_eq!(session.beyond_with_room(), [format!("r{:05}", RULES_LIMIT + 1).into()]);
+    assert_eq!(
+        session.beyond_with_room(),
+        [format!("r{:05}", RULES_LIMIT + 1).into()]
+    );
     session.update([directives[RULES_LIMIT + 1].clone()]);
     assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT + 2])));
     assert_eq!(session.acked_rules().count(), RULES_LIMIT);
@@ -662,19 +862,38 @@ fn is_gone(session: &mut Session, uid: &str) -> bool {
 fn removing_rule_waits_for_the_report_of_the_new_owner() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([wanted("old", &[(1, content(1))]), wanted("new", &[(2, content(2))])]);
+    session.update([
+        wanted("old", &[(1, content(1))]),
+        wanted("new", &[(2, content(2))]),
+    ]);
     agent.drain(&mut session);
     // While the agent is away, the source goes from one rule to the other: both must be asked about.
     let mut again = agent.connect();
-    again.update([wanted("old", &[]), wanted("new", &[(1, content(1)), (2, content(2))])]);
+    again.update([
+        wanted("old", &[]),
+        wanted("new", &[(1, content(1)), (2, content(2))]),
+    ]);
     let questions = again.take_questions();
     assert_eq!(questions.len(), 2);
-    let pair = |source, text| AckedIntent { source, revision: Revision([text; 16]) };
+    let pair = |source, text| AckedIntent {
+        source,
+        revision: Revision([text; 16]),
+    };
     again.detail(&"old".into(), vec![pair(source(1), 1)], true);
-    assert!(again.next_batch().is_none(), "the taker's account is not in");
+    assert!(
+        again.next_batch().is_none(),
+        "the taker's account is not in"
+    );
     again.detail(&"new".into(), vec![pair(source(2), 2)], true);
     let batch = again.next_batch().unwrap();
-    assert_eq!(batch.rules.iter().map(|delta| (delta.upserts.len(), delta.tombstones.len())).max(), Some((1, 0)));
+    assert_eq!(
+        batch
+            .rules
+            .iter()
+            .map(|delta| (delta.upserts.len(), delta.tombstones.len()))
+            .max(),
+        Some((1, 0))
+    );
     assert!(batch.rules.iter().any(|delta| delta.tombstones.len() == 1));
 }
 
@@ -687,11 +906,17 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
             || assignment.judged.clone(),
             |name| GuardDecision::passing([Item::Prune("one".into(), digest(name))]),
         );
-        ClusterAssignment { judged, ..assignment }
+        ClusterAssignment {
+            judged,
+            ..assignment
+        }
     };
     let message = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
-        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.prune).collect::<Vec<_>>()
+        batches
+            .flat_map(|batch| batch.rules)
+            .filter_map(|delta| delta.prune)
+            .collect::<Vec<_>>()
     };
     let uid = RuleUid::from("r");
     let mut agent = Agent::default();
@@ -700,9 +925,10 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
     agent.drain(&mut session);
     session.update([(uid.clone(), Directive::Wanted(assignment(true, Some(1))))]);
     assert!(message(&mut session).is_empty(), "it is suspended");
-    for (name, directive) in
-        [(1, Directive::Wanted(assignment(false, Some(1)))), (2, Directive::Cordoned(assignment(false, Some(2))))]
-    {
+    for (name, directive) in [
+        (1, Directive::Wanted(assignment(false, Some(1)))),
+        (2, Directive::Cordoned(assignment(false, Some(2)))),
+    ] {
         assert!(!session.pending_prune_changed(&uid, Some(digest(name))));
         session.update([(uid.clone(), directive.clone())]);
         assert_eq!(message(&mut session).len(), 1);
@@ -715,7 +941,10 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
     assert!(session.pending_prune_changed(&uid, Some(digest(2))));
     session.update([(uid.clone(), Directive::Cordoned(assignment(false, Some(2))))]);
     assert_eq!(message(&mut session), [digest(2)]);
-    assert!(!session.pending_prune_changed(&uid, None) && !session.pending_prune_changed(&uid, Some(digest(4))));
+    assert!(
+        !session.pending_prune_changed(&uid, None)
+            && !session.pending_prune_changed(&uid, Some(digest(4)))
+    );
     // Taken back before it was said.
     session.update([(uid.clone(), Directive::Wanted(assignment(false, Some(4))))]);
     session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
@@ -737,21 +966,38 @@ fn repeated_prune_approval_precedes_the_snapshot_end() {
     };
     let message = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
-        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.prune).collect::<Vec<_>>()
+        batches
+            .flat_map(|batch| batch.rules)
+            .filter_map(|delta| delta.prune)
+            .collect::<Vec<_>>()
     };
     let uid = RuleUid::from("r");
-    let asks = |name| runnel_proto::model::NamespacePrunes { copies: 1, digest: digest(name), namespaces: vec![] };
+    let asks = |name| runnel_proto::model::NamespacePrunes {
+        copies: 1,
+        digest: digest(name),
+        namespaces: vec![],
+    };
     for (first, again) in [(Some(1), false), (Some(2), true), (None, true)] {
         let mut session = Session::default();
-        let state = RuleState { namespace_prunes: first.map(asks), ..Agent::default().state(&uid) };
+        let state = RuleState {
+            namespace_prunes: first.map(asks),
+            ..Agent::default().state(&uid)
+        };
         session.hello(vec![state]);
         session.hello_done();
         session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
         assert_eq!(message(&mut session), [digest(1)]);
-        assert_eq!(session.pending_prune_changed(&uid, Some(digest(1))), again, "{first:?}");
+        assert_eq!(
+            session.pending_prune_changed(&uid, Some(digest(1))),
+            again,
+            "{first:?}"
+        );
         session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
         assert_eq!(message(&mut session).len(), usize::from(again));
-        assert!(!session.pending_prune_changed(&uid, Some(digest(1))), "{first:?}");
+        assert!(
+            !session.pending_prune_changed(&uid, Some(digest(1))),
+            "{first:?}"
+        );
     }
 }
 
@@ -772,17 +1018,29 @@ fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
     }
     assert!(!session.prune_approval_consumed(&uid, digest(1)));
     assert!(session.take_snapshot_end().is_some());
-    assert!(!session.prune_approval_consumed(&uid, digest(1)), "that end may be under way");
+    assert!(
+        !session.prune_approval_consumed(&uid, digest(1)),
+        "that end may be under way"
+    );
     session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
     let batch = session.next_batch().unwrap();
-    assert!(!session.prune_approval_consumed(&uid, digest(2)), "what the agent says now it said before it heard");
+    assert!(
+        !session.prune_approval_consumed(&uid, digest(2)),
+        "what the agent says now it said before it heard"
+    );
     session.ack(batch.nonce);
-    assert!(!session.prune_approval_consumed(&uid, digest(1)), "that is another set, and judged as such");
+    assert!(
+        !session.prune_approval_consumed(&uid, digest(1)),
+        "that is another set, and judged as such"
+    );
     assert!(session.prune_approval_consumed(&uid, digest(2)));
     assert!(!session.prune_approval_consumed(&uid, digest(2)), "once");
     // It was judged, and passed again.
     session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
-    assert_eq!(session.next_batch().unwrap().rules[0].prune, Some(digest(2)));
+    assert_eq!(
+        session.next_batch().unwrap().rules[0].prune,
+        Some(digest(2))
+    );
     assert!(!session.prune_approval_consumed(&uid, digest(2)));
 }
 
@@ -794,18 +1052,39 @@ fn headings_of_many_rules_are_sent_in_bounded_batches() {
         for number in 0..rules {
             let uid = format!("r{number}");
             let assignment = share_of(&uid, false, &[]);
-            let names = (0..names).map(|n| Pattern::new(format!("{n:0250}"))).collect();
-            let choice = NamespaceChoice { names, ..NamespaceChoice::default() };
-            let terms = NamedTerms::new(Terms { namespaces: Some(choice), ..Terms::clone(&assignment.terms) });
-            session.update([(uid.as_str().into(), Directive::Wanted(ClusterAssignment { terms, ..assignment }))]);
+            let names = (0..names)
+                .map(|n| Pattern::new(format!("{n:0250}")))
+                .collect();
+            let choice = NamespaceChoice {
+                names,
+                ..NamespaceChoice::default()
+            };
+            let terms = NamedTerms::new(Terms {
+                namespaces: Some(choice),
+                ..Terms::clone(&assignment.terms)
+            });
+            session.update([(
+                uid.as_str().into(),
+                Directive::Wanted(ClusterAssignment {
+                    terms,
+                    ..assignment
+                }),
+            )]);
         }
         let (mut seen, mut batches) = (0, 0);
         while let Some(batch) = session.next_batch() {
             let wire = runnel_proto::convert::hub_frame_to_wire(&HubFrame::Batch(batch.clone()));
             let size = prost::Message::encoded_len(&wire);
             let heading = names * 256 + 512;
-            assert!(size <= super::BATCH_BYTES + heading, "{size} bytes with headings of {heading}");
-            assert!(batch.rules.len() >= least || seen + batch.rules.len() == rules, "{} rules", batch.rules.len());
+            assert!(
+                size <= super::BATCH_BYTES + heading,
+                "{size} bytes with headings of {heading}"
+            );
+            assert!(
+                batch.rules.len() >= least || seen + batch.rules.len() == rules,
+                "{} rules",
+                batch.rules.len()
+            );
             (seen, batches) = (seen + batch.rules.len(), batches + 1);
             session.ack(batch.nonce);
         }
@@ -856,15 +1135,29 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn directive(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Directive {
-    let items: Vec<_> =
-        items.iter().map(|(s, t)| (*s, if *t == 0 { SourceState::Unreadable } else { content(*t) })).collect();
+    let items: Vec<_> = items
+        .iter()
+        .map(|(s, t)| {
+            (
+                *s,
+                if *t == 0 {
+                    SourceState::Unreadable
+                } else {
+                    content(*t)
+                },
+            )
+        })
+        .collect();
     Directive::Wanted(share_of(&format!("r{rule}"), suspend, &items))
 }
 
 fn answer(agent: &Agent, session: &mut Session) {
     for uid in session.take_questions() {
         let pairs = agent.rules.get(&uid).into_iter().flatten();
-        let pairs = pairs.map(|(source, revision)| AckedIntent { source: source.clone(), revision: *revision });
+        let pairs = pairs.map(|(source, revision)| AckedIntent {
+            source: source.clone(),
+            revision: *revision,
+        });
         session.detail(&uid, pairs.collect(), true);
     }
 }
@@ -872,29 +1165,54 @@ fn answer(agent: &Agent, session: &mut Session) {
 /// No removal may be unwarranted: at the moment of sending, the hub's last word about the rule must not want the
 /// source, and must be able to tell.
 fn warranted(batch: &Batch, directives: &BTreeMap<RuleUid, Directive>) -> bool {
-    batch.rules.iter().all(|delta| match directives.get(&delta.uid) {
-        Some(Directive::Wanted(assignment)) => {
-            let fits = |source: &SourceRef| assignment.content(source).is_none() && !assignment.is_unknown(source);
-            delta.removal.is_none() && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
-        }
-        Some(Directive::Unwanted(_)) => true,
-        Some(Directive::Cordoned(assignment)) => {
-            let fits = |source: &SourceRef| assignment.content(source).is_none() && !assignment.is_unknown(source);
-            let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
-            nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
-        }
-        // Whether it rests is said.
-        Some(Directive::AwaitingWave(assignment)) => {
-            let no_items = delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none();
-            no_items && delta.terms.is_none() && delta.suspend.is_none_or(|suspend| suspend == assignment.terms.suspend)
-        }
-        Some(Directive::Unknown | Directive::RemovalBlocked) => {
-            delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
-        }
-        Some(Directive::Suspended(_) | Directive::Orphaned) | None => {
-            delta.removal.is_none() && delta.tombstones.is_empty()
-        }
-    })
+    batch
+        .rules
+        .iter()
+        .all(|delta| match directives.get(&delta.uid) {
+            Some(Directive::Wanted(assignment)) => {
+                let fits = |source: &SourceRef| {
+                    assignment.content(source).is_none() && !assignment.is_unknown(source)
+                };
+                delta.removal.is_none()
+                    && delta
+                        .tombstones
+                        .iter()
+                        .all(|tombstone| fits(&tombstone.source))
+            }
+            Some(Directive::Unwanted(_)) => true,
+            Some(Directive::Cordoned(assignment)) => {
+                let fits = |source: &SourceRef| {
+                    assignment.content(source).is_none() && !assignment.is_unknown(source)
+                };
+                let nothing_new =
+                    delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
+                nothing_new
+                    && delta
+                        .tombstones
+                        .iter()
+                        .all(|tombstone| fits(&tombstone.source))
+            }
+            // Whether it rests is said.
+            Some(Directive::AwaitingWave(assignment)) => {
+                let no_items = delta.upserts.is_empty()
+                    && delta.tombstones.is_empty()
+                    && delta.removal.is_none();
+                no_items
+                    && delta.terms.is_none()
+                    && delta
+                        .suspend
+                        .is_none_or(|suspend| suspend == assignment.terms.suspend)
+            }
+            Some(Directive::Unknown | Directive::RemovalBlocked) => {
+                delta.terms.is_none()
+                    && delta.upserts.is_empty()
+                    && delta.tombstones.is_empty()
+                    && delta.removal.is_none()
+            }
+            Some(Directive::Suspended(_) | Directive::Orphaned) | None => {
+                delta.removal.is_none() && delta.tombstones.is_empty()
+            }
+        })
 }
 
 #[test]
@@ -902,8 +1220,14 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
     let items = [(1, content(1))];
     let edited = |suspend: bool| {
         let assignment = share_of("r", suspend, &[(1, content(2))]);
-        let terms = Terms { deletion_policy: DeletionPolicy::Retain, ..Terms::clone(&assignment.terms) };
-        ClusterAssignment { terms: NamedTerms::new(terms), ..assignment }
+        let terms = Terms {
+            deletion_policy: DeletionPolicy::Retain,
+            ..Terms::clone(&assignment.terms)
+        };
+        ClusterAssignment {
+            terms: NamedTerms::new(terms),
+            ..assignment
+        }
     };
     let uid = RuleUid::from("r");
     let directive = Directive::AwaitingWave;
@@ -915,8 +1239,14 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
         let terms = agent.terms[&uid];
         // It is suspended where everybody has the same, or while it is rolled out.
         let is_suspended = share_of("r", true, &items);
-        session
-            .update([("r".into(), if by_terms { Directive::Wanted(is_suspended) } else { directive(is_suspended) })]);
+        session.update([(
+            "r".into(),
+            if by_terms {
+                Directive::Wanted(is_suspended)
+            } else {
+                directive(is_suspended)
+            },
+        )]);
         agent.drain(&mut session);
         let sent_terms = agent.terms[&uid];
         assert!(agent.is_suspended[&uid] && (sent_terms != terms) == by_terms);
@@ -932,13 +1262,19 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
             }
             session.update([("r".into(), directive(edited(false)))]);
             agent.drain(&mut session);
-            assert_eq!((agent.is_suspended[&uid], agent.terms[&uid], agent.upserts), (false, sent_terms, 1));
+            assert_eq!(
+                (agent.is_suspended[&uid], agent.terms[&uid], agent.upserts),
+                (false, sent_terms, 1)
+            );
             let mut again = agent.connect();
             again.update([("r".into(), directive(edited(false)))]);
             assert!(again.next_batch().is_none(), "once");
             // The terms of the same name rest, or do not: they are said again.
             for suspend in [true, false] {
-                again.update([("r".into(), Directive::Wanted(share_of("r", suspend, &items)))]);
+                again.update([(
+                    "r".into(),
+                    Directive::Wanted(share_of("r", suspend, &items)),
+                )]);
                 agent.drain(&mut again);
                 assert_eq!(agent.is_suspended[&uid], suspend);
             }
@@ -966,7 +1302,11 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
         agent.drain(&mut session);
         assert_eq!(agent.removed, [("r".into(), source(2))]);
         // A copy of earlier times whose removal is blocked.
-        agent.rules.get_mut(&"r".into()).unwrap().insert(source(4), Revision([1; 16]));
+        agent
+            .rules
+            .get_mut(&"r".into())
+            .unwrap()
+            .insert(source(4), Revision([1; 16]));
         if reconnects {
             session = agent.connect();
         } else {
@@ -975,11 +1315,16 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
         agent.removed.clear();
         session.update([("r".into(), Directive::AwaitingWave(rollback()))]);
         agent.drain(&mut session);
-        assert!(agent.removed.is_empty() && agent.rules[&"r".into()][&source(1)] == Revision([2; 16]));
+        assert!(
+            agent.removed.is_empty() && agent.rules[&"r".into()][&source(1)] == Revision([2; 16])
+        );
         session.update([("r".into(), Directive::Wanted(rollback()))]);
         agent.drain(&mut session);
         let one = Revision([1; 16]);
-        assert_eq!(agent.rules[&"r".into()], BTreeMap::from([(source(1), one), (source(2), one), (source(4), one)]));
+        assert_eq!(
+            agent.rules[&"r".into()],
+            BTreeMap::from([(source(1), one), (source(2), one), (source(4), one)])
+        );
         assert_eq!(agent.removed, [("r".into(), source(3))]);
     }
 }
@@ -988,7 +1333,12 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
 fn cluster_awaiting_its_turn_is_sent_only_what_it_has() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let awaits = |items: &[(u8, SourceState)]| [("r".into(), Directive::AwaitingWave(share_of("r", false, items)))];
+    let awaits = |items: &[(u8, SourceState)]| {
+        [(
+            "r".into(),
+            Directive::AwaitingWave(share_of("r", false, items)),
+        )]
+    };
     session.update(awaits(&[(1, content(1))]));
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 0, "what is new waits, too");
@@ -1024,7 +1374,9 @@ fn cluster_awaiting_its_turn_is_sent_only_what_it_has() {
 fn copies_in_a_cordoned_cluster_are_kept_as_they_are() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let cordoned = |items: &[(u8, SourceState)]| [("r".into(), Directive::Cordoned(share_of("r", false, items)))];
+    let cordoned = |items: &[(u8, SourceState)]| {
+        [("r".into(), Directive::Cordoned(share_of("r", false, items)))]
+    };
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
     agent.drain(&mut session);
     session.update(cordoned(&[(1, content(9)), (3, content(3))]));
@@ -1180,12 +1532,21 @@ proptest! {
 fn found_copies_of_more_rules_than_a_session_keeps_are_left_out() {
     let mut session = Session::default();
     session.hello_done();
-    let state = |number: usize| RuleState { intents: 1, ..RuleState::new(format!("r{number:05}").into()) };
+    let state = |number: usize| RuleState {
+        intents: 1,
+        ..RuleState::new(format!("r{number:05}").into())
+    };
     assert_eq!(session.resync((0..RULES_LIMIT).map(state).collect()), 0);
     for _ in 0..3 {
-        assert_eq!(session.resync((RULES_LIMIT - 1..RULES_LIMIT + 2).map(state).collect()), 2);
+        assert_eq!(
+            session.resync((RULES_LIMIT - 1..RULES_LIMIT + 2).map(state).collect()),
+            2
+        );
     }
-    assert_eq!((session.acked_rules().count(), session.left_out_rules()), (RULES_LIMIT, 2));
+    assert_eq!(
+        (session.acked_rules().count(), session.left_out_rules()),
+        (RULES_LIMIT, 2)
+    );
 }
 
 #[test]
@@ -1198,16 +1559,31 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
     agent.upserts = 0;
     // One of a source that is wanted in another state, one of a source that is not, and one of a rule that nobody knows.
     let unknown = Revision([0; 16]);
-    agent.rules.entry("r".into()).or_default().extend([(source(2), unknown), (source(3), unknown)]);
-    agent.rules.entry("q".into()).or_default().insert(source(1), unknown);
+    agent
+        .rules
+        .entry("r".into())
+        .or_default()
+        .extend([(source(2), unknown), (source(3), unknown)]);
+    agent
+        .rules
+        .entry("q".into())
+        .or_default()
+        .insert(source(1), unknown);
     session.resync(["r", "q"].map(|uid| agent.state(&uid.into())).into());
     session.update([plan(), ("q".into(), Directive::Orphaned)]);
     agent.drain(&mut session);
     assert_eq!(agent.removed, [("r".into(), source(3))]);
-    assert_eq!((agent.upserts, agent.rules[&"r".into()][&source(2)]), (1, Revision([2; 16])));
+    assert_eq!(
+        (agent.upserts, agent.rules[&"r".into()][&source(2)]),
+        (1, Revision([2; 16]))
+    );
     assert!(agent.orphaned.contains(&"q".into()));
     // Of a rule that is to go, all goes.
-    agent.rules.entry("q".into()).or_default().insert(source(4), unknown);
+    agent
+        .rules
+        .entry("q".into())
+        .or_default()
+        .insert(source(4), unknown);
     session.resync(vec![agent.state(&"q".into())]);
     session.update([("q".into(), Directive::Unwanted(DeletionPolicy::Delete))]);
     agent.drain(&mut session);

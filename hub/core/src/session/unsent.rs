@@ -51,7 +51,10 @@ impl Unsent {
                 self.tombstones.remove(uid);
             }
         }
-        self.upserts.entry(uid.clone()).or_default().insert(source, content);
+        self.upserts
+            .entry(uid.clone())
+            .or_default()
+            .insert(source, content);
     }
 
     /// A source is to go.
@@ -62,12 +65,18 @@ impl Unsent {
                 self.upserts.remove(uid);
             }
         }
-        self.tombstones.entry(uid.clone()).or_default().insert(source, policy);
+        self.tombstones
+            .entry(uid.clone())
+            .or_default()
+            .insert(source, policy);
     }
 
     /// The sources of a rule that are to go.
     pub(super) fn tombstones(&self, uid: &RuleUid) -> impl Iterator<Item = &SourceRef> {
-        self.tombstones.get(uid).into_iter().flat_map(BTreeMap::keys)
+        self.tombstones
+            .get(uid)
+            .into_iter()
+            .flat_map(BTreeMap::keys)
     }
 
     /// Nothing of a rule waits any more. Returns whether anything did.
@@ -81,8 +90,14 @@ impl Unsent {
     }
 
     /// Takes out so many of the first contents of a rule.
-    pub(super) fn take(&mut self, uid: &RuleUid, count: usize) -> Vec<(SourceRef, Arc<SourceContent>)> {
-        let Some(upserts) = self.upserts.get_mut(uid) else { return Vec::new() };
+    pub(super) fn take(
+        &mut self,
+        uid: &RuleUid,
+        count: usize,
+    ) -> Vec<(SourceRef, Arc<SourceContent>)> {
+        let Some(upserts) = self.upserts.get_mut(uid) else {
+            return Vec::new();
+        };
         let taken = upserts.take_first(count);
         if upserts.is_empty() {
             self.upserts.remove(uid);
@@ -91,7 +106,10 @@ impl Unsent {
     }
 
     /// Takes out at most so many sources that are to go.
-    pub(super) fn take_tombstones(&mut self, count: usize) -> Vec<(RuleUid, SourceRef, DeletionPolicy)> {
+    pub(super) fn take_tombstones(
+        &mut self,
+        count: usize,
+    ) -> Vec<(RuleUid, SourceRef, DeletionPolicy)> {
         let mut taken = Vec::new();
         while taken.len() < count
             && let Some(mut first) = self.tombstones.first_entry()

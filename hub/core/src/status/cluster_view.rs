@@ -23,13 +23,23 @@ pub(super) struct ClusterView<'a> {
 
 impl View<'_> {
     /// A cluster of the rule, or one that was.
-    pub(super) fn cluster<'s>(&'s self, report_store: &'s ReportStore, name: &'s ClusterName) -> ClusterView<'s> {
+    pub(super) fn cluster<'s>(
+        &'s self,
+        report_store: &'s ReportStore,
+        name: &'s ClusterName,
+    ) -> ClusterView<'s> {
         self.cluster_on(report_store, name, self.target_clusters.clusters.get(name))
     }
 
     /// The clusters that the rule goes to.
-    pub(super) fn clusters<'s>(&'s self, report_store: &'s ReportStore) -> impl Iterator<Item = ClusterView<'s>> {
-        self.target_clusters.clusters.iter().map(move |(name, terms)| self.cluster_on(report_store, name, Some(terms)))
+    pub(super) fn clusters<'s>(
+        &'s self,
+        report_store: &'s ReportStore,
+    ) -> impl Iterator<Item = ClusterView<'s>> {
+        self.target_clusters
+            .clusters
+            .iter()
+            .map(move |(name, terms)| self.cluster_on(report_store, name, Some(terms)))
     }
 
     fn cluster_on<'s>(
@@ -73,7 +83,8 @@ impl<'a> ClusterView<'a> {
 
     /// Whether the rule is not sent to it, as it holds as many as it takes.
     pub(super) fn is_beyond(&self, view: &View<'_>) -> bool {
-        self.presence.is_some_and(|presence| presence.is_beyond(&view.rule.uid))
+        self.presence
+            .is_some_and(|presence| presence.is_beyond(&view.rule.uid))
     }
 
     /// How many rules are not sent to it, as it holds as many as it takes.

@@ -64,8 +64,25 @@ impl Deliveries {
         if ways.get(rule).is_some_and(|way| way.state != State::Failed) {
             return;
         }
-        ways.insert(rule.clone(), Way { since, state: if awaits { State::Awaits } else { State::Travels } });
-        self.rules.entry(rule.clone()).or_insert(Whole { since, clusters: 0, last: None }).clusters += 1;
+        ways.insert(
+            rule.clone(),
+            Way {
+                since,
+                state: if awaits {
+                    State::Awaits
+                } else {
+                    State::Travels
+                },
+            },
+        );
+        self.rules
+            .entry(rule.clone())
+            .or_insert(Whole {
+                since,
+                clusters: 0,
+                last: None,
+            })
+            .clusters += 1;
     }
 
     /// The agent of a cluster reports on a rule of which it should have `assignment`, which is asked for only where something is on
@@ -84,8 +101,8 @@ impl Deliveries {
         let over = state.gone || assignment.is_none();
         let failed = !over && state.counts.failed > 0;
         let holds = assignment.as_ref().is_some_and(|assignment| {
-            let same =
-                state.intents_digest == assignment.digest() && state.terms_digest == Some(assignment.terms.digest);
+            let same = state.intents_digest == assignment.digest()
+                && state.terms_digest == Some(assignment.terms.digest);
             same && state.counts.is_settled()
         });
         if failed {
@@ -102,21 +119,36 @@ impl Deliveries {
         if let Some(whole) = self.rules.get_mut(&state.uid).filter(|_| applied) {
             whole.last = Some(now);
         }
-        let rule = if before == State::Failed { None } else { self.one_less(&state.uid) };
-        let took = (applied && before == State::Travels).then(|| now.saturating_duration_since(since));
-        Some(Took { cluster: took, rule })
+        let rule = if before == State::Failed {
+            None
+        } else {
+            self.one_less(&state.uid)
+        };
+        let took =
+            (applied && before == State::Travels).then(|| now.saturating_duration_since(since));
+        Some(Took {
+            cluster: took,
+            rule,
+        })
     }
 
     /// The agent of a cluster is no longer connected: what it gets later was not on its way all the time. Returns what took
     /// how long to the last cluster of its rule, where only this one was waited for.
     pub fn lost(&mut self, cluster: &ClusterName) -> Vec<(RuleUid, Duration)> {
         let ways = self.under_way.remove(cluster).unwrap_or_default();
-        let waited = ways.into_iter().filter(|(_, way)| way.state != State::Failed);
-        waited.filter_map(|(uid, _)| Some((uid.clone(), self.one_less(&uid)?))).collect()
+        let waited = ways
+            .into_iter()
+            .filter(|(_, way)| way.state != State::Failed);
+        waited
+            .filter_map(|(uid, _)| Some((uid.clone(), self.one_less(&uid)?)))
+            .collect()
     }
 
     /// Forgets what is on its way where nothing is sent any more. Returns the same as [`Deliveries::lost`].
-    pub fn retain(&mut self, is_sent: impl Fn(&ClusterName, &RuleUid) -> bool) -> Vec<(RuleUid, Duration)> {
+    pub fn retain(
+        &mut self,
+        is_sent: impl Fn(&ClusterName, &RuleUid) -> bool,
+    ) -> Vec<(RuleUid, Duration)> {
         let mut dropped = Vec::new();
         self.under_way.retain(|cluster, ways| {
             ways.retain(|uid, way| {
@@ -126,7 +158,10 @@ impl Deliveries {
             });
             !ways.is_empty()
         });
-        dropped.into_iter().filter_map(|uid| Some((uid.clone(), self.one_less(&uid)?))).collect()
+        dropped
+            .into_iter()
+            .filter_map(|uid| Some((uid.clone(), self.one_less(&uid)?)))
+            .collect()
     }
 
     /// One cluster less is waited for.
@@ -137,7 +172,9 @@ impl Deliveries {
             return None;
         }
         let whole = self.rules.remove(rule)?;
-        whole.last.map(|last| last.saturating_duration_since(whole.since))
+        whole
+            .last
+            .map(|last| last.saturating_duration_since(whole.since))
     }
 }
 
@@ -162,9 +199,18 @@ mod tests {
         let rule = Rule::namespaced(&object, "runnel-system").unwrap();
         let mut plan = RulePlan::empty(&rule);
         let content = SourceContent::new(Revision([revision; 16]), Payload::encode(vec![]));
-        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(Arc::new(content))));
+        plan.set(
+            &SourceRef::new("configmaps", "a", "s"),
+            Some(&SourceState::Read(Arc::new(content))),
+        );
         let (cluster, plan, judged) = ("one".into(), Arc::new(plan), Arc::default());
-        ClusterAssignment { cluster, plan, terms: rule.terms, judged, rolled_back: None }
+        ClusterAssignment {
+            cluster,
+            plan,
+            terms: rule.terms,
+            judged,
+            rolled_back: None,
+        }
     }
 
     fn state(assignment: &ClusterAssignment, applied: u32, failed: u32) -> RuleState {
@@ -173,13 +219,21 @@ mod tests {
             intents_digest: assignment.digest(),
             intents: 1,
             terms_digest: Some(assignment.terms.digest),
-            counts: Counts { copies: 2, applied, failed, ..Counts::default() },
+            counts: Counts {
+                copies: 2,
+                applied,
+                failed,
+                ..Counts::default()
+            },
             ..RuleState::new(assignment.plan.uid.clone())
         }
     }
 
     fn took(cluster: Option<u64>, rule: Option<u64>) -> Option<Took> {
-        Some(Took { cluster: cluster.map(Duration::from_secs), rule: rule.map(Duration::from_secs) })
+        Some(Took {
+            cluster: cluster.map(Duration::from_secs),
+            rule: rule.map(Duration::from_secs),
+        })
     }
 
     struct Story {
@@ -190,22 +244,32 @@ mod tests {
 
     impl Story {
         fn new() -> Self {
-            Self { start: Instant::now(), deliveries: Deliveries::default(), new: assignment(2) }
+            Self {
+                start: Instant::now(),
+                deliveries: Deliveries::default(),
+                new: assignment(2),
+            }
         }
 
         fn begin(&mut self, cluster: &str, after: u64, awaits: bool) {
             let since = self.start + Duration::from_secs(after);
-            self.deliveries.begin(&cluster.into(), &self.new.plan.uid, since, awaits);
+            self.deliveries
+                .begin(&cluster.into(), &self.new.plan.uid, since, awaits);
         }
 
         fn says(&mut self, cluster: &str, after: u64, applied: u32, failed: u32) -> Option<Took> {
             let state = state(&self.new, applied, failed);
             let now = self.start + Duration::from_secs(after);
-            self.deliveries.reported(&cluster.into(), &state, || Some(self.new.clone()), now)
+            self.deliveries
+                .reported(&cluster.into(), &state, || Some(self.new.clone()), now)
         }
 
         fn lost(&mut self, cluster: &str) -> Vec<Duration> {
-            self.deliveries.lost(&cluster.into()).into_iter().map(|(_, took)| took).collect()
+            self.deliveries
+                .lost(&cluster.into())
+                .into_iter()
+                .map(|(_, took)| took)
+                .collect()
         }
 
         fn is_over(&self) -> bool {
@@ -220,7 +284,12 @@ mod tests {
         story.begin("one", 1, false);
         let (one, old) = (ClusterName::from("one"), assignment(1));
         let now = story.start + Duration::from_secs(2);
-        assert_eq!(story.deliveries.reported(&one, &state(&old, 2, 0), || Some(story.new.clone()), now), None);
+        assert_eq!(
+            story
+                .deliveries
+                .reported(&one, &state(&old, 2, 0), || Some(story.new.clone()), now),
+            None
+        );
         assert_eq!(story.says("one", 3, 1, 0), None);
         assert_eq!(story.says("one", 4, 2, 0), took(Some(4), Some(4)));
         assert_eq!(story.says("one", 5, 2, 0), None);
@@ -290,7 +359,9 @@ mod tests {
         story.begin("one", 20, false);
         story.begin("two", 20, false);
         assert_eq!(story.says("two", 21, 2, 0), took(Some(1), None));
-        let kept = story.deliveries.retain(|cluster, _| *cluster != "one".into());
+        let kept = story
+            .deliveries
+            .retain(|cluster, _| *cluster != "one".into());
         assert_eq!(kept, [(story.new.plan.uid.clone(), Duration::from_secs(1))]);
         assert!(story.is_over());
     }
@@ -300,7 +371,12 @@ mod tests {
         let mut story = Story::new();
         story.begin("one", 0, false);
         let (one, state) = (ClusterName::from("one"), state(&story.new, 2, 0));
-        assert_eq!(story.deliveries.reported(&one, &state, || None, story.start), took(None, None));
+        assert_eq!(
+            story
+                .deliveries
+                .reported(&one, &state, || None, story.start),
+            took(None, None)
+        );
         assert!(story.is_over());
     }
 }

@@ -46,7 +46,9 @@ pub fn details(view: &View<'_>, report_store: &ReportStore, now: Instant) -> Vec
             waiting: standing.waiting,
             reason: standing.reason,
             message: standing.message,
-            failures: account.map(|account| account.failures.clone()).unwrap_or_default(),
+            failures: account
+                .map(|account| account.failures.clone())
+                .unwrap_or_default(),
             newest: account.is_some_and(|account| is_newest(view, &cluster, account)),
             proved: account.map_or(Proved::Untold, |account| proved(view, &cluster, account)),
         }

@@ -13,9 +13,12 @@ use super::rule_cluster_state::{RuleClusterState, is_awaited, is_reading, standi
 use super::{Now, ReportStore, SETTLING};
 use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, UnsupportedSource, WatchScope};
 use runnel_api::conditions::{
-    ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
+    ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened,
+    whole_seconds,
 };
-use runnel_api::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits};
+use runnel_api::{
+    ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
+};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -50,7 +53,9 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// What is sent to a cluster.
     pub(super) fn sent(&self, cluster: &ClusterName) -> &'a RulePlan {
-        self.cluster_plans.plan_of(cluster).map_or(self.plan, |made| made)
+        self.cluster_plans
+            .plan_of(cluster)
+            .map_or(self.plan, |made| made)
     }
 }
 
@@ -62,19 +67,32 @@ pub(super) struct ConditionValue {
 }
 
 impl ConditionValue {
-    pub(super) fn new(status: ConditionStatus, reason: impl Into<Reason>, message: impl Into<String>) -> Self {
-        Self { status, reason: reason.into(), message: message.into() }
+    pub(super) fn new(
+        status: ConditionStatus,
+        reason: impl Into<Reason>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            status,
+            reason: reason.into(),
+            message: message.into(),
+        }
     }
 }
 
 /// The status that the rule should have; `None` if the one that is there is right, or must stand because the clusters
 /// that it speaks of have not had the time to connect to a hub that just started.
 pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<RuleStatus> {
-    let standings: Vec<_> =
-        view.clusters(report_store).map(|cluster| (cluster.name, standing(view, &cluster, now.instant))).collect();
+    let standings: Vec<_> = view
+        .clusters(report_store)
+        .map(|cluster| (cluster.name, standing(view, &cluster, now.instant)))
+        .collect();
     let summary = summarize(view, &standings);
     let mut status = view.previous.clone();
-    let progress = view.rolling.as_ref().and_then(|rolling| rolling.progress.as_ref());
+    let progress = view
+        .rolling
+        .as_ref()
+        .and_then(|rolling| rolling.progress.as_ref());
     status.rollout = progress.map(Into::into);
     if must_stand(view, report_store, &summary, now.instant) {
         // Without it no other process knows how far it has come.
@@ -93,7 +111,9 @@ pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<Rul
 }
 
 fn summarize(view: &View<'_>, standings: &[(&ClusterName, RuleClusterState)]) -> Summary {
-    let sum = |count: fn(&RuleClusterState) -> i64| standings.iter().map(|(_, standing)| count(standing)).sum();
+    let sum = |count: fn(&RuleClusterState) -> i64| {
+        standings.iter().map(|(_, standing)| count(standing)).sum()
+    };
     Summary {
         sources: i64::try_from(view.plan.sources()).unwrap_or(i64::MAX),
         clusters: i64::try_from(standings.len()).unwrap_or(i64::MAX),
@@ -105,26 +125,45 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, RuleClusterState)]) ->
         copies_drifted: sum(|standing| standing.drifted),
         copies_to_create: sum(|standing| standing.to_create),
         copies_to_update: sum(|standing| standing.to_update),
-        copies_to_delete: sum(|standing| standing.to_delete).saturating_add(removals_elsewhere(view)),
+        copies_to_delete: sum(|standing| standing.to_delete)
+            .saturating_add(removals_elsewhere(view)),
     }
 }
 
 /// How many copies a dry run would remove from clusters that the rule no longer chooses.
 fn removals_elsewhere(view: &View<'_>) -> i64 {
-    let elsewhere =
-        view.planned_removals.iter().filter(|(cluster, _)| !view.target_clusters.clusters.contains_key(*cluster));
-    i64::try_from(elsewhere.map(|(_, copies)| *copies).fold(0, u64::saturating_add)).unwrap_or(i64::MAX)
+    let elsewhere = view
+        .planned_removals
+        .iter()
+        .filter(|(cluster, _)| !view.target_clusters.clusters.contains_key(*cluster));
+    i64::try_from(
+        elsewhere
+            .map(|(_, copies)| *copies)
+            .fold(0, u64::saturating_add),
+    )
+    .unwrap_or(i64::MAX)
 }
 
 /// A hub that just started writes only improvements and definite failures: while a cluster may still connect, the
 /// persisted status stands.
-fn must_stand(view: &View<'_>, report_store: &ReportStore, summary: &Summary, now: Instant) -> bool {
+fn must_stand(
+    view: &View<'_>,
+    report_store: &ReportStore,
+    summary: &Summary,
+    now: Instant,
+) -> bool {
     let young = now.saturating_duration_since(view.hub_started) < SETTLING;
     // Later no cluster is awaited, and none is looked up again.
-    let awaited =
-        young && (is_reading(view) || view.clusters(report_store).any(|cluster| is_awaited(view, &cluster, now)));
+    let awaited = young
+        && (is_reading(view)
+            || view
+                .clusters(report_store)
+                .any(|cluster| is_awaited(view, &cluster, now)));
     let known = view.previous.observed_generation == Some(view.rule.generation);
-    let failures_before = view.previous.summary.is_some_and(|summary| summary.copies_failed > 0);
+    let failures_before = view
+        .previous
+        .summary
+        .is_some_and(|summary| summary.copies_failed > 0);
     let new_failures = summary.copies_failed > 0 && !failures_before;
     awaited && known && !new_failures
 }
@@ -133,12 +172,21 @@ fn must_stand(view: &View<'_>, report_store: &ReportStore, summary: &Summary, no
 fn revision(view: &View<'_>) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(&view.plan.digest.to_bytes());
-    let sent = view.target_clusters.clusters.keys().map(|cluster| (cluster, view.sent(cluster).digest));
+    let sent = view
+        .target_clusters
+        .clusters
+        .keys()
+        .map(|cluster| (cluster, view.sent(cluster).digest));
     for (cluster, digest) in sent.filter(|(_, digest)| *digest != view.plan.digest) {
         context.update(cluster.as_str().as_bytes());
         context.update(&digest.to_bytes());
     }
-    let digests: BTreeSet<_> = view.target_clusters.clusters.values().map(|terms| terms.digest.0).collect();
+    let digests: BTreeSet<_> = view
+        .target_clusters
+        .clusters
+        .values()
+        .map(|terms| terms.digest.0)
+        .collect();
     for digest in digests {
         context.update(&digest);
     }
@@ -154,19 +202,41 @@ fn set_conditions(
 ) -> bool {
     let generation = Some(view.rule.generation);
     let mut set = |condition_type, verdict: ConditionValue| {
-        let ConditionValue { status: holds, reason, message } = verdict;
-        set_condition(&mut status.conditions, condition_type, holds, reason, &message, generation, now.wall);
+        let ConditionValue {
+            status: holds,
+            reason,
+            message,
+        } = verdict;
+        set_condition(
+            &mut status.conditions,
+            condition_type,
+            holds,
+            reason,
+            &message,
+            generation,
+            now.wall,
+        );
     };
-    let fresh: Vec<_> = standings.iter().filter(|(_, standing)| standing.fresh).collect();
+    let fresh: Vec<_> = standings
+        .iter()
+        .filter(|(_, standing)| standing.fresh)
+        .collect();
     let all: Vec<_> = standings.iter().collect();
     let ready = verdict(view, &all);
     let is_ready = ready.status == ConditionStatus::True;
     set(ConditionType::Ready, ready);
     set(
         ConditionType::Applied,
-        if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
+        if fresh.is_empty() && !all.is_empty() {
+            unreachable(&all)
+        } else {
+            verdict(view, &fresh)
+        },
     );
-    let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
+    let progressing = is_reading(view)
+        || all
+            .iter()
+            .any(|(_, standing)| standing.state == ClusterState::Progressing);
     let text: [(ConditionType, Option<ConditionValue>); 8] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
@@ -179,8 +249,20 @@ fn set_conditions(
     ];
     for (condition_type, verdict) in text {
         match verdict {
-            Some(ConditionValue { status: holds, reason, message }) => {
-                set_condition(&mut status.conditions, condition_type, holds, reason, &message, generation, now.wall);
+            Some(ConditionValue {
+                status: holds,
+                reason,
+                message,
+            }) => {
+                set_condition(
+                    &mut status.conditions,
+                    condition_type,
+                    holds,
+                    reason,
+                    &message,
+                    generation,
+                    now.wall,
+                );
             }
             None => remove_condition(&mut status.conditions, condition_type),
         }
@@ -190,21 +272,42 @@ fn set_conditions(
 
 fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
     let busy = view.rule.deleting || (view.overdue && !view.rule.terms.is_frozen() && progressing);
-    let reason = if view.rule.deleting { Reason::Deleting } else { Reason::Progressing };
-    busy.then(|| ConditionValue::new(ConditionStatus::True, reason, "changes are on their way to the clusters"))
+    let reason = if view.rule.deleting {
+        Reason::Deleting
+    } else {
+        Reason::Progressing
+    };
+    busy.then(|| {
+        ConditionValue::new(
+            ConditionStatus::True,
+            reason,
+            "changes are on their way to the clusters",
+        )
+    })
 }
 
 fn suspended(view: &View<'_>) -> Option<ConditionValue> {
     let message = "spec.suspend is true: nothing is created, corrected or removed";
-    view.rule.terms.suspend.then(|| ConditionValue::new(ConditionStatus::True, Reason::Suspended, message))
+    view.rule
+        .terms
+        .suspend
+        .then(|| ConditionValue::new(ConditionStatus::True, Reason::Suspended, message))
 }
 
 /// What the clusters of a dry run report.
-fn dry_run(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> Option<ConditionValue> {
+fn dry_run(
+    view: &View<'_>,
+    standings: &[&(&ClusterName, RuleClusterState)],
+) -> Option<ConditionValue> {
     if !view.rule.terms.is_dry_run() {
         return None;
     }
-    let sum = |count: fn(&RuleClusterState) -> i64| standings.iter().map(|(_, standing)| count(standing)).sum::<i64>();
+    let sum = |count: fn(&RuleClusterState) -> i64| {
+        standings
+            .iter()
+            .map(|(_, standing)| count(standing))
+            .sum::<i64>()
+    };
     let message = format!(
         "spec.enforcement is DryRun: nothing is written; agents would create {}, update {}, delete {}; {} failed",
         sum(|standing| standing.to_create),
@@ -212,19 +315,30 @@ fn dry_run(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         sum(|standing| standing.to_delete).saturating_add(removals_elsewhere(view)),
         sum(|standing| standing.failed),
     );
-    Some(ConditionValue::new(ConditionStatus::True, model::Reason::DryRun, message))
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        model::Reason::DryRun,
+        message,
+    ))
 }
 
 fn stalled(view: &View<'_>) -> Option<ConditionValue> {
     if view.target_clusters.unknown {
-        return granted(view).map(|known| ConditionValue { status: ConditionStatus::True, ..known });
+        return granted(view).map(|known| ConditionValue {
+            status: ConditionStatus::True,
+            ..known
+        });
     }
     let message = if let Some((place, why)) = view.unreadable.first_key_value() {
         let more = match view.unreadable.len() {
             1 => String::new(),
             all => format!(
                 " Nor can {}.",
-                counted(i64::try_from(all - 1).unwrap_or(i64::MAX), "other place", "other places")
+                counted(
+                    i64::try_from(all - 1).unwrap_or(i64::MAX),
+                    "other place",
+                    "other places"
+                )
             ),
         };
         format!("{place} cannot be read on the hub ({why}); their copies stay as they are.{more}")
@@ -232,9 +346,15 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
         format!("{source} cannot be read on the hub; its copies stay as they are")
     } else {
         let rolling = || rollout_stopped(view).or_else(|| went_wrong(view));
-        return render_errors(view).or_else(|| approval_required(view)).or_else(rolling);
+        return render_errors(view)
+            .or_else(|| approval_required(view))
+            .or_else(rolling);
     };
-    Some(ConditionValue::new(ConditionStatus::True, Reason::SourceUnreadable, message))
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        Reason::SourceUnreadable,
+        message,
+    ))
 }
 
 /// What is selected and cannot be sent: a person must say it otherwise.
@@ -249,12 +369,19 @@ fn approval_required(view: &View<'_>) -> Option<ConditionValue> {
         return None;
     }
     let message = describe_pending(view.rule, view.pending.as_ref()?);
-    Some(ConditionValue::new(ConditionStatus::True, Reason::RemovalLimit, message))
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        Reason::RemovalLimit,
+        message,
+    ))
 }
 
 fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
     use ConditionStatus::{False, True};
-    if let Some(ConditionValue { reason, message, .. }) = approval_required(view).filter(|_| view.rule.deleting) {
+    if let Some(ConditionValue {
+        reason, message, ..
+    }) = approval_required(view).filter(|_| view.rule.deleting)
+    {
         return ConditionValue::new(False, reason, message);
     }
     if view.rule.deleting {
@@ -264,13 +391,20 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
             "the rule is being deleted: waiting for its copies to be removed",
         );
     }
-    if let Some(ConditionValue { reason, message, .. }) =
-        suspended(view).or_else(|| stalled(view)).or_else(|| dry_run(view, standings))
+    if let Some(ConditionValue {
+        reason, message, ..
+    }) = suspended(view)
+        .or_else(|| stalled(view))
+        .or_else(|| dry_run(view, standings))
     {
         return ConditionValue::new(False, reason, message);
     }
     if is_reading(view) {
-        return ConditionValue::new(False, Reason::Progressing, "the hub is reading what spec.sources selects");
+        return ConditionValue::new(
+            False,
+            Reason::Progressing,
+            "the hub is reading what spec.sources selects",
+        );
     }
     if view.plan.sources() == 0 {
         return ConditionValue::new(False, Reason::NoSources, no_sources(view.plan));
@@ -279,18 +413,25 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         return granted(view).unwrap_or_else(|| ConditionValue::new(False, Reason::NotGranted, ""));
     }
     if standings.is_empty() {
-        let message =
-            "spec.clusters chooses no accepted cluster; `kubectl get member --show-labels` shows what there is";
+        let message = "spec.clusters chooses no accepted cluster; `kubectl get member --show-labels` shows what there is";
         return ConditionValue::new(False, Reason::NoClusters, message);
     }
-    let in_state = |state| standings.iter().filter(move |(_, standing)| standing.state == state);
+    let in_state = |state| {
+        standings
+            .iter()
+            .filter(move |(_, standing)| standing.state == state)
+    };
     let count = |state| i64::try_from(in_state(state).count()).unwrap_or(i64::MAX);
-    if let Some((cluster, worst)) = in_state(ClusterState::Failed).min_by_key(|(_, standing)| rank(standing.reason)) {
+    if let Some((cluster, worst)) =
+        in_state(ClusterState::Failed).min_by_key(|(_, standing)| rank(standing.reason))
+    {
         let copies: i64 = standings.iter().map(|(_, standing)| standing.failed).sum();
         let clusters = count(ClusterState::Failed);
         let what = match copies {
             0 if worst.reason == Reason::RuleLimit => "the rule is not sent".to_owned(),
-            0 if worst.reason == Reason::DigestMismatch => "copies are not as they should be".to_owned(),
+            0 if worst.reason == Reason::DigestMismatch => {
+                "copies are not as they should be".to_owned()
+            }
             0 => "copies cannot be removed".to_owned(),
             more => format!("{} failed", counted(more, "copy", "copies")),
         };
@@ -305,13 +446,20 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         return under_way;
     }
     if count(ClusterState::Progressing) > 0 {
-        let message =
-            format!("copies are on their way to {}", counted(count(ClusterState::Progressing), "cluster", "clusters"));
+        let message = format!(
+            "copies are on their way to {}",
+            counted(count(ClusterState::Progressing), "cluster", "clusters")
+        );
         return ConditionValue::new(False, Reason::Progressing, message);
     }
     if let Some((cluster, worst)) = in_state(ClusterState::Drifted).next() {
-        let copies: i64 = in_state(ClusterState::Drifted).map(|(_, standing)| standing.drifted).sum();
-        let (copies, clusters) = (counted(copies, "copy", "copies"), count(ClusterState::Drifted));
+        let copies: i64 = in_state(ClusterState::Drifted)
+            .map(|(_, standing)| standing.drifted)
+            .sum();
+        let (copies, clusters) = (
+            counted(copies, "copy", "copies"),
+            count(ClusterState::Drifted),
+        );
         let place = match clusters {
             1 => format!("in {cluster}"),
             more => format!("in {more} clusters, among them {cluster}"),
@@ -319,25 +467,45 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         let message = format!("{copies} drifted {place}: {}", worst.message);
         return ConditionValue::new(False, model::Reason::Drifted, message);
     }
-    if let Some((first, waits)) = in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Unconfirmed) {
-        let message = match in_state(ClusterState::Waiting).filter(|(_, s)| s.reason == Reason::Unconfirmed).count() {
+    if let Some((first, waits)) =
+        in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Unconfirmed)
+    {
+        let message = match in_state(ClusterState::Waiting)
+            .filter(|(_, s)| s.reason == Reason::Unconfirmed)
+            .count()
+        {
             1 => format!("{first} keeps what it has: {}", waits.message),
-            more => format!("{more} clusters keep what they have, among them {first}: {}", waits.message),
+            more => format!(
+                "{more} clusters keep what they have, among them {first}: {}",
+                waits.message
+            ),
         };
         return ConditionValue::new(False, Reason::Unconfirmed, message);
     }
-    if let Some((first, behind)) = in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Cordoned) {
-        let clusters = in_state(ClusterState::Waiting).filter(|(_, s)| s.reason == Reason::Cordoned).count();
+    if let Some((first, behind)) =
+        in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Cordoned)
+    {
+        let clusters = in_state(ClusterState::Waiting)
+            .filter(|(_, s)| s.reason == Reason::Cordoned)
+            .count();
         let message = match clusters {
             1 => format!("{first} is cordoned: {}", behind.message),
-            more => format!("{more} clusters are cordoned, among them {first}: {}", behind.message),
+            more => format!(
+                "{more} clusters are cordoned, among them {first}: {}",
+                behind.message
+            ),
         };
         return ConditionValue::new(False, Reason::Cordoned, message);
     }
     if count(ClusterState::Waiting) > 0 {
-        let copies: i64 = in_state(ClusterState::Waiting).map(|(_, standing)| standing.waiting).sum();
+        let copies: i64 = in_state(ClusterState::Waiting)
+            .map(|(_, standing)| standing.waiting)
+            .sum();
         let clusters = count(ClusterState::Waiting);
-        let (copies, clusters) = (counted(copies, "copy", "copies"), counted(clusters, "cluster", "clusters"));
+        let (copies, clusters) = (
+            counted(copies, "copy", "copies"),
+            counted(clusters, "cluster", "clusters"),
+        );
         let message = format!("{copies} waiting in {clusters}: the namespaces do not exist there");
         return ConditionValue::new(False, Reason::CopiesWaiting, message);
     }
@@ -349,29 +517,57 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
     {
         return missing;
     }
-    ConditionValue::new(True, Reason::AllApplied, with_refused(view.plan, "every copy is applied"))
+    ConditionValue::new(
+        True,
+        Reason::AllApplied,
+        with_refused(view.plan, "every copy is applied"),
+    )
 }
 
 fn unreachable(standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
-    let silent: Vec<_> = standings.iter().filter(|(_, standing)| standing.state == ClusterState::Unreachable).collect();
+    let silent: Vec<_> = standings
+        .iter()
+        .filter(|(_, standing)| standing.state == ClusterState::Unreachable)
+        .collect();
     let Some((first, _)) = silent.first() else {
-        return ConditionValue::new(ConditionStatus::False, Reason::Progressing, "no cluster has connected yet");
+        return ConditionValue::new(
+            ConditionStatus::False,
+            Reason::Progressing,
+            "no cluster has connected yet",
+        );
     };
-    let blind: Vec<_> = silent.iter().filter(|(_, standing)| standing.reason == Reason::MemberAPIUnavailable).collect();
+    let blind: Vec<_> = silent
+        .iter()
+        .filter(|(_, standing)| standing.reason == Reason::MemberAPIUnavailable)
+        .collect();
     if let Some((cluster, worst)) = blind.first().filter(|_| blind.len() == silent.len()) {
         let message = match blind.len() {
-            1 => format!("nothing is known of the copies in {cluster}: {}", worst.message),
+            1 => format!(
+                "nothing is known of the copies in {cluster}: {}",
+                worst.message
+            ),
             more => {
-                format!("nothing is known of the copies in {more} clusters, among them {cluster}: {}", worst.message)
+                format!(
+                    "nothing is known of the copies in {more} clusters, among them {cluster}: {}",
+                    worst.message
+                )
             }
         };
-        return ConditionValue::new(ConditionStatus::Unknown, Reason::MemberAPIUnavailable, message);
+        return ConditionValue::new(
+            ConditionStatus::Unknown,
+            Reason::MemberAPIUnavailable,
+            message,
+        );
     }
     let message = match silent.len() {
         1 => format!("cluster {first} is not connected"),
         more => format!("{more} clusters are not connected, among them {first}"),
     };
-    ConditionValue::new(ConditionStatus::Unknown, Reason::ClustersUnreachable, message)
+    ConditionValue::new(
+        ConditionStatus::Unknown,
+        Reason::ClustersUnreachable,
+        message,
+    )
 }
 
 /// A number with its noun.
@@ -391,15 +587,21 @@ fn no_sources(plan: &RulePlan) -> String {
 }
 
 fn with_refused(plan: &RulePlan, message: &str) -> String {
-    let Some((source, refused)) = plan.refused.first_key_value() else { return message.to_owned() };
+    let Some((source, refused)) = plan.refused.first_key_value() else {
+        return message.to_owned();
+    };
     let why = match refused {
         UnsupportedSource::Type => "its type is a credential of this cluster or a Helm release",
         UnsupportedSource::TooLarge => "it is too large",
-        UnsupportedSource::Annotation => "its annotation runnel.dev/distribute is false; remove that to distribute it",
+        UnsupportedSource::Annotation => {
+            "its annotation runnel.dev/distribute is false; remove that to distribute it"
+        }
     };
     match plan.refused.len() {
         1 => format!("{message}; {source} is selected and never distributed: {why}"),
-        more => format!("{message}; {more} selected objects are never distributed, among them {source}: {why}"),
+        more => format!(
+            "{message}; {more} selected objects are never distributed, among them {source}: {why}"
+        ),
     }
 }
 
@@ -414,22 +616,30 @@ fn list_clusters(
     status.truncated = standings.len() > limits::STATUS_CLUSTERS;
     standings.truncate(limits::STATUS_CLUSTERS);
     let since = |cluster: &ClusterName, state: ClusterState| {
-        let known = view.previous.clusters.iter().find(|known| known.name == cluster.as_str() && known.state == state);
-        known.and_then(|known| known.since.clone()).unwrap_or_else(|| whole_seconds(now.wall))
+        let known = view
+            .previous
+            .clusters
+            .iter()
+            .find(|known| known.name == cluster.as_str() && known.state == state);
+        known
+            .and_then(|known| known.since.clone())
+            .unwrap_or_else(|| whole_seconds(now.wall))
     };
-    let entries = standings.into_iter().map(|(cluster, standing)| ClusterStatus {
-        name: cluster.as_str().to_owned(),
-        state: standing.state,
-        applied: standing.applied,
-        failed: standing.failed,
-        waiting: standing.waiting,
-        drifted: standing.drifted,
-        to_create: standing.to_create,
-        to_update: standing.to_update,
-        to_delete: standing.to_delete,
-        reason: standing.reason.as_str().to_owned(),
-        message: shortened(&standing.message),
-        since: Some(since(cluster, standing.state)),
-    });
+    let entries = standings
+        .into_iter()
+        .map(|(cluster, standing)| ClusterStatus {
+            name: cluster.as_str().to_owned(),
+            state: standing.state,
+            applied: standing.applied,
+            failed: standing.failed,
+            waiting: standing.waiting,
+            drifted: standing.drifted,
+            to_create: standing.to_create,
+            to_update: standing.to_update,
+            to_delete: standing.to_delete,
+            reason: standing.reason.as_str().to_owned(),
+            message: shortened(&standing.message),
+            since: Some(since(cluster, standing.state)),
+        });
     status.clusters = entries.collect();
 }

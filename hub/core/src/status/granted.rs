@@ -33,7 +33,11 @@ pub(super) fn granted(view: &View<'_>) -> Option<ConditionValue> {
     if view.target_clusters.unknown {
         let message = "the hub cannot read what is granted (DistributionGrants, and the labels of namespaces where grants \
                        choose by them): nothing is sent and nothing removed; check the hub's rights and its log";
-        return Some(ConditionValue::new(ConditionStatus::Unknown, Reason::GrantsUnknown, message));
+        return Some(ConditionValue::new(
+            ConditionStatus::Unknown,
+            Reason::GrantsUnknown,
+            message,
+        ));
     }
     let missing = missing(view);
     let parts = parts(&missing);
@@ -44,11 +48,17 @@ pub(super) fn granted(view: &View<'_>) -> Option<ConditionValue> {
              `kubectl get dgrant`)",
             parts.join("; ")
         );
-        return Some(ConditionValue::new(ConditionStatus::False, Reason::NotGranted, message));
+        return Some(ConditionValue::new(
+            ConditionStatus::False,
+            Reason::NotGranted,
+            message,
+        ));
     }
     let message = "of the namespaces that spec.namespaces chooses by glob or label, those get copies that a \
                    DistributionGrant allows";
-    missing.limited.then(|| ConditionValue::new(ConditionStatus::True, Reason::PartiallyGranted, message))
+    missing
+        .limited
+        .then(|| ConditionValue::new(ConditionStatus::True, Reason::PartiallyGranted, message))
 }
 
 /// Whether copies that the rule wants are not made for want of a grant, wherever its clusters are.
@@ -58,12 +68,28 @@ pub(super) fn lacks_copies(view: &View<'_>) -> bool {
 }
 
 fn missing<'a>(view: &'a View<'_>) -> Missing<'a> {
-    let mut missing = Missing { whole: view.target_clusters.not_granted.iter().collect(), ..Missing::default() };
+    let mut missing = Missing {
+        whole: view.target_clusters.not_granted.iter().collect(),
+        ..Missing::default()
+    };
     let mut alike: BTreeMap<[u8; 16], (&Terms, BTreeSet<&ClusterName>)> = BTreeMap::new();
-    for (cluster, terms) in view.target_clusters.clusters.iter().filter(|(_, terms)| terms.grants.is_some()) {
-        alike.entry(terms.digest.0).or_insert_with(|| (&**terms, BTreeSet::new())).1.insert(cluster);
+    for (cluster, terms) in view
+        .target_clusters
+        .clusters
+        .iter()
+        .filter(|(_, terms)| terms.grants.is_some())
+    {
+        alike
+            .entry(terms.digest.0)
+            .or_insert_with(|| (&**terms, BTreeSet::new()))
+            .1
+            .insert(cluster);
     }
-    let named = if alike.is_empty() { BTreeSet::new() } else { wanted_names(view) };
+    let named = if alike.is_empty() {
+        BTreeSet::new()
+    } else {
+        wanted_names(view)
+    };
     for (terms, clusters) in alike.into_values() {
         look_at(view, terms, &clusters, &named, &mut missing);
     }
@@ -78,37 +104,55 @@ fn look_at<'a>(
     missing: &mut Missing<'a>,
 ) {
     let grants = terms.grants.as_deref().unwrap_or_default();
-    let (granted, denied): (Vec<_>, Vec<_>) = view.rule.resources().partition(|resource| terms.grants_kind(resource));
+    let (granted, denied): (Vec<_>, Vec<_>) = view
+        .rule
+        .resources()
+        .partition(|resource| terms.grants_kind(resource));
     for resource in denied {
         missing.kinds.entry(resource).or_default().extend(clusters);
     }
-    for (resource, namespace) in named.iter().filter(|(resource, _)| granted.contains(resource)) {
+    for (resource, namespace) in named
+        .iter()
+        .filter(|(resource, _)| granted.contains(resource))
+    {
         // The labels of the member's namespaces are not known here: what they may grant is not said to be missing.
         let by_label = |grant: &Grant| grant.is_of_kind(resource) && grant.has_selector();
         match terms.allowance(resource, namespace, None, view.rule.runnel_namespace()) {
             None if grants.iter().any(by_label) => missing.limited = true,
-            None => missing.namespaces.entry(namespace.clone()).or_default().extend(clusters),
+            None => missing
+                .namespaces
+                .entry(namespace.clone())
+                .or_default()
+                .extend(clusters),
             Some(allowance) if terms.create_namespaces && !allowance.create_namespaces => {
                 missing.creation.extend(clusters);
             }
             Some(_) => {}
         }
     }
-    if terms.conflict_policy == ConflictPolicy::Overwrite && grants.iter().any(|grant| !grant.overwrite) {
+    if terms.conflict_policy == ConflictPolicy::Overwrite
+        && grants.iter().any(|grant| !grant.overwrite)
+    {
         missing.overwrite.extend(clusters);
     }
     let limits: Option<Vec<_>> = grants.iter().map(|grant| grant.max_copies).collect();
     let limit = limits.and_then(|limits| limits.into_iter().max());
     // Each source becomes a copy at least, where its namespace exists; the agents count what there is.
     missing.sources = view.plan.intents.len();
-    if let Some(limit) = limit.filter(|limit| usize::try_from(*limit).is_ok_and(|limit| missing.sources > limit)) {
+    if let Some(limit) =
+        limit.filter(|limit| usize::try_from(*limit).is_ok_and(|limit| missing.sources > limit))
+    {
         missing.copies.entry(limit).or_default().extend(clusters);
     }
-    if terms.conflict_policy == ConflictPolicy::AdoptIfEqual && grants.iter().any(|grant| !grant.adopt) {
+    if terms.conflict_policy == ConflictPolicy::AdoptIfEqual
+        && grants.iter().any(|grant| !grant.adopt)
+    {
         missing.adoption.extend(clusters);
     }
     let broad = terms.namespaces.as_ref();
-    let broad = broad.is_some_and(|choice| choice.selector.is_some() || choice.names.iter().any(|n| !n.is_literal()));
+    let broad = broad.is_some_and(|choice| {
+        choice.selector.is_some() || choice.names.iter().any(|n| !n.is_literal())
+    });
     missing.limited |= broad && grants.iter().any(|grant| grant.namespaces.is_some());
 }
 
@@ -116,14 +160,25 @@ fn look_at<'a>(
 fn wanted_names(view: &View<'_>) -> BTreeSet<(&'static str, String)> {
     match &view.rule.terms.namespaces {
         Some(choice) => {
-            let of_kind = |resource| choice.wanted_literals().map(move |name| (resource, name.to_owned()));
+            let of_kind = |resource| {
+                choice
+                    .wanted_literals()
+                    .map(move |name| (resource, name.to_owned()))
+            };
             view.rule.resources().flat_map(of_kind).collect()
         }
         None => {
             let of_source = |resource: &str, namespace: &str| {
-                view.rule.resources().find(|known| *known == resource).map(|known| (known, namespace.to_owned()))
+                view.rule
+                    .resources()
+                    .find(|known| *known == resource)
+                    .map(|known| (known, namespace.to_owned()))
             };
-            view.plan.intents.keys().filter_map(|source| of_source(&source.resource, &source.namespace)).collect()
+            view.plan
+                .intents
+                .keys()
+                .filter_map(|source| of_source(&source.resource, &source.namespace))
+                .collect()
         }
     }
 }
@@ -133,36 +188,66 @@ fn parts(missing: &Missing<'_>) -> Vec<String> {
     if !missing.whole.is_empty() {
         parts.push(format!("anything {}", within(&missing.whole)));
     }
-    parts.extend(missing.kinds.iter().map(|(resource, clusters)| format!("{resource} {}", within(clusters))));
+    parts.extend(
+        missing
+            .kinds
+            .iter()
+            .map(|(resource, clusters)| format!("{resource} {}", within(clusters))),
+    );
     if !missing.namespaces.is_empty() {
-        let names: Vec<_> = missing.namespaces.keys().take(LISTED).map(String::as_str).collect();
+        let names: Vec<_> = missing
+            .namespaces
+            .keys()
+            .take(LISTED)
+            .map(String::as_str)
+            .collect();
         let more = match missing.namespaces.len() - names.len() {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
         let clusters: BTreeSet<_> = missing.namespaces.values().flatten().copied().collect();
-        let noun = if missing.namespaces.len() == 1 { "the namespace" } else { "the namespaces" };
-        parts.push(format!("{noun} {}{more} {}", names.join(", "), within(&clusters)));
+        let noun = if missing.namespaces.len() == 1 {
+            "the namespace"
+        } else {
+            "the namespaces"
+        };
+        parts.push(format!(
+            "{noun} {}{more} {}",
+            names.join(", "),
+            within(&clusters)
+        ));
     }
     if !missing.overwrite.is_empty() {
-        parts.push(format!("conflictPolicy Overwrite {}, where Fail is used instead", within(&missing.overwrite)));
+        parts.push(format!(
+            "conflictPolicy Overwrite {}, where Fail is used instead",
+            within(&missing.overwrite)
+        ));
     }
     if !missing.adoption.is_empty() {
         let place = within(&missing.adoption);
-        parts.push(format!("conflictPolicy AdoptIfEqual {place}, where Fail is used instead"));
+        parts.push(format!(
+            "conflictPolicy AdoptIfEqual {place}, where Fail is used instead"
+        ));
     }
     for (limit, clusters) in &missing.copies {
         let (sources, place) = (missing.sources, within(clusters));
-        parts.push(format!("more than {limit} copies (maxCopies) {place}: the rule selects {sources} sources"));
+        parts.push(format!(
+            "more than {limit} copies (maxCopies) {place}: the rule selects {sources} sources"
+        ));
     }
     if !missing.creation.is_empty() {
-        parts.push(format!("createNamespaces {}, where missing namespaces stay missing", within(&missing.creation)));
+        parts.push(format!(
+            "createNamespaces {}, where missing namespaces stay missing",
+            within(&missing.creation)
+        ));
     }
     parts
 }
 
 fn within(clusters: &BTreeSet<&ClusterName>) -> String {
-    let Some(first) = clusters.first() else { return String::new() };
+    let Some(first) = clusters.first() else {
+        return String::new();
+    };
     match clusters.len() {
         1 => format!("in {first}"),
         more => format!("in {more} clusters, among them {first}"),

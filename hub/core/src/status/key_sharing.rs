@@ -30,7 +30,8 @@ impl KeySharing {
         if old == new {
             return;
         }
-        self.displaced.retain(|(boot, at)| boot != old && now.saturating_duration_since(*at) < REMEMBERED);
+        self.displaced
+            .retain(|(boot, at)| boot != old && now.saturating_duration_since(*at) < REMEMBERED);
         if self.displaced.iter().any(|(boot, _)| boot == new) {
             let is_again = |at: Instant| now.saturating_duration_since(at) < REMEMBERED;
             if self.taken_back.replace(now).is_some_and(is_again) {
@@ -47,7 +48,8 @@ impl KeySharing {
 
     /// Whether two processes use the key, as far as was seen lately.
     pub(super) fn is_seen(&self, now: Instant) -> bool {
-        self.last.is_some_and(|last| now.saturating_duration_since(last) < REMEMBERED)
+        self.last
+            .is_some_and(|last| now.saturating_duration_since(last) < REMEMBERED)
     }
 }
 
@@ -69,9 +71,15 @@ mod tests {
     #[test]
     fn process_that_takes_its_session_back_is_one_of_two() {
         assert!(sees(&["a", "b", "a", "b"]));
-        assert!(sees(&["a", "b", "a", "c", "a"]), "a thief that starts again each time");
+        assert!(
+            sees(&["a", "b", "a", "c", "a"]),
+            "a thief that starts again each time"
+        );
         assert!(sees(&["a", "a", "b", "b", "a", "b"]));
-        assert!(!sees(&["a", "b", "a"]), "replicas that lost their network by turns");
+        assert!(
+            !sees(&["a", "b", "a"]),
+            "replicas that lost their network by turns"
+        );
     }
 
     #[test]
@@ -90,7 +98,10 @@ mod tests {
         assert!(sharing.is_seen(start + REMEMBERED / 2));
         assert!(!sharing.is_seen(start + REMEMBERED));
         sharing.displaced("a", "b", start + 2 * REMEMBERED);
-        assert!(!sharing.is_seen(start + 2 * REMEMBERED), "what was long ago is forgotten");
+        assert!(
+            !sharing.is_seen(start + 2 * REMEMBERED),
+            "what was long ago is forgotten"
+        );
     }
 
     #[test]

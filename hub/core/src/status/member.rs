@@ -6,7 +6,8 @@ use super::rule_cluster_state::without_watch;
 use super::{Now, SessionFacts};
 use crate::epoch::Divergence;
 use runnel_api::conditions::{
-    ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition, whole_seconds,
+    ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition,
+    whole_seconds,
 };
 use runnel_api::{Certificate, MemberClusterStatus};
 
@@ -62,11 +63,21 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         if has_key(view.previous, &session.key) {
             status.cluster_uid = Some(session.cluster_uid.clone());
         }
-        status.certificate = Some(Certificate { expires_at: whole_seconds(session.certificate_expires) });
+        status.certificate = Some(Certificate {
+            expires_at: whole_seconds(session.certificate_expires),
+        });
     }
     let generation = Some(view.generation);
     let mut set = |condition_type, (holds, reason, message): (ConditionStatus, Reason, String)| {
-        set_condition(&mut status.conditions, condition_type, holds, reason, &message, generation, now.wall);
+        set_condition(
+            &mut status.conditions,
+            condition_type,
+            holds,
+            reason,
+            &message,
+            generation,
+            now.wall,
+        );
     };
     set(ConditionType::Accepted, accepted(view));
     // While a hub that just started waits for its agents, what it said before stands.
@@ -75,27 +86,57 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         set(ConditionType::Connected, connected(view, now.wall));
     }
     if view.cordoned {
-        let message = "spec.cordoned is true: the cluster keeps what it has and gets nothing new".to_owned();
-        set(ConditionType::Cordoned, (ConditionStatus::True, Reason::Cordoned, message));
+        let message =
+            "spec.cordoned is true: the cluster keeps what it has and gets nothing new".to_owned();
+        set(
+            ConditionType::Cordoned,
+            (ConditionStatus::True, Reason::Cordoned, message),
+        );
     }
     if let Some(watch) = view.lost_watch {
         let message = format!("nothing is known of its copies: {}", without_watch(watch));
-        set(ConditionType::APIAvailable, (ConditionStatus::False, Reason::MemberAPIUnavailable, message));
+        set(
+            ConditionType::APIAvailable,
+            (
+                ConditionStatus::False,
+                Reason::MemberAPIUnavailable,
+                message,
+            ),
+        );
     }
     let (theft, left) = (stolen(view), left(view));
     if let Some(message) = &theft {
-        set(ConditionType::PossibleKeyTheft, (ConditionStatus::True, Reason::RetiredKeySeen, message.clone()));
+        set(
+            ConditionType::PossibleKeyTheft,
+            (
+                ConditionStatus::True,
+                Reason::RetiredKeySeen,
+                message.clone(),
+            ),
+        );
     }
     if view.key_shared {
-        set(ConditionType::KeyShared, (ConditionStatus::True, Reason::ConcurrentSessions, KEY_SHARED.to_owned()));
+        set(
+            ConditionType::KeyShared,
+            (
+                ConditionStatus::True,
+                Reason::ConcurrentSessions,
+                KEY_SHARED.to_owned(),
+            ),
+        );
     }
     let leaves = left.is_some();
     if let Some(reported) = left {
         set(ConditionType::Drained, reported);
     }
     match orphaned(view) {
-        Some(message) => set(ConditionType::OrphanedCopies, (ConditionStatus::True, Reason::UnknownRules, message)),
-        None if view.session.is_some() => remove_condition(&mut status.conditions, ConditionType::OrphanedCopies),
+        Some(message) => set(
+            ConditionType::OrphanedCopies,
+            (ConditionStatus::True, Reason::UnknownRules, message),
+        ),
+        None if view.session.is_some() => {
+            remove_condition(&mut status.conditions, ConditionType::OrphanedCopies)
+        }
         None => {}
     }
     for (condition_type, message) in divergences(view) {
@@ -110,7 +151,9 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
                 now.wall,
             ),
             // Who does not come says nothing new.
-            None if view.session.is_some() => remove_condition(&mut status.conditions, condition_type),
+            None if view.session.is_some() => {
+                remove_condition(&mut status.conditions, condition_type)
+            }
             None => {}
         }
     }
@@ -141,7 +184,11 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
         return (ConditionStatus::False, Reason::NotAccepted, message);
     }
     if !view.leaving {
-        return (ConditionStatus::True, Reason::Accepted, "rules may choose this cluster".to_owned());
+        return (
+            ConditionStatus::True,
+            Reason::Accepted,
+            "rules may choose this cluster".to_owned(),
+        );
     }
     if has_left(view) {
         let message = if view.orphaned.is_empty() {
@@ -151,7 +198,11 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
         };
         return (ConditionStatus::False, Reason::Drained, message.to_owned());
     }
-    (ConditionStatus::False, Reason::Leaving, "the cluster leaves: waiting for its copies to be removed".to_owned())
+    (
+        ConditionStatus::False,
+        Reason::Leaving,
+        "the cluster leaves: waiting for its copies to be removed".to_owned(),
+    )
 }
 
 /// Whether nothing is left that this hub removes. Copies of rules that it does not know stay, and hold nothing up. What was
@@ -174,17 +225,27 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
         return None;
     }
     if has_left(view) {
-        let message = reported_left(view).map_or_else(|| farewell(view.retained, view.orphaned.len()), str::to_owned);
+        let message = reported_left(view).map_or_else(
+            || farewell(view.retained, view.orphaned.len()),
+            str::to_owned,
+        );
         return Some((ConditionStatus::True, Reason::Drained, message));
     }
     Some(match view.session {
         _ if !view.accepted => {
             let message = "spec.accepted is false, so the copies there stay: delete this MemberCluster, or accept the \
                            cluster again to have them removed or released";
-            (ConditionStatus::False, Reason::NotAccepted, message.to_owned())
+            (
+                ConditionStatus::False,
+                Reason::NotAccepted,
+                message.to_owned(),
+            )
         }
         Some(_) => {
-            let mut message = format!("waiting for the copies of {} rules to be removed", view.acked);
+            let mut message = format!(
+                "waiting for the copies of {} rules to be removed",
+                view.acked
+            );
             if let Some((_, divergence)) = view.divergence {
                 let condition = divergence.condition().0;
                 message.push_str(&format!(
@@ -196,7 +257,11 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
         None => {
             let message = "the agent is not connected: its copies are removed or released when it is back; to remove a dead cluster, \
                            delete this MemberCluster; its copies then stay, or go when its agent is back and its policy says so";
-            (ConditionStatus::Unknown, Reason::SessionLost, message.to_owned())
+            (
+                ConditionStatus::Unknown,
+                Reason::SessionLost,
+                message.to_owned(),
+            )
         }
     })
 }
@@ -212,9 +277,16 @@ fn farewell(retained: &[(RuleName, u32)], orphaned: usize) -> String {
     if retained.is_empty() {
         return "no copies are left in this cluster: this MemberCluster can be deleted".to_owned();
     }
-    let named = retained.iter().take(NAMES_SHOWN).map(|(rule, copies)| format!("{copies} of {rule}"));
+    let named = retained
+        .iter()
+        .take(NAMES_SHOWN)
+        .map(|(rule, copies)| format!("{copies} of {rule}"));
     let named: Vec<_> = named.collect();
-    let more = if retained.len() > NAMES_SHOWN { ", ..." } else { "" };
+    let more = if retained.len() > NAMES_SHOWN {
+        ", ..."
+    } else {
+        ""
+    };
     let all: u32 = retained.iter().map(|(_, copies)| copies).sum();
     format!(
         "{all} copies were left behind, as deletionPolicy: Retain says ({}{more}), and none is managed any more: this \
@@ -225,20 +297,32 @@ fn farewell(retained: &[(RuleName, u32)], orphaned: usize) -> String {
 
 fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, String) {
     if !view.accepted {
-        let message = "spec.accepted is false: the hub refuses this cluster's agent until it is true again".to_owned();
+        let message =
+            "spec.accepted is false: the hub refuses this cluster's agent until it is true again"
+                .to_owned();
         return (ConditionStatus::False, Reason::NotAccepted, message);
     }
     if view.session.is_some() {
-        return (ConditionStatus::True, Reason::SessionOpen, "the agent is connected".to_owned());
+        return (
+            ConditionStatus::True,
+            Reason::SessionOpen,
+            "the agent is connected".to_owned(),
+        );
     }
     if view.previous.cluster_uid.is_none() {
-        let message = "no agent has connected yet: make a join string with `runnel-hub token create`".to_owned();
+        let message =
+            "no agent has connected yet: make a join string with `runnel-hub token create`"
+                .to_owned();
         return (ConditionStatus::False, Reason::NeverConnected, message);
     }
     if view.renewable_until.is_some_and(|until| until <= now) {
         let message = "the agent's certificate expired longer ago than the hub renews: make a new join string with \
                        `runnel-hub token create` and give it to the agent";
-        return (ConditionStatus::False, Reason::CertificateExpired, message.to_owned());
+        return (
+            ConditionStatus::False,
+            Reason::CertificateExpired,
+            message.to_owned(),
+        );
     }
     let message = "the agent is not connected: look at its log in the member cluster".to_owned();
     (ConditionStatus::Unknown, Reason::SessionLost, message)
@@ -246,8 +330,14 @@ fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason,
 
 /// Somebody came with a key that had been given up.
 fn stolen(view: &MemberView<'_>) -> Option<String> {
-    let retired = view.previous.identity.iter().flat_map(|identity| &identity.retired);
-    let (at, key) = retired.filter_map(|key| Some((key.seen_at.as_ref()?.0, &key.fingerprint))).min()?;
+    let retired = view
+        .previous
+        .identity
+        .iter()
+        .flat_map(|identity| &identity.retired);
+    let (at, key) = retired
+        .filter_map(|key| Some((key.seen_at.as_ref()?.0, &key.fingerprint)))
+        .min()?;
     Some(format!(
         "a key that the agent had given up came again at {at} ({key}), and was refused: either the agent was restored from \
          a backup, or somebody has a copy of its key. Set spec.accepted to false or delete this MemberCluster, find out who, \
@@ -257,14 +347,23 @@ fn stolen(view: &MemberView<'_>) -> Option<String> {
 
 /// Whether the hub knows the agent by this key.
 fn has_key(previous: &MemberClusterStatus, key: &str) -> bool {
-    previous.identity.as_ref().is_none_or(|identity| identity.keys.iter().any(|known| known.fingerprint == key))
+    previous
+        .identity
+        .as_ref()
+        .is_none_or(|identity| identity.keys.iter().any(|known| known.fingerprint == key))
 }
 
 /// What there is of each kind of doubt.
 fn divergences(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String)>); 3] {
-    [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::PreviousMembership].map(|kind| {
-        let text =
-            view.divergence.map(|(member, divergence)| (divergence.condition(), divergence.message(member.as_str())));
+    [
+        ConditionType::RestoredFromBackup,
+        ConditionType::Duplicate,
+        ConditionType::PreviousMembership,
+    ]
+    .map(|kind| {
+        let text = view.divergence.map(|(member, divergence)| {
+            (divergence.condition(), divergence.message(member.as_str()))
+        });
         let text = text.filter(|((reported, _), _)| *reported == kind);
         (kind, text.map(|((_, reason), message)| (reason, message)))
     })
@@ -272,7 +371,12 @@ fn divergences(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String
 
 fn orphaned(view: &MemberView<'_>) -> Option<String> {
     let count = view.orphaned.len();
-    let names: Vec<_> = view.orphaned.iter().take(NAMES_SHOWN).map(ToString::to_string).collect();
+    let names: Vec<_> = view
+        .orphaned
+        .iter()
+        .take(NAMES_SHOWN)
+        .map(ToString::to_string)
+        .collect();
     (count > 0).then(|| {
         let more = if count > NAMES_SHOWN { ", ..." } else { "" };
         format!(
@@ -288,7 +392,11 @@ mod tests {
 
     use super::*;
 
-    fn view<'a>(previous: &'a MemberClusterStatus, session: Option<&'a SessionFacts>, acked: usize) -> MemberView<'a> {
+    fn view<'a>(
+        previous: &'a MemberClusterStatus,
+        session: Option<&'a SessionFacts>,
+        acked: usize,
+    ) -> MemberView<'a> {
         MemberView {
             generation: 2,
             accepted: true,
@@ -319,7 +427,10 @@ mod tests {
     }
 
     fn reported(view: &MemberView<'_>) -> MemberClusterStatus {
-        let now = Now { instant: Instant::now(), wall: Timestamp::from_second(1_800_000_000).unwrap() };
+        let now = Now {
+            instant: Instant::now(),
+            wall: Timestamp::from_second(1_800_000_000).unwrap(),
+        };
         fold_member(view, now).unwrap_or_else(|| view.previous.clone())
     }
 
@@ -330,13 +441,25 @@ mod tests {
 
     #[test]
     fn revoked_cluster_shows_the_revocation_as_connected_false() {
-        let known = MemberClusterStatus { cluster_uid: Some("u".to_owned()), ..MemberClusterStatus::default() };
+        let known = MemberClusterStatus {
+            cluster_uid: Some("u".to_owned()),
+            ..MemberClusterStatus::default()
+        };
         for awaited in [false, true] {
-            let revoked = MemberView { accepted: false, leaving: false, awaited, ..view(&known, None, 0) };
+            let revoked = MemberView {
+                accepted: false,
+                leaving: false,
+                awaited,
+                ..view(&known, None, 0)
+            };
             let status = reported(&revoked);
             for kind in [ConditionType::Accepted, ConditionType::Connected] {
                 let text = condition(&status.conditions, kind).unwrap();
-                assert_eq!((text.status.as_str(), text.reason.as_str()), ("False", "NotAccepted"), "{kind:?}");
+                assert_eq!(
+                    (text.status.as_str(), text.reason.as_str()),
+                    ("False", "NotAccepted"),
+                    "{kind:?}"
+                );
                 assert!(text.message.contains("spec.accepted"), "{}", text.message);
             }
         }
@@ -346,16 +469,31 @@ mod tests {
     fn shared_key_is_a_condition_until_a_session_without() {
         let facts = facts();
         let none = MemberClusterStatus::default();
-        let key_shared_member =
-            reported(&MemberView { leaving: false, key_shared: true, ..view(&none, Some(&facts), 0) });
-        let text = |status: &MemberClusterStatus| condition(&status.conditions, ConditionType::KeyShared).cloned();
+        let key_shared_member = reported(&MemberView {
+            leaving: false,
+            key_shared: true,
+            ..view(&none, Some(&facts), 0)
+        });
+        let text = |status: &MemberClusterStatus| {
+            condition(&status.conditions, ConditionType::KeyShared).cloned()
+        };
         let first = text(&key_shared_member).unwrap();
-        assert_eq!((first.status.as_str(), first.reason.as_str()), ("True", "ConcurrentSessions"));
+        assert_eq!(
+            (first.status.as_str(), first.reason.as_str()),
+            ("True", "ConcurrentSessions")
+        );
         assert!(first.message.contains("spec.accepted"), "{}", first.message);
         // It is cut off, as the message says.
-        let cut = reported(&MemberView { leaving: false, accepted: false, ..view(&key_shared_member, None, 0) });
+        let cut = reported(&MemberView {
+            leaving: false,
+            accepted: false,
+            ..view(&key_shared_member, None, 0)
+        });
         assert_eq!(text(&cut), Some(first));
-        let calm = reported(&MemberView { leaving: false, ..view(&cut, Some(&facts), 0) });
+        let calm = reported(&MemberView {
+            leaving: false,
+            ..view(&cut, Some(&facts), 0)
+        });
         assert_eq!(text(&calm), None);
     }
 
@@ -371,31 +509,57 @@ mod tests {
         let retained = [(rule("a", "b"), 3), (rule("", "c"), 1)];
         assert_eq!(left(&reported(&view(&none, None, 0))).0, "Unknown");
         let busy = reported(&view(&none, Some(&facts), 2));
-        assert_eq!(left(&busy), ("False", "Leaving", "waiting for the copies of 2 rules to be removed"));
-        let gone = reported(&MemberView { retained: &retained, ..view(&busy, Some(&facts), 0) });
+        assert_eq!(
+            left(&busy),
+            (
+                "False",
+                "Leaving",
+                "waiting for the copies of 2 rules to be removed"
+            )
+        );
+        let gone = reported(&MemberView {
+            retained: &retained,
+            ..view(&busy, Some(&facts), 0)
+        });
         let (holds, reason, message) = left(&gone);
         assert_eq!((holds, reason), ("True", "Drained"));
         assert!(
-            message.starts_with("4 copies were left behind") && message.contains("(3 of a/b, 1 of c)"),
+            message.starts_with("4 copies were left behind")
+                && message.contains("(3 of a/b, 1 of c)"),
             "{message}"
         );
         // Copies of rules that nobody knows hold nothing up.
         let orphan = rule("x", "y");
-        let orphaned = reported(&MemberView { orphaned: vec![&orphan], ..view(&busy, Some(&facts), 0) });
+        let orphaned = reported(&MemberView {
+            orphaned: vec![&orphan],
+            ..view(&busy, Some(&facts), 0)
+        });
         let (holds, reason, message) = left(&orphaned);
         assert_eq!((holds, reason), ("True", "Drained"));
-        assert!(message.starts_with("copies of 1 rules that this hub does not know stay"), "{message}");
+        assert!(
+            message.starts_with("copies of 1 rules that this hub does not know stay"),
+            "{message}"
+        );
         assert!(condition(&orphaned.conditions, ConditionType::OrphanedCopies).is_some());
         // It stays true when the agent is uninstalled, and after a restart of the hub.
         let after = reported(&view(&gone, None, 0));
         assert_eq!(left(&after), left(&gone));
         let accepted = condition(&after.conditions, ConditionType::Accepted).unwrap();
-        assert_eq!((accepted.status.as_str(), accepted.reason.as_str()), ("False", "Drained"));
+        assert_eq!(
+            (accepted.status.as_str(), accepted.reason.as_str()),
+            ("False", "Drained")
+        );
         // Who is cut off first is told what to do.
-        let cut = reported(&MemberView { accepted: false, ..view(&none, None, 0) });
+        let cut = reported(&MemberView {
+            accepted: false,
+            ..view(&none, None, 0)
+        });
         assert_eq!((left(&cut).0, left(&cut).1), ("False", "NotAccepted"));
         // And it may change its mind.
-        let back = reported(&MemberView { leaving: false, ..view(&gone, Some(&facts), 0) });
+        let back = reported(&MemberView {
+            leaving: false,
+            ..view(&gone, Some(&facts), 0)
+        });
         assert!(condition(&back.conditions, ConditionType::Drained).is_none());
     }
 }

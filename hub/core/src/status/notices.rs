@@ -38,38 +38,87 @@ pub struct Notice {
 /// back. None for ordinary edits.
 pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     let mut notices = Vec::new();
-    let failing = |status: &RuleStatus| status.summary.is_some_and(|summary| summary.copies_failed > 0);
+    let failing = |status: &RuleStatus| {
+        status
+            .summary
+            .is_some_and(|summary| summary.copies_failed > 0)
+    };
     let ready = |status: &RuleStatus| condition(&status.conditions, ConditionType::Ready).cloned();
     if let Some(now) = ready(next).filter(|_| failing(next)) {
         let reason_before = ready(previous).map(|before| before.reason);
         let reason = Reason::all().find(|reason| reason.as_str() == now.reason);
-        if let Some(reason) = reason.filter(|_| !failing(previous) || reason_before.as_ref() != Some(&now.reason)) {
-            notices.push(Notice { warning: true, reason: reason.into(), message: now.message });
+        if let Some(reason) =
+            reason.filter(|_| !failing(previous) || reason_before.as_ref() != Some(&now.reason))
+        {
+            notices.push(Notice {
+                warning: true,
+                reason: reason.into(),
+                message: now.message,
+            });
         }
     }
-    let blocked = |status: &RuleStatus| condition(&status.conditions, ConditionType::ApprovalRequired).cloned();
+    let blocked = |status: &RuleStatus| {
+        condition(&status.conditions, ConditionType::ApprovalRequired).cloned()
+    };
     if let Some(now) = blocked(next).filter(|_| blocked(previous).is_none()) {
-        notices.push(Notice { warning: true, reason: ConditionType::ApprovalRequired.into(), message: now.message });
+        notices.push(Notice {
+            warning: true,
+            reason: ConditionType::ApprovalRequired.into(),
+            message: now.message,
+        });
     }
-    let stopped = |status: &RuleStatus| condition(&status.conditions, ConditionType::RolloutStopped).cloned();
+    let stopped =
+        |status: &RuleStatus| condition(&status.conditions, ConditionType::RolloutStopped).cloned();
     if let Some(now) = stopped(next).filter(|_| stopped(previous).is_none()) {
-        notices.push(Notice { warning: true, reason: ConditionType::RolloutStopped.into(), message: now.message });
+        notices.push(Notice {
+            warning: true,
+            reason: ConditionType::RolloutStopped.into(),
+            message: now.message,
+        });
     }
-    let back = |status: &RuleStatus| condition(&status.conditions, ConditionType::RolloutReverted).cloned();
+    let back = |status: &RuleStatus| {
+        condition(&status.conditions, ConditionType::RolloutReverted).cloned()
+    };
     if let Some(now) = back(next).filter(|_| back(previous).is_none()) {
-        notices.push(Notice { warning: true, reason: ConditionType::RolloutReverted.into(), message: now.message });
+        notices.push(Notice {
+            warning: true,
+            reason: ConditionType::RolloutReverted.into(),
+            message: now.message,
+        });
     }
     let (before, after) = (unreachable(previous), unreachable(next));
-    let present: BTreeSet<_> = next.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
+    let present: BTreeSet<_> = next
+        .clusters
+        .iter()
+        .map(|cluster| cluster.name.as_str())
+        .collect();
     // Only the worst clusters are listed: one that was not listed before may have been silent all the time.
-    let known: BTreeSet<_> = previous.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
-    for lost in after.difference(&before).filter(|name| known.contains(**name) || !previous.truncated) {
+    let known: BTreeSet<_> = previous
+        .clusters
+        .iter()
+        .map(|cluster| cluster.name.as_str())
+        .collect();
+    for lost in after
+        .difference(&before)
+        .filter(|name| known.contains(**name) || !previous.truncated)
+    {
         let message = format!("cluster {lost} is not connected: its copies are as it last said");
-        notices.push(Notice { warning: true, reason: EventReason::ClusterLost, message });
+        notices.push(Notice {
+            warning: true,
+            reason: EventReason::ClusterLost,
+            message,
+        });
     }
-    for back in before.difference(&after).filter(|name| present.contains(**name)) {
+    for back in before
+        .difference(&after)
+        .filter(|name| present.contains(**name))
+    {
         let message = format!("cluster {back} is connected again");
-        notices.push(Notice { warning: false, reason: EventReason::ClusterBack, message });
+        notices.push(Notice {
+            warning: false,
+            reason: EventReason::ClusterBack,
+            message,
+        });
     }
     notices
 }

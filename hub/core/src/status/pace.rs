@@ -35,7 +35,10 @@ impl Pace {
     pub fn due(&self, settled: impl FnOnce() -> bool) -> Option<Instant> {
         let since = self.dirty_since?;
         let wanted = if settled() { since } else { since + BEAT };
-        Some(self.last_write.map_or(wanted, |last| wanted.max(last + BEAT)))
+        Some(
+            self.last_write
+                .map_or(wanted, |last| wanted.max(last + BEAT)),
+        )
     }
 
     /// Whether something changed that was not looked at.
@@ -45,12 +48,14 @@ impl Pace {
 
     /// Whether the last write still holds the next one back.
     pub fn is_recent(&self, now: Instant) -> bool {
-        self.last_write.is_some_and(|last| now.saturating_duration_since(last) < BEAT)
+        self.last_write
+            .is_some_and(|last| now.saturating_duration_since(last) < BEAT)
     }
 
     /// Whether the change has been under way for so long that a person should hear of it.
     pub fn is_overdue(&self, now: Instant) -> bool {
-        self.dirty_since.is_some_and(|since| now.saturating_duration_since(since) >= BEAT)
+        self.dirty_since
+            .is_some_and(|since| now.saturating_duration_since(since) >= BEAT)
     }
 
     /// The status was looked at; `written` says whether that cost a write. The next change marks it again.
@@ -88,13 +93,24 @@ mod tests {
         pace.mark(start);
         pace.done(start, true);
         pace.mark(at(1));
-        assert_eq!((pace.release_due(), pace.due(|| false)), (Some(at(1)), Some(at(11))));
+        assert_eq!(
+            (pace.release_due(), pace.due(|| false)),
+            (Some(at(1)), Some(at(11)))
+        );
         pace.tried_release();
-        assert_eq!((pace.release_due(), pace.due(|| false)), (None, Some(at(11))), "one try for each change");
+        assert_eq!(
+            (pace.release_due(), pace.due(|| false)),
+            (None, Some(at(11))),
+            "one try for each change"
+        );
         // An agent answers.
         pace.mark(at(2));
         assert!(pace.release_due().is_some_and(|due| due <= at(2)));
-        assert_eq!(pace.due(|| false), Some(at(11)), "its status is written once a second all the same");
+        assert_eq!(
+            pace.due(|| false),
+            Some(at(11)),
+            "its status is written once a second all the same"
+        );
         pace.done(at(11), true);
         assert_eq!((pace.release_due(), pace.due(|| true)), (None, None));
     }

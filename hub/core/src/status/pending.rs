@@ -5,7 +5,11 @@ use runnel_api::{APPROVE, PendingApproval};
 
 /// How many copies, where, why, and how to approve that.
 pub(super) fn describe_pending(rule: &Rule, pending: &PendingApproval) -> String {
-    let (what, it) = if pending.copies == 1 { ("this one", "it") } else { ("these", "them") };
+    let (what, it) = if pending.copies == 1 {
+        ("this one", "it")
+    } else {
+        ("these", "them")
+    };
     let copies = counted(pending.copies, "copy", "copies");
     let clusters = counted(pending.clusters, "cluster", "clusters");
     let names = match pending.names.as_slice() {
@@ -27,7 +31,13 @@ pub(super) fn describe_pending(rule: &Rule, pending: &PendingApproval) -> String
 /// The command that approves it.
 fn approve(rule: &Rule, digest: &str) -> String {
     let name = &rule.terms.rule;
-    let (kind, namespace) =
-        if name.is_cluster_scoped() { ("cdrule", String::new()) } else { ("drule", format!(" -n {}", name.namespace)) };
-    format!("kubectl annotate {kind} {}{namespace} --overwrite {APPROVE}={digest}", name.name)
+    let (kind, namespace) = if name.is_cluster_scoped() {
+        ("cdrule", String::new())
+    } else {
+        ("drule", format!(" -n {}", name.namespace))
+    };
+    format!(
+        "kubectl annotate {kind} {}{namespace} --overwrite {APPROVE}={digest}",
+        name.name
+    )
 }

@@ -49,7 +49,11 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
     }
     let (cluster, render_errors) = first?;
     let place = match clusters {
-        all if all == view.target_clusters.clusters.len() && !view.cluster_plans.differs_by_cluster() => String::new(),
+        all if all == view.target_clusters.clusters.len()
+            && !view.cluster_plans.differs_by_cluster() =>
+        {
+            String::new()
+        }
         1 => format!(" to {cluster}"),
         all => format!(" to {all} clusters, among them {cluster}"),
     };
@@ -57,6 +61,9 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
         1 => ("1 source is".to_owned(), "it"),
         more => (format!("{more} sources are"), "them"),
     };
-    let message = format!("{what} not sent{place}, and what stands of {of} stays as it is: {}", render_errors.message);
+    let message = format!(
+        "{what} not sent{place}, and what stands of {of} stays as it is: {}",
+        render_errors.message
+    );
     Some((reason(render_errors.why), message))
 }

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    self, Asked, ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof, ProofKey, RuleName,
-    RuleState, RuleUid, SetDigest, TermsDigest,
+    self, Asked, ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof,
+    ProofKey, RuleName, RuleState, RuleUid, SetDigest, TermsDigest,
 };
 
 use super::SILENCE;
@@ -33,13 +33,19 @@ impl RuleReport {
     /// The copies that another rule or nobody of ours has: where all failures that are named are of that kind, all failures
     /// are.
     fn foreign(&self) -> u32 {
-        let is_foreign =
-            |failure: &&Failure| matches!(failure.reason, model::Reason::Superseded | model::Reason::Conflict);
+        let is_foreign = |failure: &&Failure| {
+            matches!(
+                failure.reason,
+                model::Reason::Superseded | model::Reason::Conflict
+            )
+        };
         let named = self.failures.iter().filter(is_foreign).count();
         if named == self.failures.len() && named > 0 {
             self.counts.failed
         } else {
-            self.counts.failed.min(u32::try_from(named).unwrap_or(u32::MAX))
+            self.counts
+                .failed
+                .min(u32::try_from(named).unwrap_or(u32::MAX))
         }
     }
 }
@@ -86,7 +92,9 @@ pub(super) struct Connectivity {
 impl Connectivity {
     /// The session, while the cluster counts as connected: it is, or was a moment ago.
     pub(super) fn session(&self, now: Instant) -> Option<&SessionFacts> {
-        let fresh = self.lost_at.is_none_or(|lost| now.saturating_duration_since(lost) < SILENCE);
+        let fresh = self
+            .lost_at
+            .is_none_or(|lost| now.saturating_duration_since(lost) < SILENCE);
         self.session.as_ref().filter(|_| fresh)
     }
 
@@ -111,10 +119,14 @@ impl Connectivity {
     }
 
     /// The lost watch that speaks for it, if what its agent says of these kinds may not be so any more.
-    pub(super) fn lost_watch<'r>(&self, mut resources: impl Iterator<Item = &'r str>) -> Option<LostWatch> {
+    pub(super) fn lost_watch<'r>(
+        &self,
+        mut resources: impl Iterator<Item = &'r str>,
+    ) -> Option<LostWatch> {
         let lost = &self.lost_watches;
         let namespaces = lost.iter().find(|watch| watch.resource == NAMESPACES);
-        let of_kind = || resources.find_map(|resource| lost.iter().find(|watch| watch.resource == resource));
+        let of_kind =
+            || resources.find_map(|resource| lost.iter().find(|watch| watch.resource == resource));
         namespaces.or_else(of_kind).copied()
     }
 
@@ -144,7 +156,10 @@ pub struct ReportStore {
 impl ReportStore {
     /// A ledger that knows nothing, of a hub that gives its agents this key.
     pub fn proving(key: ProofKey) -> Self {
-        Self { proof_key: Some(key), ..Self::default() }
+        Self {
+            proof_key: Some(key),
+            ..Self::default()
+        }
     }
 
     /// Whether something is not said to a connected cluster before an administrator confirms.
@@ -156,17 +171,25 @@ impl ReportStore {
 
     /// The same.
     pub fn is_unconfirmed(&self, cluster: &ClusterName) -> bool {
-        self.presence(cluster).is_some_and(Connectivity::is_unconfirmed)
+        self.presence(cluster)
+            .is_some_and(Connectivity::is_unconfirmed)
     }
 
     /// Whether a cluster is connected, and nobody has to confirm anything first.
     pub fn takes_edits(&self, cluster: &ClusterName) -> bool {
-        self.presence(cluster).is_some_and(|presence| presence.session.is_some() && !presence.unconfirmed)
+        self.presence(cluster)
+            .is_some_and(|presence| presence.session.is_some() && !presence.unconfirmed)
     }
 
     /// An agent is connected and says all that it holds; what it said before is void. `number` tells its session from
     /// later ones.
-    pub fn connected(&mut self, cluster: &ClusterName, number: u64, facts: SessionFacts, states: Vec<RuleState>) {
+    pub fn connected(
+        &mut self,
+        cluster: &ClusterName,
+        number: u64,
+        facts: SessionFacts,
+        states: Vec<RuleState>,
+    ) {
         let presence = self.clusters.entry(cluster.clone()).or_default();
         presence.session = Some(facts);
         presence.number = number;
@@ -179,14 +202,24 @@ impl ReportStore {
         self.lost.remove(cluster);
         presence.lost_watches.clear();
         for state in states {
-            let (uid, digests) = (state.uid.clone(), (state.intents_digest, state.terms_digest));
+            let (uid, digests) = (
+                state.uid.clone(),
+                (state.intents_digest, state.terms_digest),
+            );
             self.report(cluster, number, state);
             // An agent that was restarted, or is busy, has not found out again what waits, and says so when it has.
-            let account = self.clusters.get_mut(cluster).and_then(|presence| presence.accounts.get_mut(&uid));
+            let account = self
+                .clusters
+                .get_mut(cluster)
+                .and_then(|presence| presence.accounts.get_mut(&uid));
             if let (Some(account), Some(before)) = (account, before.get(&uid))
-                && (account.counts.under_way() > 0 || (before.intents_digest, before.terms_digest) != digests)
+                && (account.counts.under_way() > 0
+                    || (before.intents_digest, before.terms_digest) != digests)
             {
-                account.namespace_prunes = before.namespace_prunes.clone().or_else(|| account.namespace_prunes.take());
+                account.namespace_prunes = before
+                    .namespace_prunes
+                    .clone()
+                    .or_else(|| account.namespace_prunes.take());
             }
         }
     }
@@ -194,8 +227,12 @@ impl ReportStore {
     /// A session is about to count as connected. Where another one lives, of another process with the same key, its place is
     /// taken. Returns whether it is seen by this that two processes use the key.
     pub fn displaces(&mut self, cluster: &ClusterName, facts: &SessionFacts, now: Instant) -> bool {
-        let Some(presence) = self.clusters.get_mut(cluster) else { return false };
-        let Some(old) = presence.session.as_ref() else { return false };
+        let Some(presence) = self.clusters.get_mut(cluster) else {
+            return false;
+        };
+        let Some(old) = presence.session.as_ref() else {
+            return false;
+        };
         // With a new key of the agent the former one is refused, or tells of itself.
         if old.key != facts.key {
             presence.key_sharing = KeySharing::default();
@@ -205,29 +242,51 @@ impl ReportStore {
             return false;
         }
         let before = presence.key_sharing.is_seen(now);
-        presence.key_sharing.displaced(&old.boot_id, &facts.boot_id, now);
+        presence
+            .key_sharing
+            .displaced(&old.boot_id, &facts.boot_id, now);
         !before && presence.key_sharing.is_seen(now)
     }
 
     /// Whether two agents were seen lately to use the key of a cluster by turns.
     pub fn is_key_shared(&self, cluster: &ClusterName, now: Instant) -> bool {
-        self.clusters.get(cluster).is_some_and(|presence| presence.key_sharing.is_seen(now))
+        self.clusters
+            .get(cluster)
+            .is_some_and(|presence| presence.key_sharing.is_seen(now))
     }
 
     /// An agent says which watches of its cluster's API it has lost. Returns whether that is news.
-    pub fn lost_watches(&mut self, cluster: &ClusterName, number: u64, watches: Vec<LostWatch>) -> bool {
-        let presence = self.clusters.get_mut(cluster).filter(|presence| presence.number == number);
-        presence.is_some_and(|presence| std::mem::replace(&mut presence.lost_watches, watches.clone()) != watches)
+    pub fn lost_watches(
+        &mut self,
+        cluster: &ClusterName,
+        number: u64,
+        watches: Vec<LostWatch>,
+    ) -> bool {
+        let presence = self
+            .clusters
+            .get_mut(cluster)
+            .filter(|presence| presence.number == number);
+        presence.is_some_and(|presence| {
+            std::mem::replace(&mut presence.lost_watches, watches.clone()) != watches
+        })
     }
 
     /// The lost watch that speaks for a cluster, if what its agent says of these kinds may not be so any more.
-    pub fn lost_watch<'r>(&self, cluster: &ClusterName, resources: impl Iterator<Item = &'r str>) -> Option<LostWatch> {
+    pub fn lost_watch<'r>(
+        &self,
+        cluster: &ClusterName,
+        resources: impl Iterator<Item = &'r str>,
+    ) -> Option<LostWatch> {
         self.presence(cluster)?.lost_watch(resources)
     }
 
     /// An agent's session ended.
     pub fn disconnected(&mut self, cluster: &ClusterName, number: u64, now: Instant) {
-        if let Some(presence) = self.clusters.get_mut(cluster).filter(|presence| presence.number == number) {
+        if let Some(presence) = self
+            .clusters
+            .get_mut(cluster)
+            .filter(|presence| presence.number == number)
+        {
             presence.lost_at.get_or_insert(now);
             self.lost.insert(cluster.clone());
         }
@@ -236,19 +295,38 @@ impl ReportStore {
     /// The clusters that have become silent since the last call.
     pub fn take_silenced(&mut self, now: Instant) -> Vec<ClusterName> {
         let clusters = &self.clusters;
-        let lost_at = |cluster: &ClusterName| clusters.get(cluster).and_then(|presence| presence.lost_at);
+        let lost_at =
+            |cluster: &ClusterName| clusters.get(cluster).and_then(|presence| presence.lost_at);
         let over = |lost| now.saturating_duration_since(lost) >= SILENCE;
-        let silent: Vec<_> = self.lost.iter().filter(|cluster| lost_at(cluster).is_some_and(over)).cloned().collect();
+        let silent: Vec<_> = self
+            .lost
+            .iter()
+            .filter(|cluster| lost_at(cluster).is_some_and(over))
+            .cloned()
+            .collect();
         self.lost.retain(|cluster| !silent.contains(cluster));
         silent
     }
 
     /// These rules are not sent to a cluster, as it would hold too many. Returns those for which that is news.
-    pub fn set_beyond(&mut self, cluster: &ClusterName, number: u64, beyond: BTreeSet<RuleUid>) -> Vec<RuleUid> {
-        let Some(presence) = self.clusters.get_mut(cluster).filter(|presence| presence.number == number) else {
+    pub fn set_beyond(
+        &mut self,
+        cluster: &ClusterName,
+        number: u64,
+        beyond: BTreeSet<RuleUid>,
+    ) -> Vec<RuleUid> {
+        let Some(presence) = self
+            .clusters
+            .get_mut(cluster)
+            .filter(|presence| presence.number == number)
+        else {
             return Vec::new();
         };
-        let changed = presence.beyond.symmetric_difference(&beyond).cloned().collect();
+        let changed = presence
+            .beyond
+            .symmetric_difference(&beyond)
+            .cloned()
+            .collect();
         presence.beyond = beyond;
         changed
     }
@@ -260,10 +338,17 @@ impl ReportStore {
 
     /// An agent reports on a rule. Returns whether that is news.
     pub fn report(&mut self, cluster: &ClusterName, number: u64, mut state: RuleState) -> bool {
-        let Some(presence) = self.clusters.get_mut(cluster).filter(|presence| presence.number == number) else {
+        let Some(presence) = self
+            .clusters
+            .get_mut(cluster)
+            .filter(|presence| presence.number == number)
+        else {
             return false;
         };
-        let before_bytes = presence.accounts.get(&state.uid).map_or(0, |account| account.bytes);
+        let before_bytes = presence
+            .accounts
+            .get(&state.uid)
+            .map_or(0, |account| account.bytes);
         presence.bytes = presence.bytes.saturating_sub(before_bytes);
         if state.gone {
             presence.names.remove(&state.uid);
@@ -277,7 +362,9 @@ impl ReportStore {
         presence.bytes += bytes;
         presence.names.insert(state.uid.clone(), state.rule);
         let account = RuleReport {
-            namespace_prunes: state.namespace_prunes.filter(|namespace_prunes| namespace_prunes.copies > 0),
+            namespace_prunes: state
+                .namespace_prunes
+                .filter(|namespace_prunes| namespace_prunes.copies > 0),
             intents_digest: state.intents_digest,
             terms_digest: state.terms_digest,
             intents: state.intents,
@@ -297,27 +384,45 @@ impl ReportStore {
     }
 
     /// A cluster begins to leave, or no longer does; `retains` tells the rules whose copies stay there.
-    pub fn leaves(&mut self, cluster: &ClusterName, leaving: bool, retains: impl Fn(&RuleUid) -> bool) {
+    pub fn leaves(
+        &mut self,
+        cluster: &ClusterName,
+        leaving: bool,
+        retains: impl Fn(&RuleUid) -> bool,
+    ) {
         if !leaving {
             self.retained.remove(cluster);
         } else if !self.retained.contains_key(cluster) && self.has_connected(cluster) {
-            let acked = self.copies_by_rule(cluster).filter(|(uid, ..)| retains(uid));
-            let retained = acked.map(|(_, rule, copies)| (rule.clone(), copies)).collect();
+            let acked = self
+                .copies_by_rule(cluster)
+                .filter(|(uid, ..)| retains(uid));
+            let retained = acked
+                .map(|(_, rule, copies)| (rule.clone(), copies))
+                .collect();
             self.retained.insert(cluster.clone(), retained);
         }
     }
 
     /// What the rules of a cluster that leaves retain there, as it was when it began to leave.
     pub fn retained(&self, cluster: &ClusterName) -> &[(RuleName, u32)] {
-        self.retained.get(cluster).map(Vec::as_slice).unwrap_or_default()
+        self.retained
+            .get(cluster)
+            .map(Vec::as_slice)
+            .unwrap_or_default()
     }
 
     /// The rules that a cluster holds copies of, and how many.
-    pub fn copies_by_rule(&self, cluster: &ClusterName) -> impl Iterator<Item = (&RuleUid, &RuleName, u32)> {
+    pub fn copies_by_rule(
+        &self,
+        cluster: &ClusterName,
+    ) -> impl Iterator<Item = (&RuleUid, &RuleName, u32)> {
         let presence = self.clusters.get(cluster);
         presence.into_iter().flat_map(|presence| {
             presence.names.iter().map(|(uid, rule)| {
-                let copies = presence.accounts.get(uid).map_or(0, |account| account.counts.applied);
+                let copies = presence
+                    .accounts
+                    .get(uid)
+                    .map_or(0, |account| account.counts.applied);
                 (uid, rule, copies)
             })
         })
@@ -330,22 +435,38 @@ impl ReportStore {
 
     /// Whether the cluster has connected since the hub started.
     pub fn has_connected(&self, cluster: &ClusterName) -> bool {
-        self.presence(cluster).is_some_and(Connectivity::has_connected)
+        self.presence(cluster)
+            .is_some_and(Connectivity::has_connected)
     }
 
     /// The rules that a cluster holds something of, as its agent calls them.
-    pub fn acked_rules(&self, cluster: &ClusterName) -> impl Iterator<Item = (&RuleUid, &RuleName)> {
-        self.clusters.get(cluster).into_iter().flat_map(|presence| &presence.names)
+    pub fn acked_rules(
+        &self,
+        cluster: &ClusterName,
+    ) -> impl Iterator<Item = (&RuleUid, &RuleName)> {
+        self.clusters
+            .get(cluster)
+            .into_iter()
+            .flat_map(|presence| &presence.names)
     }
 
     /// When the certificate of the cluster's newest session expires.
     pub fn certificate_expires(&self, cluster: &ClusterName) -> Option<Timestamp> {
-        Some(self.clusters.get(cluster)?.session.as_ref()?.certificate_expires)
+        Some(
+            self.clusters
+                .get(cluster)?
+                .session
+                .as_ref()?
+                .certificate_expires,
+        )
     }
 
     /// The sum of all copies, as (state, number), for metrics.
     pub fn copies(&self) -> Counts {
-        let accounts = self.clusters.values().flat_map(|presence| presence.accounts.values());
+        let accounts = self
+            .clusters
+            .values()
+            .flat_map(|presence| presence.accounts.values());
         accounts.fold(Counts::default(), |mut sum, account| {
             let counts = account.counts;
             sum.copies = sum.copies.saturating_add(counts.copies);
@@ -365,22 +486,38 @@ impl ReportStore {
     pub fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
         let account = self.account(cluster, rule)?;
         let prunes = account.namespace_prunes.as_ref();
-        let prunes = prunes.map(|message| Asked { objects: message.copies, digest: message.digest });
+        let prunes = prunes.map(|message| Asked {
+            objects: message.copies,
+            digest: message.digest,
+        });
         // What a dry run would create does not exist.
-        let own = account.counts.copies.saturating_sub(account.foreign()).saturating_sub(account.counts.to_create);
+        let own = account
+            .counts
+            .copies
+            .saturating_sub(account.foreign())
+            .saturating_sub(account.counts.to_create);
         let copies = own.saturating_add(prunes.map_or(0, |prunes| prunes.objects));
-        Some(Holding { copies: copies.into(), intents: account.intents.into(), prunes })
+        Some(Holding {
+            copies: copies.into(),
+            intents: account.intents.into(),
+            prunes,
+        })
     }
 
     /// Some of the namespaces in which copies of a rule are given up in a cluster.
     pub fn namespaces_of_prunes(&self, rule: &RuleUid, cluster: &ClusterName) -> &[String] {
-        let account = self.account(cluster, rule).and_then(|account| account.namespace_prunes.as_ref());
-        account.map(|namespace_prunes| namespace_prunes.namespaces.as_slice()).unwrap_or_default()
+        let account = self
+            .account(cluster, rule)
+            .and_then(|account| account.namespace_prunes.as_ref());
+        account
+            .map(|namespace_prunes| namespace_prunes.namespaces.as_slice())
+            .unwrap_or_default()
     }
 
     /// Whether a cluster last said that it holds exactly these intents of a rule.
     pub fn holds_exactly(&self, cluster: &ClusterName, rule: &RuleUid, intents: SetDigest) -> bool {
-        self.account(cluster, rule).is_some_and(|account| account.intents_digest == intents)
+        self.account(cluster, rule)
+            .is_some_and(|account| account.intents_digest == intents)
     }
 
     pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&RuleReport> {
@@ -412,14 +549,23 @@ mod tests {
     /// A rule of 16 copies in one cluster, of which so many failed and the rest is as given. As many are in a namespace that
     /// is no longer a target.
     fn state(objects: u32, change: impl FnOnce(&mut Counts)) -> RuleState {
-        let mut counts = Counts { copies: 16, failed: objects, applied: 16 - objects, ..Counts::default() };
+        let mut counts = Counts {
+            copies: 16,
+            failed: objects,
+            applied: 16 - objects,
+            ..Counts::default()
+        };
         change(&mut counts);
         let digest = AskedDigest([u8::try_from(objects).unwrap(); 16]);
         RuleState {
             intents: 16,
             terms_digest: Some(TermsDigest([1; 16])),
             counts,
-            namespace_prunes: Some(NamespacePrunes { copies: objects, digest, namespaces: vec![] }),
+            namespace_prunes: Some(NamespacePrunes {
+                copies: objects,
+                digest,
+                namespaces: vec![],
+            }),
             ..RuleState::new("r".into())
         }
     }
@@ -432,7 +578,11 @@ mod tests {
     #[test]
     fn key_is_shared_where_sessions_live_and_not_after_they_ended() {
         let (cluster, now) = (ClusterName::from("a"), Instant::now());
-        let of = |boot: &str, key: &str| SessionFacts { boot_id: boot.into(), key: key.into(), ..facts() };
+        let of = |boot: &str, key: &str| SessionFacts {
+            boot_id: boot.into(),
+            key: key.into(),
+            ..facts()
+        };
         let mut report_store = ReportStore::default();
         let mut number = 0;
         let mut connects = |report_store: &mut ReportStore, facts: SessionFacts| {
@@ -451,7 +601,10 @@ mod tests {
         assert_eq!(news, [false, false, false, true]);
         assert!(report_store.is_key_shared(&cluster, now));
         connects(&mut report_store, of("a", "k2"));
-        assert!(!report_store.is_key_shared(&cluster, now), "the agent has another key now");
+        assert!(
+            !report_store.is_key_shared(&cluster, now),
+            "the agent has another key now"
+        );
     }
 
     #[test]
@@ -465,9 +618,21 @@ mod tests {
             report_store
         };
         // Busy; restarted, so that it knows of no intents but those of its copies, or of no terms.
-        let mut restarted = state(0, |counts| *counts = Counts { copies: 10, applied: 10, ..Counts::default() });
-        restarted.intents_digest.insert(&SourceRef::new("configmaps", "team", "s"), &Revision([1; 16]));
-        let orphaned = RuleState { terms_digest: None, ..state(0, |_| {}) };
+        let mut restarted = state(0, |counts| {
+            *counts = Counts {
+                copies: 10,
+                applied: 10,
+                ..Counts::default()
+            }
+        });
+        restarted.intents_digest.insert(
+            &SourceRef::new("configmaps", "team", "s"),
+            &Revision([1; 16]),
+        );
+        let orphaned = RuleState {
+            terms_digest: None,
+            ..state(0, |_| {})
+        };
         for hello in [state(0, |counts| counts.applied = 3), restarted, orphaned] {
             let mut report_store = back(hello);
             assert_eq!(going(&report_store), 6);

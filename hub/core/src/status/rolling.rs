@@ -8,7 +8,8 @@ use super::cluster_view::ClusterView;
 use super::fold::{ConditionValue, counted};
 use super::report_store::RuleReport;
 use super::rule_cluster_state::{
-    Proved, holds_the_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading, proved, standing,
+    Proved, holds_the_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading, proved,
+    standing,
 };
 use super::{Now, ReportStore, View};
 use crate::index::Former;
@@ -37,14 +38,25 @@ pub struct Rolling<'a> {
 impl View<'_> {
     /// Whether a cluster's turn has not come.
     pub(super) fn awaits(&self, cluster: &ClusterName) -> bool {
-        let is_let_in =
-            |rolling: &Rolling<'_>| rolling.gate.as_ref().is_some_and(|gate| gate.lets_in(rolling.target, cluster));
-        !self.rule.terms.suspend && self.rolling.as_ref().is_some_and(|rolling| !is_let_in(rolling))
+        let is_let_in = |rolling: &Rolling<'_>| {
+            rolling
+                .gate
+                .as_ref()
+                .is_some_and(|gate| gate.lets_in(rolling.target, cluster))
+        };
+        !self.rule.terms.suspend
+            && self
+                .rolling
+                .as_ref()
+                .is_some_and(|rolling| !is_let_in(rolling))
     }
 
     /// Whether a cluster is rolled back, or has been.
     pub(super) fn goes_back(&self, cluster: &ClusterName) -> bool {
-        let gate = self.rolling.as_ref().and_then(|rolling| Some((rolling.gate.as_ref()?, rolling.target)));
+        let gate = self
+            .rolling
+            .as_ref()
+            .and_then(|rolling| Some((rolling.gate.as_ref()?, rolling.target)));
         gate.is_some_and(|(gate, target)| gate.reverts() && gate.lets_in(target, cluster))
     }
 
@@ -57,49 +69,105 @@ impl View<'_> {
     /// Returns who may have the target once that is written.
     ///
     /// While the hub cannot tell what the rule wants, or the rule rests or goes, everything stays as it is.
-    pub fn take_step(&mut self, turns: Vec<RolloutPosition>, report_store: &ReportStore, now: Now) -> Option<Gate> {
-        let is_settled = self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
-        let is_known = self.unreadable.is_empty() && self.plan.unreadable.is_empty() && !is_reading(self);
+    pub fn take_step(
+        &mut self,
+        turns: Vec<RolloutPosition>,
+        report_store: &ReportStore,
+        now: Now,
+    ) -> Option<Gate> {
+        let is_settled =
+            self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
+        let is_known =
+            self.unreadable.is_empty() && self.plan.unreadable.is_empty() && !is_reading(self);
         if is_settled || !is_known {
             return None;
         }
-        let known =
-            self.progress().filter(|progress| progress.revision == self.rolling.as_ref().map_or("", |it| it.target));
+        let known = self.progress().filter(|progress| {
+            progress.revision == self.rolling.as_ref().map_or("", |it| it.target)
+        });
         let back = known.is_some_and(|progress| progress.phase.goes_back());
         self.compare_with_former(back);
         let mut rolling = self.rolling.take()?;
-        let known = rolling.progress.as_ref().filter(|progress| progress.revision == rolling.target);
+        let known = rolling
+            .progress
+            .as_ref()
+            .filter(|progress| progress.revision == rolling.target);
         let base = match known {
             Some(progress) if !progress.is_completed() => progress.base.as_deref(),
-            _ => rolling.progress.as_ref().and_then(Progress::completed_target),
+            _ => rolling
+                .progress
+                .as_ref()
+                .and_then(Progress::completed_target),
         };
         let has_former = rolling.former.is_of(base).is_ok();
         let target = rolling.target.to_owned();
-        let health = |turn: &RolloutPosition| health(self, &self.cluster(report_store, &turn.cluster), now);
-        let clusters: Vec<_> = turns.into_iter().map(|turn| (health(&turn), turn)).map(|(how, it)| (it, how)).collect();
-        let settling =
-            clusters.iter().any(|(turn, _)| is_awaited(self, &self.cluster(report_store, &turn.cluster), now.instant));
+        let health =
+            |turn: &RolloutPosition| health(self, &self.cluster(report_store, &turn.cluster), now);
+        let clusters: Vec<_> = turns
+            .into_iter()
+            .map(|turn| (health(&turn), turn))
+            .map(|(how, it)| (it, how))
+            .collect();
+        let settling = clusters.iter().any(|(turn, _)| {
+            is_awaited(
+                self,
+                &self.cluster(report_store, &turn.cluster),
+                now.instant,
+            )
+        });
         // Whom another process let in is heard of as it connects.
         let is_new = settling || rolling.gate.is_none();
         let is_at_work = |cluster: &ClusterView<'_>, account: &RuleReport| {
             account.counts.under_way() > 0 && holds_the_plan(self, cluster, account)
         };
-        let at_work = if is_new { those(self, report_store, &clusters, is_at_work) } else { BTreeSet::new() };
-        let seen = Observation { target: rolling.target, clusters, settling, at_work, has_former };
-        let (mut progress, gate) =
-            step(rolling.rollout, rolling.progress.as_ref(), rolling.gate.as_deref(), &seen, now);
-        let counts = |turn: &RolloutPosition| progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster);
-        let failing = seen.clusters.iter().find(|(turn, how)| *how == Health::Failed && counts(turn));
+        let at_work = if is_new {
+            those(self, report_store, &clusters, is_at_work)
+        } else {
+            BTreeSet::new()
+        };
+        let seen = Observation {
+            target: rolling.target,
+            clusters,
+            settling,
+            at_work,
+            has_former,
+        };
+        let (mut progress, gate) = step(
+            rolling.rollout,
+            rolling.progress.as_ref(),
+            rolling.gate.as_deref(),
+            &seen,
+            now,
+        );
+        let counts = |turn: &RolloutPosition| {
+            progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster)
+        };
+        let failing = seen
+            .clusters
+            .iter()
+            .find(|(turn, how)| *how == Health::Failed && counts(turn));
         rolling.failing = failing.map(|(turn, _)| {
-            let message = standing(self, &self.cluster(report_store, &turn.cluster), now.instant).message;
+            let message = standing(
+                self,
+                &self.cluster(report_store, &turn.cluster),
+                now.instant,
+            )
+            .message;
             (turn.cluster.clone(), message)
         });
         if progress.phase.goes_back() {
-            let why = || rolling.failing.as_ref().map(|(cluster, why)| shortened(&format!("{cluster}: {why}")));
+            let why = || {
+                rolling
+                    .failing
+                    .as_ref()
+                    .map(|(cluster, why)| shortened(&format!("{cluster}: {why}")))
+            };
             progress.failure = progress.failure.or_else(why);
         }
         let blocker = rolling.former.is_of(progress.completed_target()).err();
-        progress.rollback_blocker = blocker.filter(|_| rolling.rollout.reverts).map(|blocker| blocker.message());
+        progress.rollback_blocker = blocker
+            .filter(|_| rolling.rollout.reverts)
+            .map(|blocker| blocker.message());
         rolling.progress = Some(progress);
         rolling.gate = Some(Cow::Owned(gate.clone()));
         self.rolling = Some(rolling);
@@ -120,7 +188,11 @@ impl View<'_> {
 
     /// The target is completed, and this became of keeping what it sends.
     pub fn note_kept(&mut self, kept: Result<(), &RollbackBlocker>) {
-        if let Some(progress) = self.rolling.as_mut().and_then(|rolling| rolling.progress.as_mut()) {
+        if let Some(progress) = self
+            .rolling
+            .as_mut()
+            .and_then(|rolling| rolling.progress.as_mut())
+        {
             progress.rollback_blocker = kept.err().map(RollbackBlocker::message);
         }
     }
@@ -136,10 +208,17 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     if is_silent(view, cluster, now) {
         return Health::Away;
     }
-    let account = cluster.account.filter(|account| holds_the_plan(view, cluster, account));
+    let account = cluster
+        .account
+        .filter(|account| holds_the_plan(view, cluster, account));
     let Some(account) = account else {
-        let takes_nothing = view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed();
-        return if takes_nothing { Health::Away } else { Health::Pending };
+        let takes_nothing =
+            view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed();
+        return if takes_nothing {
+            Health::Away
+        } else {
+            Health::Pending
+        };
     };
     let counts = account.counts;
     if counts.under_way() > 0 || is_pruning(view, account) {
@@ -166,17 +245,25 @@ fn those(
     clusters: &[(RolloutPosition, Health)],
     is_so: impl Fn(&ClusterView<'_>, &RuleReport) -> bool,
 ) -> BTreeSet<ClusterName> {
-    let received_of = clusters.iter().filter(|(_, how)| *how != Health::Away).map(|(turn, _)| &turn.cluster);
+    let received_of = clusters
+        .iter()
+        .filter(|(_, how)| *how != Health::Away)
+        .map(|(turn, _)| &turn.cluster);
     let says_so = |name: &&ClusterName| {
         let cluster = view.cluster(report_store, name);
-        cluster.account.is_some_and(|account| is_so(&cluster, account))
+        cluster
+            .account
+            .is_some_and(|account| is_so(&cluster, account))
     };
     received_of.filter(says_so).cloned().collect()
 }
 
 /// Whether something failed that does not pass by itself. The worst stands first.
 fn has_failed(account: &RuleReport) -> bool {
-    account.failures.iter().any(|failure| is_failure(failure) && failure.reason < CopyFailure::NamespaceTerminating)
+    account
+        .failures
+        .iter()
+        .any(|failure| is_failure(failure) && failure.reason < CopyFailure::NamespaceTerminating)
 }
 
 /// Nothing further is sent, because too many clusters failed.
@@ -186,10 +273,16 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
         return None;
     }
     let (failed, limit) = (progress.failed, rolling.rollout.max_failures);
-    let example = rolling.failing.as_ref().map(|(cluster, why)| format!("; in {cluster}: {why}")).unwrap_or_default();
+    let example = rolling
+        .failing
+        .as_ref()
+        .map(|(cluster, why)| format!("; in {cluster}: {why}"))
+        .unwrap_or_default();
     let stays = match &progress.rollback_blocker {
         _ if !rolling.rollout.reverts => String::new(),
-        _ if progress.is_completed() => ". It had been completed, so it is not rolled back".to_owned(),
+        _ if progress.is_completed() => {
+            ". It had been completed, so it is not rolled back".to_owned()
+        }
         Some(blocker) => format!(". It is not rolled back: {blocker}"),
         None => String::new(),
     };
@@ -200,7 +293,11 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
         progress.wave,
         clusters(failed),
     );
-    Some(ConditionValue::new(ConditionStatus::True, Reason::TooManyFailures, message))
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        Reason::TooManyFailures,
+        message,
+    ))
 }
 
 /// The rollout is being rolled back, or has been.
@@ -217,7 +314,11 @@ pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
 
 /// The same, as what keeps the rule from going on.
 pub(super) fn went_wrong(view: &View<'_>) -> Option<ConditionValue> {
-    Some(ConditionValue::new(ConditionStatus::True, Reason::TooManyFailures, rollback_message(view)?))
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        Reason::TooManyFailures,
+        rollback_message(view)?,
+    ))
 }
 
 fn rollback_message(view: &View<'_>) -> Option<String> {
@@ -226,11 +327,19 @@ fn rollback_message(view: &View<'_>) -> Option<String> {
         return None;
     }
     let (failed, limit) = (progress.failed, rolling.rollout.max_failures);
-    let example = progress.failure.as_ref().map(|why| format!("; in {why}")).unwrap_or_default();
+    let example = progress
+        .failure
+        .as_ref()
+        .map(|why| format!("; in {why}"))
+        .unwrap_or_default();
     let (reverted, reached) = (progress.reverted, clusters(progress.reached));
     let how = match progress.phase {
-        Phase::Reverting => format!("Of {reached} that it reached, {reverted} are rolled back so far"),
-        _ if reverted == progress.reached => format!("Of {reached} that it reached, all are rolled back"),
+        Phase::Reverting => {
+            format!("Of {reached} that it reached, {reverted} are rolled back so far")
+        }
+        _ if reverted == progress.reached => {
+            format!("Of {reached} that it reached, all are rolled back")
+        }
         _ => format!(
             "Of {reached} that it reached, {reverted} are rolled back; the others could not, or are not connected and will be \
              when they are"
@@ -248,20 +357,33 @@ fn rollback_message(view: &View<'_>) -> Option<String> {
 /// A change is on its way, wave by wave.
 pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
     let (rolling, progress) = progress_of(view)?;
-    let far = format!("{} of {} reached", progress.reached, clusters(progress.clusters));
+    let far = format!(
+        "{} of {} reached",
+        progress.reached,
+        clusters(progress.clusters)
+    );
     let wave = format!("wave {}", progress.wave);
     let (reason, message) = match progress.phase {
         Phase::Completed | Phase::Stopped | Phase::Reverting | Phase::Reverted => return None,
-        Phase::Paused => {
-            (Reason::RolloutPaused, format!("{far}, and spec.rollout.paused is true: nothing further is sent"))
-        }
-        Phase::Progressing if progress.wave == 0 => (Reason::RollingOut, "the first wave has not begun".to_owned()),
+        Phase::Paused => (
+            Reason::RolloutPaused,
+            format!("{far}, and spec.rollout.paused is true: nothing further is sent"),
+        ),
+        Phase::Progressing if progress.wave == 0 => (
+            Reason::RollingOut,
+            "the first wave has not begun".to_owned(),
+        ),
         Phase::Progressing => (Reason::RollingOut, format!("{wave} is under way, {far}")),
         Phase::Soaking => {
             let soak = jiff::SignedDuration::try_from(rolling.rollout.soak).unwrap_or_default();
             let until = progress.applied_at.and_then(|at| at.checked_add(soak).ok());
-            let until = until.map(|at| format!(" until {at:.0}")).unwrap_or_default();
-            (Reason::RollingOut, format!("{wave} is applied and is watched{until}, {far}"))
+            let until = until
+                .map(|at| format!(" until {at:.0}"))
+                .unwrap_or_default();
+            (
+                Reason::RollingOut,
+                format!("{wave} is applied and is watched{until}, {far}"),
+            )
         }
     };
     let message = message + &superseded(progress);
@@ -270,18 +392,33 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
 
 /// Changes that newer ones overtook before every cluster had them.
 fn superseded(progress: &Progress) -> String {
-    let Some(since) = progress.unfinished_since.filter(|_| progress.superseded > 0) else { return String::new() };
+    let Some(since) = progress
+        .unfinished_since
+        .filter(|_| progress.superseded > 0)
+    else {
+        return String::new();
+    };
     let number = i64::try_from(progress.superseded).unwrap_or(i64::MAX);
-    let (changes, were) = (counted(number, "change", "changes"), if number == 1 { "was" } else { "were" });
+    let (changes, were) = (
+        counted(number, "change", "changes"),
+        if number == 1 { "was" } else { "were" },
+    );
     format!("; {changes} before it {were} superseded on the way, since {since:.0}")
 }
 
 fn progress_of<'a>(view: &'a View<'_>) -> Option<(&'a Rolling<'a>, &'a Progress)> {
     let rolling = view.rolling.as_ref()?;
-    let progress = rolling.progress.as_ref().filter(|progress| progress.revision == rolling.target)?;
+    let progress = rolling
+        .progress
+        .as_ref()
+        .filter(|progress| progress.revision == rolling.target)?;
     Some((rolling, progress))
 }
 
 fn clusters(number: u64) -> String {
-    counted(i64::try_from(number).unwrap_or(i64::MAX), "cluster", "clusters")
+    counted(
+        i64::try_from(number).unwrap_or(i64::MAX),
+        "cluster",
+        "clusters",
+    )
 }

@@ -14,8 +14,7 @@ use runnel_api::conditions::Reason;
 use runnel_api::{ClusterState, ClusterStatus};
 
 /// What is said of a cluster that says it has applied everything, and shows something else.
-const DIFFERS: &str =
-    "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
+const DIFFERS: &str = "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
 
 /// Whether an agent has proved what it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +47,9 @@ pub(super) struct RuleClusterState {
 /// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
 pub fn is_settled(view: &View<'_>, report_store: &ReportStore, now: Instant) -> bool {
     !is_reading(view)
-        && view.clusters(report_store).all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
+        && view
+            .clusters(report_store)
+            .all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
 }
 
 /// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
@@ -75,7 +76,8 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         return ClusterState::Failed;
     }
     let Some(account) = cluster.account else {
-        let awaits_turn = view.awaits(cluster.name) || view.target_clusters.cordoned.contains(cluster.name);
+        let awaits_turn =
+            view.awaits(cluster.name) || view.target_clusters.cordoned.contains(cluster.name);
         return if cluster.is_unconfirmed() || (awaits_turn && !is_reading(view)) {
             ClusterState::Waiting
         } else {
@@ -84,10 +86,13 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     };
     let counts = account.counts;
     // Copies that cannot be removed fail the cluster: what is left of them says why.
-    if account.counts.failed > 0 || (counts.removing > 0 && account.failures.iter().any(is_failure)) {
+    if account.counts.failed > 0 || (counts.removing > 0 && account.failures.iter().any(is_failure))
+    {
         ClusterState::Failed
     } else if (view.awaits(cluster.name) && !is_reading(view))
-        || (view.goes_back(cluster.name) && holds_the_plan(view, cluster, account) && counts.is_settled())
+        || (view.goes_back(cluster.name)
+            && holds_the_plan(view, cluster, account)
+            && counts.is_settled())
     {
         ClusterState::Waiting
     } else if !cluster.sent.render_errors.is_empty() {
@@ -101,7 +106,8 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         || counts.failed > 0
     {
         ClusterState::Progressing
-    } else if counts.to_create > 0 || counts.to_update > 0 || to_delete(view, cluster, account) > 0 {
+    } else if counts.to_create > 0 || counts.to_update > 0 || to_delete(view, cluster, account) > 0
+    {
         ClusterState::DryRun
     } else if counts.drifted > 0 {
         ClusterState::Drifted
@@ -116,7 +122,11 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
 
 /// How many copies a dry run would remove: those that the agent counts, and those that the hub would order away.
 fn to_delete(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> i64 {
-    let ordered = view.planned_removals.get(cluster.name).copied().unwrap_or_default();
+    let ordered = view
+        .planned_removals
+        .get(cluster.name)
+        .copied()
+        .unwrap_or_default();
     i64::try_from(ordered.saturating_add(account.counts.to_delete.into())).unwrap_or(i64::MAX)
 }
 
@@ -125,52 +135,85 @@ pub(super) fn without_watch(watch: LostWatch) -> String {
     let resource = watch.resource;
     let cause = match watch.status {
         0 => "the member's API server does not answer its agent".to_owned(),
-        401 => "the member's API server does not accept the credentials of its agent (401)".to_owned(),
+        401 => {
+            "the member's API server does not accept the credentials of its agent (401)".to_owned()
+        }
         403 => {
-            format!("the agent lacks the right to list and watch {resource} (403); grant it the rights of its chart")
+            format!(
+                "the agent lacks the right to list and watch {resource} (403); grant it the rights of its chart"
+            )
         }
         status => {
-            format!("the member's API server answers {status} to a watch of {resource}; see its log")
+            format!(
+                "the member's API server answers {status} to a watch of {resource}; see its log"
+            )
         }
     };
     format!("{cause}; the counts are what the agent last saw")
 }
 
-pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> RuleClusterState {
+pub(super) fn standing(
+    view: &View<'_>,
+    cluster: &ClusterView<'_>,
+    now: Instant,
+) -> RuleClusterState {
     let (account, name) = (cluster.account, cluster.name);
     let state = state(view, cluster, now);
     // Of a silent cluster only.
-    let before = || view.previous.clusters.iter().find(|known| known.name == name.as_str());
+    let before = || {
+        view.previous
+            .clusters
+            .iter()
+            .find(|known| known.name == name.as_str())
+    };
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
         ClusterState::Failed if cluster.is_beyond(view) => (Reason::RuleLimit, beyond(cluster)),
-        ClusterState::Failed if account.is_some_and(|all| proved(view, cluster, all) == Proved::No) => {
+        ClusterState::Failed
+            if account.is_some_and(|all| proved(view, cluster, all) == Proved::No) =>
+        {
             (Reason::DigestMismatch, DIFFERS.to_owned())
         }
-        ClusterState::Failed | ClusterState::Drifted => {
-            worst(account).or_else(|| from_cluster(cluster.sent)).unwrap_or_else(failed)
-        }
+        ClusterState::Failed | ClusterState::Drifted => worst(account)
+            .or_else(|| from_cluster(cluster.sent))
+            .unwrap_or_else(failed),
         ClusterState::Unreachable
             if cluster.is_connected(now)
                 && let Some(watch) = cluster.lost_watch(view) =>
         {
             (Reason::MemberAPIUnavailable, without_watch(watch))
         }
-        ClusterState::Unreachable => silent(cluster.has_connected() || before().is_some_and(was_connected)),
-        ClusterState::Waiting if view.awaits(name) => {
-            (Reason::RollingOut, "its turn in the rollout has not come: it keeps what it has".to_owned())
+        ClusterState::Unreachable => {
+            silent(cluster.has_connected() || before().is_some_and(was_connected))
         }
+        ClusterState::Waiting if view.awaits(name) => (
+            Reason::RollingOut,
+            "its turn in the rollout has not come: it keeps what it has".to_owned(),
+        ),
         ClusterState::Waiting if view.goes_back(name) => (
             Reason::Reverted,
-            "its copies are as the last completed rollout sent them: the newest one failed".to_owned(),
+            "its copies are as the last completed rollout sent them: the newest one failed"
+                .to_owned(),
         ),
         ClusterState::Waiting
-            if account.map_or(cluster.is_unconfirmed(), |account| is_unconfirmed(view, cluster, account)) =>
+            if account.map_or(cluster.is_unconfirmed(), |account| {
+                is_unconfirmed(view, cluster, account)
+            }) =>
         {
-            (Reason::Unconfirmed, format!("it waits for an administrator: see the conditions of MemberCluster {name}"))
+            (
+                Reason::Unconfirmed,
+                format!(
+                    "it waits for an administrator: see the conditions of MemberCluster {name}"
+                ),
+            )
         }
-        ClusterState::Waiting if account.is_none_or(|account| is_behind(view, cluster, account)) => {
-            (Reason::Cordoned, "it keeps what it has and gets nothing new until spec.cordoned is false".to_owned())
+        ClusterState::Waiting
+            if account.is_none_or(|account| is_behind(view, cluster, account)) =>
+        {
+            (
+                Reason::Cordoned,
+                "it keeps what it has and gets nothing new until spec.cordoned is false".to_owned(),
+            )
         }
         ClusterState::Waiting => {
             let message = match counts.waiting {
@@ -179,14 +222,18 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
             };
             (Reason::CopiesWaiting, message)
         }
-        ClusterState::Progressing if is_awaited(view, cluster, now) => {
-            (Reason::Progressing, "the agent has not connected since the hub started".to_owned())
-        }
+        ClusterState::Progressing if is_awaited(view, cluster, now) => (
+            Reason::Progressing,
+            "the agent has not connected since the hub started".to_owned(),
+        ),
         ClusterState::Progressing => (Reason::Progressing, "copies are on their way".to_owned()),
         // The first change that is reported, with paths of fields.
-        ClusterState::DryRun => {
-            worst(account).unwrap_or_else(|| (model::Reason::DryRun.into(), "copies would change".to_owned()))
-        }
+        ClusterState::DryRun => worst(account).unwrap_or_else(|| {
+            (
+                model::Reason::DryRun.into(),
+                "copies would change".to_owned(),
+            )
+        }),
         ClusterState::Ready => (Reason::AllApplied, String::new()),
     };
     let fresh = cluster.is_connected(now) && reason != Reason::MemberAPIUnavailable;
@@ -205,7 +252,11 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
         fresh,
     };
     // What a cluster said before this hub started is all that is known of it.
-    let before = if account.is_none() && state == ClusterState::Unreachable { before() } else { None };
+    let before = if account.is_none() && state == ClusterState::Unreachable {
+        before()
+    } else {
+        None
+    };
     match before {
         Some(before) => RuleClusterState {
             copies: before.applied
@@ -229,7 +280,10 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
 
 /// What is left as somebody changed it has not failed.
 pub(super) fn is_failure(failure: &Failure) -> bool {
-    !matches!(failure.reason, model::Reason::Drifted | model::Reason::DryRun)
+    !matches!(
+        failure.reason,
+        model::Reason::Drifted | model::Reason::DryRun
+    )
 }
 
 fn was_connected(before: &ClusterStatus) -> bool {
@@ -238,16 +292,25 @@ fn was_connected(before: &ClusterStatus) -> bool {
 
 fn silent(was_connected: bool) -> (Reason, String) {
     if was_connected {
-        (Reason::SessionLost, "the agent is not connected; the counts are what it last said".to_owned())
+        (
+            Reason::SessionLost,
+            "the agent is not connected; the counts are what it last said".to_owned(),
+        )
     } else {
-        (Reason::NeverConnected, "the agent is not connected".to_owned())
+        (
+            Reason::NeverConnected,
+            "the agent is not connected".to_owned(),
+        )
     }
 }
 
 /// The words of an agent, which any member's may be: so that nobody takes them for the hub's.
 fn worst(account: Option<&RuleReport>) -> Option<(Reason, String)> {
     let worst = account?.failures.first()?;
-    Some((worst.reason.into(), format!("{}: its agent reports: {}", worst.copy, worst.message)))
+    Some((
+        worst.reason.into(),
+        format!("{}: its agent reports: {}", worst.copy, worst.message),
+    ))
 }
 
 /// Why a rule is not sent to a cluster that holds as many as it takes.
@@ -271,7 +334,9 @@ fn failed() -> (Reason, String) {
 
 /// Whether a cordoned cluster has not what the rule wants now.
 fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
-    view.target_clusters.cordoned.contains(cluster.name) && !is_reading(view) && !holds_the_plan(view, cluster, account)
+    view.target_clusters.cordoned.contains(cluster.name)
+        && !is_reading(view)
+        && !holds_the_plan(view, cluster, account)
 }
 
 /// Whether a cluster to which something is not said has not what the rule wants now.
@@ -282,17 +347,22 @@ fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleRepo
 /// Whether a cluster holds the newest revision of every source and has applied them all, but for copies that wait for their
 /// namespaces. Where the hub cannot tell what the newest revision is, nobody holds it.
 pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
-    let Some(terms) = cluster.terms else { return false };
+    let Some(terms) = cluster.terms else {
+        return false;
+    };
     let same = account.intents_digest == digest_on(cluster.sent, terms);
     let counts = account.counts;
-    let applied = counts.applied.saturating_add(counts.waiting) == counts.copies && !view.goes_back(cluster.name);
+    let applied = counts.applied.saturating_add(counts.waiting) == counts.copies
+        && !view.goes_back(cluster.name);
     let applied = applied && cluster.lost_watch(view).is_none();
     is_comparable(view, cluster) && cluster.sent.unread.is_empty() && same && applied
 }
 
 /// Whether a cluster has proved that what the plan says stands in its API.
 pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> Proved {
-    let Some(terms) = cluster.terms else { return Proved::Untold };
+    let Some(terms) = cluster.terms else {
+        return Proved::Untold;
+    };
     Sent::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
 }
 
@@ -329,14 +399,23 @@ impl<'a> Sent<'a> {
 
     /// In how many clusters of the rule the agent says that every copy is applied, and shows something else to stand there.
     pub fn differing(&self, report_store: &ReportStore) -> usize {
-        self.target_clusters.clusters.keys().filter(|cluster| self.differs_in(report_store, cluster)).count()
+        self.target_clusters
+            .clusters
+            .keys()
+            .filter(|cluster| self.differs_in(report_store, cluster))
+            .count()
     }
 
     /// Whether that is so in this cluster, by the agent's last word in its newest session.
     pub fn differs_in(&self, report_store: &ReportStore, cluster: &ClusterName) -> bool {
-        let (account, terms) =
-            (report_store.account(cluster, &self.plan.uid), self.target_clusters.clusters.get(cluster));
-        let plan = self.cluster_plans.plan_of(cluster).map_or(self.plan, |made| made);
+        let (account, terms) = (
+            report_store.account(cluster, &self.plan.uid),
+            self.target_clusters.clusters.get(cluster),
+        );
+        let plan = self
+            .cluster_plans
+            .plan_of(cluster)
+            .map_or(self.plan, |made| made);
         account.zip(terms).is_some_and(|(account, terms)| {
             self.proved(plan, terms, report_store.proof_key.as_ref(), account) == Proved::No
         })
@@ -344,12 +423,23 @@ impl<'a> Sent<'a> {
 
     /// What the plan of a cluster cannot tell is not compared, nor what the agent says of another plan, or of one that it has
     /// not applied yet.
-    fn proved(&self, plan: &RulePlan, terms: &NamedTerms, key: Option<&ProofKey>, account: &RuleReport) -> Proved {
-        let (Some(text), Some(key)) = (account.proof, key) else { return Proved::Untold };
-        let is_known = self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
-        let same = account.terms_digest == Some(terms.digest) && account.intents_digest == digest_on(plan, terms);
+    fn proved(
+        &self,
+        plan: &RulePlan,
+        terms: &NamedTerms,
+        key: Option<&ProofKey>,
+        account: &RuleReport,
+    ) -> Proved {
+        let (Some(text), Some(key)) = (account.proof, key) else {
+            return Proved::Untold;
+        };
+        let is_known =
+            self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
+        let same = account.terms_digest == Some(terms.digest)
+            && account.intents_digest == digest_on(plan, terms);
         let counts = account.counts;
-        let all = counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
+        let all =
+            counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
         if !is_known || self.acked || !same || !all {
             return Proved::Untold;
         }
@@ -374,8 +464,16 @@ fn can_be_compared(plan: &RulePlan) -> bool {
 
 /// Whether the account speaks of the newest plan. Where that cannot be compared, whether it speaks of the newest terms;
 /// such a rule is stalled, whatever its clusters say.
-pub(super) fn holds_the_plan(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
-    let Some(terms) = cluster.terms else { return false };
+pub(super) fn holds_the_plan(
+    view: &View<'_>,
+    cluster: &ClusterView<'_>,
+    account: &RuleReport,
+) -> bool {
+    let Some(terms) = cluster.terms else {
+        return false;
+    };
     let same_terms = account.terms_digest == Some(terms.digest);
-    same_terms && (!is_comparable(view, cluster) || account.intents_digest == digest_on(cluster.sent, terms))
+    same_terms
+        && (!is_comparable(view, cluster)
+            || account.intents_digest == digest_on(cluster.sent, terms))
 }

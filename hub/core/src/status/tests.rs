@@ -4,13 +4,15 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use proptest::prelude::*;
 use runnel_proto::model::{
-    ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Proof, ProofKey, Reason, Revision, RuleState,
-    SourceRef,
+    ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Proof, ProofKey, Reason,
+    Revision, RuleState, SourceRef,
 };
 use serde_json::json;
 
 use super::*;
-use crate::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters, WatchScope};
+use crate::plan::{
+    ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters, WatchScope,
+};
 use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{self, ClusterState, RuleStatus};
 
@@ -66,9 +68,18 @@ impl World {
         let rule = rule(json!({}));
         let mut plan = RulePlan::empty(&rule);
         let content = SourceContent::new(Revision([1; 16]), Payload::encode(b"{}".to_vec()));
-        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
-        let clusters = clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
-        let target_clusters = TargetClusters { clusters, ..TargetClusters::default() };
+        plan.set(
+            &SourceRef::new("configmaps", "a", "s"),
+            Some(&SourceState::Read(content.into())),
+        );
+        let clusters = clusters
+            .iter()
+            .map(|name| (ClusterName::from(*name), rule.terms.clone()))
+            .collect();
+        let target_clusters = TargetClusters {
+            clusters,
+            ..TargetClusters::default()
+        };
         let mut report_store = ReportStore::proving(ProofKey::new([1; 32]));
         for cluster in target_clusters.clusters.keys() {
             report_store.connected(cluster, 1, facts(), vec![]);
@@ -95,13 +106,20 @@ impl World {
 
     /// The rule is edited.
     fn becomes(&mut self, rule: Rule) {
-        self.target_clusters.clusters.values_mut().for_each(|terms| *terms = rule.terms.clone());
+        self.target_clusters
+            .clusters
+            .values_mut()
+            .for_each(|terms| *terms = rule.terms.clone());
         self.rule = rule;
     }
 
     fn now(&self) -> Now {
-        let wall = Timestamp::from_second(1_800_000_000 + i64::try_from(self.seconds).unwrap()).unwrap();
-        Now { instant: self.started + Duration::from_secs(self.seconds), wall }
+        let wall =
+            Timestamp::from_second(1_800_000_000 + i64::try_from(self.seconds).unwrap()).unwrap();
+        Now {
+            instant: self.started + Duration::from_secs(self.seconds),
+            wall,
+        }
     }
 
     fn view<'a>(&'a self, previous: &'a RuleStatus) -> View<'a> {
@@ -115,7 +133,10 @@ impl World {
             blocks_removals: self.blocks_removals,
             blocks_prunes: self.pending.is_some() && !self.blocks_removals,
             planned_removals: self.planned_removals.clone(),
-            rolling: self.rolling.as_ref().map(|under| under.rolling((&self.cluster_plans, &self.target_clusters))),
+            rolling: self
+                .rolling
+                .as_ref()
+                .map(|under| under.rolling((&self.cluster_plans, &self.target_clusters))),
             previous,
             hub_started: self.started,
             overdue: self.overdue,
@@ -125,16 +146,26 @@ impl World {
     }
 
     fn report(&mut self, cluster: &str, counts: Counts, failures: Vec<Failure>) {
-        let state = RuleState { failures, ..self.state(cluster, counts) };
+        let state = RuleState {
+            failures,
+            ..self.state(cluster, counts)
+        };
         self.report_store.report(&cluster.into(), 1, state);
     }
 
     /// What an agent says that was told the newest plan.
     fn state(&self, cluster: &str, counts: Counts) -> RuleState {
-        let terms = self.target_clusters.clusters.get(&cluster.into()).unwrap_or(&self.rule.terms);
+        let terms = self
+            .target_clusters
+            .clusters
+            .get(&cluster.into())
+            .unwrap_or(&self.rule.terms);
         RuleState {
             rule: self.rule.terms.rule.clone(),
-            intents_digest: self.cluster_plans.plan_of(&cluster.into()).map_or(self.plan.digest, |sent| sent.digest),
+            intents_digest: self
+                .cluster_plans
+                .plan_of(&cluster.into())
+                .map_or(self.plan.digest, |sent| sent.digest),
             intents: 1,
             terms_digest: Some(terms.digest),
             counts,
@@ -145,7 +176,15 @@ impl World {
     }
 
     fn applied(&mut self, cluster: &str) {
-        self.report(cluster, Counts { copies: 2, applied: 2, ..Counts::default() }, vec![]);
+        self.report(
+            cluster,
+            Counts {
+                copies: 2,
+                applied: 2,
+                ..Counts::default()
+            },
+            vec![],
+        );
     }
 
     /// Writes the status if it changes, and says whether it did.
@@ -158,7 +197,9 @@ impl World {
 
     fn says(&self, condition_type: ConditionType) -> (String, String) {
         let known = condition(&self.status.conditions, condition_type);
-        known.map(|known| (known.status.clone(), known.reason.clone())).unwrap_or_default()
+        known
+            .map(|known| (known.status.clone(), known.reason.clone()))
+            .unwrap_or_default()
     }
 
     fn ready(&self) -> (String, String) {
@@ -171,7 +212,11 @@ fn pair(status: &str, reason: &str) -> (String, String) {
 }
 
 fn failure(reason: Reason, message: &str) -> Failure {
-    Failure { reason, copy: SourceRef::new("configmaps", "default", "s"), message: message.to_owned() }
+    Failure {
+        reason,
+        copy: SourceRef::new("configmaps", "default", "s"),
+        message: message.to_owned(),
+    }
 }
 
 #[test]
@@ -182,7 +227,11 @@ fn rule_is_ready_when_all_is_applied_and_then_is_not_written() {
     assert_eq!(world.ready(), pair("False", "Progressing"));
     assert_eq!(world.status.revision, None);
     world.applied("two");
-    assert!(is_settled(&world.view(&world.status), &world.report_store, world.now().instant));
+    assert!(is_settled(
+        &world.view(&world.status),
+        &world.report_store,
+        world.now().instant
+    ));
     assert!(world.fold());
     assert_eq!(world.ready(), pair("True", "AllApplied"));
     assert!(world.status.revision.is_some());
@@ -198,8 +247,15 @@ fn an_edit_that_has_arrived_changes_the_revision() {
     world.fold();
     let before = world.status.revision.clone();
     let content = SourceContent::new(Revision([2; 16]), Payload::encode(vec![]));
-    world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
-    assert!(!is_settled(&world.view(&world.status), &world.report_store, world.now().instant));
+    world.plan.set(
+        &SourceRef::new("configmaps", "a", "s"),
+        Some(&SourceState::Read(content.into())),
+    );
+    assert!(!is_settled(
+        &world.view(&world.status),
+        &world.report_store,
+        world.now().instant
+    ));
     world.applied("one");
     assert!(world.fold());
     assert_ne!(world.status.revision, before);
@@ -213,7 +269,10 @@ fn rule_with_unlisted_kinds_is_not_ready() {
     let view = world.view(&world.status);
     assert!(!is_settled(&view, &world.report_store, world.now().instant));
     world.fold();
-    assert_eq!((world.ready(), &world.status.revision), (pair("False", "Progressing"), &None));
+    assert_eq!(
+        (world.ready(), &world.status.revision),
+        (pair("False", "Progressing"), &None)
+    );
 
     world.plan.unknown.clear();
     world.fold();
@@ -224,19 +283,47 @@ fn rule_with_unlisted_kinds_is_not_ready() {
 fn a_failed_copy_speaks_for_the_rule_and_names_itself() {
     let mut world = World::new(&["one", "two"]);
     world.applied("one");
-    let counts = Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() };
-    world.report("two", counts, vec![failure(Reason::Conflict, "an object that is not ours is in the way")]);
+    let counts = Counts {
+        copies: 2,
+        applied: 1,
+        failed: 1,
+        ..Counts::default()
+    };
+    world.report(
+        "two",
+        counts,
+        vec![failure(
+            Reason::Conflict,
+            "an object that is not ours is in the way",
+        )],
+    );
     world.fold();
     assert_eq!(world.ready(), pair("False", "Conflict"));
     let first = &world.status.clusters[0];
-    assert_eq!((first.name.as_str(), first.state, first.failed), ("two", ClusterState::Failed, 1));
-    assert!(first.message.contains("configmaps/default/s"), "{}", first.message);
+    assert_eq!(
+        (first.name.as_str(), first.state, first.failed),
+        ("two", ClusterState::Failed, 1)
+    );
+    assert!(
+        first.message.contains("configmaps/default/s"),
+        "{}",
+        first.message
+    );
 }
 
 #[test]
 fn waiting_copy_is_neither_failed_nor_ready() {
     let mut world = World::new(&["one"]);
-    world.report("one", Counts { copies: 2, applied: 1, waiting: 1, ..Counts::default() }, vec![]);
+    world.report(
+        "one",
+        Counts {
+            copies: 2,
+            applied: 1,
+            waiting: 1,
+            ..Counts::default()
+        },
+        vec![],
+    );
     world.fold();
     assert_eq!(world.ready(), pair("False", "CopiesWaiting"));
     assert_eq!(world.status.summary.unwrap().copies_failed, 0);
@@ -248,21 +335,33 @@ fn silence_turns_unknown_within_its_time() {
     world.applied("one");
     world.applied("two");
     world.fold();
-    world.report_store.disconnected(&"two".into(), 0, world.now().instant);
-    world.report_store.disconnected(&"two".into(), 1, world.now().instant);
+    world
+        .report_store
+        .disconnected(&"two".into(), 0, world.now().instant);
+    world
+        .report_store
+        .disconnected(&"two".into(), 1, world.now().instant);
     assert!(!world.fold(), "a blip is not worth a word");
     world.seconds += SILENCE.as_secs();
     assert!(world.fold());
     assert_eq!(world.ready(), pair("Unknown", "ClustersUnreachable"));
-    assert_eq!(world.says(ConditionType::Applied), pair("True", "AllApplied"));
+    assert_eq!(
+        world.says(ConditionType::Applied),
+        pair("True", "AllApplied")
+    );
     let lost = notices(&RuleStatus::default(), &world.status);
     assert_eq!(lost[0].reason, EventReason::ClusterLost);
     let before = world.status.clone();
-    world.report_store.connected(&"two".into(), 1, facts(), vec![]);
+    world
+        .report_store
+        .connected(&"two".into(), 1, facts(), vec![]);
     world.applied("two");
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
-    assert_eq!(notices(&before, &world.status)[0].reason, EventReason::ClusterBack);
+    assert_eq!(
+        notices(&before, &world.status)[0].reason,
+        EventReason::ClusterBack
+    );
 }
 
 #[test]
@@ -276,11 +375,15 @@ fn starting_hub_keeps_the_status_until_clusters_can_connect() {
     world.started = Instant::now();
     world.seconds = 1;
     assert!(!world.fold());
-    world.report_store.connected(&"one".into(), 1, facts(), vec![]);
+    world
+        .report_store
+        .connected(&"one".into(), 1, facts(), vec![]);
     world.plan = plan;
     world.applied("one");
     assert!(!world.fold(), "one of two is back");
-    world.report_store.connected(&"two".into(), 1, facts(), vec![]);
+    world
+        .report_store
+        .connected(&"two".into(), 1, facts(), vec![]);
     world.applied("two");
     assert!(!world.fold(), "everything is as it was");
     // The other course: the second never comes back.
@@ -298,8 +401,18 @@ fn a_hub_that_just_started_still_tells_of_a_definite_failure() {
     world.fold();
     world.report_store = ReportStore::default();
     world.seconds = 1;
-    world.report_store.connected(&"one".into(), 1, facts(), vec![]);
-    world.report("one", Counts { copies: 2, failed: 2, ..Counts::default() }, vec![failure(Reason::Forbidden, "no")]);
+    world
+        .report_store
+        .connected(&"one".into(), 1, facts(), vec![]);
+    world.report(
+        "one",
+        Counts {
+            copies: 2,
+            failed: 2,
+            ..Counts::default()
+        },
+        vec![failure(Reason::Forbidden, "no")],
+    );
     assert!(world.fold());
     assert_eq!(world.ready(), pair("False", "Forbidden"));
 }
@@ -309,7 +422,10 @@ fn reconciling_stalled_and_suspended_exist_only_while_true() {
     let mut world = World::new(&["one"]);
     world.overdue = true;
     world.fold();
-    assert_eq!(world.says(ConditionType::Reconciling), pair("True", "Progressing"));
+    assert_eq!(
+        world.says(ConditionType::Reconciling),
+        pair("True", "Progressing")
+    );
     world.applied("one");
     world.fold();
     assert_eq!(world.says(ConditionType::Reconciling), Default::default());
@@ -317,7 +433,10 @@ fn reconciling_stalled_and_suspended_exist_only_while_true() {
     let unreadable = SourceRef::new("configmaps", "a", "t");
     world.plan.set(&unreadable, Some(&SourceState::Unreadable));
     world.fold();
-    assert_eq!(world.says(ConditionType::Stalled), pair("True", "SourceUnreadable"));
+    assert_eq!(
+        world.says(ConditionType::Stalled),
+        pair("True", "SourceUnreadable")
+    );
     assert_eq!(world.ready(), pair("False", "SourceUnreadable"));
     world.plan.set(&unreadable, None);
     world.fold();
@@ -325,7 +444,10 @@ fn reconciling_stalled_and_suspended_exist_only_while_true() {
 
     world.becomes(rule(json!({"suspend": true})));
     world.fold();
-    assert_eq!(world.says(ConditionType::Suspended), pair("True", "Suspended"));
+    assert_eq!(
+        world.says(ConditionType::Suspended),
+        pair("True", "Suspended")
+    );
     assert_eq!(world.ready(), pair("False", "Suspended"));
 }
 
@@ -333,11 +455,30 @@ fn reconciling_stalled_and_suspended_exist_only_while_true() {
 fn dry_run_shows_counts_and_the_first_change() {
     let mut world = World::new(&["one", "two"]);
     world.becomes(rule(json!({"enforcement": "DryRun"})));
-    let planned = Counts { copies: 3, applied: 1, to_create: 1, to_update: 1, to_delete: 2, ..Counts::default() };
-    world.report("one", planned, vec![failure(Reason::DryRun, "would be updated: /data/a is another")]);
+    let planned = Counts {
+        copies: 3,
+        applied: 1,
+        to_create: 1,
+        to_update: 1,
+        to_delete: 2,
+        ..Counts::default()
+    };
+    world.report(
+        "one",
+        planned,
+        vec![failure(
+            Reason::DryRun,
+            "would be updated: /data/a is another",
+        )],
+    );
     world.report(
         "two",
-        Counts { copies: 2, to_create: 1, failed: 1, ..Counts::default() },
+        Counts {
+            copies: 2,
+            to_create: 1,
+            failed: 1,
+            ..Counts::default()
+        },
         vec![failure(Reason::Conflict, "no")],
     );
     world.planned_removals = BTreeMap::from([("one".into(), 4), ("elsewhere".into(), 8)]);
@@ -345,11 +486,33 @@ fn dry_run_shows_counts_and_the_first_change() {
     assert_eq!(world.says(ConditionType::DryRun), pair("True", "DryRun"));
     assert_eq!(world.ready(), pair("False", "DryRun"));
     let summary = world.status.summary.unwrap();
-    assert_eq!((summary.copies_to_create, summary.copies_to_update, summary.copies_to_delete), (2, 1, 14));
-    let states: Vec<_> = world.status.clusters.iter().map(|cluster| (cluster.name.as_str(), cluster.state)).collect();
-    assert_eq!(states, [("two", ClusterState::Failed), ("one", ClusterState::DryRun)], "the worst comes first");
+    assert_eq!(
+        (
+            summary.copies_to_create,
+            summary.copies_to_update,
+            summary.copies_to_delete
+        ),
+        (2, 1, 14)
+    );
+    let states: Vec<_> = world
+        .status
+        .clusters
+        .iter()
+        .map(|cluster| (cluster.name.as_str(), cluster.state))
+        .collect();
+    assert_eq!(
+        states,
+        [("two", ClusterState::Failed), ("one", ClusterState::DryRun)],
+        "the worst comes first"
+    );
     assert_eq!(world.status.clusters[1].to_delete, 6);
-    assert!(world.status.clusters[1].message.contains("would be updated: /data/a"), "{:?}", world.status.clusters[1]);
+    assert!(
+        world.status.clusters[1]
+            .message
+            .contains("would be updated: /data/a"),
+        "{:?}",
+        world.status.clusters[1]
+    );
 }
 
 #[test]
@@ -358,7 +521,11 @@ fn partial_knowledge_is_never_ready() {
     let unread = SourceRef::new("configmaps", "a", "t");
     world.plan.set(&unread, Some(&SourceState::Unread));
     world.applied("one");
-    assert!(!is_settled(&world.view(&world.status), &world.report_store, world.now().instant));
+    assert!(!is_settled(
+        &world.view(&world.status),
+        &world.report_store,
+        world.now().instant
+    ));
     world.fold();
     assert_eq!(world.ready(), pair("False", "Progressing"));
     world.plan.set(&unread, None);
@@ -376,8 +543,17 @@ fn partial_knowledge_is_never_ready() {
 #[test]
 fn a_copy_that_cannot_be_removed_says_why() {
     let mut world = World::new(&["one"]);
-    let counts = Counts { copies: 2, applied: 2, removing: 1, ..Counts::default() };
-    world.report("one", counts, vec![failure(Reason::Forbidden, "the agent may not delete it")]);
+    let counts = Counts {
+        copies: 2,
+        applied: 2,
+        removing: 1,
+        ..Counts::default()
+    };
+    world.report(
+        "one",
+        counts,
+        vec![failure(Reason::Forbidden, "the agent may not delete it")],
+    );
     world.fold();
     assert_eq!(world.ready(), pair("False", "Forbidden"));
 }
@@ -409,9 +585,19 @@ fn empty_selections_are_reported() {
 fn the_size_of_a_status_does_not_grow_with_the_fleet() {
     let long = format!("an object stands here; {}", "\"".repeat(MESSAGE_LIMIT));
     let cases = [
-        ("cluster", "default", "settings", "an object that is not Runnel's stands here; delete it or rename it"),
+        (
+            "cluster",
+            "default",
+            "settings",
+            "an object that is not Runnel's stands here; delete it or rename it",
+        ),
         // The longest names and messages that there can be; what has to be escaped takes twice its room.
-        (&"c".repeat(57), &"n".repeat(63), &"s".repeat(253), &long[..MESSAGE_LIMIT]),
+        (
+            &"c".repeat(57),
+            &"n".repeat(63),
+            &"s".repeat(253),
+            &long[..MESSAGE_LIMIT],
+        ),
     ];
     for (cluster, namespace, source, message) in cases {
         let size = |clusters: usize| {
@@ -419,8 +605,17 @@ fn the_size_of_a_status_does_not_grow_with_the_fleet() {
             let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
             for (n, name) in names.iter().enumerate() {
                 let copy = SourceRef::new("configmaps", namespace, source);
-                let failure = Failure { reason: Reason::Conflict, copy, message: message.to_owned() };
-                let failed = Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() };
+                let failure = Failure {
+                    reason: Reason::Conflict,
+                    copy,
+                    message: message.to_owned(),
+                };
+                let failed = Counts {
+                    copies: 2,
+                    applied: 1,
+                    failed: 1,
+                    ..Counts::default()
+                };
                 match n % 10 {
                     0 => world.report(name, failed, vec![failure; FAILURES_LIMIT]),
                     _ => world.applied(name),
@@ -433,7 +628,10 @@ fn the_size_of_a_status_does_not_grow_with_the_fleet() {
         };
         let sizes = [10, 1_000, 10_000].map(size);
         assert!(sizes.iter().all(|size| *size < 64 * 1024), "{sizes:?}");
-        assert!(sizes[2] < sizes[1] + 64, "it grows with the fleet: {sizes:?}");
+        assert!(
+            sizes[2] < sizes[1] + 64,
+            "it grows with the fleet: {sizes:?}"
+        );
     }
 }
 
@@ -445,14 +643,41 @@ fn the_hub_tells_of_every_cluster_the_worst_first() {
         world.applied(name);
     }
     let copy = SourceRef::new("configmaps", "default", "settings");
-    let failures = vec![Failure { reason: Reason::Conflict, copy, message: "not ours".into() }];
-    world.report("c17", Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() }, failures.clone());
-    let rows = details(&world.view(&world.status), &world.report_store, world.now().instant);
+    let failures = vec![Failure {
+        reason: Reason::Conflict,
+        copy,
+        message: "not ours".into(),
+    }];
+    world.report(
+        "c17",
+        Counts {
+            copies: 2,
+            applied: 1,
+            failed: 1,
+            ..Counts::default()
+        },
+        failures.clone(),
+    );
+    let rows = details(
+        &world.view(&world.status),
+        &world.report_store,
+        world.now().instant,
+    );
     assert_eq!(rows.len(), 30);
-    assert_eq!((rows[0].name.as_str(), rows[0].state, &rows[0].failures), ("c17", ClusterState::Failed, &failures));
-    assert!(rows[1..].iter().all(|detail| detail.state == ClusterState::Ready && detail.failures.is_empty()));
+    assert_eq!(
+        (rows[0].name.as_str(), rows[0].state, &rows[0].failures),
+        ("c17", ClusterState::Failed, &failures)
+    );
+    assert!(
+        rows[1..]
+            .iter()
+            .all(|detail| detail.state == ClusterState::Ready && detail.failures.is_empty())
+    );
     assert!(rows[1..].is_sorted_by_key(|detail| &detail.name));
-    assert!(!rows[0].newest && rows[1..].iter().all(|detail| detail.newest), "what failed is not the newest");
+    assert!(
+        !rows[0].newest && rows[1..].iter().all(|detail| detail.newest),
+        "what failed is not the newest"
+    );
 }
 
 proptest! {
@@ -496,15 +721,35 @@ fn pending_prunes_are_under_way_until_blocked() {
     let mut world = World::new(&["one", "two"]);
     let digest = runnel_proto::model::AskedDigest([1; 16]);
     let namespaces = vec!["a".to_owned(), "b".to_owned()];
-    world.namespace_prunes = Some(runnel_proto::model::NamespacePrunes { copies: 12, digest, namespaces });
-    world.report("one", Counts { copies: 1, applied: 1, ..Counts::default() }, vec![]);
+    world.namespace_prunes = Some(runnel_proto::model::NamespacePrunes {
+        copies: 12,
+        digest,
+        namespaces,
+    });
+    world.report(
+        "one",
+        Counts {
+            copies: 1,
+            applied: 1,
+            ..Counts::default()
+        },
+        vec![],
+    );
     world.namespace_prunes = None;
     world.applied("two");
     world.fold();
     assert_eq!(world.ready(), pair("False", "Progressing"));
-    let holding = world.report_store.holding(&"r".into(), &"one".into()).unwrap();
+    let holding = world
+        .report_store
+        .holding(&"r".into(), &"one".into())
+        .unwrap();
     assert_eq!((holding.copies, holding.prunes.unwrap().objects), (13, 12));
-    assert_eq!(world.report_store.namespaces_of_prunes(&"r".into(), &"one".into()), ["a", "b"]);
+    assert_eq!(
+        world
+            .report_store
+            .namespaces_of_prunes(&"r".into(), &"one".into()),
+        ["a", "b"]
+    );
 
     world.pending = Some(runnel_api::PendingApproval {
         digest: "0123".to_owned(),
@@ -514,38 +759,76 @@ fn pending_prunes_are_under_way_until_blocked() {
         names: vec!["namespaces in cluster one".to_owned()],
         since: None,
     });
-    world.namespace_prunes =
-        Some(runnel_proto::model::NamespacePrunes { copies: 12, digest, namespaces: vec!["a".into(), "b".into()] });
+    world.namespace_prunes = Some(runnel_proto::model::NamespacePrunes {
+        copies: 12,
+        digest,
+        namespaces: vec!["a".into(), "b".into()],
+    });
     world.fold();
     let blocked = (pair("False", "RemovalLimit"), pair("True", "RemovalLimit"));
-    assert_eq!((world.ready(), world.says(ConditionType::ApprovalRequired)), blocked);
-    let text = condition(&world.status.conditions, ConditionType::ApprovalRequired).map(|acked| acked.message.clone());
+    assert_eq!(
+        (world.ready(), world.says(ConditionType::ApprovalRequired)),
+        blocked
+    );
+    let text = condition(&world.status.conditions, ConditionType::ApprovalRequired)
+        .map(|acked| acked.message.clone());
     assert_eq!(
         text.unwrap(),
         "the removal of 12 copies in 1 cluster needs approval: namespaces in member clusters are no longer targets \
          (namespaces in cluster one). To remove exactly these: kubectl annotate drule r -n a --overwrite \
          runnel.dev/approve=0123; to keep them, undo the change"
     );
-    assert_eq!(world.status.clusters.iter().filter(|cluster| cluster.state == ClusterState::Ready).count(), 2);
+    assert_eq!(
+        world
+            .status
+            .clusters
+            .iter()
+            .filter(|cluster| cluster.state == ClusterState::Ready)
+            .count(),
+        2
+    );
     assert_eq!(world.status.pending_approval.as_ref().unwrap().copies, 12);
     world.pending = None;
     world.namespace_prunes = None;
     world.applied("one");
     world.fold();
-    assert_eq!((world.says(ConditionType::ApprovalRequired), &world.status.pending_approval), (pair("", ""), &None));
+    assert_eq!(
+        (
+            world.says(ConditionType::ApprovalRequired),
+            &world.status.pending_approval
+        ),
+        (pair("", ""), &None)
+    );
 }
 
 #[test]
 fn copies_of_other_rules_are_not_counted_as_own() {
     let mut world = World::new(&["one"]);
-    let own = |world: &World| world.report_store.holding(&"r".into(), &"one".into()).unwrap().copies;
-    let counts = Counts { copies: 12, failed: 12, ..Counts::default() };
-    world.report("one", counts, vec![failure(Reason::Superseded, "another rule has it"); 5]);
+    let own = |world: &World| {
+        world
+            .report_store
+            .holding(&"r".into(), &"one".into())
+            .unwrap()
+            .copies
+    };
+    let counts = Counts {
+        copies: 12,
+        failed: 12,
+        ..Counts::default()
+    };
+    world.report(
+        "one",
+        counts,
+        vec![failure(Reason::Superseded, "another rule has it"); 5],
+    );
     assert_eq!(own(&world), 0, "the rule has none of them");
     world.report(
         "one",
         counts,
-        vec![failure(Reason::Unavailable, "no answer"), failure(Reason::Superseded, "not ours")],
+        vec![
+            failure(Reason::Unavailable, "no answer"),
+            failure(Reason::Superseded, "not ours"),
+        ],
     );
     assert_eq!(own(&world), 11, "what is not certain counts");
 }

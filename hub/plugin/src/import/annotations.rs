@@ -98,16 +98,22 @@ pub struct Marked {
 
 impl Marked {
     fn says(&self, prefix: &str, key: &str) -> Option<&str> {
-        self.annotations.get(&format!("{prefix}{key}")).map(String::as_str)
+        self.annotations
+            .get(&format!("{prefix}{key}"))
+            .map(String::as_str)
     }
 
     fn allows(&self, prefix: &str, key: &str) -> bool {
-        self.says(prefix, key).is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "t"))
+        self.says(prefix, key)
+            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "t"))
     }
 
     /// The annotations by which copiers are told, or tell, something.
     pub fn marks(&self) -> impl Iterator<Item = &str> {
-        self.annotations.keys().map(String::as_str).filter(|key| mark_of(key).is_some())
+        self.annotations
+            .keys()
+            .map(String::as_str)
+            .filter(|key| mark_of(key).is_some())
     }
 
     /// Whose copy this is, by what the copier wrote on it.
@@ -127,7 +133,11 @@ impl Marked {
 
 /// Whose annotation this is.
 pub fn mark_of(key: &str) -> Option<Copier> {
-    Copier::KNOWN.into_iter().find(|copier| copier.prefix().is_some_and(|prefix| key.starts_with(prefix)))
+    Copier::KNOWN.into_iter().find(|copier| {
+        copier
+            .prefix()
+            .is_some_and(|prefix| key.starts_with(prefix))
+    })
 }
 
 /// All objects that may matter.
@@ -186,9 +196,19 @@ pub fn read(objects: &Objects, places: &Places, of: &[Copier]) -> Read {
     let mut read = Read::default();
     for (id, marked) in objects {
         if !matches!(id.resource.as_str(), "configmaps" | "secrets") {
-            if let Some(copier) = marked.marks().find_map(mark_of).filter(|copier| of.contains(copier)) {
+            if let Some(copier) = marked
+                .marks()
+                .find_map(mark_of)
+                .filter(|copier| of.contains(copier))
+            {
                 let what = "Runnel copies ConfigMaps and Secrets";
-                read.note(id, format!("{} copies it; {what}: give it to what deploys your clusters", copier.name()));
+                read.note(
+                    id,
+                    format!(
+                        "{} copies it; {what}: give it to what deploys your clusters",
+                        copier.name()
+                    ),
+                );
             }
             continue;
         }
@@ -212,9 +232,12 @@ fn replicator(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read
     }
     if let Some(from) = says("replicate-from") {
         let allowed = |source: &Marked| {
-            let list = source.says(REPLICATOR, "replication-allowed-namespaces").unwrap_or_default();
+            let list = source
+                .says(REPLICATOR, "replication-allowed-namespaces")
+                .unwrap_or_default();
             let written = Written { list, selector: "" };
-            let is_named = !list.trim().is_empty() && written.means(&id.namespace, &BTreeMap::new());
+            let is_named =
+                !list.trim().is_empty() && written.means(&id.namespace, &BTreeMap::new());
             source.allows(REPLICATOR, "replication-allowed") && is_named
         };
         return filled(Copier::Replicator, id, from, objects, allowed, read);
@@ -224,7 +247,10 @@ fn replicator(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read
         return;
     }
     if marked.allows(REPLICATOR, "replicate-once") {
-        read.note(id, "replicate-once: a rule follows every edit of its source, so no rule is made for it");
+        read.note(
+            id,
+            "replicate-once: a rule follows every edit of its source, so no rule is made for it",
+        );
         return;
     }
     let mut choice = Choice::default();
@@ -253,7 +279,14 @@ fn reflector(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read:
             };
             source.allows(REFLECTOR, "reflection-allowed") && written.means(&id.namespace, &labels)
         };
-        return filled(Copier::Reflector, id, says("reflects"), objects, allowed, read);
+        return filled(
+            Copier::Reflector,
+            id,
+            says("reflects"),
+            objects,
+            allowed,
+            read,
+        );
     }
     if !marked.allows(REFLECTOR, "reflection-auto-enabled") {
         return;
@@ -265,13 +298,26 @@ fn reflector(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read:
         );
         return;
     }
-    let written =
-        |list: &str, selector: &str| -> (String, String) { (says(list).to_owned(), says(selector).to_owned()) };
-    let allowed = written("reflection-allowed-namespaces", "reflection-allowed-namespaces-selector");
-    let asked = written("reflection-auto-namespaces", "reflection-auto-namespaces-selector");
+    let written = |list: &str, selector: &str| -> (String, String) {
+        (says(list).to_owned(), says(selector).to_owned())
+    };
+    let allowed = written(
+        "reflection-allowed-namespaces",
+        "reflection-allowed-namespaces-selector",
+    );
+    let asked = written(
+        "reflection-auto-namespaces",
+        "reflection-auto-namespaces-selector",
+    );
     let choice = choice::chosen_by_both(
-        Written { list: &allowed.0, selector: &allowed.1 },
-        Written { list: &asked.0, selector: &asked.1 },
+        Written {
+            list: &allowed.0,
+            selector: &allowed.1,
+        },
+        Written {
+            list: &asked.0,
+            selector: &asked.1,
+        },
         places,
     );
     read.push(Copier::Reflector, id, choice).labels = false;
@@ -287,9 +333,16 @@ fn filled(
     read: &mut Read,
 ) {
     let (namespace, name) = from.split_once('/').unwrap_or((&copy.namespace, from));
-    let source = Id { resource: copy.resource.clone(), namespace: namespace.to_owned(), name: name.to_owned() };
+    let source = Id {
+        resource: copy.resource.clone(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    };
     let Some(found) = objects.get(&source) else {
-        read.note(copy, format!("is filled from {from}, which is not there: no rule is made for it"));
+        read.note(
+            copy,
+            format!("is filled from {from}, which is not there: no rule is made for it"),
+        );
         return;
     };
     if !allowed(found) {
@@ -303,7 +356,10 @@ fn filled(
         read.note(copy, "is filled from itself: no rule is made for it");
         return;
     }
-    let choice = Choice { names: BTreeSet::from([copy.namespace.clone()]), ..Choice::default() };
+    let choice = Choice {
+        names: BTreeSet::from([copy.namespace.clone()]),
+        ..Choice::default()
+    };
     let wish = read.push(copier, &source, choice);
     wish.copy_name.clone_from(&copy.name);
     wish.filled = true;
@@ -311,7 +367,9 @@ fn filled(
 }
 
 fn syncer(id: &Id, marked: &Marked, places: &Places, read: &mut Read) {
-    let Some(sync) = marked.says(SYNCER, "sync") else { return };
+    let Some(sync) = marked.says(SYNCER, "sync") else {
+        return;
+    };
     if let Some(contexts) = marked.says(SYNCER, "sync-contexts") {
         read.note(
             id,
@@ -319,14 +377,24 @@ fn syncer(id: &Id, marked: &Marked, places: &Places, read: &mut Read) {
         );
     }
     let selector = if sync == "true" { "" } else { sync };
-    read.push(Copier::ConfigSyncer, id, choice::chosen(Written { list: "", selector }, places)).annotations = true;
+    read.push(
+        Copier::ConfigSyncer,
+        id,
+        choice::chosen(Written { list: "", selector }, places),
+    )
+    .annotations = true;
 }
 
 /// What is filled in a namespace that its source is pushed to anyway is wanted once; copies of one name and source that
 /// are filled in several namespaces are one wish.
 fn once_each(read: &mut Read, places: &Places) {
     let pushed: BTreeSet<(Id, String)> = (read.wishes.iter().filter(|wish| !wish.filled))
-        .flat_map(|wish| wish.choice.reaches(places).into_iter().map(|place| (wish.source.clone(), place)))
+        .flat_map(|wish| {
+            wish.choice
+                .reaches(places)
+                .into_iter()
+                .map(|place| (wish.source.clone(), place))
+        })
         .collect();
     let mut merged: BTreeMap<(Id, String), CopyRequest> = BTreeMap::new();
     let (mut kept, all) = (Vec::new(), std::mem::take(&mut read.wishes));
@@ -336,7 +404,9 @@ fn once_each(read: &mut Read, places: &Places) {
             continue;
         }
         if wish.copy_name == wish.source.name {
-            wish.choice.names.retain(|place| !pushed.contains(&(wish.source.clone(), place.clone())));
+            wish.choice
+                .names
+                .retain(|place| !pushed.contains(&(wish.source.clone(), place.clone())));
         }
         let key = (wish.source.clone(), wish.copy_name.clone());
         match merged.get_mut(&key) {

@@ -39,42 +39,70 @@ impl Choice {
 
     /// As it stands in a rule.
     pub fn written(&self) -> Namespaces {
-        Namespaces { names: self.names.iter().cloned().collect(), selector: self.selector.clone(), exclude: Vec::new() }
+        Namespaces {
+            names: self.names.iter().cloned().collect(),
+            selector: self.selector.clone(),
+            exclude: Vec::new(),
+        }
     }
 
     /// The namespaces that a rule with this choice reaches now.
     pub fn reaches(&self, places: &Places) -> BTreeSet<String> {
         let choice = NamespaceChoice::from(&self.written());
         let is_open = |name: &str| !is_closed_namespace(name) && name != OWN;
-        let by_name =
-            |name: &str| choice.names.iter().any(|one| one.matches(name) && (one.is_literal() || is_open(name)));
-        let by_label = |name: &str, labels: &BTreeMap<String, String>| {
-            is_open(name) && choice.selector.as_ref().is_some_and(|selector| selector.matches(labels))
+        let by_name = |name: &str| {
+            choice
+                .names
+                .iter()
+                .any(|one| one.matches(name) && (one.is_literal() || is_open(name)))
         };
-        let chosen = places.iter().filter(|(name, labels)| by_name(name) || by_label(name, labels));
+        let by_label = |name: &str, labels: &BTreeMap<String, String>| {
+            is_open(name)
+                && choice
+                    .selector
+                    .as_ref()
+                    .is_some_and(|selector| selector.matches(labels))
+        };
+        let chosen = places
+            .iter()
+            .filter(|(name, labels)| by_name(name) || by_label(name, labels));
         chosen.map(|(name, _)| name.clone()).collect()
     }
 
     /// Globs and selectors of a rule leave closed namespaces out: those that the copier reaches there are named.
-    fn with_hidden(mut self, places: &Places, reached: impl Fn(&str, &BTreeMap<String, String>) -> bool) -> Self {
+    fn with_hidden(
+        mut self,
+        places: &Places,
+        reached: impl Fn(&str, &BTreeMap<String, String>) -> bool,
+    ) -> Self {
         for (name, labels) in places {
             if is_closed_namespace(name) && name != OWN && reached(name, labels) {
                 self.names.insert(name.clone());
             }
         }
         if !self.names.contains(OWN) && places.get(OWN).is_some_and(|labels| reached(OWN, labels)) {
-            self.notes.insert(format!("namespace {OWN} is Runnel's own: no rule copies there"));
+            self.notes.insert(format!(
+                "namespace {OWN} is Runnel's own: no rule copies there"
+            ));
         }
         self
     }
 
     fn everything(places: &Places) -> Self {
         let names = BTreeSet::from(["*".to_owned()]);
-        Self { names, ..Self::default() }.with_hidden(places, |_, _| true)
+        Self {
+            names,
+            ..Self::default()
+        }
+        .with_hidden(places, |_, _| true)
     }
 
     fn of(names: BTreeSet<String>, note: String) -> Self {
-        Self { names, selector: None, notes: BTreeSet::from([note]) }
+        Self {
+            names,
+            selector: None,
+            notes: BTreeSet::from([note]),
+        }
     }
 }
 
@@ -95,8 +123,18 @@ impl Written<'_> {
 
     /// Whether a namespace is meant; an empty list means every one.
     pub fn means(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
-        let by_label = || selector(self.selector).ok().flatten().is_some_and(|one| matches(&one, labels));
-        self.is_empty() || expressions(self.list).0.iter().any(|one| one.is_match(name)) || by_label()
+        let by_label = || {
+            selector(self.selector)
+                .ok()
+                .flatten()
+                .is_some_and(|one| matches(&one, labels))
+        };
+        self.is_empty()
+            || expressions(self.list)
+                .0
+                .iter()
+                .any(|one| one.is_match(name))
+            || by_label()
     }
 }
 
@@ -114,7 +152,10 @@ pub fn chosen(written: Written<'_>, places: &Places) -> Choice {
             choice = choice.with_hidden(places, |_, labels| matches(&hidden, labels));
         }
         Err(why) => {
-            choice.notes.insert(format!("selector `{}` {why}: nothing is chosen by it", written.selector));
+            choice.notes.insert(format!(
+                "selector `{}` {why}: nothing is chosen by it",
+                written.selector
+            ));
         }
     }
     choice
@@ -132,11 +173,21 @@ pub fn chosen_by_both(allowed: Written<'_>, asked: Written<'_>, places: &Places)
     let asked_names: Vec<&str> = entries(asked.list).collect();
     if asked.selector.trim().is_empty() && asked_names.iter().all(|one| is_literal(one)) {
         let labels = |name: &str| places.get(name).unwrap_or(&plain).clone();
-        let names = asked_names.into_iter().filter(|name| allowed.means(name, &labels(name)));
-        return Choice { names: names.map(str::to_owned).collect(), ..Choice::default() };
+        let names = asked_names
+            .into_iter()
+            .filter(|name| allowed.means(name, &labels(name)));
+        return Choice {
+            names: names.map(str::to_owned).collect(),
+            ..Choice::default()
+        };
     }
-    let both = places.iter().filter(|(name, labels)| allowed.means(name, labels) && asked.means(name, labels));
-    let names: BTreeSet<String> = both.map(|(name, _)| name.clone()).filter(|name| name != OWN).collect();
+    let both = places
+        .iter()
+        .filter(|(name, labels)| allowed.means(name, labels) && asked.means(name, labels));
+    let names: BTreeSet<String> = both
+        .map(|(name, _)| name.clone())
+        .filter(|name| name != OWN)
+        .collect();
     let note = format!(
         "the allowed namespaces ({}) and the wanted ones ({}) are two conditions, a rule has one: the namespaces of now \
          that meet both are named, later ones are not",
@@ -147,11 +198,17 @@ pub fn chosen_by_both(allowed: Written<'_>, asked: Written<'_>, places: &Places)
 }
 
 fn shown(written: Written<'_>) -> String {
-    [written.list, written.selector].into_iter().filter(|text| !text.trim().is_empty()).collect::<Vec<_>>().join(" or ")
+    [written.list, written.selector]
+        .into_iter()
+        .filter(|text| !text.trim().is_empty())
+        .collect::<Vec<_>>()
+        .join(" or ")
 }
 
 fn entries(list: &str) -> impl Iterator<Item = &str> {
-    list.split(',').map(str::trim).filter(|entry| !entry.is_empty())
+    list.split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
 }
 
 /// The expressions of a list, and those that are none.
@@ -170,15 +227,25 @@ fn named(list: &str, places: &Places) -> Choice {
     let mut choice = Choice::default();
     for entry in entries(list) {
         let Ok(expression) = Regex::new(&format!("^(?:{entry})$")) else {
-            choice.notes.insert(format!("`{entry}` is no regular expression: nothing is chosen by it"));
+            choice.notes.insert(format!(
+                "`{entry}` is no regular expression: nothing is chosen by it"
+            ));
             continue;
         };
         let one = match glob(entry) {
-            Some(glob) if is_literal(&glob) => Choice { names: BTreeSet::from([glob]), ..Choice::default() },
-            Some(glob) => Choice { names: BTreeSet::from([glob]), ..Choice::default() }
-                .with_hidden(places, |name, _| expression.is_match(name)),
+            Some(glob) if is_literal(&glob) => Choice {
+                names: BTreeSet::from([glob]),
+                ..Choice::default()
+            },
+            Some(glob) => Choice {
+                names: BTreeSet::from([glob]),
+                ..Choice::default()
+            }
+            .with_hidden(places, |name, _| expression.is_match(name)),
             None => {
-                let matching = places.keys().filter(|name| expression.is_match(name) && *name != OWN);
+                let matching = places
+                    .keys()
+                    .filter(|name| expression.is_match(name) && *name != OWN);
                 let note = format!(
                     "`{entry}` is more than a glob can say: the namespaces of now that it matches are named, later ones \
                      are not; a label on them and a selector would follow"
@@ -192,7 +259,10 @@ fn named(list: &str, places: &Places) -> Choice {
 }
 
 fn is_literal(name: &str) -> bool {
-    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
 /// The glob that matches the same names of namespaces as this expression does; `None` if there is none.
@@ -207,7 +277,9 @@ fn glob(expression: &str) -> Option<String> {
             '.' => match rest.next() {
                 Some('*') => glob.push('*'),
                 // No name is empty, and none ends with a hyphen: something follows in any case.
-                Some('+') if rest.peek().is_none() && (glob.is_empty() || glob.ends_with('-')) => glob.push('*'),
+                Some('+') if rest.peek().is_none() && (glob.is_empty() || glob.ends_with('-')) => {
+                    glob.push('*')
+                }
                 _ => return None,
             },
             _ => return None,
@@ -235,13 +307,19 @@ pub fn selector(text: &str) -> Result<Option<LabelSelector>, String> {
         let key = key.trim().to_owned();
         let good = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
         if key.is_empty() || !key.chars().all(good) {
-            return Err(format!("has a part `{requirement}` that is no requirement on a label"));
+            return Err(format!(
+                "has a part `{requirement}` that is no requirement on a label"
+            ));
         }
         match (operator, values.as_slice()) {
             (Operator::In, [one]) if !selector.match_labels.contains_key(&key) => {
                 selector.match_labels.insert(key, one.clone());
             }
-            _ => selector.match_expressions.push(LabelExpression { key, operator, values }),
+            _ => selector.match_expressions.push(LabelExpression {
+                key,
+                operator,
+                values,
+            }),
         }
     }
     let empty = selector.match_labels.is_empty() && selector.match_expressions.is_empty();
@@ -263,18 +341,27 @@ fn requirements(text: &str) -> Vec<&str> {
         }
     }
     parts.push(&text[begin..]);
-    parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect()
+    parts
+        .into_iter()
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .collect()
 }
 
 fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), String> {
     let one = |value: &str| vec![value.trim().to_owned()];
     if let Some((key, set)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
-        let values = set.split(',').map(|value| value.trim().to_owned()).collect();
+        let values = set
+            .split(',')
+            .map(|value| value.trim().to_owned())
+            .collect();
         let mut words = key.split_whitespace();
         return match (words.next(), words.next(), words.next()) {
             (Some(key), Some("in"), None) => Ok((key, Operator::In, values)),
             (Some(key), Some("notin"), None) => Ok((key, Operator::NotIn, values)),
-            _ => Err(format!("has a part `{part}` that is no requirement on a label")),
+            _ => Err(format!(
+                "has a part `{part}` that is no requirement on a label"
+            )),
         };
     }
     if let Some((key, value)) = part.split_once("!=") {
@@ -294,5 +381,7 @@ fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), String> {
 
 /// Whether a name fits one of the globs; `kube-*` only literally.
 pub fn fits(globs: &[String], name: &str) -> bool {
-    globs.iter().any(|glob| Pattern::new(glob.as_str()).matches(name))
+    globs
+        .iter()
+        .any(|glob| Pattern::new(glob.as_str()).matches(name))
 }

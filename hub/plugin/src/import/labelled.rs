@@ -33,19 +33,46 @@ impl ByLabel {
     /// # Errors
     /// What is wrong with them, as a sentence.
     pub fn new(label: &str, to: &[String]) -> Result<Self, String> {
-        let wrong = || format!("--label `{label}` is no label: write KEY=VALUE, or KEY for any value");
-        let parsed = choice::selector(label).map_err(|why| format!("--label `{label}` {why}"))?.ok_or_else(wrong)?;
+        let wrong =
+            || format!("--label `{label}` is no label: write KEY=VALUE, or KEY for any value");
+        let parsed = choice::selector(label)
+            .map_err(|why| format!("--label `{label}` {why}"))?
+            .ok_or_else(wrong)?;
         let mut labels = parsed.match_labels.into_iter();
-        let (key, value) = match (labels.next(), labels.next(), parsed.match_expressions.as_slice()) {
+        let (key, value) = match (
+            labels.next(),
+            labels.next(),
+            parsed.match_expressions.as_slice(),
+        ) {
             (Some((key, value)), None, []) => (key, Some(value)),
-            (None, None, [LabelExpression { key, operator: Operator::Exists, .. }]) => (key.clone(), None),
+            (
+                None,
+                None,
+                [
+                    LabelExpression {
+                        key,
+                        operator: Operator::Exists,
+                        ..
+                    },
+                ],
+            ) => (key.clone(), None),
             _ => return Err(wrong()),
         };
         let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '*';
-        if let Some(bad) = to.iter().find(|name| name.is_empty() || !name.chars().all(good)) {
-            return Err(format!("--to `{bad}` is no name of a namespace and no glob, such as team-*"));
+        if let Some(bad) = to
+            .iter()
+            .find(|name| name.is_empty() || !name.chars().all(good))
+        {
+            return Err(format!(
+                "--to `{bad}` is no name of a namespace and no glob, such as team-*"
+            ));
         }
-        Ok(Self { key, value, to: to.to_vec(), ..Self::default() })
+        Ok(Self {
+            key,
+            value,
+            to: to.to_vec(),
+            ..Self::default()
+        })
     }
 
     /// Whether an object has the label, and Runnel did not copy it there.
@@ -54,18 +81,28 @@ impl ByLabel {
     }
 
     fn has(&self, marked: &Marked) -> bool {
-        marked.labels.get(&self.key).is_some_and(|value| self.value.as_ref().is_none_or(|wanted| wanted == value))
+        marked
+            .labels
+            .get(&self.key)
+            .is_some_and(|value| self.value.as_ref().is_none_or(|wanted| wanted == value))
     }
 
     fn means(&self, resource: &str) -> bool {
-        let is_named =
-            self.resources.is_empty() || self.resources.iter().any(|resource_name| resource_name == resource);
+        let is_named = self.resources.is_empty()
+            || self
+                .resources
+                .iter()
+                .any(|resource_name| resource_name == resource);
         is_named && matches!(resource, "configmaps" | "secrets")
     }
 
     /// The kinds that a rule names for one namespace, of which these are copied.
     fn named<'a>(&'a self, copied: BTreeSet<&'a str>) -> BTreeSet<&'a str> {
-        if self.resources.is_empty() { copied } else { self.resources.iter().map(String::as_str).collect() }
+        if self.resources.is_empty() {
+            copied
+        } else {
+            self.resources.iter().map(String::as_str).collect()
+        }
     }
 
     fn selector(&self) -> Value {
@@ -78,12 +115,18 @@ impl ByLabel {
 
 /// Reads what may be copied: what has the label, in every namespace that is no target.
 pub fn read(objects: &Objects, places: &Places, given: &ByLabel) -> Read {
-    let choice = Choice { names: given.to.iter().cloned().collect(), ..Choice::default() };
+    let choice = Choice {
+        names: given.to.iter().cloned().collect(),
+        ..Choice::default()
+    };
     let reached = choice.reaches(places);
     let mut read = Read::default();
     for (id, marked) in objects {
         let is_target = reached.contains(&id.namespace) || choice::fits(&given.to, &id.namespace);
-        let is_elsewhere = given.from.as_ref().is_some_and(|from| *from != id.namespace);
+        let is_elsewhere = given
+            .from
+            .as_ref()
+            .is_some_and(|from| *from != id.namespace);
         if is_target || is_elsewhere || !given.means(&id.resource) || !given.has(marked) {
             continue;
         }
@@ -99,7 +142,9 @@ pub fn read(objects: &Objects, places: &Places, given: &ByLabel) -> Read {
 /// What has the label on the hub and is not copied in the cluster that is read.
 pub fn beside(on_hub: &Objects, given: &ByLabel, read: &Read) -> BTreeSet<Id> {
     let copied: BTreeSet<&Id> = read.wishes.iter().map(|wish| &wish.source).collect();
-    let beside = on_hub.iter().filter(|(id, marked)| given.takes(id, marked) && !copied.contains(id));
+    let beside = on_hub
+        .iter()
+        .filter(|(id, marked)| given.takes(id, marked) && !copied.contains(id));
     beside.map(|(id, _)| id.clone()).collect()
 }
 
@@ -112,23 +157,38 @@ pub fn sure(
     beside: &BTreeSet<Id>,
     is_equal: impl Fn(&CopyRequest) -> bool,
 ) -> BTreeSet<Id> {
-    let equal = read.wishes.iter().filter(|wish| is_equal(wish)).map(|wish| &wish.source);
-    let shown: BTreeSet<(String, String)> = equal.map(|id| (id.namespace.clone(), id.resource.clone())).collect();
-    leave_out(read, |Id { resource, namespace, .. }| {
-        if given.from.is_none() && !shown.iter().any(|(shown, _)| shown == namespace) {
-            Some(format!(
-                "has the label, and of nothing in {namespace} that has it stands an equal copy in the namespaces of --to: if the \
+    let equal = read
+        .wishes
+        .iter()
+        .filter(|wish| is_equal(wish))
+        .map(|wish| &wish.source);
+    let shown: BTreeSet<(String, String)> = equal
+        .map(|id| (id.namespace.clone(), id.resource.clone()))
+        .collect();
+    leave_out(
+        read,
+        |Id {
+             resource,
+             namespace,
+             ..
+         }| {
+            if given.from.is_none() && !shown.iter().any(|(shown, _)| shown == namespace) {
+                Some(format!(
+                    "has the label, and of nothing in {namespace} that has it stands an equal copy in the namespaces of --to: if the \
              copier copies from there, say so with --namespace {namespace}"
-            ))
-        } else if given.resources.is_empty() && !shown.contains(&(namespace.clone(), resource.clone())) {
-            Some(format!(
-                "has the label, and of no {resource} in {namespace} that have it stands an equal copy in the namespaces of --to: \
+                ))
+            } else if given.resources.is_empty()
+                && !shown.contains(&(namespace.clone(), resource.clone()))
+            {
+                Some(format!(
+                    "has the label, and of no {resource} in {namespace} that have it stands an equal copy in the namespaces of --to: \
              if the copier copies them, say so with --resources"
-            ))
-        } else {
-            None
-        }
-    });
+                ))
+            } else {
+                None
+            }
+        },
+    );
     let mut contested: BTreeMap<(String, String), BTreeSet<Id>> = BTreeMap::new();
     for CopyRequest { source, .. } in &read.wishes {
         let copy = (source.resource.clone(), source.name.clone());
@@ -136,7 +196,10 @@ pub fn sure(
     }
     contested.retain(|_, sources| sources.len() > 1);
     leave_out(read, |id| {
-        let others = contested.get(&(id.resource.clone(), id.name.clone()))?.iter().filter(|other| *other != id);
+        let others = contested
+            .get(&(id.resource.clone(), id.name.clone()))?
+            .iter()
+            .filter(|other| *other != id);
         let others: Vec<String> = others.map(Id::to_string).collect();
         Some(format!(
             "has the label as {} has, and both would have the same copies: where one of them is a copy itself, name its \
@@ -148,11 +211,15 @@ pub fn sure(
     excluded.extend(beside.iter().cloned());
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for id in &excluded {
-        *counts.entry((id.namespace.as_str(), id.resource.as_str())).or_default() += 1;
+        *counts
+            .entry((id.namespace.as_str(), id.resource.as_str()))
+            .or_default() += 1;
     }
     counts.retain(|_, count| *count > limits::NAMES);
     leave_out(read, |id| {
-        let is_crowded = counts.keys().any(|(namespace, _)| *namespace == id.namespace);
+        let is_crowded = counts
+            .keys()
+            .any(|(namespace, _)| *namespace == id.namespace);
         is_crowded.then(|| {
             let most = limits::NAMES;
             format!(
@@ -162,12 +229,15 @@ pub fn sure(
         })
     });
     let notes = beside.iter().filter(|id| {
-        let copied = read.wishes.iter().map(|wish| &wish.source).filter(|source| source.namespace == id.namespace);
+        let copied = read
+            .wishes
+            .iter()
+            .map(|wish| &wish.source)
+            .filter(|source| source.namespace == id.namespace);
         let copied: BTreeSet<&str> = copied.map(|source| source.resource.as_str()).collect();
         !copied.is_empty() && given.named(copied).contains(id.resource.as_str())
     });
-    let words =
-        "has the label on the hub, and is not copied in the cluster that is read: the rule leaves it out by name";
+    let words = "has the label on the hub, and is not copied in the cluster that is read: the rule leaves it out by name";
     let notes: Vec<_> = notes.map(|id| (id.clone(), words.to_owned())).collect();
     read.notes.extend(notes);
     excluded
@@ -183,11 +253,21 @@ fn leave_out(read: &mut Read, why: impl Fn(&Id) -> Option<String>) {
 }
 
 /// The `sources` of the rule for one namespace, of which these kinds are copied, without what is left out by name.
-pub fn entries(given: &ByLabel, namespace: &str, copied: BTreeSet<&str>, excluded: &BTreeSet<Id>) -> Value {
+pub fn entries(
+    given: &ByLabel,
+    namespace: &str,
+    copied: BTreeSet<&str>,
+    excluded: &BTreeSet<Id>,
+) -> Value {
     let mut by_names: BTreeMap<BTreeSet<&str>, BTreeSet<&str>> = BTreeMap::new();
     for resource in given.named(copied) {
-        let names = excluded.iter().filter(|id| id.namespace == namespace && id.resource == resource);
-        by_names.entry(names.map(|id| id.name.as_str()).collect()).or_default().insert(resource);
+        let names = excluded
+            .iter()
+            .filter(|id| id.namespace == namespace && id.resource == resource);
+        by_names
+            .entry(names.map(|id| id.name.as_str()).collect())
+            .or_default()
+            .insert(resource);
     }
     let entry = |(names, resources): (BTreeSet<&str>, BTreeSet<&str>)| {
         if names.is_empty() {

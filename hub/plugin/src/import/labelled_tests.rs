@@ -10,18 +10,32 @@ fn given() -> ByLabel {
 }
 
 fn both_kinds() -> ByLabel {
-    ByLabel { resources: vec!["configmaps".to_owned(), "secrets".to_owned()], ..given() }
+    ByLabel {
+        resources: vec!["configmaps".to_owned(), "secrets".to_owned()],
+        ..given()
+    }
 }
 
 fn labelled(names: &[&str]) -> Objects {
-    let marked = Marked { labels: BTreeMap::from([("rule".to_owned(), "test".to_owned())]), ..Marked::default() };
-    names.iter().map(|name| (id(name), marked.clone())).collect()
+    let marked = Marked {
+        labels: BTreeMap::from([("rule".to_owned(), "test".to_owned())]),
+        ..Marked::default()
+    };
+    names
+        .iter()
+        .map(|name| (id(name), marked.clone()))
+        .collect()
 }
 
 fn import_beside(all: &Objects, bodies: &Bodies, given: ByLabel, beside: &[&str]) -> Import {
     let read = read(all, &places(), &given);
     let beside = beside.iter().map(|name| id(name)).collect();
-    let aim = Aim { is_hub: false, label: Some(given), beside, ..aim() };
+    let aim = Aim {
+        is_hub: false,
+        label: Some(given),
+        beside,
+        ..aim()
+    };
     made(read, all, &places(), bodies, &aim)
 }
 
@@ -35,55 +49,119 @@ fn selected(resources: &[&str]) -> Value {
 
 /// Of which namespaces rules were made.
 fn homes(import: &Import) -> Vec<&str> {
-    import.rules.iter().filter_map(|made| made.rule["metadata"]["namespace"].as_str()).collect()
+    import
+        .rules
+        .iter()
+        .filter_map(|made| made.rule["metadata"]["namespace"].as_str())
+        .collect()
 }
 
 fn left(import: &Import) -> Vec<String> {
-    import.left.iter().map(|(id, why)| format!("{id} {why}")).collect()
+    import
+        .left
+        .iter()
+        .map(|(id, why)| format!("{id} {why}"))
+        .collect()
 }
 
 #[test]
 fn labelled_choice_stays_a_choice_by_label() {
-    let all = labelled(&["secrets/platform/login", "configmaps/platform/settings", "secrets/team-a/login"]);
+    let all = labelled(&[
+        "secrets/platform/login",
+        "configmaps/platform/settings",
+        "secrets/team-a/login",
+    ]);
     let found = import(&all, both_kinds());
     let spec = only(&found);
-    assert_eq!(spec["sources"], json!([selected(&["configmaps", "secrets"])]));
+    assert_eq!(
+        spec["sources"],
+        json!([selected(&["configmaps", "secrets"])])
+    );
     assert_eq!(spec["namespaces"]["names"], json!(TO));
-    assert_eq!(found.rules[0].copies[&id("secrets/team-a/login")], CopyComparison::Equal);
-    let any = ByLabel { key: "rule".to_owned(), value: None, ..both_kinds() };
+    assert_eq!(
+        found.rules[0].copies[&id("secrets/team-a/login")],
+        CopyComparison::Equal
+    );
+    let any = ByLabel {
+        key: "rule".to_owned(),
+        value: None,
+        ..both_kinds()
+    };
     let expected = json!({"matchExpressions": [{"key": "rule", "operator": "Exists"}]});
     assert_eq!(only(&import(&all, any))["sources"][0]["selector"], expected);
 }
 
 #[test]
 fn kind_neither_named_nor_labelled_is_not_copied() {
-    let all = labelled(&["secrets/platform/login", "configmaps/platform/settings", "secrets/team-a/login"]);
+    let all = labelled(&[
+        "secrets/platform/login",
+        "configmaps/platform/settings",
+        "secrets/team-a/login",
+    ]);
     let shown = import(&all, given());
     assert_eq!(only(&shown)["sources"], json!([selected(&["secrets"])]));
-    let why =
-        "configmaps/platform/settings has the label, and of no configmaps in platform that have it stands an equal";
-    assert!(left(&shown).len() == 1 && left(&shown)[0].starts_with(why), "{:?}", left(&shown));
+    let why = "configmaps/platform/settings has the label, and of no configmaps in platform that have it stands an equal";
+    assert!(
+        left(&shown).len() == 1 && left(&shown)[0].starts_with(why),
+        "{:?}",
+        left(&shown)
+    );
     // What is said counts: of kinds of which nothing stands there, too, and not of others.
-    let of = |resource: &str| import(&all, ByLabel { resources: vec![resource.to_owned()], ..given() });
-    assert_eq!(only(&of("secrets"))["sources"], json!([selected(&["secrets"])]));
+    let of = |resource: &str| {
+        import(
+            &all,
+            ByLabel {
+                resources: vec![resource.to_owned()],
+                ..given()
+            },
+        )
+    };
+    assert_eq!(
+        only(&of("secrets"))["sources"],
+        json!([selected(&["secrets"])])
+    );
     assert!(of("secrets").left.is_empty());
-    assert!(of("configmaps").rules.is_empty(), "nothing in platform is shown to be copied");
-    let both = ByLabel { from: Some("platform".to_owned()), ..both_kinds() };
+    assert!(
+        of("configmaps").rules.is_empty(),
+        "nothing in platform is shown to be copied"
+    );
+    let both = ByLabel {
+        from: Some("platform".to_owned()),
+        ..both_kinds()
+    };
     let secrets = labelled(&["secrets/platform/login"]);
-    assert_eq!(only(&import(&secrets, both))["sources"], json!([selected(&["configmaps", "secrets"])]));
+    assert_eq!(
+        only(&import(&secrets, both))["sources"],
+        json!([selected(&["configmaps", "secrets"])])
+    );
 }
 
 #[test]
 fn namespace_neither_named_nor_labelled_is_no_source() {
-    let all =
-        labelled(&["secrets/platform/login", "secrets/team-10/other", "secrets/team-a/login", "secrets/team-a/other"]);
+    let all = labelled(&[
+        "secrets/platform/login",
+        "secrets/team-10/other",
+        "secrets/team-a/login",
+        "secrets/team-a/other",
+    ]);
     let mut bodies = same(&all);
-    bodies.insert(id("secrets/team-a/other"), json!({"data": {"k": "b3RoZXI="}}));
+    bodies.insert(
+        id("secrets/team-a/other"),
+        json!({"data": {"k": "b3RoZXI="}}),
+    );
     let shown = import_beside(&all, &bodies, given(), &[]);
     assert_eq!(homes(&shown), ["platform"]);
     let why = "secrets/team-10/other has the label, and of nothing in team-10 that has it stands an equal copy";
-    assert!(left(&shown).len() == 1 && left(&shown)[0].starts_with(why), "{:?}", left(&shown));
-    let read = ByLabel { from: Some("team-10".to_owned()), resources: vec!["secrets".to_owned()], ..given() };
+    assert!(
+        left(&shown).len() == 1 && left(&shown)[0].starts_with(why),
+        "{:?}",
+        left(&shown)
+    );
+    let read = ByLabel {
+        from: Some("team-10".to_owned()),
+        resources: vec!["secrets".to_owned()],
+        ..given()
+    };
     let read = import_beside(&all, &bodies, read, &[]);
     assert_eq!((homes(&read), read.left.len()), (vec!["team-10"], 0));
 }
@@ -91,20 +169,45 @@ fn namespace_neither_named_nor_labelled_is_no_source() {
 #[test]
 fn two_sources_of_one_copy_are_left_out_by_name() {
     // Somebody forgot that the operator copies to team-10 as well.
-    let names = ["secrets/platform/login", "secrets/platform/ca", "secrets/team-10/login", "secrets/team-10/ca"];
-    let all = labelled(&[names.as_slice(), &["secrets/team-a/login", "secrets/team-a/ca"]].concat());
+    let names = [
+        "secrets/platform/login",
+        "secrets/platform/ca",
+        "secrets/team-10/login",
+        "secrets/team-10/ca",
+    ];
+    let all = labelled(
+        &[
+            names.as_slice(),
+            &["secrets/team-a/login", "secrets/team-a/ca"],
+        ]
+        .concat(),
+    );
     let none = import(&all, given());
     assert!(none.rules.is_empty(), "{none:?}");
     let why = "secrets/team-10/login has the label as secrets/platform/login has";
-    assert!(none.left.len() == 4 && left(&none).iter().any(|one| one.starts_with(why)), "{:?}", left(&none));
+    assert!(
+        none.left.len() == 4 && left(&none).iter().any(|one| one.starts_with(why)),
+        "{:?}",
+        left(&none)
+    );
     let to = [TO.as_slice(), &["team-10"]].concat();
-    let right = ByLabel { to: to.into_iter().map(str::to_owned).collect(), ..given() };
+    let right = ByLabel {
+        to: to.into_iter().map(str::to_owned).collect(),
+        ..given()
+    };
     assert_eq!(homes(&import(&all, right)), ["platform"]);
     // What only one of them has is copied.
-    let all =
-        labelled(&["secrets/platform/login", "secrets/platform/ca", "secrets/team-10/login", "secrets/team-a/ca"]);
+    let all = labelled(&[
+        "secrets/platform/login",
+        "secrets/platform/ca",
+        "secrets/team-10/login",
+        "secrets/team-a/ca",
+    ]);
     let part = import(&all, given());
-    assert_eq!((homes(&part), &only(&part)["sources"]), (vec!["platform"], &json!([selected(&["secrets"])])));
+    assert_eq!(
+        (homes(&part), &only(&part)["sources"]),
+        (vec!["platform"], &json!([selected(&["secrets"])]))
+    );
     let more = labelled(&["secrets/team-b/login"]);
     let part = import(&all.into_iter().chain(more).collect(), given());
     let mut entry = selected(&["secrets"]);
@@ -117,7 +220,10 @@ fn copies_of_runnel_say_nothing_of_the_other_tool() {
     let all = |is_ours: bool| {
         let mut all = labelled(&["secrets/platform/login", "secrets/team-a/login"]);
         if is_ours {
-            all.get_mut(&id("secrets/team-a/login")).unwrap().labels.insert(HUB_LABEL.to_owned(), "h".to_owned());
+            all.get_mut(&id("secrets/team-a/login"))
+                .unwrap()
+                .labels
+                .insert(HUB_LABEL.to_owned(), "h".to_owned());
         }
         all
     };
@@ -127,8 +233,16 @@ fn copies_of_runnel_say_nothing_of_the_other_tool() {
 
 #[test]
 fn hub_only_annotations_are_left_out_by_name() {
-    let all = labelled(&["secrets/platform/login", "configmaps/platform/settings", "secrets/team-a/login"]);
-    let mut on_hub = labelled(&["secrets/platform/login", "secrets/platform/hub-only", "configmaps/platform/settings"]);
+    let all = labelled(&[
+        "secrets/platform/login",
+        "configmaps/platform/settings",
+        "secrets/team-a/login",
+    ]);
+    let mut on_hub = labelled(&[
+        "secrets/platform/login",
+        "secrets/platform/hub-only",
+        "configmaps/platform/settings",
+    ]);
     let mut copy = on_hub[&id("secrets/platform/login")].clone();
     copy.labels.insert(HUB_LABEL.to_owned(), "h".to_owned());
     on_hub.insert(id("secrets/platform/copied"), copy);
@@ -136,34 +250,70 @@ fn hub_only_annotations_are_left_out_by_name() {
     let found = read(&all, &places(), &both_kinds());
     let more = beside(&on_hub, &both_kinds(), &found);
     assert_eq!(more, BTreeSet::from([id("secrets/platform/hub-only")]));
-    let import = import_beside(&all, &same(&all), both_kinds(), &["secrets/platform/hub-only", "secrets/elsewhere/x"]);
+    let import = import_beside(
+        &all,
+        &same(&all),
+        both_kinds(),
+        &["secrets/platform/hub-only", "secrets/elsewhere/x"],
+    );
     let mut secrets = selected(&["secrets"]);
     secrets["exclude"] = json!(["hub-only"]);
-    assert_eq!(only(&import)["sources"], json!([selected(&["configmaps"]), secrets]));
+    assert_eq!(
+        only(&import)["sources"],
+        json!([selected(&["configmaps"]), secrets])
+    );
     assert!(
-        left(&import).len() == 1 && left(&import)[0].starts_with("secrets/platform/hub-only has the label on the hub")
+        left(&import).len() == 1
+            && left(&import)[0].starts_with("secrets/platform/hub-only has the label on the hub")
     );
     // A rule leaves out only so many.
-    let many: Vec<String> = (0..=limits::NAMES).map(|number| format!("secrets/platform/x{number}")).collect();
+    let many: Vec<String> = (0..=limits::NAMES)
+        .map(|number| format!("secrets/platform/x{number}"))
+        .collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let import = import_beside(&all, &same(&all), both_kinds(), &many);
-    assert!(import.rules.is_empty() && left(&import).iter().all(|one| one.contains("more than 256 objects")));
+    assert!(
+        import.rules.is_empty()
+            && left(&import)
+                .iter()
+                .all(|one| one.contains("more than 256 objects"))
+    );
 }
 
 #[test]
 fn however_many_have_the_label_one_rule_chooses_them() {
-    let names: Vec<String> = (0..300).map(|number| format!("secrets/platform/s-{number:03}")).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).chain(["secrets/team-a/s-000"]).collect();
+    let names: Vec<String> = (0..300)
+        .map(|number| format!("secrets/platform/s-{number:03}"))
+        .collect();
+    let names: Vec<&str> = names
+        .iter()
+        .map(String::as_str)
+        .chain(["secrets/team-a/s-000"])
+        .collect();
     let all = labelled(&names);
-    assert_eq!(import(&all, given()).rules.iter().map(|made| made.sources.len()).collect::<Vec<_>>(), [300]);
+    assert_eq!(
+        import(&all, given())
+            .rules
+            .iter()
+            .map(|made| made.sources.len())
+            .collect::<Vec<_>>(),
+        [300]
+    );
 }
 
 #[test]
 fn a_copy_of_runnels_is_no_source() {
     let mut all = labelled(&["secrets/platform/login", "secrets/team-a/login"]);
-    all.get_mut(&id("secrets/platform/login")).unwrap().labels.insert(HUB_LABEL.to_owned(), "h".to_owned());
+    all.get_mut(&id("secrets/platform/login"))
+        .unwrap()
+        .labels
+        .insert(HUB_LABEL.to_owned(), "h".to_owned());
     let import = import(&all, given());
-    assert!(import.rules.is_empty() && left(&import)[0].contains("a copy of Runnel's"), "{:?}", left(&import));
+    assert!(
+        import.rules.is_empty() && left(&import)[0].contains("a copy of Runnel's"),
+        "{:?}",
+        left(&import)
+    );
 }
 
 #[test]
@@ -173,7 +323,10 @@ fn a_label_and_namespaces_are_read_as_people_write_them() {
         ByLabel::new(label, &to).map(|given| (given.key, given.value))
     };
     let to: &[&str] = &["team-*", "x"];
-    assert_eq!(read("a.b/c=d", to), Ok(("a.b/c".to_owned(), Some("d".to_owned()))));
+    assert_eq!(
+        read("a.b/c=d", to),
+        Ok(("a.b/c".to_owned(), Some("d".to_owned())))
+    );
     assert_eq!(read("a==b", to), Ok(("a".to_owned(), Some("b".to_owned()))));
     assert_eq!(read("a=", to), Ok(("a".to_owned(), Some(String::new()))));
     assert_eq!(read("a", to), Ok(("a".to_owned(), None)));
@@ -181,6 +334,9 @@ fn a_label_and_namespaces_are_read_as_people_write_them() {
         assert!(read(wrong, to).is_err(), "{wrong}");
     }
     for wrong in ["", "team-[ab]", "Team", "a b"] {
-        assert!(read("a=b", &[wrong]).unwrap_err().contains("--to"), "{wrong}");
+        assert!(
+            read("a=b", &[wrong]).unwrap_err().contains("--to"),
+            "{wrong}"
+        );
     }
 }

@@ -36,17 +36,28 @@ pub struct ReportContext {
 pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
     let mut out = String::new();
     if import.rules.is_empty() {
-        comment(&mut out, "No rule was made by kubectl runnel import: nothing was found that one can do.");
+        comment(
+            &mut out,
+            "No rule was made by kubectl runnel import: nothing was found that one can do.",
+        );
     } else {
         head(&mut out, import);
         order(&mut out, import, around);
     }
-    list(&mut out, "Not carried over:", import.left.iter().map(|(of, why)| format!("{of}: {why}")));
+    list(
+        &mut out,
+        "Not carried over:",
+        import.left.iter().map(|(of, why)| format!("{of}: {why}")),
+    );
     let orphaned_intents = import
         .orphaned_intents
         .iter()
         .map(|id| format!("{id}: has a copier's marks, and no rule wants it; it stays as it is"));
-    list(&mut out, "Copies that no rule takes over:", orphaned_intents);
+    list(
+        &mut out,
+        "Copies that no rule takes over:",
+        orphaned_intents,
+    );
     for made in &import.rules {
         out.push_str("---\n");
         about(&mut out, made);
@@ -59,7 +70,9 @@ fn count(number: usize, one: &str, more: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { more })
 }
 
-fn standings<'a>(rules: impl IntoIterator<Item = &'a ImportedRule>) -> BTreeMap<CopyComparison, usize> {
+fn standings<'a>(
+    rules: impl IntoIterator<Item = &'a ImportedRule>,
+) -> BTreeMap<CopyComparison, usize> {
     let mut counts = BTreeMap::new();
     for standing in rules.into_iter().flat_map(|made| made.copies.values()) {
         *counts.entry(*standing).or_insert(0) += 1;
@@ -81,7 +94,11 @@ fn head(out: &mut String, import: &Import) {
             if copiers.len() == 1 { "does" } else { "do" }
         ),
     );
-    let (equal, differs, absent) = (of(CopyComparison::Equal), of(CopyComparison::Differs), of(CopyComparison::Absent));
+    let (equal, differs, absent) = (
+        of(CopyComparison::Equal),
+        of(CopyComparison::Differs),
+        of(CopyComparison::Absent),
+    );
     comment(
         out,
         &format!(
@@ -94,7 +111,11 @@ fn head(out: &mut String, import: &Import) {
             } else {
                 String::new()
             },
-            if absent > 0 { format!(", {absent} are to be created") } else { String::new() },
+            if absent > 0 {
+                format!(", {absent} are to be created")
+            } else {
+                String::new()
+            },
         ),
     );
 }
@@ -102,23 +123,39 @@ fn head(out: &mut String, import: &Import) {
 fn order(out: &mut String, import: &Import, around: &ReportContext) {
     let ReportContext { read, hub, .. } = around;
     comment(out, "");
-    comment(out, "The safe order, in which no copy is deleted or made anew:");
+    comment(
+        out,
+        "The safe order, in which no copy is deleted or made anew:",
+    );
     let used: BTreeSet<Copier> = import.rules.iter().map(|made| made.copier).collect();
     let none = Vec::new();
-    step(out, 1, "Stop the old copier, so that two do not write the same objects:");
+    step(
+        out,
+        1,
+        "Stop the old copier, so that two do not write the same objects:",
+    );
     for copier in &used {
         let found = around.copiers.get(copier).unwrap_or(&none);
         for (namespace, name, _) in found {
-            line(out, &format!("{read} -n {namespace} scale deployment/{name} --replicas=0"));
+            line(
+                out,
+                &format!("{read} -n {namespace} scale deployment/{name} --replicas=0"),
+            );
         }
         if found.is_empty() {
-            let text =
-                format!("(no Deployment of {} was found in this cluster: scale what runs it to 0)", copier.name());
+            let text = format!(
+                "(no Deployment of {} was found in this cluster: scale what runs it to 0)",
+                copier.name()
+            );
             line(out, &text);
         }
     }
     if around.is_hub {
-        step(out, 2, "Save this text as rules.yaml, apply it on the hub, and wait until the rules are Ready:");
+        step(
+            out,
+            2,
+            "Save this text as rules.yaml, apply it on the hub, and wait until the rules are Ready:",
+        );
     } else {
         step(
             out,
@@ -133,13 +170,24 @@ fn order(out: &mut String, import: &Import, around: &ReportContext) {
     step(out, 3, "Take the old marks off:");
     let mut by_place: BTreeMap<(&str, &str, Vec<&String>), Vec<&str>> = BTreeMap::new();
     for (id, marks) in &import.marks {
-        let key = (id.namespace.as_str(), id.resource.as_str(), marks.iter().collect());
+        let key = (
+            id.namespace.as_str(),
+            id.resource.as_str(),
+            marks.iter().collect(),
+        );
         by_place.entry(key).or_default().push(&id.name);
     }
     for ((namespace, resource, marks), names) in &by_place {
         let marks: Vec<String> = marks.iter().map(|mark| format!("{mark}-")).collect();
         for names in names.chunks(IN_A_COMMAND) {
-            line(out, &format!("{read} -n {namespace} annotate {resource} {} {}", names.join(" "), marks.join(" ")));
+            line(
+                out,
+                &format!(
+                    "{read} -n {namespace} annotate {resource} {} {}",
+                    names.join(" "),
+                    marks.join(" ")
+                ),
+            );
         }
     }
     if by_place.is_empty() {
@@ -175,12 +223,18 @@ fn missing(out: &mut String, around: &ReportContext) {
         out,
         "These are not on the hub, or hold something else there. A rule without its source does nothing; with another",
     );
-    line(out, "source it would leave the copies alone (Conflict). Bring them there first, without their annotations:");
+    line(
+        out,
+        "source it would leave the copies alone (Conflict). Bring them there first, without their annotations:",
+    );
     for id in around.not_on_hub.iter().take(LISTED) {
         line(out, &format!("  {id}"));
     }
     if around.not_on_hub.len() > LISTED {
-        line(out, &format!("  ... and {} more", around.not_on_hub.len() - LISTED));
+        line(
+            out,
+            &format!("  ... and {} more", around.not_on_hub.len() - LISTED),
+        );
     }
 }
 
@@ -202,7 +256,10 @@ fn about(out: &mut String, made: &ImportedRule) {
     for note in &made.notes {
         item(out, note);
     }
-    let different = made.copies.iter().filter(|(_, standing)| **standing == CopyComparison::Differs);
+    let different = made
+        .copies
+        .iter()
+        .filter(|(_, standing)| **standing == CopyComparison::Differs);
     let different: Vec<String> = different.map(|(id, _)| id.to_string()).collect();
     for id in different.iter().take(LISTED) {
         item(out, &format!("{id} holds something else than its source"));
@@ -248,9 +305,18 @@ mod tests {
     #[test]
     fn no_word_of_a_stranger_ends_a_comment_or_speaks_to_a_terminal() {
         let mut out = String::new();
-        line(&mut out, "helm uninstall r\n---\r\nkind: ClusterRoleBinding\u{85}a\u{2028}b\u{1b}[2J");
+        line(
+            &mut out,
+            "helm uninstall r\n---\r\nkind: ClusterRoleBinding\u{85}a\u{2028}b\u{1b}[2J",
+        );
         wrapped(&mut out, ("# ", "# "), "x\u{1b}]0;y\n---", WIDTH);
-        assert!(out.lines().all(|line| line.starts_with('#')) && out.lines().count() == 2, "{out}");
-        assert!(!out.contains(['\r', '\u{85}', '\u{2028}', '\u{1b}']), "{out:?}");
+        assert!(
+            out.lines().all(|line| line.starts_with('#')) && out.lines().count() == 2,
+            "{out}"
+        );
+        assert!(
+            !out.contains(['\r', '\u{85}', '\u{2028}', '\u{1b}']),
+            "{out:?}"
+        );
     }
 }

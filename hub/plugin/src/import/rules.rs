@@ -68,7 +68,11 @@ pub struct Import {
 pub fn copies<'a>(wish: &'a CopyRequest, places: &Places) -> impl Iterator<Item = Id> + 'a {
     let own = wish.source.clone();
     let reached = wish.choice.reaches(places).into_iter();
-    let copy = |namespace| Id { resource: wish.source.resource.clone(), namespace, name: wish.copy_name.clone() };
+    let copy = |namespace| Id {
+        resource: wish.source.resource.clone(),
+        namespace,
+        name: wish.copy_name.clone(),
+    };
     reached.map(copy).filter(move |copy| *copy != own)
 }
 
@@ -87,17 +91,38 @@ struct Kind {
 
 /// Makes the rules. What cannot be a source by its content is left out, with a note; so is what a rule by label would copy and
 /// the copier may not.
-pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies, aim: &Aim) -> Import {
+pub fn made(
+    mut read: Read,
+    objects: &Objects,
+    places: &Places,
+    bodies: &Bodies,
+    aim: &Aim,
+) -> Import {
     let is_equal = |wish: &CopyRequest| {
-        let equals = |copy: &Id| standing(bodies.get(&wish.source), bodies.get(copy)) == CopyComparison::Equal;
+        let equals = |copy: &Id| {
+            standing(bodies.get(&wish.source), bodies.get(copy)) == CopyComparison::Equal
+        };
         // What Runnel copied shows nothing of what the copier does.
-        let is_ours = |copy: &Id| objects.get(copy).is_some_and(|marked| marked.labels.contains_key(HUB_LABEL));
+        let is_ours = |copy: &Id| {
+            objects
+                .get(copy)
+                .is_some_and(|marked| marked.labels.contains_key(HUB_LABEL))
+        };
         copies(wish, places).any(|copy| equals(&copy) && !is_ours(&copy))
     };
-    let excluded = aim.label.as_ref().map(|given| labelled::sure(&mut read, given, &aim.beside, is_equal));
-    let aim = &Aim { beside: excluded.unwrap_or_default(), ..aim.clone() };
+    let excluded = aim
+        .label
+        .as_ref()
+        .map(|given| labelled::sure(&mut read, given, &aim.beside, is_equal));
+    let aim = &Aim {
+        beside: excluded.unwrap_or_default(),
+        ..aim.clone()
+    };
     let mut groups: BTreeMap<Kind, Vec<CopyRequest>> = BTreeMap::new();
-    let mut import = Import { left: read.notes, ..Import::default() };
+    let mut import = Import {
+        left: read.notes,
+        ..Import::default()
+    };
     for wish in read.wishes {
         if let Some(why) = refused(&wish.source, bodies) {
             import.left.push((wish.source, why));
@@ -105,8 +130,14 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
         }
         if wish.choice.is_empty() {
             let notes = wish.choice.notes.into_iter().collect::<Vec<_>>().join("; ");
-            let why = if notes.is_empty() { "no namespace is wanted and allowed".to_owned() } else { notes };
-            import.left.push((wish.source, format!("{why}: no rule is made for it")));
+            let why = if notes.is_empty() {
+                "no namespace is wanted and allowed".to_owned()
+            } else {
+                notes
+            };
+            import
+                .left
+                .push((wish.source, format!("{why}: no rule is made for it")));
             continue;
         }
         groups.entry(kind(&wish)).or_default().push(wish);
@@ -114,17 +145,35 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
     let mut taken: BTreeSet<(String, String)> = BTreeSet::new();
     for (kind, wishes) in &groups {
         for (wishes, places_named) in chunks(kind, wishes) {
-            import.rules.push(one(kind, wishes, &places_named, places, bodies, aim, &mut taken));
+            import.rules.push(one(
+                kind,
+                wishes,
+                &places_named,
+                places,
+                bodies,
+                aim,
+                &mut taken,
+            ));
         }
     }
-    let covered: BTreeSet<&Id> = import.rules.iter().flat_map(|made| made.copies.keys()).collect();
-    let is_orphan =
-        |(id, marked): &(&Id, &super::annotations::Marked)| marked.copy_of().is_some() && !covered.contains(id);
-    let orphaned_intents: BTreeSet<Id> = objects.iter().filter(is_orphan).map(|(id, _)| id.clone()).collect();
+    let covered: BTreeSet<&Id> = import
+        .rules
+        .iter()
+        .flat_map(|made| made.copies.keys())
+        .collect();
+    let is_orphan = |(id, marked): &(&Id, &super::annotations::Marked)| {
+        marked.copy_of().is_some() && !covered.contains(id)
+    };
+    let orphaned_intents: BTreeSet<Id> = objects
+        .iter()
+        .filter(is_orphan)
+        .map(|(id, _)| id.clone())
+        .collect();
     import.orphaned_intents = orphaned_intents;
     for (id, marked) in objects {
         let marks: BTreeSet<String> = marked.marks().map(str::to_owned).collect();
-        let concerned = covered.contains(id) || import.rules.iter().any(|made| made.sources.contains(id));
+        let concerned =
+            covered.contains(id) || import.rules.iter().any(|made| made.sources.contains(id));
         if concerned && !marks.is_empty() {
             import.marks.insert(id.clone(), marks);
         }
@@ -149,12 +198,21 @@ fn kind(wish: &CopyRequest) -> Kind {
 /// As many rules as it takes to stay within the limits of one. Sources that are chosen by a label are not counted.
 fn chunks<'a>(kind: &'a Kind, wishes: &'a [CopyRequest]) -> Vec<(&'a [CopyRequest], Vec<String>)> {
     let names: Vec<String> = kind.names.iter().cloned().collect();
-    let mut of_names: Vec<Vec<String>> = names.chunks(limits::NAMESPACES).map(<[String]>::to_vec).collect();
+    let mut of_names: Vec<Vec<String>> = names
+        .chunks(limits::NAMESPACES)
+        .map(<[String]>::to_vec)
+        .collect();
     if of_names.is_empty() {
         of_names.push(Vec::new());
     }
-    let of_sources = wishes.chunks(if kind.copier == Copier::Label { wishes.len().max(1) } else { limits::NAMES });
-    of_sources.flat_map(|wishes| of_names.iter().map(move |names| (wishes, names.clone()))).collect()
+    let of_sources = wishes.chunks(if kind.copier == Copier::Label {
+        wishes.len().max(1)
+    } else {
+        limits::NAMES
+    });
+    of_sources
+        .flat_map(|wishes| of_names.iter().map(move |names| (wishes, names.clone())))
+        .collect()
 }
 
 fn one(
@@ -175,7 +233,10 @@ fn one(
     let mut notes = BTreeSet::new();
     for wish in wishes {
         notes.extend(wish.choice.notes.iter().cloned());
-        let wish = CopyRequest { choice: part.clone(), ..wish.clone() };
+        let wish = CopyRequest {
+            choice: part.clone(),
+            ..wish.clone()
+        };
         for copy in copies(&wish, places) {
             if is_own_place(kind, &copy, aim) {
                 continue;
@@ -210,7 +271,14 @@ fn free_name(kind: &Kind, taken: &mut BTreeSet<(String, String)>) -> String {
     name
 }
 
-fn rule(kind: &Kind, wishes: &[CopyRequest], choice: &Choice, places: &Places, aim: &Aim, name: &str) -> Value {
+fn rule(
+    kind: &Kind,
+    wishes: &[CopyRequest],
+    choice: &Choice,
+    places: &Places,
+    aim: &Aim,
+    name: &str,
+) -> Value {
     let mut spec = json!({
         "sources": sources(kind, wishes, aim),
         "clusters": if aim.clusters.is_empty() { json!({"all": true}) } else { json!({"names": aim.clusters}) },
@@ -246,14 +314,22 @@ fn rule(kind: &Kind, wishes: &[CopyRequest], choice: &Choice, places: &Places, a
 
 fn sources(kind: &Kind, wishes: &[CopyRequest], aim: &Aim) -> Value {
     if let (Copier::Label, Some(given)) = (kind.copier, &aim.label) {
-        let copied = wishes.iter().map(|wish| wish.source.resource.as_str()).collect();
+        let copied = wishes
+            .iter()
+            .map(|wish| wish.source.resource.as_str())
+            .collect();
         return labelled::entries(given, &kind.namespace, copied, &aim.beside);
     }
     let mut by_resource: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for wish in wishes {
-        by_resource.entry(&wish.source.resource).or_default().insert(&wish.source.name);
+        by_resource
+            .entry(&wish.source.resource)
+            .or_default()
+            .insert(&wish.source.name);
     }
-    let entries = by_resource.into_iter().map(|(resource, names)| json!({"resources": [resource], "names": names}));
+    let entries = by_resource
+        .into_iter()
+        .map(|(resource, names)| json!({"resources": [resource], "names": names}));
     Value::Array(entries.collect())
 }
 
@@ -264,20 +340,36 @@ fn refused(source: &Id, bodies: &Bodies) -> Option<String> {
         return Some("every cluster makes its own of this name, Runnel never copies it".to_owned());
     }
     let of_type = bodies.get(source)?.get("type").and_then(Value::as_str);
-    let words = |of_type: &str| format!("is of type {of_type}, a credential of its cluster that Runnel never copies");
-    if kind.refuses_type(of_type) { of_type.map(words) } else { None }
+    let words = |of_type: &str| {
+        format!("is of type {of_type}, a credential of its cluster that Runnel never copies")
+    };
+    if kind.refuses_type(of_type) {
+        of_type.map(words)
+    } else {
+        None
+    }
 }
 
 /// How what stands compares with the source: data, binaryData, type and immutable, as `AdoptIfEqual` does.
 fn standing(source: Option<&Value>, copy: Option<&Value>) -> CopyComparison {
-    let Some(copy) = copy else { return CopyComparison::Absent };
+    let Some(copy) = copy else {
+        return CopyComparison::Absent;
+    };
     let nothing = Value::Null;
     let field = |object: Option<&Value>, name: &str| -> Value {
-        let value = object.and_then(|object| object.get(name)).unwrap_or(&nothing);
-        let empty = value.as_object().is_some_and(serde_json::Map::is_empty) || value == &Value::Bool(false);
+        let value = object
+            .and_then(|object| object.get(name))
+            .unwrap_or(&nothing);
+        let empty = value.as_object().is_some_and(serde_json::Map::is_empty)
+            || value == &Value::Bool(false);
         if empty { Value::Null } else { value.clone() }
     };
-    let equal =
-        ["data", "binaryData", "type", "immutable"].iter().all(|name| field(source, name) == field(Some(copy), name));
-    if equal { CopyComparison::Equal } else { CopyComparison::Differs }
+    let equal = ["data", "binaryData", "type", "immutable"]
+        .iter()
+        .all(|name| field(source, name) == field(Some(copy), name));
+    if equal {
+        CopyComparison::Equal
+    } else {
+        CopyComparison::Differs
+    }
 }

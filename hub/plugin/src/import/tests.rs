@@ -16,8 +16,12 @@ const REFLECTOR: &str = "reflector.v1.k8s.emberstack.com/";
 
 pub(super) fn places() -> Places {
     let labels = |text: &str| -> BTreeMap<String, String> {
-        let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
-        pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+        let pairs = text
+            .split_whitespace()
+            .filter_map(|pair| pair.split_once('='));
+        pairs
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect()
     };
     let all = [
         ("platform", ""),
@@ -28,37 +32,63 @@ pub(super) fn places() -> Places {
         ("kube-public", "tier=web"),
         ("runnel-system", ""),
     ];
-    all.into_iter().map(|(name, text)| (name.to_owned(), labels(text))).collect()
+    all.into_iter()
+        .map(|(name, text)| (name.to_owned(), labels(text)))
+        .collect()
 }
 
 pub(super) fn id(text: &str) -> Id {
     let mut parts = text.split('/').map(str::to_owned);
     let mut next = || parts.next().unwrap_or_default();
-    Id { resource: next(), namespace: next(), name: next() }
+    Id {
+        resource: next(),
+        namespace: next(),
+        name: next(),
+    }
 }
 
 fn marked(prefix: &str, annotations: &[(&str, &str)]) -> Marked {
-    let all = annotations.iter().map(|(key, value)| (format!("{prefix}{key}"), (*value).to_owned()));
-    Marked { annotations: all.collect(), ..Marked::default() }
+    let all = annotations
+        .iter()
+        .map(|(key, value)| (format!("{prefix}{key}"), (*value).to_owned()));
+    Marked {
+        annotations: all.collect(),
+        ..Marked::default()
+    }
 }
 
 /// Name, prefix, and the rest of each annotation with its value.
 type Described<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
 
 fn objects(all: &[Described<'_>]) -> Objects {
-    all.iter().map(|(name, prefix, annotations)| (id(name), marked(prefix, annotations))).collect()
+    all.iter()
+        .map(|(name, prefix, annotations)| (id(name), marked(prefix, annotations)))
+        .collect()
 }
 
 pub(super) fn aim() -> Aim {
-    Aim { clusters: vec!["eu-1".to_owned()], is_hub: true, label: None, beside: BTreeSet::new() }
+    Aim {
+        clusters: vec!["eu-1".to_owned()],
+        is_hub: true,
+        label: None,
+        beside: BTreeSet::new(),
+    }
 }
 
 pub(super) fn same(all: &Objects) -> Bodies {
-    all.keys().map(|id| (id.clone(), json!({"data": {"k": "dg=="}}))).collect()
+    all.keys()
+        .map(|id| (id.clone(), json!({"data": {"k": "dg=="}})))
+        .collect()
 }
 
 fn import(all: &Objects) -> Import {
-    made(read(all, &places(), &Copier::KNOWN), all, &places(), &same(all), &aim())
+    made(
+        read(all, &places(), &Copier::KNOWN),
+        all,
+        &places(),
+        &same(all),
+        &aim(),
+    )
 }
 
 /// The spec of the only rule.
@@ -91,18 +121,29 @@ fn expressions_become_names_and_globs_or_what_they_match_now() {
         ("team-(", vec![], true),
         ("kube-system", vec!["kube-system"], false),
         // A glob of a rule leaves kube-* out, an expression does not.
-        ("kube-.*", vec!["kube-*", "kube-public", "kube-system"], false),
+        (
+            "kube-.*",
+            vec!["kube-*", "kube-public", "kube-system"],
+            false,
+        ),
         (".*", vec!["*", "kube-public", "kube-system"], true),
     ] {
         let choice = chosen(list(written), &places());
         assert_eq!(names(&choice), expected, "{written}");
-        assert_eq!(!choice.notes.is_empty(), given, "{written}: {:?}", choice.notes);
+        assert_eq!(
+            !choice.notes.is_empty(),
+            given,
+            "{written}: {:?}",
+            choice.notes
+        );
     }
 }
 
 #[test]
 fn selectors_become_selectors() {
-    let read = selector("tier=web,!old,env in (a, b),zone notin (c),mode!=x,app").unwrap().unwrap();
+    let read = selector("tier=web,!old,env in (a, b),zone notin (c),mode!=x,app")
+        .unwrap()
+        .unwrap();
     let expected = json!({
         "matchLabels": {"tier": "web"},
         "matchExpressions": [
@@ -119,9 +160,18 @@ fn selectors_become_selectors() {
         assert!(selector(wrong).is_err(), "{wrong}");
     }
     // What the selector finds in kube-* is named, as no selector of a rule finds it.
-    let choice = chosen(Written { list: "", selector: "tier=web" }, &places());
+    let choice = chosen(
+        Written {
+            list: "",
+            selector: "tier=web",
+        },
+        &places(),
+    );
     assert_eq!(names(&choice), ["kube-public"]);
-    assert_eq!(choice.reaches(&places()), BTreeSet::from(["kube-public", "team-a", "team-b"].map(str::to_owned)));
+    assert_eq!(
+        choice.reaches(&places()),
+        BTreeSet::from(["kube-public", "team-a", "team-b"].map(str::to_owned))
+    );
 }
 
 #[test]
@@ -133,7 +183,14 @@ fn both_of_two_conditions_apply() {
     assert_eq!(names(&both("team-.*", "team-a,other")), ["team-a"]);
     let narrowed = both("team-(a|b)", "team-.*");
     assert_eq!(names(&narrowed), ["team-a", "team-b"]);
-    assert!(narrowed.notes.iter().any(|note| note.contains("two conditions")), "{:?}", narrowed.notes);
+    assert!(
+        narrowed
+            .notes
+            .iter()
+            .any(|note| note.contains("two conditions")),
+        "{:?}",
+        narrowed.notes
+    );
 }
 
 #[test]
@@ -156,9 +213,17 @@ fn replicate_to_becomes_names_of_sources_and_namespaces() {
         "transform": {"annotations": {"drop": ["*"]}},
     });
     assert_eq!(only(&import), &expected);
-    assert_eq!(import.rules[0].rule["metadata"], json!({"name": "from-replicator", "namespace": "platform"}));
+    assert_eq!(
+        import.rules[0].rule["metadata"],
+        json!({"name": "from-replicator", "namespace": "platform"})
+    );
     assert_eq!(import.rules[0].copies.len(), 6);
-    assert!(import.rules[0].copies.values().all(|standing| *standing == CopyComparison::Absent));
+    assert!(
+        import.rules[0]
+            .copies
+            .values()
+            .all(|standing| *standing == CopyComparison::Absent)
+    );
 }
 
 #[test]
@@ -166,18 +231,34 @@ fn replicate_to_adds_up_and_strip_labels_drops_labels() {
     let all = objects(&[(
         "secrets/platform/ca",
         REPLICATOR,
-        &[("replicate-to", "team-10"), ("replicate-to-matching", "tier=web"), ("strip-labels", "true")],
+        &[
+            ("replicate-to", "team-10"),
+            ("replicate-to-matching", "tier=web"),
+            ("strip-labels", "true"),
+        ],
     )]);
     let import = import(&all);
     let spec = only(&import);
-    assert_eq!(spec["namespaces"]["names"], json!(["kube-public", "team-10"]));
-    assert_eq!(spec["namespaces"]["selector"], json!({"matchLabels": {"tier": "web"}}));
-    assert_eq!(spec["transform"], json!({"labels": {"drop": ["*"]}, "annotations": {"drop": ["*"]}}));
+    assert_eq!(
+        spec["namespaces"]["names"],
+        json!(["kube-public", "team-10"])
+    );
+    assert_eq!(
+        spec["namespaces"]["selector"],
+        json!({"matchLabels": {"tier": "web"}})
+    );
+    assert_eq!(
+        spec["transform"],
+        json!({"labels": {"drop": ["*"]}, "annotations": {"drop": ["*"]}})
+    );
 }
 
 #[test]
 fn replicate_from_needs_the_sources_consent() {
-    let allowed: &[(&str, &str)] = &[("replication-allowed", "true"), ("replication-allowed-namespaces", "team-[a-z]")];
+    let allowed: &[(&str, &str)] = &[
+        ("replication-allowed", "true"),
+        ("replication-allowed-namespaces", "team-[a-z]"),
+    ];
     let from: &[(&str, &str)] = &[("replicate-from", "platform/ca")];
     let all = objects(&[
         ("secrets/platform/ca", REPLICATOR, allowed),
@@ -186,8 +267,16 @@ fn replicate_from_needs_the_sources_consent() {
         ("secrets/team-b/ca", REPLICATOR, from),
         ("secrets/team-b/my-ca", REPLICATOR, from),
         ("secrets/team-10/ca", REPLICATOR, from),
-        ("secrets/team-a/mute", REPLICATOR, &[("replicate-from", "platform/mute")]),
-        ("secrets/team-a/lost", REPLICATOR, &[("replicate-from", "platform/nothing")]),
+        (
+            "secrets/team-a/mute",
+            REPLICATOR,
+            &[("replicate-from", "platform/mute")],
+        ),
+        (
+            "secrets/team-a/lost",
+            REPLICATOR,
+            &[("replicate-from", "platform/nothing")],
+        ),
     ]);
     let import = import(&all);
     let specs: Vec<&Value> = import.rules.iter().map(|made| &made.rule["spec"]).collect();
@@ -196,28 +285,85 @@ fn replicate_from_needs_the_sources_consent() {
     assert_eq!(specs[0]["deletionPolicy"], "Retain");
     assert_eq!(specs[1]["namespaces"]["names"], json!(["team-b"]));
     assert_eq!(specs[1]["transform"]["name"], "my-ca");
-    let left: Vec<String> = import.left.iter().map(|(id, why)| format!("{id} {why}")).collect();
+    let left: Vec<String> = import
+        .left
+        .iter()
+        .map(|(id, why)| format!("{id} {why}"))
+        .collect();
     assert_eq!(left.len(), 3, "{left:?}");
-    assert!(left[0].starts_with("secrets/team-10/ca is filled from platform/ca, which does not allow it"), "{left:?}");
-    assert!(left[1].contains("lost is filled from platform/nothing, which is not there"), "{left:?}");
-    assert!(left[2].contains("mute is filled from platform/mute, which does not allow it"), "{left:?}");
+    assert!(
+        left[0]
+            .starts_with("secrets/team-10/ca is filled from platform/ca, which does not allow it"),
+        "{left:?}"
+    );
+    assert!(
+        left[1].contains("lost is filled from platform/nothing, which is not there"),
+        "{left:?}"
+    );
+    assert!(
+        left[2].contains("mute is filled from platform/mute, which does not allow it"),
+        "{left:?}"
+    );
 }
 
 #[test]
 fn impossible_parts_of_a_rule_are_reported() {
     let all = objects(&[
-        ("secrets/platform/owned", REPLICATOR, &[("replicate-to", "team-a"), ("keep-owner-references", "true")]),
-        ("secrets/platform/once", REPLICATOR, &[("replicate-to", "team-a"), ("replicate-once", "true")]),
-        ("roles/platform/reader", REPLICATOR, &[("replicate-to", "team-a")]),
-        ("secrets/platform/token", REPLICATOR, &[("replicate-to", "team-a")]),
-        ("secrets/platform/auto", REFLECTOR, &[("reflection-auto-enabled", "true")]),
-        ("secrets/platform/none", REPLICATOR, &[("replicate-to-matching", "a > 1")]),
+        (
+            "secrets/platform/owned",
+            REPLICATOR,
+            &[
+                ("replicate-to", "team-a"),
+                ("keep-owner-references", "true"),
+            ],
+        ),
+        (
+            "secrets/platform/once",
+            REPLICATOR,
+            &[("replicate-to", "team-a"), ("replicate-once", "true")],
+        ),
+        (
+            "roles/platform/reader",
+            REPLICATOR,
+            &[("replicate-to", "team-a")],
+        ),
+        (
+            "secrets/platform/token",
+            REPLICATOR,
+            &[("replicate-to", "team-a")],
+        ),
+        (
+            "secrets/platform/auto",
+            REFLECTOR,
+            &[("reflection-auto-enabled", "true")],
+        ),
+        (
+            "secrets/platform/none",
+            REPLICATOR,
+            &[("replicate-to-matching", "a > 1")],
+        ),
     ]);
     let mut bodies = same(&all);
-    bodies.insert(id("secrets/platform/token"), json!({"type": "kubernetes.io/service-account-token"}));
-    let import = made(read(&all, &places(), &Copier::KNOWN), &all, &places(), &bodies, &aim());
-    assert_eq!(only(&import)["sources"], json!([{"resources": ["secrets"], "names": ["owned"]}]));
-    let left: Vec<String> = import.left.iter().map(|(id, why)| format!("{id}: {why}")).collect();
+    bodies.insert(
+        id("secrets/platform/token"),
+        json!({"type": "kubernetes.io/service-account-token"}),
+    );
+    let import = made(
+        read(&all, &places(), &Copier::KNOWN),
+        &all,
+        &places(),
+        &bodies,
+        &aim(),
+    );
+    assert_eq!(
+        only(&import)["sources"],
+        json!([{"resources": ["secrets"], "names": ["owned"]}])
+    );
+    let left: Vec<String> = import
+        .left
+        .iter()
+        .map(|(id, why)| format!("{id}: {why}"))
+        .collect();
     for expected in [
         "roles/platform/reader: kubernetes-replicator copies it; Runnel copies ConfigMaps and Secrets",
         "secrets/platform/auto: reflection-auto-enabled without reflection-allowed",
@@ -226,7 +372,10 @@ fn impossible_parts_of_a_rule_are_reported() {
         "secrets/platform/owned: keep-owner-references",
         "secrets/platform/token: is of type kubernetes.io/service-account-token",
     ] {
-        assert!(left.iter().any(|one| one.starts_with(expected)), "{expected}: {left:?}");
+        assert!(
+            left.iter().any(|one| one.starts_with(expected)),
+            "{expected}: {left:?}"
+        );
     }
     assert_eq!(left.len(), 6, "{left:?}");
 }
@@ -247,28 +396,56 @@ fn the_reflector_copies_on_its_own_or_fills_what_asks() {
         (
             "secrets/team-a/ca",
             REFLECTOR,
-            &[("reflects", "platform/ca"), ("auto-reflects", "True"), ("reflected-version", "7")],
+            &[
+                ("reflects", "platform/ca"),
+                ("auto-reflects", "True"),
+                ("reflected-version", "7"),
+            ],
         ),
-        ("configmaps/platform/shared", REFLECTOR, &[("reflection-allowed", "true")]),
-        ("configmaps/team-b/mine", REFLECTOR, &[("reflects", "platform/shared"), ("reflected-version", "9")]),
+        (
+            "configmaps/platform/shared",
+            REFLECTOR,
+            &[("reflection-allowed", "true")],
+        ),
+        (
+            "configmaps/team-b/mine",
+            REFLECTOR,
+            &[("reflects", "platform/shared"), ("reflected-version", "9")],
+        ),
         // No longer wanted by any source.
         (
             "secrets/team-b/old",
             REFLECTOR,
-            &[("reflects", "platform/old"), ("auto-reflects", "True"), ("reflected-version", "3")],
+            &[
+                ("reflects", "platform/old"),
+                ("auto-reflects", "True"),
+                ("reflected-version", "3"),
+            ],
         ),
     ]);
     let import = import(&all);
     assert_eq!(import.rules.len(), 2, "{import:?}");
     let specs: Vec<&Value> = import.rules.iter().map(|made| &made.rule["spec"]).collect();
     assert_eq!(specs[0]["namespaces"]["names"], json!(["team-*"]));
-    assert_eq!(specs[0]["transform"], json!({"labels": {"drop": ["*"]}, "annotations": {"drop": ["*"]}}));
+    assert_eq!(
+        specs[0]["transform"],
+        json!({"labels": {"drop": ["*"]}, "annotations": {"drop": ["*"]}})
+    );
     assert!(specs[0].get("deletionPolicy").is_none());
     assert_eq!(specs[1]["transform"]["name"], "mine");
     assert_eq!(specs[1]["deletionPolicy"], "Retain");
-    assert_eq!(import.rules[0].copies[&id("secrets/team-a/ca")], CopyComparison::Equal);
-    assert_eq!(import.rules[0].copies[&id("secrets/team-b/ca")], CopyComparison::Absent);
-    assert_eq!(import.orphaned_intents, BTreeSet::from([id("secrets/team-b/old")]));
+    assert_eq!(
+        import.rules[0].copies[&id("secrets/team-a/ca")],
+        CopyComparison::Equal
+    );
+    assert_eq!(
+        import.rules[0].copies[&id("secrets/team-b/ca")],
+        CopyComparison::Absent
+    );
+    assert_eq!(
+        import.orphaned_intents,
+        BTreeSet::from([id("secrets/team-b/old")])
+    );
     assert_eq!(import.marks.len(), 4, "{:?}", import.marks);
 }
 
@@ -277,39 +454,94 @@ fn config_syncer_takes_selector_or_all_and_named_clusters() {
     let prefix = "kubed.appscode.com/";
     let all = objects(&[
         ("configmaps/platform/all", prefix, &[("sync", "")]),
-        ("configmaps/platform/web", prefix, &[("sync", "tier=web"), ("sync-contexts", "east,west")]),
+        (
+            "configmaps/platform/web",
+            prefix,
+            &[("sync", "tier=web"), ("sync-contexts", "east,west")],
+        ),
     ]);
     let import = import(&all);
-    let chosen: Vec<&Value> = import.rules.iter().map(|made| &made.rule["spec"]["namespaces"]).collect();
-    assert_eq!(chosen[0]["names"], json!(["*", "kube-public", "kube-system"]));
-    assert_eq!(chosen[1]["selector"], json!({"matchLabels": {"tier": "web"}}));
+    let chosen: Vec<&Value> = import
+        .rules
+        .iter()
+        .map(|made| &made.rule["spec"]["namespaces"])
+        .collect();
+    assert_eq!(
+        chosen[0]["names"],
+        json!(["*", "kube-public", "kube-system"])
+    );
+    assert_eq!(
+        chosen[1]["selector"],
+        json!({"matchLabels": {"tier": "web"}})
+    );
     assert!(import.rules[0].rule["spec"].get("transform").is_none());
-    assert!(import.left[0].1.contains("sync-contexts east,west"), "{:?}", import.left);
+    assert!(
+        import.left[0].1.contains("sync-contexts east,west"),
+        "{:?}",
+        import.left
+    );
 }
 
 #[test]
 fn originals_stay_in_a_cluster_that_is_not_the_hub() {
-    let all = objects(&[("secrets/team-a/ca", REPLICATOR, &[("replicate-to", "team-.*")])]);
-    let elsewhere = Aim { is_hub: false, ..aim() };
-    let import = made(read(&all, &places(), &Copier::KNOWN), &all, &places(), &same(&all), &elsewhere);
-    assert_eq!(only(&import)["namespaces"], json!({"names": ["team-*"], "exclude": ["team-a"]}));
-    assert!(!import.rules[0].copies.contains_key(&id("secrets/team-a/ca")));
+    let all = objects(&[(
+        "secrets/team-a/ca",
+        REPLICATOR,
+        &[("replicate-to", "team-.*")],
+    )]);
+    let elsewhere = Aim {
+        is_hub: false,
+        ..aim()
+    };
+    let import = made(
+        read(&all, &places(), &Copier::KNOWN),
+        &all,
+        &places(),
+        &same(&all),
+        &elsewhere,
+    );
+    assert_eq!(
+        only(&import)["namespaces"],
+        json!({"names": ["team-*"], "exclude": ["team-a"]})
+    );
+    assert!(
+        !import.rules[0]
+            .copies
+            .contains_key(&id("secrets/team-a/ca"))
+    );
 }
 
 #[test]
 fn no_rule_is_larger_than_a_rule_may_be() {
-    let names: Vec<String> = (0..300).map(|number| format!("secrets/platform/s-{number:03}")).collect();
-    let all: Objects = names.iter().map(|name| (id(name), marked(REPLICATOR, &[("replicate-to", "team-a")]))).collect();
+    let names: Vec<String> = (0..300)
+        .map(|number| format!("secrets/platform/s-{number:03}"))
+        .collect();
+    let all: Objects = names
+        .iter()
+        .map(|name| (id(name), marked(REPLICATOR, &[("replicate-to", "team-a")])))
+        .collect();
     let import = import(&all);
     let sizes: Vec<usize> = import.rules.iter().map(|made| made.sources.len()).collect();
     assert_eq!(sizes, [256, 44]);
-    assert_eq!(import.rules[1].rule["metadata"]["name"], "from-replicator-2");
+    assert_eq!(
+        import.rules[1].rule["metadata"]["name"],
+        "from-replicator-2"
+    );
 }
 
 fn a_cluster() -> (Objects, Bodies) {
-    let to: &[(&str, &str)] = &[("replicate-to", "team-[ab],team-10"), ("strip-labels", "true")];
-    let copy: &[(&str, &str)] = &[("replicated-at", "2026-01-01T00:00:00Z"), ("replicated-from-version", "12")];
-    let auto: &[(&str, &str)] = &[("reflection-allowed", "true"), ("reflection-auto-enabled", "true")];
+    let to: &[(&str, &str)] = &[
+        ("replicate-to", "team-[ab],team-10"),
+        ("strip-labels", "true"),
+    ];
+    let copy: &[(&str, &str)] = &[
+        ("replicated-at", "2026-01-01T00:00:00Z"),
+        ("replicated-from-version", "12"),
+    ];
+    let auto: &[(&str, &str)] = &[
+        ("reflection-allowed", "true"),
+        ("reflection-auto-enabled", "true"),
+    ];
     let all = objects(&[
         ("secrets/platform/ca", REPLICATOR, to),
         ("secrets/platform/login", REPLICATOR, to),
@@ -317,26 +549,51 @@ fn a_cluster() -> (Objects, Bodies) {
         ("secrets/team-b/ca", REPLICATOR, copy),
         ("secrets/team-a/login", REPLICATOR, copy),
         ("secrets/team-a/forgotten", REPLICATOR, copy),
-        ("roles/platform/reader", REPLICATOR, &[("replicate-to", "team-a")]),
+        (
+            "roles/platform/reader",
+            REPLICATOR,
+            &[("replicate-to", "team-a")],
+        ),
         ("configmaps/platform/settings", REFLECTOR, auto),
     ]);
     let mut bodies = same(&all);
-    bodies.insert(id("secrets/team-a/login"), json!({"data": {"k": "b3RoZXI="}}));
+    bodies.insert(
+        id("secrets/team-a/login"),
+        json!({"data": {"k": "b3RoZXI="}}),
+    );
     (all, bodies)
 }
 
 fn printed(is_hub: bool) -> String {
     let (all, bodies) = a_cluster();
     let aim = Aim { is_hub, ..aim() };
-    let import = made(read(&all, &places(), &Copier::KNOWN), &all, &places(), &bodies, &aim);
-    let found = vec![("replicator".to_owned(), "replicator".to_owned(), Some("replicator".to_owned()))];
+    let import = made(
+        read(&all, &places(), &Copier::KNOWN),
+        &all,
+        &places(),
+        &bodies,
+        &aim,
+    );
+    let found = vec![(
+        "replicator".to_owned(),
+        "replicator".to_owned(),
+        Some("replicator".to_owned()),
+    )];
     let around = ReportContext {
         read: "kubectl --context eu-1".to_owned(),
         helm: "helm --kube-context eu-1".to_owned(),
-        hub: if is_hub { "kubectl --context eu-1".to_owned() } else { "kubectl --context hub".to_owned() },
+        hub: if is_hub {
+            "kubectl --context eu-1".to_owned()
+        } else {
+            "kubectl --context hub".to_owned()
+        },
         is_hub,
         copiers: BTreeMap::from([(Copier::Replicator, found)]),
-        not_on_hub: if is_hub { BTreeSet::new() } else { BTreeSet::from([id("secrets/platform/ca")]) },
+        not_on_hub: if is_hub {
+            BTreeSet::new()
+        } else {
+            BTreeSet::from([id("secrets/platform/ca")])
+        },
     };
     report::text(&import, &around).unwrap()
 }
@@ -354,13 +611,20 @@ fn import_prints_rules_and_no_content() {
     assert_eq!(documents.len(), 2);
     for document in documents {
         let rule: DistributionRule = serde_saphyr::from_str(document).unwrap();
-        assert_eq!(rule.spec.terms.conflict_policy, runnel_api::ConflictPolicy::AdoptIfEqual);
+        assert_eq!(
+            rule.spec.terms.conflict_policy,
+            runnel_api::ConflictPolicy::AdoptIfEqual
+        );
     }
     for value in ["dg==", "b3RoZXI="] {
         assert!(!text.contains(value), "{value}");
     }
     // Nothing that stands in an annotation ends a comment.
-    let all = objects(&[("secrets/platform/ca", REPLICATOR, &[("replicate-to", "team-(\nkind: Secret\n")])]);
+    let all = objects(&[(
+        "secrets/platform/ca",
+        REPLICATOR,
+        &[("replicate-to", "team-(\nkind: Secret\n")],
+    )]);
     let text = report::text(&import(&all), &ReportContext::default()).unwrap();
     assert!(text.lines().all(|line| line.starts_with('#')), "{text}");
 }
@@ -368,10 +632,21 @@ fn import_prints_rules_and_no_content() {
 #[test]
 fn only_the_copiers_own_images_are_taken_for_them() {
     let runs = |image: &str| Copier::KNOWN.into_iter().find(|one| one.runs(image));
-    assert_eq!(runs("ghcr.io/mittwald/kubernetes-replicator:v2.10@sha256:00"), Some(Copier::Replicator));
-    assert_eq!(runs("localhost:5000/kubernetes-reflector"), Some(Copier::Reflector));
+    assert_eq!(
+        runs("ghcr.io/mittwald/kubernetes-replicator:v2.10@sha256:00"),
+        Some(Copier::Replicator)
+    );
+    assert_eq!(
+        runs("localhost:5000/kubernetes-reflector"),
+        Some(Copier::Reflector)
+    );
     assert_eq!(runs("appscode/kubed:v0.13"), Some(Copier::ConfigSyncer));
-    for other in ["kubedb/kubedb-operator:v1", "k8s-dns-kubedns-amd64:1", "kubernetes-replicator/other", ""] {
+    for other in [
+        "kubedb/kubedb-operator:v1",
+        "k8s-dns-kubedns-amd64:1",
+        "kubernetes-replicator/other",
+        "",
+    ] {
         assert_eq!(runs(other), None, "{other}");
     }
 }

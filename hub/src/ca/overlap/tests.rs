@@ -23,8 +23,16 @@ fn id(authority: &Authority) -> Fingerprint {
     Fingerprint::of_authority(authority.certificate())
 }
 
-fn with_spare(known: TrustedAuthorities, authority: &Authority, now: SystemTime) -> TrustedAuthorities {
-    known.with_spare(authority.sign_hub("hubid", now, TrustedAuthorities::spare_life(OVERLAP)).unwrap())
+fn with_spare(
+    known: TrustedAuthorities,
+    authority: &Authority,
+    now: SystemTime,
+) -> TrustedAuthorities {
+    known.with_spare(
+        authority
+            .sign_hub("hubid", now, TrustedAuthorities::spare_life(OVERLAP))
+            .unwrap(),
+    )
 }
 
 fn stamp(time: SystemTime) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
@@ -33,22 +41,30 @@ fn stamp(time: SystemTime) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Ti
 
 /// A member with certificates of these authorities, each with its end.
 fn member(keys: &[(Option<Fingerprint>, SystemTime)]) -> MemberCluster {
-    let record = |(number, (authority, end)): (usize, &(Option<Fingerprint>, SystemTime))| KeyRecord {
-        fingerprint: Fingerprint::of_key(&number.to_be_bytes()).to_string(),
-        issued_at: stamp(start()),
-        expires_at: stamp(*end),
-        authority: authority.map(|print| print.to_string()),
-    };
+    let record =
+        |(number, (authority, end)): (usize, &(Option<Fingerprint>, SystemTime))| KeyRecord {
+            fingerprint: Fingerprint::of_key(&number.to_be_bytes()).to_string(),
+            issued_at: stamp(start()),
+            expires_at: stamp(*end),
+            authority: authority.map(|print| print.to_string()),
+        };
     let mut member = MemberCluster::new("eu-1", MemberClusterSpec::default());
     let keys = keys.iter().enumerate().map(record).collect();
-    member.status =
-        Some(MemberClusterStatus { identity: Some(Identity { keys, ..Identity::default() }), ..Default::default() });
+    member.status = Some(MemberClusterStatus {
+        identity: Some(Identity {
+            keys,
+            ..Identity::default()
+        }),
+        ..Default::default()
+    });
     member
 }
 
 fn needs(members: &[MemberCluster]) -> Needs {
     let mut needs = Needs::default();
-    members.iter().for_each(|member| needs.add(member, RENEWABLE));
+    members
+        .iter()
+        .for_each(|member| needs.add(member, RENEWABLE));
     needs
 }
 
@@ -59,19 +75,29 @@ fn ids(known: &TrustedAuthorities) -> Vec<Fingerprint> {
 #[test]
 fn written_state_reads_back_without_authority_keys() {
     let (old, new) = (authority(), authority());
-    let known = with_spare(TrustedAuthorities::default().switched(old.certificate(), start()), &old, start());
+    let known = with_spare(
+        TrustedAuthorities::default().switched(old.certificate(), start()),
+        &old,
+        start(),
+    );
     let known = known.switched(new.certificate(), start() + MINUTE);
     let bytes = known.write();
     let read = TrustedAuthorities::read(&bytes).unwrap();
     assert!(read == known);
     assert_eq!(read.entries()[1].replaced, Some(start() + MINUTE));
     let pair = read.entries()[1].serving(start() + 2 * MINUTE).unwrap();
-    assert_eq!((&pair.chain[1], pair.not_after), (old.certificate(), start() + 2 * OVERLAP));
+    assert_eq!(
+        (&pair.chain[1], pair.not_after),
+        (old.certificate(), start() + 2 * OVERLAP)
+    );
     assert!(read.entries()[0].serving(start()).is_none());
     let text = String::from_utf8(bytes).unwrap();
     for authority in [&old, &new] {
         let key = authority.key_pem();
-        let body: Vec<_> = key.lines().filter(|line| !line.starts_with("---")).collect();
+        let body: Vec<_> = key
+            .lines()
+            .filter(|line| !line.starts_with("---"))
+            .collect();
         assert!(body.iter().all(|line| !text.contains(line)));
     }
     for bad in ["", "{}", "{\"authorities\":[{\"certificate\":\"x\"}]}"] {
@@ -83,7 +109,9 @@ fn written_state_reads_back_without_authority_keys() {
 fn one_that_signed_before_comes_back_without_being_there_twice() {
     let (old, new) = (authority(), authority());
     let known = TrustedAuthorities::default().switched(old.certificate(), start());
-    let known = known.switched(new.certificate(), start()).switched(old.certificate(), start() + MINUTE);
+    let known = known
+        .switched(new.certificate(), start())
+        .switched(old.certificate(), start() + MINUTE);
     assert_eq!(ids(&known), [id(&old), id(&new)]);
     assert_eq!(known.entries()[0].replaced, None);
     assert_eq!(known.entries()[1].replaced, Some(start() + MINUTE));
@@ -114,20 +142,39 @@ fn a_spare_lasts_for_an_overlap_at_any_time() {
 fn former_ca_stays_exactly_as_long_as_needed() {
     let (old, new) = (authority(), authority());
     let replaced = start() + MINUTE;
-    let known =
-        TrustedAuthorities::default().switched(old.certificate(), start()).switched(new.certificate(), replaced);
-    let kept =
-        |members: &[MemberCluster], now| known.clone().retired(&needs(members), OVERLAP, now).entries().len() == 2;
+    let known = TrustedAuthorities::default()
+        .switched(old.certificate(), start())
+        .switched(new.certificate(), replaced);
+    let kept = |members: &[MemberCluster], now| {
+        known
+            .clone()
+            .retired(&needs(members), OVERLAP, now)
+            .entries()
+            .len()
+            == 2
+    };
     let (now, end) = (replaced + MINUTE, start() + LIFE);
     assert!(!kept(&[], now));
     assert!(!kept(&[member(&[(Some(id(&new)), end)])], now));
     let of_old = member(&[(Some(id(&old)), end)]);
-    assert!(kept(&[of_old.clone(), member(&[(Some(id(&new)), end)])], now));
+    assert!(kept(
+        &[of_old.clone(), member(&[(Some(id(&new)), end)])],
+        now
+    ));
     // A certificate that has expired can be renewed for a while.
-    assert!(kept(std::slice::from_ref(&of_old), end + RENEWABLE - MINUTE));
+    assert!(kept(
+        std::slice::from_ref(&of_old),
+        end + RENEWABLE - MINUTE
+    ));
     assert!(!kept(std::slice::from_ref(&of_old), end + RENEWABLE));
     // A member that was not seen to use its new key may still come with the old one.
-    assert!(kept(&[member(&[(Some(id(&old)), end), (Some(id(&new)), end + LIFE)])], now));
+    assert!(kept(
+        &[member(&[
+            (Some(id(&old)), end),
+            (Some(id(&new)), end + LIFE)
+        ])],
+        now
+    ));
     // Records from before authorities were written down may be of any.
     assert!(kept(&[member(&[(None, end)])], now));
     let mut revoked = of_old;
@@ -135,11 +182,21 @@ fn former_ca_stays_exactly_as_long_as_needed() {
     assert!(!kept(&[revoked], now));
     let mut joining = MemberCluster::new("eu-2", MemberClusterSpec::default());
     let token_hash = Token::generate().unwrap().hash();
-    joining.spec.join = Some(Join { token_hash, token_id: None, expires_at: stamp(end) });
-    assert!(kept(std::slice::from_ref(&joining), end - MINUTE) && !kept(std::slice::from_ref(&joining), end));
+    joining.spec.join = Some(Join {
+        token_hash,
+        token_id: None,
+        expires_at: stamp(end),
+    });
+    assert!(
+        kept(std::slice::from_ref(&joining), end - MINUTE)
+            && !kept(std::slice::from_ref(&joining), end)
+    );
     // A join that is open for years holds nothing up.
     joining.spec.join.as_mut().unwrap().expires_at = stamp(end + 100 * OVERLAP);
-    assert!(kept(std::slice::from_ref(&joining), replaced + OVERLAP - MINUTE));
+    assert!(kept(
+        std::slice::from_ref(&joining),
+        replaced + OVERLAP - MINUTE
+    ));
     assert!(!kept(&[joining], replaced + OVERLAP));
 }
 

@@ -14,15 +14,28 @@ fn print(name: &str) -> Fingerprint {
 }
 
 fn member(token: &Token) -> MemberCluster {
-    let join = Join { token_hash: token.hash(), token_id: Some(token.id().to_owned()), expires_at: Time(at(3600)) };
-    let mut member = MemberCluster::new("eu-3", MemberClusterSpec { join: Some(join), ..MemberClusterSpec::default() });
+    let join = Join {
+        token_hash: token.hash(),
+        token_id: Some(token.id().to_owned()),
+        expires_at: Time(at(3600)),
+    };
+    let mut member = MemberCluster::new(
+        "eu-3",
+        MemberClusterSpec {
+            join: Some(join),
+            ..MemberClusterSpec::default()
+        },
+    );
     member.metadata.uid = Some("uid-1".to_owned());
     member
 }
 
 fn with_keys(mut member: MemberCluster, keys: Vec<KeyRecord>) -> MemberCluster {
     member.status = Some(MemberClusterStatus {
-        identity: Some(Identity { keys, ..Identity::default() }),
+        identity: Some(Identity {
+            keys,
+            ..Identity::default()
+        }),
         ..MemberClusterStatus::default()
     });
     member
@@ -45,11 +58,17 @@ fn a_token_opens_its_own_cluster_in_time_only() {
     let whole = member(&token);
     assert!(check_token(Some(&whole), "eu-3", &token, at(0)).is_ok());
     let wrong = Err(JoinRefusal::WrongToken("eu-3".to_owned()));
-    assert_eq!(check_token(Some(&whole), "eu-3", &other, at(0)).map(drop), wrong);
+    assert_eq!(
+        check_token(Some(&whole), "eu-3", &other, at(0)).map(drop),
+        wrong
+    );
     assert_eq!(check_token(None, "eu-3", &token, at(0)).map(drop), wrong);
     let mut without = whole.clone();
     without.spec.join = None;
-    assert_eq!(check_token(Some(&without), "eu-3", &token, at(0)).map(drop), wrong);
+    assert_eq!(
+        check_token(Some(&without), "eu-3", &token, at(0)).map(drop),
+        wrong
+    );
     let late = check_token(Some(&whole), "eu-3", &token, at(3600)).map(drop);
     assert_eq!(late, Err(JoinRefusal::Expired("eu-3".to_owned())));
 }
@@ -57,7 +76,12 @@ fn a_token_opens_its_own_cluster_in_time_only() {
 /// The same id, and another secret.
 fn guess(token: &Token) -> Token {
     let other = Token::generate().unwrap();
-    Token::parse(&format!("{}.{}", token.id(), other.expose().split_once('.').unwrap().1)).unwrap()
+    Token::parse(&format!(
+        "{}.{}",
+        token.id(),
+        other.expose().split_once('.').unwrap().1
+    ))
+    .unwrap()
 }
 
 #[test]
@@ -65,24 +89,50 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
     let token = Token::generate().unwrap();
     let mut member = member(&token);
     let join = member.spec.join.clone().unwrap();
-    let looked = |member: &MemberCluster, token: &Token| check_token(Some(member), "eu-3", token, at(0)).map(drop);
-    assert_eq!(looked(&member, &guess(&token)), Err(JoinRefusal::WrongSecret("eu-3".to_owned())));
+    let looked = |member: &MemberCluster, token: &Token| {
+        check_token(Some(member), "eu-3", token, at(0)).map(drop)
+    };
+    assert_eq!(
+        looked(&member, &guess(&token)),
+        Err(JoinRefusal::WrongSecret("eu-3".to_owned()))
+    );
     // What a stranger hears is the same.
     assert_eq!(
-        JoinRefusal::WrongSecret("c".to_owned()).to_string() + JoinRefusal::WrongSecret("c".to_owned()).code(),
-        JoinRefusal::WrongToken("c".to_owned()).to_string() + JoinRefusal::WrongToken("c".to_owned()).code()
+        JoinRefusal::WrongSecret("c".to_owned()).to_string()
+            + JoinRefusal::WrongSecret("c".to_owned()).code(),
+        JoinRefusal::WrongToken("c".to_owned()).to_string()
+            + JoinRefusal::WrongToken("c".to_owned()).code()
     );
-    assert_eq!(looked(&member, &Token::generate().unwrap()), Err(JoinRefusal::WrongToken("eu-3".to_owned())));
-    let burnt = UsedToken { wrong_secrets: tokens::WRONG_SECRETS, ..tokens::record(&member, &join) };
-    member.status = Some(MemberClusterStatus { tokens: vec![burnt], ..MemberClusterStatus::default() });
+    assert_eq!(
+        looked(&member, &Token::generate().unwrap()),
+        Err(JoinRefusal::WrongToken("eu-3".to_owned()))
+    );
+    let burnt = UsedToken {
+        wrong_secrets: tokens::WRONG_SECRETS,
+        ..tokens::record(&member, &join)
+    };
+    member.status = Some(MemberClusterStatus {
+        tokens: vec![burnt],
+        ..MemberClusterStatus::default()
+    });
     for token in [&token, &guess(&token)] {
-        assert_eq!(looked(&member, token), Err(JoinRefusal::Burnt("eu-3".to_owned())));
+        assert_eq!(
+            looked(&member, token),
+            Err(JoinRefusal::Burnt("eu-3".to_owned()))
+        );
     }
     // A new one is good, and without its id its secrets are not counted.
     let new = Token::generate().unwrap();
-    member.spec.join = Some(Join { token_hash: new.hash(), token_id: None, ..join });
+    member.spec.join = Some(Join {
+        token_hash: new.hash(),
+        token_id: None,
+        ..join
+    });
     assert_eq!(looked(&member, &new), Ok(()));
-    assert_eq!(looked(&member, &guess(&new)), Err(JoinRefusal::WrongToken("eu-3".to_owned())));
+    assert_eq!(
+        looked(&member, &guess(&new)),
+        Err(JoinRefusal::WrongToken("eu-3".to_owned()))
+    );
 }
 
 #[test]
@@ -91,17 +141,36 @@ fn a_join_that_is_brought_back_stays_spent() {
     let mut member = member(&old);
     let join = member.spec.join.clone().unwrap();
     for (token, key) in [(&old, "a"), (&new, "b")] {
-        member.spec.join = Some(Join { token_hash: token.hash(), ..join.clone() });
+        member.spec.join = Some(Join {
+            token_hash: token.hash(),
+            ..join.clone()
+        });
         let join = member.spec.join.clone().unwrap();
-        let redeemed = redeem(&member, "eu-3", &join, key_record(print(key), at(0), at(9)), at(0)).unwrap();
+        let redeemed = redeem(
+            &member,
+            "eu-3",
+            &join,
+            key_record(print(key), at(0), at(9)),
+            at(0),
+        )
+        .unwrap();
         member = with_keys(member, redeemed.keys);
         member.status.as_mut().unwrap().tokens = redeemed.tokens;
     }
     // As Git says again, and for longer.
-    let back = Join { expires_at: Time(at(9999)), ..join };
+    let back = Join {
+        expires_at: Time(at(9999)),
+        ..join
+    };
     member.spec.join = Some(back.clone());
     assert!(check_token(Some(&member), "eu-3", &old, at(5000)).is_ok());
-    let other = redeem(&member, "eu-3", &back, key_record(print("thief"), at(1), at(9)), at(5000));
+    let other = redeem(
+        &member,
+        "eu-3",
+        &back,
+        key_record(print("thief"), at(1), at(9)),
+        at(5000),
+    );
     assert_eq!(other, Err(JoinRefusal::Spent("eu-3".to_owned())));
 }
 
@@ -113,7 +182,8 @@ fn a_cluster_that_is_not_wanted_does_not_spend_its_token() {
     let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
     assert_eq!(answer, Err(JoinRefusal::NotAccepted("eu-3".to_owned())));
     // Only who has the token is told so.
-    let stranger = check_token(Some(&refused), "eu-3", &Token::generate().unwrap(), at(0)).map(drop);
+    let stranger =
+        check_token(Some(&refused), "eu-3", &Token::generate().unwrap(), at(0)).map(drop);
     assert_eq!(stranger, Err(JoinRefusal::WrongToken("eu-3".to_owned())));
     refused.metadata.deletion_timestamp = Some(Time(at(0)));
     let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
@@ -125,16 +195,46 @@ fn a_token_is_for_one_key_which_may_repeat() {
     let token = Token::generate().unwrap();
     let mut member = member(&token);
     let join = member.spec.join.clone().unwrap();
-    let first = redeem(&member, "eu-3", &join, key_record(print("a"), at(0), at(9)), at(0)).unwrap();
+    let first = redeem(
+        &member,
+        "eu-3",
+        &join,
+        key_record(print("a"), at(0), at(9)),
+        at(0),
+    )
+    .unwrap();
     member = with_keys(member, first.keys.clone());
     member.status.as_mut().unwrap().tokens = first.tokens.clone();
-    let again = redeem(&member, "eu-3", &join, key_record(print("a"), at(1), at(10)), at(1)).unwrap();
+    let again = redeem(
+        &member,
+        "eu-3",
+        &join,
+        key_record(print("a"), at(1), at(10)),
+        at(1),
+    )
+    .unwrap();
     assert_eq!((again.tokens, again.keys.len()), (first.tokens, 1));
-    let other = redeem(&member, "eu-3", &join, key_record(print("b"), at(1), at(10)), at(1));
+    let other = redeem(
+        &member,
+        "eu-3",
+        &join,
+        key_record(print("b"), at(1), at(10)),
+        at(1),
+    );
     assert_eq!(other, Err(JoinRefusal::Spent("eu-3".to_owned())));
     // A new token is good for a new key, and the old key is out.
-    let new = Join { token_hash: Token::generate().unwrap().hash(), ..join };
-    let redeemed = redeem(&member, "eu-3", &new, key_record(print("b"), at(1), at(10)), at(1)).unwrap();
+    let new = Join {
+        token_hash: Token::generate().unwrap().hash(),
+        ..join
+    };
+    let redeemed = redeem(
+        &member,
+        "eu-3",
+        &new,
+        key_record(print("b"), at(1), at(10)),
+        at(1),
+    )
+    .unwrap();
     assert_eq!(redeemed.keys, [key_record(print("b"), at(1), at(10))]);
 }
 
@@ -143,23 +243,44 @@ fn only_a_known_key_of_the_very_cluster_is_let_in() {
     let token = Token::generate().unwrap();
     let whole = with_keys(member(&token), vec![key_record(print("a"), at(0), at(100))]);
     let admitted = |member: Option<&MemberCluster>, peer| admit(member, "hubid", &peer, at(50));
-    assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 100)), Ok(()));
+    assert_eq!(
+        admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 100)),
+        Ok(())
+    );
     let gone = Err(JoinRefusal::Gone("eu-3".to_owned()));
-    assert_eq!(admitted(None, peer("hubid", "eu-3", "uid-1", "a", 100)), gone);
-    assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-2", "a", 100)), gone);
-    assert_eq!(admitted(Some(&whole), peer("other", "eu-3", "uid-1", "a", 100)), gone);
+    assert_eq!(
+        admitted(None, peer("hubid", "eu-3", "uid-1", "a", 100)),
+        gone
+    );
+    assert_eq!(
+        admitted(Some(&whole), peer("hubid", "eu-3", "uid-2", "a", 100)),
+        gone
+    );
+    assert_eq!(
+        admitted(Some(&whole), peer("other", "eu-3", "uid-1", "a", 100)),
+        gone
+    );
     assert_eq!(
         admitted(Some(&whole), peer("hubid", "eu-33", "uid-1", "a", 100)),
         Err(JoinRefusal::Gone("eu-33".to_owned()))
     );
     let unknown = Err(JoinRefusal::UnknownKey("eu-3".to_owned()));
-    assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "b", 100)), unknown);
+    assert_eq!(
+        admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "b", 100)),
+        unknown
+    );
     let expired = Err(JoinRefusal::CertificateExpired("eu-3".to_owned()));
-    assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 50)), expired);
+    assert_eq!(
+        admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 50)),
+        expired
+    );
     let mut cut = whole;
     cut.spec.accepted = false;
     let refused = Err(JoinRefusal::NotAccepted("eu-3".to_owned()));
-    assert_eq!(admitted(Some(&cut), peer("hubid", "eu-3", "uid-1", "a", 100)), refused);
+    assert_eq!(
+        admitted(Some(&cut), peer("hubid", "eu-3", "uid-1", "a", 100)),
+        refused
+    );
 }
 
 #[test]
@@ -168,17 +289,36 @@ fn an_expired_certificate_may_be_renewed_for_a_while() {
     let whole = with_keys(member(&token), vec![key_record(print("a"), at(0), at(100))]);
     let limit = Duration::from_secs(1000);
     let renewal = |member: Option<&MemberCluster>, key, now| {
-        admit_renewal(member, "hubid", &peer("hubid", "eu-3", "uid-1", key, 100), limit, at(now)).map(drop)
+        admit_renewal(
+            member,
+            "hubid",
+            &peer("hubid", "eu-3", "uid-1", key, 100),
+            limit,
+            at(now),
+        )
+        .map(drop)
     };
     for now in [50, 100, 1099] {
         assert_eq!(renewal(Some(&whole), "a", now), Ok(()));
     }
-    assert_eq!(renewal(Some(&whole), "a", 1100), Err(JoinRefusal::ExpiredTooLong("eu-3".to_owned())));
-    assert_eq!(renewal(Some(&whole), "b", 200), Err(JoinRefusal::UnknownKey("eu-3".to_owned())));
-    assert_eq!(renewal(None, "a", 200), Err(JoinRefusal::Gone("eu-3".to_owned())));
+    assert_eq!(
+        renewal(Some(&whole), "a", 1100),
+        Err(JoinRefusal::ExpiredTooLong("eu-3".to_owned()))
+    );
+    assert_eq!(
+        renewal(Some(&whole), "b", 200),
+        Err(JoinRefusal::UnknownKey("eu-3".to_owned()))
+    );
+    assert_eq!(
+        renewal(None, "a", 200),
+        Err(JoinRefusal::Gone("eu-3".to_owned()))
+    );
     let mut cut = whole.clone();
     cut.spec.accepted = false;
-    assert_eq!(renewal(Some(&cut), "a", 200), Err(JoinRefusal::NotAccepted("eu-3".to_owned())));
+    assert_eq!(
+        renewal(Some(&cut), "a", 200),
+        Err(JoinRefusal::NotAccepted("eu-3".to_owned()))
+    );
     assert_eq!(renewable_until(keys(&whole), limit), Some(at(1100)));
     assert_eq!(renewable_until(&[], limit), None);
 }
@@ -238,7 +378,10 @@ fn names() -> impl Strategy<Value = (String, String)> {
     (name, 0usize..14).prop_map(|(name, how)| {
         let other = match how {
             0 => format!("{name}0"),
-            1 => name.chars().take(name.chars().count().saturating_sub(1)).collect(),
+            1 => name
+                .chars()
+                .take(name.chars().count().saturating_sub(1))
+                .collect(),
             2 => name.to_uppercase(),
             3 => name.replace('c', "\u{441}"),
             4 => format!("{name}/"),

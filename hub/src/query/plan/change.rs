@@ -14,8 +14,10 @@ use runnel_hub_core::index::{ChangedObject, Cluster};
 use runnel_hub_core::plan::{Rule, RuleGrant};
 
 /// The kinds that may be planned beside rules, with their resources.
-const CHANGED_KINDS: [(&str, &str); 2] =
-    [("DistributionGrant", "distributiongrants"), ("MemberCluster", "memberclusters")];
+const CHANGED_KINDS: [(&str, &str); 2] = [
+    ("DistributionGrant", "distributiongrants"),
+    ("MemberCluster", "memberclusters"),
+];
 /// The most rules that are judged with one change, and of which agents are asked.
 const JUDGED: usize = 200;
 const ASKED: usize = 50;
@@ -46,9 +48,14 @@ pub(super) fn kind_of(asked: &wire::PlanQuestion) -> Option<&'static str> {
     let kind = match (asked.object.is_empty(), &asked.rule) {
         (true, Some(named)) => named.kind.clone(),
         (true, None) => return None,
-        (false, _) => serde_json::from_str::<Value>(&asked.object).ok()?["kind"].as_str()?.to_owned(),
+        (false, _) => serde_json::from_str::<Value>(&asked.object).ok()?["kind"]
+            .as_str()?
+            .to_owned(),
     };
-    CHANGED_KINDS.iter().find(|(known, _)| *known == kind).map(|(known, _)| *known)
+    CHANGED_KINDS
+        .iter()
+        .find(|(known, _)| *known == kind)
+        .map(|(known, _)| *known)
 }
 
 impl Questions {
@@ -68,13 +75,23 @@ impl Questions {
             };
             let (part, uids) = {
                 let index = state.index.read();
-                (index.with_change(changed), index.rules().map(|(uid, _)| uid.clone()).collect::<Vec<_>>())
+                (
+                    index.with_change(changed),
+                    index
+                        .rules()
+                        .map(|(uid, _)| uid.clone())
+                        .collect::<Vec<_>>(),
+                )
             };
             let mut affected: Vec<(RuleUid, Rule)> = Vec::new();
             for some in uids.chunks(COMPARED) {
                 let index = state.index.read();
-                let found = some.iter().filter(|uid| index.is_affected(uid, member.as_ref(), &part));
-                affected.extend(found.filter_map(|uid| Some((uid.clone(), index.rule(uid)?.rule.clone()))));
+                let found = some
+                    .iter()
+                    .filter(|uid| index.is_affected(uid, member.as_ref(), &part));
+                affected.extend(
+                    found.filter_map(|uid| Some((uid.clone(), index.rule(uid)?.rule.clone()))),
+                );
             }
             affected
         });
@@ -91,7 +108,14 @@ impl Questions {
             }
         }
         let rules = affected.into_iter().map(|(uid, _)| uid).collect();
-        Ok(Change { object, exists, rules, more: all - asked.len(), asked, notes })
+        Ok(Change {
+            object,
+            exists,
+            rules,
+            more: all - asked.len(),
+            asked,
+            notes,
+        })
     }
 
     /// Whether the user may read a rule and what it selects. `readable` holds the answers for whole namespaces.
@@ -102,11 +126,20 @@ impl Questions {
         readable: &mut BTreeMap<(&'static str, Arc<str>), bool>,
     ) -> Result<bool, Status> {
         let name = &rule.terms.rule;
-        let (resource, namespace) = (resource_of(name)?, Arc::<str>::from(name.namespace.as_str()));
+        let (resource, namespace) = (
+            resource_of(name)?,
+            Arc::<str>::from(name.namespace.as_str()),
+        );
         let may = match readable.get(&(resource, namespace.clone())) {
             Some(may) => *may,
             None => {
-                let access = Access { verb: "get", group: "runnel.dev", resource, namespace: &namespace, name: "" };
+                let access = Access {
+                    verb: "get",
+                    group: "runnel.dev",
+                    resource,
+                    namespace: &namespace,
+                    name: "",
+                };
                 let may = self.allows(user, &access).await?;
                 readable.insert((resource, namespace), may);
                 may
@@ -128,26 +161,41 @@ impl Questions {
         kind: &'static str,
         asked: &wire::PlanQuestion,
     ) -> Result<(ChangedObject, bool), Status> {
-        let malformed =
-            |why: &dyn std::fmt::Display| Status::invalid_argument(format!("the {kind} cannot be read: {why}"));
+        let malformed = |why: &dyn std::fmt::Display| {
+            Status::invalid_argument(format!("the {kind} cannot be read: {why}"))
+        };
         let value: Value = match &asked.rule {
-            Some(named) if asked.object.is_empty() => serde_json::json!({"metadata": {"name": named.name}}),
+            Some(named) if asked.object.is_empty() => {
+                serde_json::json!({"metadata": {"name": named.name}})
+            }
             _ => serde_json::from_str(&asked.object).map_err(|error| malformed(&error))?,
         };
-        let name = value.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let name = value
+            .pointer("/metadata/name")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         if !is_subdomain(&name) {
-            return Err(malformed(&"metadata.name: write a name of lowercase letters, digits, '-' and '.'"));
+            return Err(malformed(
+                &"metadata.name: write a name of lowercase letters, digits, '-' and '.'",
+            ));
         }
         let is_grant = kind == CHANGED_KINDS[0].0;
         let cluster = ClusterName::from(name.as_str());
         let (exists, known, has_grants) = {
             let index = self.hub_state.index.read();
             let known = index.cluster(&cluster).cloned();
-            let exists = if is_grant { index.grant(&name).is_some() } else { known.is_some() };
+            let exists = if is_grant {
+                index.grant(&name).is_some()
+            } else {
+                known.is_some()
+            };
             (exists, known, index.knows_grants())
         };
         if !has_grants {
-            return Err(Status::unavailable("the hub cannot read the grants now: try again"));
+            return Err(Status::unavailable(
+                "the hub cannot read the grants now: try again",
+            ));
         }
         let deletes = asked.delete && asked.object.is_empty();
         let verb = match (deletes, exists) {
@@ -155,38 +203,96 @@ impl Questions {
             (false, true) => "update",
             (false, false) => "create",
         };
-        self.may_change(user, verb, if is_grant { CHANGED_KINDS[0].1 } else { CHANGED_KINDS[1].1 }, &name).await?;
+        self.may_change(
+            user,
+            verb,
+            if is_grant {
+                CHANGED_KINDS[0].1
+            } else {
+                CHANGED_KINDS[1].1
+            },
+            &name,
+        )
+        .await?;
         if deletes {
             if !exists {
                 return Err(Status::not_found(format!("the hub knows no {kind} {name}")));
             }
-            let object = if is_grant { ChangedObject::Grant(name, None) } else { ChangedObject::Member(cluster, None) };
+            let object = if is_grant {
+                ChangedObject::Grant(name, None)
+            } else {
+                ChangedObject::Member(cluster, None)
+            };
             return Ok((object, exists));
         }
         runnel_api::check_spec(kind, &value["spec"]).map_err(|why| malformed(&why))?;
         if is_grant {
             let grant: runnel_api::DistributionGrant =
                 serde_json::from_value(value).map_err(|error| malformed(&error))?;
-            return Ok((ChangedObject::Grant(name, Some(Box::new(RuleGrant::read(&grant)))), exists));
+            return Ok((
+                ChangedObject::Grant(name, Some(Box::new(RuleGrant::read(&grant)))),
+                exists,
+            ));
         }
-        let member: runnel_api::MemberCluster = serde_json::from_value(value).map_err(|error| malformed(&error))?;
-        if !member.labels().iter().all(|(key, value)| is_label_pair(key, value)) {
+        let member: runnel_api::MemberCluster =
+            serde_json::from_value(value).map_err(|error| malformed(&error))?;
+        if !member
+            .labels()
+            .iter()
+            .all(|(key, value)| is_label_pair(key, value))
+        {
             return Err(malformed(&"metadata.labels: a key or value is no label"));
         }
         let read = Cluster::read(&member);
         // What only the hub and the agent decide is as it is.
-        let known = known.unwrap_or_else(|| Cluster { uid: "plan".into(), ..Cluster::default() });
-        let Cluster { labels, accepted, cordoned, leaving, .. } = read;
-        Ok((ChangedObject::Member(cluster, Some(Cluster { labels, accepted, cordoned, leaving, ..known })), exists))
+        let known = known.unwrap_or_else(|| Cluster {
+            uid: "plan".into(),
+            ..Cluster::default()
+        });
+        let Cluster {
+            labels,
+            accepted,
+            cordoned,
+            leaving,
+            ..
+        } = read;
+        Ok((
+            ChangedObject::Member(
+                cluster,
+                Some(Cluster {
+                    labels,
+                    accepted,
+                    cordoned,
+                    leaving,
+                    ..known
+                }),
+            ),
+            exists,
+        ))
     }
 
-    async fn may_change(&self, user: &User, verb: &str, resource: &str, name: &str) -> Result<(), Status> {
+    async fn may_change(
+        &self,
+        user: &User,
+        verb: &str,
+        resource: &str,
+        name: &str,
+    ) -> Result<(), Status> {
         let name = if verb == "create" { "" } else { name };
-        let access = Access { verb, group: "runnel.dev", resource, namespace: "", name };
+        let access = Access {
+            verb,
+            group: "runnel.dev",
+            resource,
+            namespace: "",
+            name,
+        };
         if self.allows(user, &access).await? {
             return Ok(());
         }
-        Err(Status::permission_denied(format!("{} may not {verb} {resource}.runnel.dev", user.name())))
+        Err(Status::permission_denied(format!(
+            "{} may not {verb} {resource}.runnel.dev",
+            user.name()
+        )))
     }
 }
 
@@ -194,12 +300,20 @@ impl Questions {
 fn judged<T>(affected: &mut Vec<T>) -> Option<String> {
     let all = affected.len();
     affected.truncate(JUDGED);
-    (all > JUDGED).then(|| format!("the removal guard judged the first {JUDGED} of {all} rules that change"))
+    (all > JUDGED)
+        .then(|| format!("the removal guard judged the first {JUDGED} of {all} rules that change"))
 }
 
 fn is_label_pair(key: &str, value: &str) -> bool {
-    let plain = |text: &str, more: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c));
-    !key.is_empty() && key.len() <= LABEL_KEY && value.len() <= LABEL_VALUE && plain(key, "-_./") && plain(value, "-_.")
+    let plain = |text: &str, more: &str| {
+        text.chars()
+            .all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+    };
+    !key.is_empty()
+        && key.len() <= LABEL_KEY
+        && value.len() <= LABEL_VALUE
+        && plain(key, "-_./")
+        && plain(value, "-_.")
 }
 
 #[cfg(test)]
@@ -209,9 +323,18 @@ mod tests {
     #[test]
     fn labels_within_the_limits_are_taken() {
         assert!(is_label_pair("example.com/tier", "a-b_c.9") && is_label_pair("tier", ""));
-        assert!(is_label_pair(&"k".repeat(LABEL_KEY), &"v".repeat(LABEL_VALUE)));
+        assert!(is_label_pair(
+            &"k".repeat(LABEL_KEY),
+            &"v".repeat(LABEL_VALUE)
+        ));
         let (key, value) = ("k".repeat(LABEL_KEY + 1), "v".repeat(LABEL_VALUE + 1));
-        for (key, value) in [("", "a"), (key.as_str(), "a"), ("a", value.as_str()), ("a b", "c"), ("a", "b\n")] {
+        for (key, value) in [
+            ("", "a"),
+            (key.as_str(), "a"),
+            ("a", value.as_str()),
+            ("a b", "c"),
+            ("a", "b\n"),
+        ] {
             assert!(!is_label_pair(key, value), "{key} {value}");
         }
     }
@@ -221,18 +344,37 @@ mod tests {
         let mut within = vec![(); JUDGED];
         assert_eq!((judged(&mut within), within.len()), (None, JUDGED));
         let mut beyond = vec![(); JUDGED + 1];
-        assert!(judged(&mut beyond).is_some_and(|note| note.contains("the first 200 of 201 rules")));
+        assert!(
+            judged(&mut beyond).is_some_and(|note| note.contains("the first 200 of 201 rules"))
+        );
         assert_eq!(beyond.len(), JUDGED);
     }
 
     #[test]
     fn only_grants_and_members_are_changes() {
         let of = |object: &str, kind: &str| {
-            let rule = wire::RuleQuestion { kind: kind.into(), ..wire::RuleQuestion::default() };
-            kind_of(&wire::PlanQuestion { object: object.into(), rule: Some(rule), ..wire::PlanQuestion::default() })
+            let rule = wire::RuleQuestion {
+                kind: kind.into(),
+                ..wire::RuleQuestion::default()
+            };
+            kind_of(&wire::PlanQuestion {
+                object: object.into(),
+                rule: Some(rule),
+                ..wire::PlanQuestion::default()
+            })
         };
         assert_eq!(of("", "MemberCluster"), Some("MemberCluster"));
-        assert_eq!(of(r#"{"kind": "DistributionGrant"}"#, ""), Some("DistributionGrant"));
-        assert_eq!((of("", "DistributionRule"), of("{", "MemberCluster"), of("{}", "")), (None, None, None));
+        assert_eq!(
+            of(r#"{"kind": "DistributionGrant"}"#, ""),
+            Some("DistributionGrant")
+        );
+        assert_eq!(
+            (
+                of("", "DistributionRule"),
+                of("{", "MemberCluster"),
+                of("{}", "")
+            ),
+            (None, None, None)
+        );
     }
 }

@@ -25,7 +25,11 @@ impl Questions {
         dry_run: bool,
         delete: bool,
     ) -> Result<Rule, Status> {
-        let name = RuleName { kind: asked.kind, namespace: asked.namespace, name: asked.name };
+        let name = RuleName {
+            kind: asked.kind,
+            namespace: asked.namespace,
+            name: asked.name,
+        };
         self.may(user, "get", &name).await?;
         if dry_run {
             self.may(user, "update", &name).await?;
@@ -34,20 +38,38 @@ impl Questions {
             self.may(user, "delete", &name).await?;
         }
         let index = self.hub_state.index.read();
-        let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
-        found.map(|(_, entry)| entry.rule.clone()).ok_or_else(|| Status::not_found("the hub knows no such rule"))
+        let found = index
+            .rules()
+            .find(|(_, entry)| entry.rule.terms.rule == name);
+        found
+            .map(|(_, entry)| entry.rule.clone())
+            .ok_or_else(|| Status::not_found("the hub knows no such rule"))
     }
 
     /// A rule that is not saved, for whoever may save it.
     pub(super) async fn unsaved(&self, user: &User, object: &str) -> Result<Rule, Status> {
-        let malformed =
-            |why: &dyn std::fmt::Display| Status::invalid_argument(format!("the rule cannot be read: {why}"));
+        let malformed = |why: &dyn std::fmt::Display| {
+            Status::invalid_argument(format!("the rule cannot be read: {why}"))
+        };
         let value: Value = serde_json::from_str(object).map_err(|error| malformed(&error))?;
-        let text = |path: &str| value.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let name =
-            RuleName { kind: text("/kind"), namespace: text("/metadata/namespace"), name: text("/metadata/name") };
-        if !text("/apiVersion").starts_with("runnel.dev/") || !KINDS.iter().any(|(kind, _)| *kind == name.kind) {
-            return Err(malformed(&"kind: it is no DistributionRule or ClusterDistributionRule of runnel.dev"));
+        let text = |path: &str| {
+            value
+                .pointer(path)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let name = RuleName {
+            kind: text("/kind"),
+            namespace: text("/metadata/namespace"),
+            name: text("/metadata/name"),
+        };
+        if !text("/apiVersion").starts_with("runnel.dev/")
+            || !KINDS.iter().any(|(kind, _)| *kind == name.kind)
+        {
+            return Err(malformed(
+                &"kind: it is no DistributionRule or ClusterDistributionRule of runnel.dev",
+            ));
         }
         let is_whole = name.kind == KINDS[1].0;
         // Nobody has looked at it as the API server looks at what it saves, and parts of it go to agents.
@@ -55,10 +77,17 @@ impl Questions {
         runnel_api::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
         let known = {
             let index = self.hub_state.index.read();
-            let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
+            let found = index
+                .rules()
+                .find(|(_, entry)| entry.rule.terms.rule == name);
             found.map(|(uid, entry)| (uid.clone(), entry.rule.terms.created_at))
         };
-        self.may(user, if known.is_some() { "update" } else { "create" }, &name).await?;
+        self.may(
+            user,
+            if known.is_some() { "update" } else { "create" },
+            &name,
+        )
+        .await?;
         let namespace = &self.hub_state.settings.namespace;
         let rule = if is_whole {
             let rule: runnel_api::ClusterDistributionRule =
@@ -73,7 +102,11 @@ impl Questions {
     }
 
     pub(super) async fn allows(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
-        if is_planner(user.name(), &self.hub_state.settings.namespace, self.planner.as_deref()) {
+        if is_planner(
+            user.name(),
+            &self.hub_state.settings.namespace,
+            self.planner.as_deref(),
+        ) {
             return Ok(true);
         }
         self.reviewer.may(user, access).await
@@ -81,13 +114,30 @@ impl Questions {
 
     async fn may(&self, user: &User, verb: &str, rule: &RuleName) -> Result<(), Status> {
         let resource = resource_of(rule)?;
-        let name = if verb == "create" { "" } else { rule.name.as_str() };
-        let access = Access { verb, group: "runnel.dev", resource, namespace: &rule.namespace, name };
+        let name = if verb == "create" {
+            ""
+        } else {
+            rule.name.as_str()
+        };
+        let access = Access {
+            verb,
+            group: "runnel.dev",
+            resource,
+            namespace: &rule.namespace,
+            name,
+        };
         if self.allows(user, &access).await? {
             return Ok(());
         }
-        let place = if rule.namespace.is_empty() { String::new() } else { format!(" in namespace {}", rule.namespace) };
-        Err(Status::permission_denied(format!("{} may not {verb} {resource}.runnel.dev{place}", user.name())))
+        let place = if rule.namespace.is_empty() {
+            String::new()
+        } else {
+            format!(" in namespace {}", rule.namespace)
+        };
+        Err(Status::permission_denied(format!(
+            "{} may not {verb} {resource}.runnel.dev{place}",
+            user.name()
+        )))
     }
 
     /// Who may not get a kind hears nothing about objects of it, as he may not save a rule that selects it.
@@ -95,7 +145,10 @@ impl Questions {
         let mut wanted: BTreeSet<(&str, &str)> = BTreeSet::new();
         for entry in &rule.sources {
             for kind in &entry.kinds {
-                let everywhere = entry.namespaces.iter().any(|namespace| !namespace.is_literal());
+                let everywhere = entry
+                    .namespaces
+                    .iter()
+                    .any(|namespace| !namespace.is_literal());
                 let names = entry.namespaces.iter().map(|name| name.as_str());
                 if everywhere {
                     wanted.insert((kind.resource, ""));
@@ -106,9 +159,16 @@ impl Questions {
         }
         let mut everywhere: BTreeMap<&str, bool> = BTreeMap::new();
         for (resource, namespace) in wanted {
-            let Some(kind) = Kind::by_resource(resource) else { continue };
-            let access =
-                |namespace| Access { verb: "get", group: kind.group, resource: kind.plural, namespace, name: "" };
+            let Some(kind) = Kind::by_resource(resource) else {
+                continue;
+            };
+            let access = |namespace| Access {
+                verb: "get",
+                group: kind.group,
+                resource: kind.plural,
+                namespace,
+                name: "",
+            };
             let whole = match everywhere.get(resource) {
                 Some(known) => *known,
                 None if rule.terms.rule.is_cluster_scoped() => {
@@ -146,11 +206,13 @@ fn is_planner(user: &str, namespace: &str, planner: Option<&str>) -> bool {
 fn check_identity(rule: &RuleName) -> Result<(), &'static str> {
     let is_whole = rule.kind == KINDS[1].0;
     match (is_subdomain(&rule.name), rule.namespace.as_str()) {
-        (false, _) => {
-            Err("metadata.name: write a name of lowercase letters, digits, '-' and '.', up to 253 characters")
-        }
+        (false, _) => Err(
+            "metadata.name: write a name of lowercase letters, digits, '-' and '.', up to 253 characters",
+        ),
         (true, "") if is_whole => Ok(()),
-        (true, _) if is_whole => Err("metadata.namespace: a ClusterDistributionRule has none: remove it"),
+        (true, _) if is_whole => {
+            Err("metadata.namespace: a ClusterDistributionRule has none: remove it")
+        }
         (true, namespace) if is_label(namespace) => Ok(()),
         (true, _) => Err("metadata.namespace: write the name of a namespace"),
     }
@@ -177,22 +239,42 @@ mod tests {
     #[test]
     fn only_the_configured_account_counts_as_administrator() {
         let is = |user: &str, planner| is_planner(user, "runnel-system", planner);
-        assert!(is("system:serviceaccount:runnel-system:mine-plan", Some("mine-plan")));
-        assert!(!is("system:serviceaccount:runnel-system:runnel-hub-plan", Some("mine-plan")));
-        assert!(!is("system:serviceaccount:other:mine-plan", Some("mine-plan")));
-        assert!(!is("system:serviceaccount:runnel-system:runnel-hub-plan", None));
+        assert!(is(
+            "system:serviceaccount:runnel-system:mine-plan",
+            Some("mine-plan")
+        ));
+        assert!(!is(
+            "system:serviceaccount:runnel-system:runnel-hub-plan",
+            Some("mine-plan")
+        ));
+        assert!(!is(
+            "system:serviceaccount:other:mine-plan",
+            Some("mine-plan")
+        ));
+        assert!(!is(
+            "system:serviceaccount:runnel-system:runnel-hub-plan",
+            None
+        ));
         assert!(!is("mine-plan", Some("mine-plan")) && !is("", None));
     }
 
     #[test]
     fn a_rule_is_called_as_the_api_server_lets_it_be_called() {
         let called = |kind: &str, namespace: &str, name: &str| {
-            check_identity(&RuleName { kind: kind.into(), namespace: namespace.into(), name: name.into() }).is_ok()
+            check_identity(&RuleName {
+                kind: kind.into(),
+                namespace: namespace.into(),
+                name: name.into(),
+            })
+            .is_ok()
         };
         let long = "x".repeat(254);
         assert!(called(KINDS[0].0, "team", "a.b") && called(KINDS[1].0, "", "a"));
         for name in ["", "A", "a..b", "-a", "a/b", &long] {
-            assert!(!called(KINDS[0].0, "team", name) && !called(KINDS[1].0, "", name), "{name}");
+            assert!(
+                !called(KINDS[0].0, "team", name) && !called(KINDS[1].0, "", name),
+                "{name}"
+            );
         }
         for namespace in ["", "A", "a.b", &"x".repeat(64)] {
             assert!(!called(KINDS[0].0, namespace, "a"), "{namespace}");

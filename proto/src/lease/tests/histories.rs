@@ -60,14 +60,22 @@ struct World {
 
 impl World {
     fn new(start: Instant) -> Self {
-        let mut world = Self { election: Election::new(start), lives: 0, led: BTreeMap::new() };
+        let mut world = Self {
+            election: Election::new(start),
+            lives: 0,
+            led: BTreeMap::new(),
+        };
         world.election.processes = (0..PROCESSES).map(|number| world.started(number)).collect();
         world
     }
 
     fn started(&mut self, number: usize) -> Candidate {
         self.lives += 1;
-        let mut started = Candidate::new(NAME, me(&format!("p{number}"), &self.lives.to_string(), true), TIMING);
+        let mut started = Candidate::new(
+            NAME,
+            me(&format!("p{number}"), &self.lives.to_string(), true),
+            TIMING,
+        );
         started.observe(self.election.lease.clone(), self.election.now);
         started
     }
@@ -83,8 +91,12 @@ impl World {
             Event::Restart(_) => {}
             Event::Remove => {
                 let election = &mut self.election;
-                let Some(removed) = election.lease.take() else { return };
-                election.requests.retain(|request| request.write.metadata.uid.is_some());
+                let Some(removed) = election.lease.take() else {
+                    return;
+                };
+                election
+                    .requests
+                    .retain(|request| request.write.metadata.uid.is_some());
                 for process in &mut election.processes {
                     if process.lead(election.now).is_none() {
                         process.observe(Some(removed.clone()), election.now);
@@ -97,15 +109,23 @@ impl World {
 
     fn leads(&self) -> Vec<(String, &Lead)> {
         let processes = self.election.processes.iter();
-        processes.filter_map(|process| Some((process.me.identity(), process.lead(self.election.now)?))).collect()
+        processes
+            .filter_map(|process| Some((process.me.identity(), process.lead(self.election.now)?)))
+            .collect()
     }
 
     fn check(&mut self) -> Result<(), TestCaseError> {
         let leads = self.leads();
         prop_assert!(leads.len() <= 1, "two lead: {leads:?}");
-        let leads: Vec<_> = leads.into_iter().map(|(who, lead)| (who, (lead.epoch.clone(), lead.term))).collect();
+        let leads: Vec<_> = leads
+            .into_iter()
+            .map(|(who, lead)| (who, (lead.epoch.clone(), lead.term)))
+            .collect();
         for (who, term) in leads {
-            let higher = self.led.keys().any(|(epoch, known)| *epoch == term.0 && *known > term.1);
+            let higher = self
+                .led
+                .keys()
+                .any(|(epoch, known)| *epoch == term.0 && *known > term.1);
             prop_assert!(!higher, "a term lower than one before: {term:?}");
             let known = self.led.entry(term).or_insert_with(|| who.clone());
             prop_assert_eq!(&*known, &who, "one term of two processes");

@@ -79,14 +79,27 @@ pub struct Election<P> {
 
 impl<P: Process> Election<P> {
     pub fn new(start: Instant) -> Self {
-        Self { start, now: start, lease: None, version: 0, leases: 0, processes: vec![], requests: vec![] }
+        Self {
+            start,
+            now: start,
+            lease: None,
+            version: 0,
+            leases: 0,
+            processes: vec![],
+            requests: vec![],
+        }
     }
 
     /// What the API server makes of a write; none: a conflict.
     fn write(&mut self, write: &Lease) -> Option<Lease> {
-        let (wanted, there) = (&write.metadata, self.lease.as_ref().map(|lease| &lease.metadata));
+        let (wanted, there) = (
+            &write.metadata,
+            self.lease.as_ref().map(|lease| &lease.metadata),
+        );
         let fits = match there {
-            Some(there) => there.uid == wanted.uid && there.resource_version == wanted.resource_version,
+            Some(there) => {
+                there.uid == wanted.uid && there.resource_version == wanted.resource_version
+            }
             None => wanted.uid.is_none(),
         };
         if !fits {
@@ -106,11 +119,15 @@ impl<P: Process> Election<P> {
     pub fn touch(&mut self) {
         self.version += 2;
         let version = Some(self.version.to_string());
-        self.lease.iter_mut().for_each(|lease| lease.metadata.resource_version.clone_from(&version));
+        self.lease
+            .iter_mut()
+            .for_each(|lease| lease.metadata.resource_version.clone_from(&version));
     }
 
     fn waits(&self, process: usize) -> bool {
-        self.requests.iter().any(|request| request.from == process && request.waits)
+        self.requests
+            .iter()
+            .any(|request| request.from == process && request.waits)
     }
 
     /// A process sends the write that it decides on, if any.
@@ -123,7 +140,12 @@ impl<P: Process> Election<P> {
             match self.processes[from].next(self.now, wall) {
                 Step::Look => self.processes[from].observed(self.lease.clone(), self.now),
                 Step::Create(write) | Step::Replace(write) => {
-                    self.requests.push(Request { from, waits: true, write, sent: self.now });
+                    self.requests.push(Request {
+                        from,
+                        waits: true,
+                        write,
+                        sent: self.now,
+                    });
                     return true;
                 }
                 Step::Wait(_) | Step::Remove(_) => return false,
@@ -135,7 +157,12 @@ impl<P: Process> Election<P> {
         if request >= self.requests.len() {
             return;
         }
-        let Request { from, waits, write, sent } = self.requests.remove(request);
+        let Request {
+            from,
+            waits,
+            write,
+            sent,
+        } = self.requests.remove(request);
         let written = self.write(&write);
         match written {
             _ if !waits => {}
@@ -147,7 +174,10 @@ impl<P: Process> Election<P> {
 
     /// Another process takes the place of one that died.
     pub fn replace(&mut self, number: usize, process: P) {
-        self.requests.iter_mut().filter(|request| request.from == number).for_each(|request| request.waits = false);
+        self.requests
+            .iter_mut()
+            .filter(|request| request.from == number)
+            .for_each(|request| request.waits = false);
         self.processes[number] = process;
     }
 
@@ -170,7 +200,11 @@ impl<P: Process> Election<P> {
             Event::Send(from) => drop(self.send(from)),
             Event::Arrive(request, is_answered) => self.arrive(request, is_answered),
             Event::Abandon(number) => {
-                for request in self.requests.iter_mut().filter(|request| request.from == number && request.waits) {
+                for request in self
+                    .requests
+                    .iter_mut()
+                    .filter(|request| request.from == number && request.waits)
+                {
                     request.waits = false;
                     self.processes[number].failed(false, self.now);
                 }
@@ -178,7 +212,9 @@ impl<P: Process> Election<P> {
             Event::Watch(number) if !self.waits(number) => {
                 self.processes[number].watched(self.lease.clone(), self.now);
             }
-            Event::Read(number) if !self.waits(number) => self.processes[number].observed(self.lease.clone(), self.now),
+            Event::Read(number) if !self.waits(number) => {
+                self.processes[number].observed(self.lease.clone(), self.now)
+            }
             Event::Release(number) if !self.waits(number) => {
                 if let Some(write) = self.processes[number].release() {
                     self.write(&write);

@@ -2,11 +2,14 @@
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData,
+    SanType, SerialNumber,
 };
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{
+    CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer,
+};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
 use x509_parser::prelude::FromDer;
@@ -64,7 +67,11 @@ impl Authority {
     ///
     /// # Errors
     /// As [`Self::generate`].
-    pub fn generate_for(hub_id: &str, now: SystemTime, life: Duration) -> Result<Self, IdentityError> {
+    pub fn generate_for(
+        hub_id: &str,
+        now: SystemTime,
+        life: Duration,
+    ) -> Result<Self, IdentityError> {
         if !is_hub_id(hub_id) {
             return Err(IdentityError::SpiffeId);
         }
@@ -76,7 +83,9 @@ impl Authority {
         params.distinguished_name = name(&format!("hub {hub_id}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let certificate = params.self_signed(&key).map_err(|_| IdentityError::Crypto)?;
+        let certificate = params
+            .self_signed(&key)
+            .map_err(|_| IdentityError::Crypto)?;
         Self::from_pem(&certificate.pem(), &key.serialize_pem())
     }
 
@@ -95,9 +104,13 @@ impl Authority {
         if !certificate.is_ca() {
             return Err(IdentityError::NotAuthority);
         }
-        let (not_before, not_after) = (certificate.validity().not_before, certificate.validity().not_after);
+        let (not_before, not_after) = (
+            certificate.validity().not_before,
+            certificate.validity().not_after,
+        );
         let (not_before, not_after) = (time(not_before.timestamp()), time(not_after.timestamp()));
-        let issuer = Issuer::from_ca_cert_der(&der, key).map_err(|_| IdentityError::NotAuthority)?;
+        let issuer =
+            Issuer::from_ca_cert_der(&der, key).map_err(|_| IdentityError::NotAuthority)?;
         Ok(Self {
             certificate: der.into_owned(),
             certificate_pem: certificate_pem.to_owned(),
@@ -129,7 +142,9 @@ impl Authority {
 
     /// Whether a hub made it for itself, so that nobody else renews it.
     pub fn is_self_made(&self) -> bool {
-        let Ok(certificate) = parse(&self.certificate) else { return false };
+        let Ok(certificate) = parse(&self.certificate) else {
+            return false;
+        };
         let organization = certificate.subject().iter_organization().next();
         let is_own = organization.and_then(|name| name.as_str().ok()) == Some(ORGANIZATION);
         is_own && certificate.subject() == certificate.issuer()
@@ -137,7 +152,12 @@ impl Authority {
 
     /// When a self-made authority is to be replaced: when half of its life is over.
     pub fn renew_at(&self) -> SystemTime {
-        self.not_before + self.not_after.duration_since(self.not_before).unwrap_or_default() / 2
+        self.not_before
+            + self
+                .not_after
+                .duration_since(self.not_before)
+                .unwrap_or_default()
+                / 2
     }
 
     /// When the authority's own certificate ends.
@@ -161,26 +181,52 @@ impl Authority {
     ) -> Result<SignedCertificate, IdentityError> {
         let id = SpiffeId::cluster(hub_id, cluster, uid)?;
         let key = request_key(request)?;
-        let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request))
-            .map_err(|_| IdentityError::Request)?;
-        let params = self.leaf(&id, "member", ExtendedKeyUsagePurpose::ClientAuth, now, lifetime)?;
-        let signed = params.signed_by(&request.public_key, &self.issuer).map_err(|_| IdentityError::Crypto)?;
+        let request =
+            CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request))
+                .map_err(|_| IdentityError::Request)?;
+        let params = self.leaf(
+            &id,
+            "member",
+            ExtendedKeyUsagePurpose::ClientAuth,
+            now,
+            lifetime,
+        )?;
+        let signed = params
+            .signed_by(&request.public_key, &self.issuer)
+            .map_err(|_| IdentityError::Crypto)?;
         let written = PeerCertificate::from_der(signed.der())?;
         // The key that was judged is the key that was signed.
         if written.key != key {
             return Err(IdentityError::RequestKey);
         }
-        Ok(SignedCertificate { der: signed.der().clone(), key, not_after: written.not_after })
+        Ok(SignedCertificate {
+            der: signed.der().clone(),
+            key,
+            not_after: written.not_after,
+        })
     }
 
     /// Makes the hub's serving certificate and a key for it.
     ///
     /// # Errors
     /// [`IdentityError`], when the hub id is none or signing fails.
-    pub fn sign_hub(&self, hub_id: &str, now: SystemTime, lifetime: Duration) -> Result<ServingPair, IdentityError> {
+    pub fn sign_hub(
+        &self,
+        hub_id: &str,
+        now: SystemTime,
+        lifetime: Duration,
+    ) -> Result<ServingPair, IdentityError> {
         let key = new_key()?;
-        let params = self.leaf(&SpiffeId::hub(hub_id)?, "hub", ExtendedKeyUsagePurpose::ServerAuth, now, lifetime)?;
-        let signed = params.signed_by(&key, &self.issuer).map_err(|_| IdentityError::Crypto)?;
+        let params = self.leaf(
+            &SpiffeId::hub(hub_id)?,
+            "hub",
+            ExtendedKeyUsagePurpose::ServerAuth,
+            now,
+            lifetime,
+        )?;
+        let signed = params
+            .signed_by(&key, &self.issuer)
+            .map_err(|_| IdentityError::Crypto)?;
         Ok(ServingPair {
             not_after: PeerCertificate::from_der(signed.der())?.not_after,
             chain: vec![signed.der().clone(), self.certificate.clone()],
@@ -200,7 +246,10 @@ impl Authority {
         if now >= self.not_after {
             return Err(IdentityError::AuthorityExpired);
         }
-        let uri = id.to_string().try_into().map_err(|_| IdentityError::SpiffeId)?;
+        let uri = id
+            .to_string()
+            .try_into()
+            .map_err(|_| IdentityError::SpiffeId)?;
         let mut params = CertificateParams::default();
         params.not_before = (now - SKEW).into();
         params.not_after = (now + lifetime).min(self.not_after).into();
@@ -236,15 +285,25 @@ fn serial() -> Result<SerialNumber, IdentityError> {
 /// The key of a request, judged by what the request says about the key itself: the signature's algorithm does not
 /// tell the curve.
 fn request_key(der: &[u8]) -> Result<Fingerprint, IdentityError> {
-    let Ok(([], request)) = X509CertificationRequest::from_der(der) else { return Err(IdentityError::Request) };
+    let Ok(([], request)) = X509CertificationRequest::from_der(der) else {
+        return Err(IdentityError::Request);
+    };
     let key = &request.certification_request_info.subject_pki;
-    let curve = key.algorithm.parameters.as_ref().and_then(|parameters| parameters.as_oid().ok());
+    let curve = key
+        .algorithm
+        .parameters
+        .as_ref()
+        .and_then(|parameters| parameters.as_oid().ok());
     let point = &key.subject_public_key.data;
     let is_p256 = key.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY
         && curve.is_some_and(|curve| curve == OID_EC_P256)
         && point.len() == 65
         && point.first() == Some(&4);
-    if is_p256 { Ok(Fingerprint::of_key(key.raw)) } else { Err(IdentityError::RequestKey) }
+    if is_p256 {
+        Ok(Fingerprint::of_key(key.raw))
+    } else {
+        Err(IdentityError::RequestKey)
+    }
 }
 
 #[cfg(test)]
@@ -272,11 +331,17 @@ mod tests {
         let key = MemberKey::generate().unwrap();
         let signed = sign(&authority(), &key.certificate_request().unwrap()).unwrap();
         let read = PeerCertificate::from_der(&signed.der).unwrap();
-        assert_eq!(read.id, SpiffeId::cluster("hubid", "eu-3", "uid-1").unwrap());
+        assert_eq!(
+            read.id,
+            SpiffeId::cluster("hubid", "eu-3", "uid-1").unwrap()
+        );
         assert_eq!((read.key, read.not_after), (key.fingerprint(), now() + DAY));
         assert!(read.client && !read.server);
         let certificate = parse(&signed.der).unwrap();
-        assert_eq!(time(certificate.validity().not_before.timestamp()), now() - SKEW);
+        assert_eq!(
+            time(certificate.validity().not_before.timestamp()),
+            now() - SKEW
+        );
         assert!(!certificate.is_ca() && certificate.basic_constraints().unwrap().is_some());
     }
 
@@ -286,7 +351,10 @@ mod tests {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::Any,
+        ];
         params.subject_alt_names = vec![
             SanType::URI("spiffe://hubid/hub".try_into().unwrap()),
             SanType::DnsName("hub.example".try_into().unwrap()),
@@ -298,9 +366,25 @@ mod tests {
         assert!(matches!(read.id, SpiffeId::Cluster { .. }) && read.client && !read.server);
         let certificate = parse(&signed.der).unwrap();
         assert!(!certificate.is_ca());
-        assert_eq!(certificate.subject_alternative_name().unwrap().unwrap().value.general_names.len(), 1);
+        assert_eq!(
+            certificate
+                .subject_alternative_name()
+                .unwrap()
+                .unwrap()
+                .value
+                .general_names
+                .len(),
+            1
+        );
         assert!(!certificate.subject().to_string().contains("masters"));
-        assert!(!certificate.key_usage().unwrap().unwrap().value.key_cert_sign());
+        assert!(
+            !certificate
+                .key_usage()
+                .unwrap()
+                .unwrap()
+                .value
+                .key_cert_sign()
+        );
     }
 
     #[test]
@@ -308,22 +392,47 @@ mod tests {
         let authority = authority();
         for algorithm in [&rcgen::PKCS_ED25519, &rcgen::PKCS_ECDSA_P384_SHA384] {
             let key = KeyPair::generate_for(algorithm).unwrap();
-            let request = CertificateParams::default().serialize_request(&key).unwrap();
-            assert_eq!(sign(&authority, request.der()).unwrap_err(), IdentityError::RequestKey);
+            let request = CertificateParams::default()
+                .serialize_request(&key)
+                .unwrap();
+            assert_eq!(
+                sign(&authority, request.der()).unwrap_err(),
+                IdentityError::RequestKey
+            );
         }
-        let mut forged = MemberKey::generate().unwrap().certificate_request().unwrap();
+        let mut forged = MemberKey::generate()
+            .unwrap()
+            .certificate_request()
+            .unwrap();
         let last = forged.len() - 1;
         forged[last] ^= 1;
-        assert_eq!(sign(&authority, &forged).unwrap_err(), IdentityError::Request);
-        let mut longer = MemberKey::generate().unwrap().certificate_request().unwrap();
+        assert_eq!(
+            sign(&authority, &forged).unwrap_err(),
+            IdentityError::Request
+        );
+        let mut longer = MemberKey::generate()
+            .unwrap()
+            .certificate_request()
+            .unwrap();
         longer.push(0);
-        assert_eq!(sign(&authority, &longer).unwrap_err(), IdentityError::Request);
+        assert_eq!(
+            sign(&authority, &longer).unwrap_err(),
+            IdentityError::Request
+        );
     }
 
     #[test]
     fn names_that_are_not_names_are_not_signed() {
-        let request = MemberKey::generate().unwrap().certificate_request().unwrap();
-        for (hub, cluster, uid) in [("a/b", "c", "d"), ("a", "c/x", "d"), ("a", "c", ""), ("a", "C", "d")] {
+        let request = MemberKey::generate()
+            .unwrap()
+            .certificate_request()
+            .unwrap();
+        for (hub, cluster, uid) in [
+            ("a/b", "c", "d"),
+            ("a", "c/x", "d"),
+            ("a", "c", ""),
+            ("a", "C", "d"),
+        ] {
             let signed = authority().sign_member(&request, hub, cluster, uid, now(), DAY);
             assert_eq!(signed.unwrap_err(), IdentityError::SpiffeId);
         }
@@ -335,19 +444,30 @@ mod tests {
         let (one, two) = (authority(), authority());
         let again = Authority::from_pem(one.certificate_pem(), &one.key_pem()).unwrap();
         assert_eq!(again.pin(), one.pin());
-        assert_eq!(one.pin(), Fingerprint::of_certificate(one.certificate()).unwrap());
+        assert_eq!(
+            one.pin(),
+            Fingerprint::of_certificate(one.certificate()).unwrap()
+        );
         assert!(again.is_self_made() && again.renew_at() > now() + 4 * 365 * DAY);
         let mixed = Authority::from_pem(one.certificate_pem(), &two.key_pem());
         assert_eq!(mixed.err(), Some(IdentityError::AuthorityKey));
-        assert_eq!(Authority::from_pem("x", "y").err(), Some(IdentityError::AuthorityPem("certificate")));
+        assert_eq!(
+            Authority::from_pem("x", "y").err(),
+            Some(IdentityError::AuthorityPem("certificate"))
+        );
     }
 
     #[test]
     fn no_certificate_outlives_its_authority() {
         let authority = authority();
-        let request = MemberKey::generate().unwrap().certificate_request().unwrap();
+        let request = MemberKey::generate()
+            .unwrap()
+            .certificate_request()
+            .unwrap();
         let late = authority.not_after() - Duration::from_secs(60);
-        let signed = authority.sign_member(&request, "hubid", "a", "b", late, DAY).unwrap();
+        let signed = authority
+            .sign_member(&request, "hubid", "a", "b", late, DAY)
+            .unwrap();
         assert_eq!(signed.not_after, authority.not_after());
         let over = authority.sign_member(&request, "hubid", "a", "b", authority.not_after(), DAY);
         assert_eq!(over.unwrap_err(), IdentityError::AuthorityExpired);

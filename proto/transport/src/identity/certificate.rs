@@ -39,7 +39,9 @@ impl Fingerprint {
     /// # Errors
     /// [`IdentityError::Fingerprint`], for any other text.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
-        let hex = text.strip_prefix(Self::PREFIX).ok_or(IdentityError::Fingerprint)?;
+        let hex = text
+            .strip_prefix(Self::PREFIX)
+            .ok_or(IdentityError::Fingerprint)?;
         Self::from_hex(hex)
     }
 
@@ -53,8 +55,13 @@ impl Fingerprint {
     /// # Errors
     /// [`IdentityError::Fingerprint`], for any other text.
     pub fn from_hex(hex: &str) -> Result<Self, IdentityError> {
-        let bytes = data_encoding::HEXLOWER.decode(hex.as_bytes()).map_err(|_| IdentityError::Fingerprint)?;
-        bytes.try_into().map(Self).map_err(|_| IdentityError::Fingerprint)
+        let bytes = data_encoding::HEXLOWER
+            .decode(hex.as_bytes())
+            .map_err(|_| IdentityError::Fingerprint)?;
+        bytes
+            .try_into()
+            .map(Self)
+            .map_err(|_| IdentityError::Fingerprint)
     }
 }
 
@@ -94,8 +101,12 @@ impl PeerCertificate {
     /// [`IdentityError`], which says what is wrong with it.
     pub fn from_der(der: &[u8]) -> Result<Self, IdentityError> {
         let certificate = parse(der)?;
-        let names = certificate.subject_alternative_name().map_err(|_| IdentityError::Certificate)?;
-        let names = names.map(|extension| &extension.value.general_names[..]).unwrap_or_default();
+        let names = certificate
+            .subject_alternative_name()
+            .map_err(|_| IdentityError::Certificate)?;
+        let names = names
+            .map(|extension| &extension.value.general_names[..])
+            .unwrap_or_default();
         let uris: Vec<&str> = names
             .iter()
             .filter_map(|name| match name {
@@ -103,8 +114,12 @@ impl PeerCertificate {
                 _ => None,
             })
             .collect();
-        let [uri] = uris[..] else { return Err(IdentityError::NotOneIdentity(uris.len())) };
-        let usage = certificate.extended_key_usage().map_err(|_| IdentityError::Certificate)?;
+        let [uri] = uris[..] else {
+            return Err(IdentityError::NotOneIdentity(uris.len()));
+        };
+        let usage = certificate
+            .extended_key_usage()
+            .map_err(|_| IdentityError::Certificate)?;
         Ok(Self {
             id: SpiffeId::parse(uri)?,
             key: Fingerprint::of_key(certificate.tbs_certificate.subject_pki.raw),
@@ -125,7 +140,11 @@ impl PeerCertificate {
     /// For how long the certificate holds by this clock; its whole life by a clock that must be wrong, as the one who
     /// issued the certificate takes it.
     pub fn life_left(&self, now: SystemTime) -> Duration {
-        let from = if self.holds_at(now) { now } else { self.not_before };
+        let from = if self.holds_at(now) {
+            now
+        } else {
+            self.not_before
+        };
         self.not_after.duration_since(from).unwrap_or_default()
     }
 }
@@ -162,7 +181,11 @@ mod tests {
         assert_eq!(Fingerprint::parse(&print.to_string()), Ok(print));
         let upper = print.to_string().to_uppercase();
         for bad in ["", "sha256:", "sha256:00", &print.to_hex(), &upper] {
-            assert_eq!(Fingerprint::parse(bad), Err(IdentityError::Fingerprint), "{bad}");
+            assert_eq!(
+                Fingerprint::parse(bad),
+                Err(IdentityError::Fingerprint),
+                "{bad}"
+            );
         }
     }
 

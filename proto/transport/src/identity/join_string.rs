@@ -40,13 +40,19 @@ pub enum JoinStringError {
     )]
     Prefix,
     /// Written by a newer hub.
-    #[error("the join string is of a version that this agent does not know: upgrade the agent to the hub's version")]
+    #[error(
+        "the join string is of a version that this agent does not know: upgrade the agent to the hub's version"
+    )]
     Version,
     /// Far too long.
-    #[error("the join string is too long: give the output of `runnel-hub token create` and nothing else")]
+    #[error(
+        "the join string is too long: give the output of `runnel-hub token create` and nothing else"
+    )]
     TooLong,
     /// Characters were changed, lost or added.
-    #[error("the join string is damaged behind its prefix: copy it again, in one piece and without line breaks")]
+    #[error(
+        "the join string is damaged behind its prefix: copy it again, in one piece and without line breaks"
+    )]
     Damaged,
     /// The end is missing or a part is.
     #[error("the join string is incomplete: copy it again to its very end")]
@@ -57,13 +63,19 @@ pub enum JoinStringError {
     )]
     Addresses,
     /// The hub's id is none.
-    #[error("the join string's hub id is not valid: make a new join string with `runnel-hub token create`")]
+    #[error(
+        "the join string's hub id is not valid: make a new join string with `runnel-hub token create`"
+    )]
     Hub,
     /// The cluster's name is none.
-    #[error("the join string's cluster name is not valid: make a new join string with `runnel-hub token create`")]
+    #[error(
+        "the join string's cluster name is not valid: make a new join string with `runnel-hub token create`"
+    )]
     Cluster,
     /// The token is none.
-    #[error("the join string's token is not valid: make a new join string with `runnel-hub token create`")]
+    #[error(
+        "the join string's token is not valid: make a new join string with `runnel-hub token create`"
+    )]
     Token,
     /// The pin is none.
     #[error(
@@ -108,17 +120,26 @@ impl JoinString {
         if text.len() > LENGTH_LIMIT {
             return Err(JoinStringError::TooLong);
         }
-        let Some(body) = text.strip_prefix(JOIN_PREFIX) else { return Err(foreign_prefix(text)) };
-        let json = BASE64URL_NOPAD.decode(body.as_bytes()).map_err(|_| damage(body))?;
-        let written: Written = serde_json::from_slice(&json).map_err(|error| match error.classify() {
-            serde_json::error::Category::Eof | serde_json::error::Category::Data => JoinStringError::Incomplete,
-            _ => JoinStringError::Damaged,
-        })?;
+        let Some(body) = text.strip_prefix(JOIN_PREFIX) else {
+            return Err(foreign_prefix(text));
+        };
+        let json = BASE64URL_NOPAD
+            .decode(body.as_bytes())
+            .map_err(|_| damage(body))?;
+        let written: Written =
+            serde_json::from_slice(&json).map_err(|error| match error.classify() {
+                serde_json::error::Category::Eof | serde_json::error::Category::Data => {
+                    JoinStringError::Incomplete
+                }
+                _ => JoinStringError::Damaged,
+            })?;
         Self::checked(written)
     }
 
     fn checked(written: Written) -> Result<Self, JoinStringError> {
-        if written.addresses.is_empty() || !written.addresses.iter().all(|address| is_address(address)) {
+        if written.addresses.is_empty()
+            || !written.addresses.iter().all(|address| is_address(address))
+        {
             return Err(JoinStringError::Addresses);
         }
         if !is_hub_id(&written.hub) {
@@ -138,7 +159,10 @@ impl JoinString {
 }
 
 fn foreign_prefix(text: &str) -> JoinStringError {
-    let number = text.strip_prefix(ANY_PREFIX).and_then(|rest| rest.split_once('.')).map(|(number, _)| number);
+    let number = text
+        .strip_prefix(ANY_PREFIX)
+        .and_then(|rest| rest.split_once('.'))
+        .map(|(number, _)| number);
     match number {
         Some(number) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
             JoinStringError::Version
@@ -150,8 +174,14 @@ fn foreign_prefix(text: &str) -> JoinStringError {
 
 /// A cut can leave a number of characters that is no whole number of bytes.
 fn damage(body: &str) -> JoinStringError {
-    let clean = body.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
-    if clean { JoinStringError::Incomplete } else { JoinStringError::Damaged }
+    let clean = body
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
+    if clean {
+        JoinStringError::Incomplete
+    } else {
+        JoinStringError::Damaged
+    }
 }
 
 impl fmt::Debug for JoinString {
@@ -183,16 +213,24 @@ mod tests {
 
     fn with(part: &str, value: serde_json::Value) -> String {
         let text = example().encode();
-        let json = BASE64URL_NOPAD.decode(&text.as_bytes()[JOIN_PREFIX.len()..]).unwrap();
+        let json = BASE64URL_NOPAD
+            .decode(&text.as_bytes()[JOIN_PREFIX.len()..])
+            .unwrap();
         let mut json: serde_json::Value = serde_json::from_slice(&json).unwrap();
         json[part] = value;
-        format!("{JOIN_PREFIX}{}", BASE64URL_NOPAD.encode(json.to_string().as_bytes()))
+        format!(
+            "{JOIN_PREFIX}{}",
+            BASE64URL_NOPAD.encode(json.to_string().as_bytes())
+        )
     }
 
     #[test]
     fn it_reads_back_and_keeps_its_token_to_itself() {
         let join = example();
-        assert_eq!(JoinString::parse(&format!(" {}\n", join.encode())), Ok(join.clone()));
+        assert_eq!(
+            JoinString::parse(&format!(" {}\n", join.encode())),
+            Ok(join.clone())
+        );
         assert!(!format!("{join:?}").contains(&join.token.expose()[9..]));
         assert!(JoinString::parse(&with("later", true.into())).is_ok());
     }
@@ -209,12 +247,27 @@ mod tests {
             (good.replace("v1.", "v2."), JoinStringError::Version),
             ("x".repeat(20_000), JoinStringError::TooLong),
             (broken, JoinStringError::Damaged),
-            (format!("{}\n{}", &good[..40], &good[40..]), JoinStringError::Damaged),
-            (good[..good.len() - 5].to_owned(), JoinStringError::Incomplete),
+            (
+                format!("{}\n{}", &good[..40], &good[40..]),
+                JoinStringError::Damaged,
+            ),
+            (
+                good[..good.len() - 5].to_owned(),
+                JoinStringError::Incomplete,
+            ),
             (JOIN_PREFIX.to_owned(), JoinStringError::Incomplete),
-            (with("hub", serde_json::Value::Null), JoinStringError::Incomplete),
-            (with("addresses", serde_json::json!([])), JoinStringError::Addresses),
-            (with("addresses", serde_json::json!(["hub"])), JoinStringError::Addresses),
+            (
+                with("hub", serde_json::Value::Null),
+                JoinStringError::Incomplete,
+            ),
+            (
+                with("addresses", serde_json::json!([])),
+                JoinStringError::Addresses,
+            ),
+            (
+                with("addresses", serde_json::json!(["hub"])),
+                JoinStringError::Addresses,
+            ),
             (with("hub", "A/b".into()), JoinStringError::Hub),
             (with("cluster", "Eu_3".into()), JoinStringError::Cluster),
             (with("token", "abc".into()), JoinStringError::Token),

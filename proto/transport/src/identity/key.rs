@@ -13,7 +13,9 @@ impl MemberKey {
     /// # Errors
     /// [`IdentityError::Crypto`], when the system gives no random numbers.
     pub fn generate() -> Result<Self, IdentityError> {
-        KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map(Self).map_err(|_| IdentityError::Crypto)
+        KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)
+            .map(Self)
+            .map_err(|_| IdentityError::Crypto)
     }
 
     /// Reads what [`MemberKey::to_pem`] wrote.
@@ -49,7 +51,9 @@ impl MemberKey {
     pub fn certificate_request(&self) -> Result<Vec<u8>, IdentityError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        let request = params.serialize_request(&self.0).map_err(|_| IdentityError::Crypto)?;
+        let request = params
+            .serialize_request(&self.0)
+            .map_err(|_| IdentityError::Crypto)?;
         Ok(request.der().to_vec())
     }
 }

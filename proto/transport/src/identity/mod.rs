@@ -51,7 +51,9 @@ pub enum IdentityError {
     #[error("the authority's certificate is not a CA certificate")]
     NotAuthority,
     /// The authority's own time is over, or has not begun.
-    #[error("the authority's certificate is not valid now: check the clock, or replace the authority")]
+    #[error(
+        "the authority's certificate is not valid now: check the clock, or replace the authority"
+    )]
     AuthorityExpired,
     /// The system gives no random numbers, or signing failed.
     #[error("making a key or a signature failed")]

@@ -10,8 +10,12 @@ use runnel_proto::model::is_label;
 /// Lower-case base32 without padding.
 pub(super) static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
     let mut specification = Specification::new();
-    specification.symbols.push_str("abcdefghijklmnopqrstuvwxyz234567");
-    specification.encoding().expect("the specification is constant and has 32 symbols")
+    specification
+        .symbols
+        .push_str("abcdefghijklmnopqrstuvwxyz234567");
+    specification
+        .encoding()
+        .expect("the specification is constant and has 32 symbols")
 });
 
 /// Whether this can be a hub's id: a DNS label, so that it is a label value and a trust domain as well.
@@ -32,7 +36,9 @@ pub(super) fn is_uid(text: &str) -> bool {
 
 /// Whether this is `host:port`; an IPv6 host stands in brackets.
 pub fn is_address(text: &str) -> bool {
-    let Ok(authority) = text.parse::<Authority>() else { return false };
+    let Ok(authority) = text.parse::<Authority>() else {
+        return false;
+    };
     let port = authority.port_u16().is_some_and(|port| port != 0);
     port && !authority.host().is_empty() && !text.contains('@')
 }
@@ -55,7 +61,9 @@ mod tests {
             assert!(is_cluster_name(good), "{good}");
         }
         let long = "a.".repeat(32) + "a";
-        for bad in ["", "-a", "a-", "a..b", ".a", "a.", "A", "ä", "a/b", "a:b", "a b", "a%2f", "a_b", &long] {
+        for bad in [
+            "", "-a", "a-", "a..b", ".a", "a.", "A", "ä", "a/b", "a:b", "a b", "a%2f", "a_b", &long,
+        ] {
             assert!(!is_cluster_name(bad), "{bad}");
         }
     }
@@ -65,9 +73,19 @@ mod tests {
         for good in ["hub.example:8443", "10.0.0.1:1", "[::1]:8443", "hub:65535"] {
             assert!(is_address(good), "{good}");
         }
-        for bad in
-            ["", "hub", "hub:", ":1", "hub:0", "hub:65536", "https://hub:1", "hub:1/x", "a@hub:1", "::1", "h b:1"]
-        {
+        for bad in [
+            "",
+            "hub",
+            "hub:",
+            ":1",
+            "hub:0",
+            "hub:65536",
+            "https://hub:1",
+            "hub:1/x",
+            "a@hub:1",
+            "::1",
+            "h b:1",
+        ] {
             assert!(!is_address(bad), "{bad}");
         }
     }

@@ -29,7 +29,10 @@ impl SpiffeId {
     /// # Errors
     /// [`IdentityError::SpiffeId`], when the id could be read as something else.
     pub fn hub(hub_id: &str) -> Result<Self, IdentityError> {
-        Self::Hub { hub_id: hub_id.to_owned() }.checked()
+        Self::Hub {
+            hub_id: hub_id.to_owned(),
+        }
+        .checked()
     }
 
     /// A member's name.
@@ -37,7 +40,12 @@ impl SpiffeId {
     /// # Errors
     /// [`IdentityError::SpiffeId`], when a part could be read as something else.
     pub fn cluster(hub_id: &str, cluster: &str, uid: &str) -> Result<Self, IdentityError> {
-        Self::Cluster { hub_id: hub_id.to_owned(), cluster: cluster.to_owned(), uid: uid.to_owned() }.checked()
+        Self::Cluster {
+            hub_id: hub_id.to_owned(),
+            cluster: cluster.to_owned(),
+            uid: uid.to_owned(),
+        }
+        .checked()
     }
 
     /// Reads exactly what [`fmt::Display`] writes.
@@ -45,7 +53,9 @@ impl SpiffeId {
     /// # Errors
     /// [`IdentityError::SpiffeId`], for any other text.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
-        let path = text.strip_prefix("spiffe://").ok_or(IdentityError::SpiffeId)?;
+        let path = text
+            .strip_prefix("spiffe://")
+            .ok_or(IdentityError::SpiffeId)?;
         let parts: Vec<&str> = path.split('/').collect();
         match parts[..] {
             [hub_id, "hub"] => Self::hub(hub_id),
@@ -64,9 +74,17 @@ impl SpiffeId {
     fn checked(self) -> Result<Self, IdentityError> {
         let usable = match &self {
             Self::Hub { hub_id } => is_hub_id(hub_id),
-            Self::Cluster { hub_id, cluster, uid } => is_hub_id(hub_id) && is_cluster_name(cluster) && is_uid(uid),
+            Self::Cluster {
+                hub_id,
+                cluster,
+                uid,
+            } => is_hub_id(hub_id) && is_cluster_name(cluster) && is_uid(uid),
         };
-        if usable { Ok(self) } else { Err(IdentityError::SpiffeId) }
+        if usable {
+            Ok(self)
+        } else {
+            Err(IdentityError::SpiffeId)
+        }
     }
 }
 
@@ -74,7 +92,11 @@ impl fmt::Display for SpiffeId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hub { hub_id } => write!(out, "spiffe://{hub_id}/hub"),
-            Self::Cluster { hub_id, cluster, uid } => write!(out, "spiffe://{hub_id}/cluster/{cluster}/{uid}"),
+            Self::Cluster {
+                hub_id,
+                cluster,
+                uid,
+            } => write!(out, "spiffe://{hub_id}/cluster/{cluster}/{uid}"),
         }
     }
 }
@@ -87,7 +109,10 @@ mod tests {
     #[test]
     fn only_exact_names_are_read() {
         let member = "spiffe://h/cluster/eu-3/1f-2";
-        assert_eq!(SpiffeId::parse(member), SpiffeId::cluster("h", "eu-3", "1f-2"));
+        assert_eq!(
+            SpiffeId::parse(member),
+            SpiffeId::cluster("h", "eu-3", "1f-2")
+        );
         assert_eq!(SpiffeId::parse("spiffe://h/hub"), SpiffeId::hub("h"));
         for bad in [
             "",
@@ -113,7 +138,11 @@ mod tests {
             " spiffe://h/hub",
             "spiffe://h/hub\n",
         ] {
-            assert_eq!(SpiffeId::parse(bad), Err(IdentityError::SpiffeId), "{bad:?}");
+            assert_eq!(
+                SpiffeId::parse(bad),
+                Err(IdentityError::SpiffeId),
+                "{bad:?}"
+            );
         }
     }
 

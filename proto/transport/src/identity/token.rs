@@ -23,7 +23,11 @@ impl Token {
     /// [`IdentityError::Crypto`], when the system gives no random numbers.
     pub fn generate() -> Result<Self, IdentityError> {
         let (id, secret) = (random::<5>()?, random::<16>()?);
-        Ok(Self(format!("{}.{}", BASE32.encode(&id), BASE32.encode(&secret))))
+        Ok(Self(format!(
+            "{}.{}",
+            BASE32.encode(&id),
+            BASE32.encode(&secret)
+        )))
     }
 
     /// Reads a token.
@@ -31,9 +35,17 @@ impl Token {
     /// # Errors
     /// [`IdentityError::Token`], for any other text.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
-        let is_base32 = |part: &str| part.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'2'..=b'7'));
+        let is_base32 = |part: &str| {
+            part.bytes()
+                .all(|byte| matches!(byte, b'a'..=b'z' | b'2'..=b'7'))
+        };
         match text.split_once('.') {
-            Some((id, secret)) if id.len() == ID && secret.len() == SECRET && is_base32(id) && is_base32(secret) => {
+            Some((id, secret))
+                if id.len() == ID
+                    && secret.len() == SECRET
+                    && is_base32(id)
+                    && is_base32(secret) =>
+            {
                 Ok(Self(text.to_owned()))
             }
             _ => Err(IdentityError::Token),
@@ -53,13 +65,19 @@ impl Token {
     /// What is stored in its place: `sha256:` and the hash of its text.
     pub fn hash(&self) -> String {
         let hash = digest::digest(&digest::SHA256, self.0.as_bytes());
-        format!("{TOKEN_HASH_PREFIX}{}", data_encoding::HEXLOWER.encode(hash.as_ref()))
+        format!(
+            "{TOKEN_HASH_PREFIX}{}",
+            data_encoding::HEXLOWER.encode(hash.as_ref())
+        )
     }
 
     /// Whether this is the token with that hash; takes the same time for every hash of the right length.
     pub fn matches(&self, hash: &str) -> bool {
         let own = self.hash();
-        let differing = own.bytes().zip(hash.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
+        let differing = own
+            .bytes()
+            .zip(hash.bytes())
+            .fold(0, |all, (a, b)| all | (a ^ b));
         own.len() == hash.len() && std::hint::black_box(differing) == 0
     }
 }

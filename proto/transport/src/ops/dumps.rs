@@ -4,7 +4,9 @@
 /// zero for core dumps would not do: a node that pipes dumps into a program ignores it.
 pub fn forbid_core_dumps() {
     #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable) {
+    if let Err(error) =
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+    {
         tracing::warn!(%error, "the kernel does not take it that core dumps are forbidden");
     }
 }

@@ -23,7 +23,10 @@ impl Readiness {
     #[must_use]
     pub fn wait_for(&self, part: &str) -> Awaited {
         *self.parts().entry(part.to_owned()).or_default() += 1;
-        Awaited { part: part.to_owned(), readiness: self.clone() }
+        Awaited {
+            part: part.to_owned(),
+            readiness: self.clone(),
+        }
     }
 
     /// What is still awaited, in order.
@@ -82,10 +85,16 @@ pub enum BindError {
 /// # Errors
 /// [`BindError`], whose text names the address, the reason and the flag.
 pub async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, BindError> {
-    TcpListener::bind(address).await.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => BindError::InUse { address, flag },
-        _ => BindError::Other { address, flag, source },
-    })
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse { address, flag },
+            _ => BindError::Other {
+                address,
+                flag,
+                source,
+            },
+        })
 }
 
 #[derive(Clone)]
@@ -96,13 +105,21 @@ struct Shown {
 }
 
 /// `/livez`, `/readyz`, `/healthz` and `/metrics`.
-pub fn router(registry: Arc<Registry>, readiness: Readiness, shutdown: CancellationToken) -> Router {
+pub fn router(
+    registry: Arc<Registry>,
+    readiness: Readiness,
+    shutdown: CancellationToken,
+) -> Router {
     Router::new()
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(Shown { registry, readiness, shutdown })
+        .with_state(Shown {
+            registry,
+            readiness,
+            shutdown,
+        })
 }
 
 /// Serves [`router`] until `shutdown`.
@@ -116,7 +133,9 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let router = router(registry, readiness, shutdown.clone());
-    axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned()).await
+    axum::serve(listener, router)
+        .with_graceful_shutdown(shutdown.cancelled_owned())
+        .await
 }
 
 async fn ready(State(shown): State<Shown>) -> Response {
@@ -127,14 +146,21 @@ async fn ready(State(shown): State<Shown>) -> Response {
     if awaited.is_empty() {
         return "ok\n".into_response();
     }
-    let text: String = awaited.iter().map(|part| format!("waiting for {part}\n")).collect();
+    let text: String = awaited
+        .iter()
+        .map(|part| format!("waiting for {part}\n"))
+        .collect();
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 
 async fn metrics(State(shown): State<Shown>) -> Response {
     let mut text = String::new();
     if prometheus_client::encoding::text::encode(&mut text, &shown.registry).is_err() {
-        return (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written\n").into_response();
+        return (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the metrics cannot be written\n",
+        )
+            .into_response();
     }
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], text).into_response()
@@ -162,10 +188,16 @@ mod tests {
         let (readiness, shutdown) = (Readiness::default(), CancellationToken::new());
         let registry = Arc::new(crate::ops::registry("test", "0"));
         let router = router(registry, readiness.clone(), shutdown.clone());
-        let (one, two, again) =
-            (readiness.wait_for("watches"), readiness.wait_for("the hub"), readiness.wait_for("watches"));
+        let (one, two, again) = (
+            readiness.wait_for("watches"),
+            readiness.wait_for("the hub"),
+            readiness.wait_for("watches"),
+        );
         let waiting = "waiting for the hub\nwaiting for watches\n".to_owned();
-        assert_eq!(answer(&router, "/readyz").await, (StatusCode::SERVICE_UNAVAILABLE, waiting));
+        assert_eq!(
+            answer(&router, "/readyz").await,
+            (StatusCode::SERVICE_UNAVAILABLE, waiting)
+        );
         assert_eq!(answer(&router, "/livez").await.0, StatusCode::OK);
         drop((one, two));
         assert_eq!(answer(&router, "/readyz").await.1, "waiting for watches\n");
@@ -173,25 +205,38 @@ mod tests {
         assert_eq!(answer(&router, "/readyz").await.0, StatusCode::OK);
         assert!(answer(&router, "/metrics").await.1.ends_with("# EOF\n"));
         shutdown.cancel();
-        assert_eq!(answer(&router, "/readyz").await.0, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            answer(&router, "/readyz").await.0,
+            StatusCode::SERVICE_UNAVAILABLE
+        );
         assert_eq!(answer(&router, "/elsewhere").await.0, StatusCode::NOT_FOUND);
     }
 
     #[tokio::test]
     async fn a_port_in_use_is_named_with_its_flag() {
-        let first = bind(([127, 0, 0, 1], 0).into(), "--ops-listen").await.unwrap();
+        let first = bind(([127, 0, 0, 1], 0).into(), "--ops-listen")
+            .await
+            .unwrap();
         let address = first.local_addr().unwrap();
         let error = bind(address, "--ops-listen").await.unwrap_err().to_string();
-        assert_eq!(error, format!("cannot listen on {address}: the port is in use: choose another --ops-listen"));
+        assert_eq!(
+            error,
+            format!("cannot listen on {address}: the port is in use: choose another --ops-listen")
+        );
     }
 
     #[tokio::test]
     async fn serving_ends_with_the_shutdown() {
-        let listener = bind(([127, 0, 0, 1], 0).into(), "--ops-listen").await.unwrap();
+        let listener = bind(([127, 0, 0, 1], 0).into(), "--ops-listen")
+            .await
+            .unwrap();
         let shutdown = CancellationToken::new();
         let registry = Arc::new(crate::ops::registry("test", "0"));
         let serving = serve(listener, registry, Readiness::default(), shutdown.clone());
         shutdown.cancel();
-        tokio::time::timeout(Duration::from_secs(20), serving).await.unwrap().unwrap();
+        tokio::time::timeout(Duration::from_secs(20), serving)
+            .await
+            .unwrap()
+            .unwrap();
     }
 }

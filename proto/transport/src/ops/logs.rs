@@ -15,11 +15,17 @@ pub const LOG_FILTER: &str = "RUNNEL_LOG";
 /// grows, so that alerts and searches that name a key go on working; which of them a line has depends on what it tells.
 /// What libraries log has keys of their own.
 pub const LOG_KEYS: &[(&str, &str)] = &[
-    ("acked", "how many intents of a rule an agent has acknowledged"),
+    (
+        "acked",
+        "how many intents of a rule an agent has acknowledged",
+    ),
     ("address", "host:port of another process"),
     ("agent", "version of an agent"),
     ("announced", "how many intents the hub announced"),
-    ("authority", "fingerprint of a certificate authority's certificate"),
+    (
+        "authority",
+        "fingerprint of a certificate authority's certificate",
+    ),
     ("cluster", "name of a member cluster"),
     ("copies", "a number of copies"),
     ("copy", "a copy, as resource/namespace/name"),
@@ -43,16 +49,31 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("reconnect_in", "when an agent connects again, as planned"),
     ("resource", "a kind, as plural[.group]"),
     ("retry_in", "when something that failed is tried again"),
-    ("rule", "a rule, as namespace/name, or its uid where no more is known"),
+    (
+        "rule",
+        "a rule, as namespace/name, or its uid where no more is known",
+    ),
     ("rules", "a number of rules"),
     ("secret", "name of a Secret of Runnel's own"),
     ("signal", "name of a signal"),
-    ("skipped", "how many lines about the same thing were left out before"),
+    (
+        "skipped",
+        "how many lines about the same thing were left out before",
+    ),
     ("source", "a source, as resource/namespace/name"),
-    ("span", "what the line is part of: `name` is session, watch, write or copy; the other keys are of this list"),
-    ("status", "HTTP status of an API server's answer, 0 for none"),
+    (
+        "span",
+        "what the line is part of: `name` is session, watch, write or copy; the other keys are of this list",
+    ),
+    (
+        "status",
+        "HTTP status of an API server's answer, 0 for none",
+    ),
     ("target", "the part of the program; in every line"),
-    ("term", "how many times the lead has changed within an epoch"),
+    (
+        "term",
+        "how many times the lead has changed within an epoch",
+    ),
     ("timestamp", "when, in RFC 3339; in every line"),
     ("token", "id of a join token, which is no secret"),
     ("verb", "what was to be done, as in RBAC"),
@@ -63,7 +84,12 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
 
 /// Parts of libraries that write whole bodies of requests or answers, Secrets among them: they stay silent at every
 /// level.
-const QUIET: &[&str] = &["kube_client::client=off", "h2=info", "hyper=info", "tower=info"];
+const QUIET: &[&str] = &[
+    "kube_client::client=off",
+    "h2=info",
+    "hyper=info",
+    "tower=info",
+];
 
 /// How a log line is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -94,7 +120,9 @@ pub enum LogError {
     )]
     Level(String),
     /// The filter is none.
-    #[error("{LOG_FILTER} is not a log filter ({0}): write a level such as `info`, or `info,runnel_hub=debug`")]
+    #[error(
+        "{LOG_FILTER} is not a log filter ({0}): write a level such as `info`, or `info,runnel_hub=debug`"
+    )]
     Filter(#[from] tracing_subscriber::filter::ParseError),
     /// Somebody else was first.
     #[error("logs are already set up: {0}")]
@@ -107,7 +135,10 @@ pub enum LogError {
 /// [`LogError`], when the filter is unreadable or logs have begun already.
 pub fn init_logs(format: LogFormat) -> Result<(), LogError> {
     let filter = log_filter(std::env::var(LOG_FILTER).unwrap_or_default().trim())?;
-    let filter = QUIET.iter().filter_map(|quiet| quiet.parse().ok()).fold(filter, EnvFilter::add_directive);
+    let filter = QUIET
+        .iter()
+        .filter_map(|quiet| quiet.parse().ok())
+        .fold(filter, EnvFilter::add_directive);
     subscriber(format, filter, || Escaped(io::stderr())).try_init()?;
     Ok(())
 }
@@ -127,22 +158,35 @@ pub fn log_filter(text: &str) -> Result<EnvFilter, LogError> {
     // A filter by spans is for people who know them.
     let words = text.split(',').filter(|_| !text.contains('['));
     let levels = words.map(|word| word.rsplit('=').next().unwrap_or(word).trim());
-    if let Some(wrong) = levels.into_iter().find(|level| !LEVELS.contains(&level.to_ascii_lowercase().as_str())) {
+    if let Some(wrong) = levels
+        .into_iter()
+        .find(|level| !LEVELS.contains(&level.to_ascii_lowercase().as_str()))
+    {
         return Err(LogError::Level(wrong.to_owned()));
     }
     // The parser knows no white space.
-    Ok(EnvFilter::try_new(text.split_whitespace().collect::<String>())?)
+    Ok(EnvFilter::try_new(
+        text.split_whitespace().collect::<String>(),
+    )?)
 }
 
-fn subscriber<W>(format: LogFormat, filter: EnvFilter, writer: W) -> Box<dyn tracing::Subscriber + Send + Sync>
+fn subscriber<W>(
+    format: LogFormat,
+    filter: EnvFilter,
+    writer: W,
+) -> Box<dyn tracing::Subscriber + Send + Sync>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(writer);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(false)
+        .with_writer(writer);
     let base = tracing_subscriber::registry().with(filter);
     match format {
         LogFormat::Text => Box::new(base.with(lines)),
-        LogFormat::Json => Box::new(base.with(lines.json().flatten_event(true).with_span_list(false))),
+        LogFormat::Json => {
+            Box::new(base.with(lines.json().flatten_event(true).with_span_list(false)))
+        }
     }
 }
 
@@ -204,7 +248,9 @@ mod tests {
     fn logged(format: LogFormat) -> String {
         let kept = Kept::default();
         let writer = kept.clone();
-        let subscriber = subscriber(format, EnvFilter::new("info"), move || Escaped(writer.clone()));
+        let subscriber = subscriber(format, EnvFilter::new("info"), move || {
+            Escaped(writer.clone())
+        });
         tracing::subscriber::with_default(subscriber, || {
             let _in_session = tracing::info_span!("session", cluster = "eu-1").entered();
             tracing::info!(name = "a\u{1b}[2Jb", "one\nline \u{9b}31m");
@@ -227,20 +273,37 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&logged(LogFormat::Json)).unwrap();
         assert!(line["message"].as_str().unwrap().starts_with("one\nline"));
         assert_eq!(line["level"], "INFO");
-        assert_eq!(line["span"], serde_json::json!({"name": "session", "cluster": "eu-1"}));
+        assert_eq!(
+            line["span"],
+            serde_json::json!({"name": "session", "cluster": "eu-1"})
+        );
         let time = line["timestamp"].as_str().unwrap();
         assert!(time.ends_with('Z') && time.as_bytes()[10] == b'T', "{time}");
     }
 
     #[test]
     fn unknown_log_level_is_refused_by_name() {
-        for text in ["", "info", "WARN", "off", "info,runnel_hub=debug", "runnel_hub::server=trace, h2=off"] {
+        for text in [
+            "",
+            "info",
+            "WARN",
+            "off",
+            "info,runnel_hub=debug",
+            "runnel_hub::server=trace, h2=off",
+        ] {
             assert!(log_filter(text).is_ok(), "{text}");
         }
-        for (text, wrong) in [("verbose", "verbose"), ("info,runnel_hub", "runnel_hub"), ("h2=loud", "loud"), (",", "")]
-        {
+        for (text, wrong) in [
+            ("verbose", "verbose"),
+            ("info,runnel_hub", "runnel_hub"),
+            ("h2=loud", "loud"),
+            (",", ""),
+        ] {
             let error = log_filter(text).unwrap_err().to_string();
-            assert!(error.contains(&format!("`{wrong}` is not a log level")) && error.contains("info"), "{error}");
+            assert!(
+                error.contains(&format!("`{wrong}` is not a log level")) && error.contains("info"),
+                "{error}"
+            );
         }
     }
 

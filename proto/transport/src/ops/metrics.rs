@@ -16,7 +16,10 @@ pub fn registry(component: &'static str, version: &'static str) -> Registry {
     let mut registry = Registry::default();
     let build = Info::new(vec![("component", component), ("version", version)]);
     registry.register("runnel_build", "What runs here", build);
-    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let started = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64();
     registry.register_collector(Box::new(Process { started }));
     registry
 }
@@ -37,13 +40,26 @@ impl Collector for Process {
             let metric = ConstGauge::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)
         };
-        gauge("process_resident_memory_bytes", "Resident memory", resident_bytes())?;
+        gauge(
+            "process_resident_memory_bytes",
+            "Resident memory",
+            resident_bytes(),
+        )?;
         gauge("process_open_fds", "Open file descriptors", open_files())?;
-        gauge("process_start_time_seconds", "Start of the process since 1970", Some(self.started))?;
+        gauge(
+            "process_start_time_seconds",
+            "Start of the process since 1970",
+            Some(self.started),
+        )?;
         if let Some(seconds) = cpu_seconds() {
             let metric = ConstCounter::new(seconds);
             let help = "Processor time of the process";
-            metric.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, metric.metric_type())?)?;
+            metric.encode(encoder.encode_descriptor(
+                "process_cpu_seconds",
+                help,
+                None,
+                metric.metric_type(),
+            )?)?;
         }
         Ok(())
     }
@@ -51,7 +67,9 @@ impl Collector for Process {
 
 fn resident_bytes() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes * 1024.0)
 }
@@ -67,7 +85,10 @@ fn cpu_seconds() -> Option<f64> {
 
 fn open_files() -> Option<f64> {
     // Reading the folder is itself one open file.
-    let count = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
+    let count = fs::read_dir("/proc/self/fd")
+        .ok()?
+        .count()
+        .saturating_sub(1);
     u32::try_from(count).ok().map(f64::from)
 }
 
@@ -79,10 +100,25 @@ mod tests {
     fn process_and_build_are_exported() {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry("hub", "1.2.3")).unwrap();
-        assert!(text.contains("runnel_build_info{component=\"hub\",version=\"1.2.3\"} 1"), "{text}");
-        for name in ["process_resident_memory_bytes ", "process_open_fds ", "process_cpu_seconds_total "] {
-            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
-            let value: f64 = line.rsplit(' ').next().unwrap_or_default().parse().unwrap_or(-1.0);
+        assert!(
+            text.contains("runnel_build_info{component=\"hub\",version=\"1.2.3\"} 1"),
+            "{text}"
+        );
+        for name in [
+            "process_resident_memory_bytes ",
+            "process_open_fds ",
+            "process_cpu_seconds_total ",
+        ] {
+            let line = text
+                .lines()
+                .find(|line| line.starts_with(name))
+                .unwrap_or_default();
+            let value: f64 = line
+                .rsplit(' ')
+                .next()
+                .unwrap_or_default()
+                .parse()
+                .unwrap_or(-1.0);
             assert!(value >= 0.0, "{name}: {text}");
         }
     }

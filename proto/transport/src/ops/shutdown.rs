@@ -25,7 +25,10 @@ impl Signals {
     /// # Errors
     /// The system's, when a signal cannot be caught.
     pub fn install() -> io::Result<Self> {
-        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
     }
 
     /// Cancels `drain` at the first signal and returns at the second.
@@ -54,7 +57,15 @@ mod tests {
     async fn the_first_signal_drains_and_the_second_aborts() {
         let drain = CancellationToken::new();
         let mut run = std::pin::pin!(Signals::install().unwrap().run(drain.clone()));
-        let kill = || assert!(Command::new("kill").arg(id().to_string()).status().unwrap().success());
+        let kill = || {
+            assert!(
+                Command::new("kill")
+                    .arg(id().to_string())
+                    .status()
+                    .unwrap()
+                    .success()
+            )
+        };
         kill();
         let first = async {
             tokio::select! {

@@ -53,7 +53,11 @@ impl WatchTimes {
             times.next += 1;
             times.next
         };
-        let open = Open { of: self.clone(), resource, number };
+        let open = Open {
+            of: self.clone(),
+            resource,
+            number,
+        };
         open.received();
         open
     }
@@ -91,8 +95,12 @@ impl Collector for WatchTimes {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (resource, times) in &*self.times() {
             let Some(at) = times.shown() else { continue };
-            let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-            ConstGauge::new(seconds).encode(family.encode_family(&[("resource", resource.as_str())])?)?;
+            let seconds = at
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs_f64();
+            ConstGauge::new(seconds)
+                .encode(family.encode_family(&[("resource", resource.as_str())])?)?;
         }
         Ok(())
     }
@@ -100,7 +108,11 @@ impl Collector for WatchTimes {
 
 /// What a request watches, if it is a watch: the plural of its path.
 fn watched(uri: &Uri) -> Option<String> {
-    if !uri.query()?.split('&').any(|pair| pair == "watch=true" || pair == "watch=1") {
+    if !uri
+        .query()?
+        .split('&')
+        .any(|pair| pair == "watch=true" || pair == "watch=1")
+    {
         return None;
     }
     let mut parts = uri.path().trim_matches('/').split('/');
@@ -120,7 +132,10 @@ impl<S> Layer<S> for WatchTimes {
     type Service = Timed<S>;
 
     fn layer(&self, inner: S) -> Timed<S> {
-        Timed { inner, times: self.clone() }
+        Timed {
+            inner,
+            times: self.clone(),
+        }
     }
 }
 
@@ -151,8 +166,13 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await?;
-            let open = resource.filter(|_| answer.status().is_success()).map(|resource| times.open(resource));
-            Ok(answer.map(|body| TimedBody { body: Box::pin(body), open }))
+            let open = resource
+                .filter(|_| answer.status().is_success())
+                .map(|resource| times.open(resource));
+            Ok(answer.map(|body| TimedBody {
+                body: Box::pin(body),
+                open,
+            }))
         })
     }
 }
@@ -196,9 +216,18 @@ mod tests {
     #[test]
     fn only_watches_are_timed_and_by_their_resource() {
         let watched = |uri: &str| watched(&uri.parse().unwrap());
-        assert_eq!(watched("/api/v1/secrets?watch=true&timeoutSeconds=290").as_deref(), Some("secrets"));
-        assert_eq!(watched("/api/v1/namespaces/a/secrets?a=b&watch=true").as_deref(), Some("secrets"));
-        assert_eq!(watched("/api/v1/namespaces?watch=true").as_deref(), Some("namespaces"));
+        assert_eq!(
+            watched("/api/v1/secrets?watch=true&timeoutSeconds=290").as_deref(),
+            Some("secrets")
+        );
+        assert_eq!(
+            watched("/api/v1/namespaces/a/secrets?a=b&watch=true").as_deref(),
+            Some("secrets")
+        );
+        assert_eq!(
+            watched("/api/v1/namespaces?watch=true").as_deref(),
+            Some("namespaces")
+        );
         let own = "https://host/apis/runnel.dev/v1alpha1/distributionrules?watch=true";
         assert_eq!(watched(own).as_deref(), Some("distributionrules"));
         assert_eq!(watched("/api/v1/secrets?limit=500"), None);
@@ -209,9 +238,17 @@ mod tests {
     fn most_silent_of_several_watches_is_shown() {
         let times = WatchTimes::default();
         let shown = || times.times().get("secrets").and_then(Times::shown);
-        let (one, other) = (times.open("secrets".to_owned()), times.open("secrets".to_owned()));
+        let (one, other) = (
+            times.open("secrets".to_owned()),
+            times.open("secrets".to_owned()),
+        );
         let old = SystemTime::now() - std::time::Duration::from_secs(100);
-        times.times().get_mut("secrets").unwrap().open.insert(one.number, old);
+        times
+            .times()
+            .get_mut("secrets")
+            .unwrap()
+            .open
+            .insert(one.number, old);
         other.received();
         assert_eq!(shown(), Some(old));
         drop(one);

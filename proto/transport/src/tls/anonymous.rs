@@ -21,7 +21,11 @@ pub(super) struct Anonymous {
 
 impl Anonymous {
     pub(super) fn new(most: usize, life: Duration) -> Self {
-        Self { most, life, here: VecDeque::new() }
+        Self {
+            most,
+            life,
+            here: VecDeque::new(),
+        }
     }
 
     /// One more is there from now on. Of too many, the oldest goes from where most come from.
@@ -30,14 +34,25 @@ impl Anonymous {
         let (here, ended) = oneshot::channel();
         self.here.push_back((origin, here));
         if self.here.len() > self.most {
-            tracing::debug!("too many connections without a client certificate: the oldest of a crowd is closed");
+            tracing::debug!(
+                "too many connections without a client certificate: the oldest of a crowd is closed"
+            );
             let mut crowds: BTreeMap<Origin, usize> = BTreeMap::new();
-            self.here.iter().for_each(|(origin, _)| *crowds.entry(*origin).or_default() += 1);
+            self.here
+                .iter()
+                .for_each(|(origin, _)| *crowds.entry(*origin).or_default() += 1);
             let most = crowds.values().max();
-            let oldest = self.here.iter().position(|(origin, _)| crowds.get(origin) == most);
+            let oldest = self
+                .here
+                .iter()
+                .position(|(origin, _)| crowds.get(origin) == most);
             oldest.and_then(|oldest| self.here.remove(oldest));
         }
-        Stay { limit: Box::pin(sleep(self.life)), ended, over: false }
+        Stay {
+            limit: Box::pin(sleep(self.life)),
+            ended,
+            over: false,
+        }
     }
 }
 
@@ -55,7 +70,10 @@ impl Stay {
             || self.limit.as_mut().poll(context) == Poll::Ready(())
             || Pin::new(&mut self.ended).poll(context).is_ready();
         if self.over {
-            Err(io::Error::new(io::ErrorKind::TimedOut, "the connection showed no client certificate"))
+            Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the connection showed no client certificate",
+            ))
         } else {
             Ok(())
         }

@@ -30,7 +30,10 @@ pub(super) fn hint(print: Fingerprint) -> DistinguishedName {
 
 /// What an agent with these authorities says that it can verify.
 pub(super) fn hints(authorities: &[CertificateDer<'_>]) -> Vec<DistinguishedName> {
-    authorities.iter().map(|authority| hint(Fingerprint::of_authority(authority))).collect()
+    authorities
+        .iter()
+        .map(|authority| hint(Fingerprint::of_authority(authority)))
+        .collect()
 }
 
 /// One certificate to serve with, and how agents that can verify it call its authority.
@@ -48,20 +51,33 @@ impl Choices {
     pub(super) fn new(pairs: Vec<ServingPair>) -> Result<Self, TlsError> {
         let choices = pairs.into_iter().map(|pair| {
             let authority = pair.chain.get(1);
-            let mut names: Vec<_> =
-                authority.iter().map(|authority| hint(Fingerprint::of_authority(authority))).collect();
+            let mut names: Vec<_> = authority
+                .iter()
+                .map(|authority| hint(Fingerprint::of_authority(authority)))
+                .collect();
             // A join string pins the key.
-            names.extend(authority.and_then(|authority| Fingerprint::of_certificate(authority).ok()).map(hint));
+            names.extend(
+                authority
+                    .and_then(|authority| Fingerprint::of_certificate(authority).ok())
+                    .map(hint),
+            );
             let key = CertifiedKey::from_der(pair.chain, pair.key, &provider())?;
-            Ok(Choice { names, key: Arc::new(key) })
+            Ok(Choice {
+                names,
+                key: Arc::new(key),
+            })
         });
         Ok(Self(choices.collect::<Result<_, TlsError>>()?))
     }
 
     /// The newest that is hinted at; who says nothing that is known here gets the oldest.
     fn choose(&self, hinted: &[DistinguishedName]) -> Option<&Choice> {
-        let is_hinted = |name: &DistinguishedName| hinted.iter().any(|hint| hint.as_ref() == name.as_ref());
-        let newest = self.0.iter().find(|choice| choice.names.iter().any(is_hinted));
+        let is_hinted =
+            |name: &DistinguishedName| hinted.iter().any(|hint| hint.as_ref() == name.as_ref());
+        let newest = self
+            .0
+            .iter()
+            .find(|choice| choice.names.iter().any(is_hinted));
         newest.or(self.0.last())
     }
 }
@@ -96,15 +112,23 @@ mod tests {
     fn newest_hinted_version_is_chosen_else_the_oldest() {
         let now = SystemTime::now();
         let [old, new, foreign] = [(); 3].map(|()| Authority::generate("hubid", now).unwrap());
-        let pair = |authority: &Authority| authority.sign_hub("hubid", now, Duration::from_secs(60)).unwrap();
+        let pair = |authority: &Authority| {
+            authority
+                .sign_hub("hubid", now, Duration::from_secs(60))
+                .unwrap()
+        };
         let (old_pair, new_pair) = (pair(&old), pair(&new));
         let leaves = (old_pair.chain[0].clone(), new_pair.chain[0].clone());
         let choices = Choices::new(vec![new_pair, old_pair]).unwrap();
-        let chosen = |hinted: &[DistinguishedName]| choices.choose(hinted).unwrap().key.cert[0].clone();
-        let [old_name, new_name, foreign_name] =
-            [&old, &new, &foreign].map(|authority| hint(Fingerprint::of_authority(authority.certificate())));
+        let chosen =
+            |hinted: &[DistinguishedName]| choices.choose(hinted).unwrap().key.cert[0].clone();
+        let [old_name, new_name, foreign_name] = [&old, &new, &foreign]
+            .map(|authority| hint(Fingerprint::of_authority(authority.certificate())));
         assert_eq!(chosen(std::slice::from_ref(&old_name)), leaves.0);
-        assert_eq!(chosen(&[old_name, foreign_name.clone(), new_name]), leaves.1);
+        assert_eq!(
+            chosen(&[old_name, foreign_name.clone(), new_name]),
+            leaves.1
+        );
         assert_eq!(chosen(&[hint(new.pin())]), leaves.1);
         assert_eq!(chosen(&[hint(old.pin())]), leaves.0);
         assert_eq!(chosen(&[foreign_name]), leaves.0);

@@ -71,7 +71,12 @@ pub fn session_config(
 type Builder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
 
 fn builder(trust: Trust, hints: Vec<DistinguishedName>, hub_id: &str) -> Result<Builder, TlsError> {
-    let verifier = HubVerifier { trust, hints, hub: SpiffeId::hub(hub_id)?, provider: provider() };
+    let verifier = HubVerifier {
+        trust,
+        hints,
+        hub: SpiffeId::hub(hub_id)?,
+        provider: provider(),
+    };
     Ok(ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
@@ -164,7 +169,11 @@ pub struct Connector {
 impl Connector {
     /// A connector with these settings.
     pub fn new(config: ClientConfig) -> Self {
-        Self { config: Arc::new(ArcSwap::from_pointee(config)), meter: Arc::default(), route: None }
+        Self {
+            config: Arc::new(ArcSwap::from_pointee(config)),
+            meter: Arc::default(),
+            route: None,
+        }
     }
 
     /// What moves on the newest connection.
@@ -175,7 +184,10 @@ impl Connector {
     /// The same by this way, whatever the environment says.
     #[must_use]
     pub fn by(self, route: Route) -> Self {
-        Self { route: Some(Arc::new(route)), ..self }
+        Self {
+            route: Some(Arc::new(route)),
+            ..self
+        }
     }
 
     /// Sets what the next connections use; live ones stay as they are.
@@ -187,7 +199,10 @@ impl Connector {
     ///
     /// # Errors
     /// [`ConnectError`], which says what failed.
-    pub async fn connect(&self, address: &str) -> Result<TlsStream<Metered<TcpStream>>, ConnectError> {
+    pub async fn connect(
+        &self,
+        address: &str,
+    ) -> Result<TlsStream<Metered<TcpStream>>, ConnectError> {
         let named = || address.to_owned();
         let config = self.config.load_full();
         let attempt = async {
@@ -200,9 +215,14 @@ impl Connector {
             let _ = tcp.set_nodelay(true);
             let tcp = Metered::new(tcp, self.meter.clone(), SILENCE);
             let tls = TlsConnector::from(config).connect(name, tcp).await;
-            tls.map_err(|source| ConnectError::Tls { address: named(), source })
+            tls.map_err(|source| ConnectError::Tls {
+                address: named(),
+                source,
+            })
         };
-        timeout(CONNECT_LIMIT, attempt).await.unwrap_or_else(|_| Err(ConnectError::Timeout { address: named() }))
+        timeout(CONNECT_LIMIT, attempt)
+            .await
+            .unwrap_or_else(|_| Err(ConnectError::Timeout { address: named() }))
     }
 }
 
@@ -225,7 +245,10 @@ impl tower::Service<Uri> for Connector {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let connector = self.clone();
         Box::pin(async move {
-            let address = uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
+            let address = uri
+                .authority()
+                .map(|authority| authority.as_str().to_owned())
+                .unwrap_or_default();
             connector.connect(&address).await.map(TokioIo::new)
         })
     }

@@ -34,7 +34,12 @@ pub struct Meter {
 impl Default for Meter {
     fn default() -> Self {
         let (received, sent_at) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { start: Instant::now(), received, sent_at, owes: Notify::new() }
+        Self {
+            start: Instant::now(),
+            received,
+            sent_at,
+            owes: Notify::new(),
+        }
     }
 }
 
@@ -56,8 +61,12 @@ impl Meter {
     /// Returns whether a sign of life is owed now.
     fn received(&self, bytes: usize, now: u64) -> bool {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        let received = self.received.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        let silent = Duration::from_millis(now.saturating_sub(self.sent_at.load(Ordering::Relaxed)));
+        let received = self
+            .received
+            .fetch_add(bytes, Ordering::Relaxed)
+            .saturating_add(bytes);
+        let silent =
+            Duration::from_millis(now.saturating_sub(self.sent_at.load(Ordering::Relaxed)));
         let owes = received > OWED_BYTES && silent >= OWED_AFTER;
         if owes {
             self.sent(now);
@@ -104,8 +113,17 @@ impl<S> Metered<S> {
     /// Ends `stream` when nothing has moved for `silence`, and counts on `meter`.
     pub fn new(stream: S, meter: Arc<Meter>, silence: Duration) -> Self {
         meter.sent(meter.now());
-        let flow = Flow { moved_at: Instant::now(), blocked: false };
-        Self { stream, meter, silence, flow, deadline: Box::pin(sleep(silence)) }
+        let flow = Flow {
+            moved_at: Instant::now(),
+            blocked: false,
+        };
+        Self {
+            stream,
+            meter,
+            silence,
+            flow,
+            deadline: Box::pin(sleep(silence)),
+        }
     }
 
     /// The connection itself.
@@ -129,7 +147,11 @@ impl<S> Metered<S> {
     }
 
     /// How a write went.
-    fn wrote(&mut self, context: &mut Context<'_>, done: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn wrote(
+        &mut self,
+        context: &mut Context<'_>,
+        done: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         match done {
             Poll::Ready(Ok(bytes)) if bytes > 0 => {
                 self.flow.wrote(Instant::now());
@@ -172,7 +194,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let done = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.wrote(context, done)
     }
@@ -214,7 +240,10 @@ mod tests {
     #[test]
     fn flow_counts_reads_and_writes_that_had_to_wait() {
         let start = Instant::now();
-        let mut flow = Flow { moved_at: start, blocked: false };
+        let mut flow = Flow {
+            moved_at: start,
+            blocked: false,
+        };
         // What the system takes at once proves nothing.
         flow.wrote(start + second(5));
         assert_eq!(flow.moved_at, start);
@@ -230,7 +259,9 @@ mod tests {
     fn receiver_that_sends_nothing_owes_a_sign_of_life() {
         let meter = Meter::default();
         // 1 KB a second for a minute.
-        let owed = (1..=60).filter(|second| meter.received(1000, second * 1000)).count();
+        let owed = (1..=60)
+            .filter(|second| meter.received(1000, second * 1000))
+            .count();
         assert_eq!(owed, 12);
         // Whoever answers owes nothing.
         for second in 61..120 {
@@ -253,7 +284,10 @@ mod tests {
         far.write_all(b"x").await.unwrap();
         assert_eq!(near.read_u8().await.unwrap(), b'x');
         let begun = Instant::now();
-        assert_eq!(near.read_u8().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(
+            near.read_u8().await.unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
         assert!(begun.elapsed() >= SHORT / 2, "{:?}", begun.elapsed());
     }
 
@@ -261,7 +295,10 @@ mod tests {
     async fn connection_whose_writes_are_not_taken_ends() {
         let (near, _far) = duplex(64);
         let mut near = Metered::new(near, Arc::default(), SHORT);
-        assert_eq!(near.write_all(&[0; 640]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(
+            near.write_all(&[0; 640]).await.unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
     }
 
     #[tokio::test]

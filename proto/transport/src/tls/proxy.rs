@@ -13,7 +13,9 @@ pub enum ProxyError {
     #[error("HTTPS_PROXY is not an address: write http://host:port")]
     Address,
     /// A scheme that we do not speak.
-    #[error("HTTPS_PROXY must begin with http://: the connection to the hub goes through it encrypted, by CONNECT")]
+    #[error(
+        "HTTPS_PROXY must begin with http://: the connection to the hub goes through it encrypted, by CONNECT"
+    )]
     Scheme,
 }
 
@@ -39,7 +41,11 @@ impl Proxy {
     /// [`ProxyError`], which does not quote the text.
     pub fn parse(text: &str) -> Result<Self, ProxyError> {
         let text = text.trim();
-        let with_scheme = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+        let with_scheme = if text.contains("://") {
+            text.to_owned()
+        } else {
+            format!("http://{text}")
+        };
         let uri: Uri = with_scheme.parse().map_err(|_| ProxyError::Address)?;
         if uri.scheme_str() != Some("http") {
             return Err(ProxyError::Scheme);
@@ -52,16 +58,25 @@ impl Proxy {
         }
         let authorization = user.map(|user| {
             // A name alone has an empty password.
-            let user = if user.contains(':') { user.to_owned() } else { format!("{user}:") };
+            let user = if user.contains(':') {
+                user.to_owned()
+            } else {
+                format!("{user}:")
+            };
             format!("Basic {}", BASE64.encode(&unescaped(&user)))
         });
-        Ok(Self { address: format!("{host}:{}", authority.port_u16().unwrap_or(80)), authorization })
+        Ok(Self {
+            address: format!("{host}:{}", authority.port_u16().unwrap_or(80)),
+            authorization,
+        })
     }
 
     /// The request that asks for a tunnel to `host:port`.
     pub fn connect_request(&self, target: &str) -> String {
         let authorization = self.authorization.as_deref();
-        let authorization = authorization.map(|value| format!("Proxy-Authorization: {value}\r\n")).unwrap_or_default();
+        let authorization = authorization
+            .map(|value| format!("Proxy-Authorization: {value}\r\n"))
+            .unwrap_or_default();
         format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{authorization}\r\n")
     }
 }
@@ -72,7 +87,10 @@ fn unescaped(text: &str) -> Vec<u8> {
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
         let escape = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        match escape.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| first == b'%') {
+        match escape
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok())
+            .filter(|_| first == b'%')
+        {
             Some(byte) => {
                 bytes.push(byte);
                 rest = &after[2..];
@@ -91,7 +109,9 @@ pub fn answer(head: &str) -> Option<(u16, &str)> {
     let line = head.lines().next()?;
     let (version, rest) = line.split_once(' ')?;
     let (code, words) = rest.split_once(' ').unwrap_or((rest, ""));
-    version.starts_with("HTTP/1.").then_some((code.parse().ok()?, words.trim()))
+    version
+        .starts_with("HTTP/1.")
+        .then_some((code.parse().ok()?, words.trim()))
 }
 
 /// One entry of `NO_PROXY`.
@@ -101,7 +121,11 @@ enum Entry {
     All,
     /// A name with all below it (`example.com`), or only what is below it (`.example.com`, `*.example.com`); with or
     /// without a port.
-    Name { name: String, below_only: bool, port: Option<u16> },
+    Name {
+        name: String,
+        below_only: bool,
+        port: Option<u16>,
+    },
     /// One address, with or without a port.
     Address(IpAddr, Option<u16>),
     /// A network.
@@ -126,15 +150,27 @@ impl Route {
     /// # Errors
     /// [`ProxyError`], which does not quote the text.
     pub fn new(proxy: &str, no_proxy: &str) -> Result<Self, ProxyError> {
-        let proxy = (!proxy.trim().is_empty()).then(|| Proxy::parse(proxy)).transpose()?;
-        let entries = no_proxy.split([',', ' ']).map(str::trim).filter(|entry| !entry.is_empty());
-        Ok(Self { proxy, around: entries.map(entry).collect() })
+        let proxy = (!proxy.trim().is_empty())
+            .then(|| Proxy::parse(proxy))
+            .transpose()?;
+        let entries = no_proxy
+            .split([',', ' '])
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty());
+        Ok(Self {
+            proxy,
+            around: entries.map(entry).collect(),
+        })
     }
 
     /// The proxy for `host:port`, if its connection goes through one.
     pub fn proxy_for(&self, address: &str) -> Option<&Proxy> {
         let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
-        let host = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase();
+        let host = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .trim_end_matches('.')
+            .to_ascii_lowercase();
         let port = port.parse().ok();
         let proxy = self.proxy.as_ref()?;
         (!self.around.iter().any(|entry| entry.holds(&host, port))).then_some(proxy)
@@ -153,7 +189,10 @@ fn entry(text: &str) -> Entry {
     if let Ok(address) = text.trim_start_matches('[').trim_end_matches(']').parse() {
         return Entry::Address(address, None);
     }
-    let (host, port) = match text.rsplit_once(':').map(|(host, port)| (host, port.parse())) {
+    let (host, port) = match text
+        .rsplit_once(':')
+        .map(|(host, port)| (host, port.parse()))
+    {
         Some((host, Ok(port))) => (host, Some(port)),
         _ => (text, None),
     };
@@ -161,8 +200,15 @@ fn entry(text: &str) -> Entry {
         return Entry::Address(address, port);
     }
     let below = host.strip_prefix("*.").or_else(|| host.strip_prefix('.'));
-    let name = below.unwrap_or(host).trim_end_matches('.').to_ascii_lowercase();
-    Entry::Name { name, below_only: below.is_some(), port }
+    let name = below
+        .unwrap_or(host)
+        .trim_end_matches('.')
+        .to_ascii_lowercase();
+    Entry::Name {
+        name,
+        below_only: below.is_some(),
+        port,
+    }
 }
 
 impl Entry {
@@ -171,24 +217,38 @@ impl Entry {
         let address: Option<IpAddr> = host.parse().ok();
         match self {
             Self::All => true,
-            Self::Name { name, below_only, port } => {
-                let below = host.strip_suffix(name.as_str()).is_some_and(|rest| rest.ends_with('.'));
+            Self::Name {
+                name,
+                below_only,
+                port,
+            } => {
+                let below = host
+                    .strip_suffix(name.as_str())
+                    .is_some_and(|rest| rest.ends_with('.'));
                 same_port(port) && (below || (!below_only && host == name))
             }
             Self::Address(known, port) => same_port(port) && address == Some(*known),
-            Self::Network(network, bits) => address.is_some_and(|address| within(address, *network, *bits)),
+            Self::Network(network, bits) => {
+                address.is_some_and(|address| within(address, *network, *bits))
+            }
         }
     }
 }
 
 /// Whether an address lies in a network.
 fn within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
-    let prefix = |address: u128, width: u32| address.checked_shr(width.saturating_sub(u32::from(bits))).unwrap_or(0);
+    let prefix = |address: u128, width: u32| {
+        address
+            .checked_shr(width.saturating_sub(u32::from(bits)))
+            .unwrap_or(0)
+    };
     match (address, network) {
         (IpAddr::V4(address), IpAddr::V4(network)) => {
             prefix(u32::from(address).into(), 32) == prefix(u32::from(network).into(), 32)
         }
-        (IpAddr::V6(address), IpAddr::V6(network)) => prefix(address.into(), 128) == prefix(network.into(), 128),
+        (IpAddr::V6(address), IpAddr::V6(network)) => {
+            prefix(address.into(), 128) == prefix(network.into(), 128)
+        }
         _ => false,
     }
 }
@@ -202,13 +262,30 @@ mod tests {
         let proxy = Proxy::parse("http://me:s%40cret%3A@proxy.example.com:3128").unwrap();
         assert_eq!(proxy.address, "proxy.example.com:3128");
         let request = proxy.connect_request("hub:8443");
-        let authorization = format!("Proxy-Authorization: Basic {}\r\n", BASE64.encode(b"me:s@cret:"));
-        assert_eq!(request, format!("CONNECT hub:8443 HTTP/1.1\r\nHost: hub:8443\r\n{authorization}\r\n"));
+        let authorization = format!(
+            "Proxy-Authorization: Basic {}\r\n",
+            BASE64.encode(b"me:s@cret:")
+        );
+        assert_eq!(
+            request,
+            format!("CONNECT hub:8443 HTTP/1.1\r\nHost: hub:8443\r\n{authorization}\r\n")
+        );
         assert_eq!(format!("{proxy:?}"), "Proxy(proxy.example.com:3128)");
 
-        assert_eq!(Proxy::parse("proxy").map(|proxy| proxy.address), Ok("proxy:80".to_owned()));
-        assert_eq!(Proxy::parse("[::1]:3128").map(|proxy| proxy.address), Ok("[::1]:3128".to_owned()));
-        assert!(!Proxy::parse("proxy:1").unwrap().connect_request("hub:1").contains("Authorization"));
+        assert_eq!(
+            Proxy::parse("proxy").map(|proxy| proxy.address),
+            Ok("proxy:80".to_owned())
+        );
+        assert_eq!(
+            Proxy::parse("[::1]:3128").map(|proxy| proxy.address),
+            Ok("[::1]:3128".to_owned())
+        );
+        assert!(
+            !Proxy::parse("proxy:1")
+                .unwrap()
+                .connect_request("hub:1")
+                .contains("Authorization")
+        );
         assert_eq!(Proxy::parse("socks5://proxy:1"), Err(ProxyError::Scheme));
         for wrong in ["http://", "http://a b", "http://me:s€cret@"] {
             let error = Proxy::parse(wrong).unwrap_err();
@@ -244,14 +321,21 @@ mod tests {
         ];
         for (no_proxy, address, around) in cases {
             let route = Route::new("http://proxy:3128", no_proxy).unwrap();
-            assert_eq!(route.proxy_for(address).is_none(), around, "{no_proxy:?} and {address}");
+            assert_eq!(
+                route.proxy_for(address).is_none(),
+                around,
+                "{no_proxy:?} and {address}"
+            );
         }
         assert!(Route::new("", "").unwrap().proxy_for("hub:1").is_none());
     }
 
     #[test]
     fn an_answer_is_a_status_with_words() {
-        assert_eq!(answer("HTTP/1.1 200 Connection established\r\n\r\n"), Some((200, "Connection established")));
+        assert_eq!(
+            answer("HTTP/1.1 200 Connection established\r\n\r\n"),
+            Some((200, "Connection established"))
+        );
         assert_eq!(answer("HTTP/1.0 407\r\n\r\n"), Some((407, "")));
         assert_eq!(answer("SSH-2.0-OpenSSH"), None);
     }

@@ -60,7 +60,10 @@ impl ServerTls {
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit.
-    pub fn new(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<Self, TlsError> {
+    pub fn new(
+        authorities: &[CertificateDer<'static>],
+        serving: ServingPair,
+    ) -> Result<Self, TlsError> {
         Self::of_several(authorities, vec![serving])
     }
 
@@ -69,16 +72,26 @@ impl ServerTls {
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit.
-    pub fn of_several(authorities: &[CertificateDer<'static>], serving: Vec<ServingPair>) -> Result<Self, TlsError> {
+    pub fn of_several(
+        authorities: &[CertificateDer<'static>],
+        serving: Vec<ServingPair>,
+    ) -> Result<Self, TlsError> {
         let expires = ArcSwap::from_pointee(expires(&serving));
-        Ok(Self { config: ArcSwap::from_pointee(config(authorities, serving)?), expires })
+        Ok(Self {
+            config: ArcSwap::from_pointee(config(authorities, serving)?),
+            expires,
+        })
     }
 
     /// Sets what the next handshakes use, as in [`Self::of_several`]; live connections stay as they are.
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit; the settings stay then.
-    pub fn set(&self, authorities: &[CertificateDer<'static>], serving: Vec<ServingPair>) -> Result<(), TlsError> {
+    pub fn set(
+        &self,
+        authorities: &[CertificateDer<'static>],
+        serving: Vec<ServingPair>,
+    ) -> Result<(), TlsError> {
         let expires = expires(&serving);
         self.config.store(Arc::new(config(authorities, serving)?));
         self.expires.store(Arc::new(expires));
@@ -97,10 +110,15 @@ impl ServerTls {
 }
 
 fn expires(serving: &[ServingPair]) -> SystemTime {
-    serving.first().map_or(SystemTime::UNIX_EPOCH, |pair| pair.not_after)
+    serving
+        .first()
+        .map_or(SystemTime::UNIX_EPOCH, |pair| pair.not_after)
 }
 
-fn config(authorities: &[CertificateDer<'static>], serving: Vec<ServingPair>) -> Result<ServerConfig, TlsError> {
+fn config(
+    authorities: &[CertificateDer<'static>],
+    serving: Vec<ServingPair>,
+) -> Result<ServerConfig, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
         roots.add(authority.clone())?;
@@ -161,7 +179,9 @@ impl Connection {
 
     /// Looked at before each read and each write, whichever the connection waits for.
     fn go_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        self.stay.as_mut().map_or(Ok(()), |stay| stay.go_on(context))
+        self.stay
+            .as_mut()
+            .map_or(Ok(()), |stay| stay.go_on(context))
     }
 }
 
@@ -180,13 +200,28 @@ pub async fn handshake(
     let tcp = Metered::new(tcp, meter.clone(), SILENCE);
     let stream = timeout(HANDSHAKE_LIMIT, TlsAcceptor::from(config).accept(tcp)).await;
     let stream = stream.map_err(|_| HandshakeError::Timeout)??;
-    let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let certificate = leaf.map(|leaf| PeerCertificate::from_der(leaf)).transpose()?;
-    let is_member = |read: &PeerCertificate| read.client && matches!(read.id, SpiffeId::Cluster { .. });
+    let leaf = stream
+        .get_ref()
+        .1
+        .peer_certificates()
+        .and_then(<[_]>::first);
+    let certificate = leaf
+        .map(|leaf| PeerCertificate::from_der(leaf))
+        .transpose()?;
+    let is_member =
+        |read: &PeerCertificate| read.client && matches!(read.id, SpiffeId::Cluster { .. });
     if certificate.as_ref().is_some_and(|read| !is_member(read)) {
         return Err(HandshakeError::NotMember);
     }
-    Ok(Connection { stream, peer: Peer { address, certificate: certificate.map(Arc::new), meter }, stay: None })
+    Ok(Connection {
+        stream,
+        peer: Peer {
+            address,
+            certificate: certificate.map(Arc::new),
+            meter,
+        },
+        stay: None,
+    })
 }
 
 /// Where connections come from.
@@ -223,12 +258,19 @@ pub(super) struct Limits {
     pub(super) anonymous_life: Duration,
 }
 
-const LIMITS: Limits =
-    Limits { handshakes: HANDSHAKES, turn: HANDSHAKE_TURN, anonymous: ANONYMOUS, anonymous_life: ANONYMOUS_LIFE };
+const LIMITS: Limits = Limits {
+    handshakes: HANDSHAKES,
+    turn: HANDSHAKE_TURN,
+    anonymous: ANONYMOUS,
+    anonymous_life: ANONYMOUS_LIFE,
+};
 
 /// The connections of a listener, for `serve_with_incoming_shutdown`. Never ends and never gives an error: failed
 /// handshakes are logged, failing accepts are tried again after a pause.
-pub fn incoming<A: Accept>(listener: A, tls: Arc<ServerTls>) -> impl Stream<Item = io::Result<Connection>> + Send {
+pub fn incoming<A: Accept>(
+    listener: A,
+    tls: Arc<ServerTls>,
+) -> impl Stream<Item = io::Result<Connection>> + Send {
     incoming_within(listener, tls, LIMITS)
 }
 
@@ -240,7 +282,17 @@ pub(super) fn incoming_within<A: Accept>(
     let anonymous = Anonymous::new(limits.anonymous, limits.anonymous_life);
     let (handshakes, begun, waiting) = (JoinSet::new(), VecDeque::new(), Waiting::new(WAITING));
     let refusals = Refusals::default();
-    let state = Incoming { listener, tls, handshakes, begun, waiting, refusals, anonymous, limits, pause: PAUSE };
+    let state = Incoming {
+        listener,
+        tls,
+        handshakes,
+        begun,
+        waiting,
+        refusals,
+        anonymous,
+        limits,
+        pause: PAUSE,
+    };
     futures::stream::unfold(state, |mut state| async move {
         let connection = state.next().await;
         Some((Ok(connection), state))
@@ -279,7 +331,8 @@ impl<A: Accept> Incoming<A> {
     /// Begins as many handshakes as there is room for. One that comes from where there are fewer than elsewhere takes the place
     /// of the oldest there.
     fn begin_handshakes(&mut self) {
-        self.begun.retain(|(_, _, handshake)| !handshake.is_finished());
+        self.begun
+            .retain(|(_, _, handshake)| !handshake.is_finished());
         while !self.waiting.is_empty() {
             let running = self.running();
             let count = |origin: Origin| running.get(&origin).copied().unwrap_or_default();
@@ -291,40 +344,56 @@ impl<A: Accept> Incoming<A> {
                 }
                 self.make_room();
             }
-            let Some((origin, (tcp, address))) = self.waiting.pop(count) else { return };
+            let Some((origin, (tcp, address))) = self.waiting.pop(count) else {
+                return;
+            };
             let config = self.tls.current();
             let handshake = async move { (address, handshake(tcp, address, config).await) };
-            self.begun.push_back((Instant::now(), origin, self.handshakes.spawn(handshake)));
+            self.begun
+                .push_back((Instant::now(), origin, self.handshakes.spawn(handshake)));
         }
     }
 
     fn running(&self) -> BTreeMap<Origin, usize> {
         let mut running = BTreeMap::new();
-        self.begun.iter().for_each(|(_, origin, _)| *running.entry(*origin).or_default() += 1);
+        self.begun
+            .iter()
+            .for_each(|(_, origin, _)| *running.entry(*origin).or_default() += 1);
         running
     }
 
     /// When somebody waits for whom the oldest handshake of the largest crowd makes room.
     fn full_until(&self) -> Option<Instant> {
-        let (begun, ..) = self.begun.get(self.oldest_of_crowd()?).filter(|_| !self.waiting.is_empty())?;
+        let (begun, ..) = self
+            .begun
+            .get(self.oldest_of_crowd()?)
+            .filter(|_| !self.waiting.is_empty())?;
         Some(*begun + self.limits.turn)
     }
 
     fn oldest_of_crowd(&self) -> Option<usize> {
         let running = self.running();
         let most = running.values().max();
-        self.begun.iter().position(|(_, origin, _)| running.get(origin) == most)
+        self.begun
+            .iter()
+            .position(|(_, origin, _)| running.get(origin) == most)
     }
 
     fn make_room(&mut self) {
-        if let Some((_, _, oldest)) = self.oldest_of_crowd().and_then(|oldest| self.begun.remove(oldest)) {
+        if let Some((_, _, oldest)) = self
+            .oldest_of_crowd()
+            .and_then(|oldest| self.begun.remove(oldest))
+        {
             oldest.abort();
         }
     }
 
     async fn back_off(&mut self, error: &io::Error) {
         // The peer hung up before it was accepted: nothing is wrong here.
-        if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+        if matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+        ) {
             return;
         }
         tracing::warn!(%error, "cannot accept connections: check the limit of open files; trying again");
@@ -353,7 +422,11 @@ impl AsyncRead for Connection {
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.go_on(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }

@@ -11,7 +11,9 @@ use tokio::time::timeout;
 
 use super::server::{Limits, incoming_within};
 use super::*;
-use crate::identity::{Authority, Fingerprint, MemberKey, ServingPair, SignedCertificate, SpiffeId};
+use crate::identity::{
+    Authority, Fingerprint, MemberKey, ServingPair, SignedCertificate, SpiffeId,
+};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -26,7 +28,9 @@ fn authority() -> Authority {
 fn member_of(authority: &Authority, at: SystemTime) -> (MemberKey, SignedCertificate) {
     let key = MemberKey::generate().unwrap();
     let request = key.certificate_request().unwrap();
-    let signed = authority.sign_member(&request, HUB, "eu-3", "uid-1", at, DAY).unwrap();
+    let signed = authority
+        .sign_member(&request, HUB, "eu-3", "uid-1", at, DAY)
+        .unwrap();
     (key, signed)
 }
 
@@ -40,7 +44,11 @@ type Seen = Option<(Peer, Vec<u8>)>;
 
 /// One connection of a client with this configuration to a hub with this serving pair, over real sockets. The client
 /// sends a word as soon as its handshake is done and reads one.
-async fn meet(authority: &Authority, serving: ServingPair, client: ClientConfig) -> (Result<(), String>, Seen) {
+async fn meet(
+    authority: &Authority,
+    serving: ServingPair,
+    client: ClientConfig,
+) -> (Result<(), String>, Seen) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let tls = ServerTls::new(&[authority.certificate().clone()], serving).unwrap();
@@ -54,14 +62,25 @@ async fn meet(authority: &Authority, serving: ServingPair, client: ClientConfig)
         Some((connection.peer().clone(), word.to_vec()))
     };
     let agent = async {
-        let mut stream = Connector::new(client).connect(&address.to_string()).await.map_err(|e| e.to_string())?;
+        let mut stream = Connector::new(client)
+            .connect(&address.to_string())
+            .await
+            .map_err(|e| e.to_string())?;
         let mut word = [0; 5];
-        stream.write_all(b"token").await.map_err(|e| e.to_string())?;
+        stream
+            .write_all(b"token")
+            .await
+            .map_err(|e| e.to_string())?;
         stream.flush().await.map_err(|e| e.to_string())?;
-        stream.read_exact(&mut word).await.map_err(|e| e.to_string())?;
+        stream
+            .read_exact(&mut word)
+            .await
+            .map_err(|e| e.to_string())?;
         Ok(())
     };
-    timeout(DEADLINE, async { tokio::join!(agent, hub) }).await.unwrap()
+    timeout(DEADLINE, async { tokio::join!(agent, hub) })
+        .await
+        .unwrap()
 }
 
 fn serving(authority: &Authority) -> ServingPair {
@@ -83,17 +102,29 @@ async fn a_client_without_certificate_is_anonymous() {
 async fn a_member_is_known_by_its_certificate() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
-    let (agent, hub) = meet(&authority, serving(&authority), session_of(&authority, &key, &signed)).await;
+    let (agent, hub) = meet(
+        &authority,
+        serving(&authority),
+        session_of(&authority, &key, &signed),
+    )
+    .await;
     assert_eq!(agent, Ok(()));
     let certificate = hub.unwrap().0.certificate.unwrap();
-    assert_eq!(certificate.id, SpiffeId::cluster(HUB, "eu-3", "uid-1").unwrap());
+    assert_eq!(
+        certificate.id,
+        SpiffeId::cluster(HUB, "eu-3", "uid-1").unwrap()
+    );
     assert_eq!(certificate.key, key.fingerprint());
 }
 
 #[tokio::test]
 async fn certificates_of_another_authority_are_refused() {
     let (own, foreign) = (authority(), authority());
-    for at in [SystemTime::now(), SystemTime::now() + 3 * DAY, SystemTime::now() - 3 * DAY] {
+    for at in [
+        SystemTime::now(),
+        SystemTime::now() + 3 * DAY,
+        SystemTime::now() - 3 * DAY,
+    ] {
         let (key, signed) = member_of(&foreign, at);
         let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
         assert!(agent.is_err() && hub.is_none());
@@ -109,22 +140,36 @@ async fn clock_set_back_rejects_no_certificate() {
         for authority in [&old, &new] {
             let (key, signed) = member_of(authority, now + ahead);
             let serving = || authority.sign_hub(HUB, now + ahead, DAY).unwrap();
-            let (agent, hub) = meet(authority, serving(), session_of(authority, &key, &signed)).await;
+            let (agent, hub) =
+                meet(authority, serving(), session_of(authority, &key, &signed)).await;
             assert_eq!(agent, Ok(()), "{ahead:?}");
-            assert_eq!(hub.unwrap().0.certificate.unwrap().not_after, signed.not_after);
+            assert_eq!(
+                hub.unwrap().0.certificate.unwrap().not_after,
+                signed.not_after
+            );
             let joining = join_config(authority.pin(), HUB).unwrap();
             assert_eq!(meet(authority, serving(), joining).await.0, Ok(()));
             // And what is made at the right time.
             let (key, signed) = member_of(authority, now);
             let served = authority.sign_hub(HUB, now, DAY).unwrap();
-            assert_eq!(meet(authority, served, session_of(authority, &key, &signed)).await.0, Ok(()));
+            assert_eq!(
+                meet(authority, served, session_of(authority, &key, &signed))
+                    .await
+                    .0,
+                Ok(())
+            );
         }
     }
     // The hub's certificate has an end.
     let authority = Authority::generate(HUB, now - 9 * DAY).unwrap();
     let over = authority.sign_hub(HUB, now - 2 * DAY, DAY).unwrap();
     let (key, signed) = member_of(&authority, now);
-    assert!(meet(&authority, over, session_of(&authority, &key, &signed)).await.0.is_err());
+    assert!(
+        meet(&authority, over, session_of(&authority, &key, &signed))
+            .await
+            .0
+            .is_err()
+    );
 }
 
 #[tokio::test]
@@ -132,10 +177,16 @@ async fn expired_hub_certificate_blames_the_clock() {
     let own = authority();
     let (key, signed) = member_of(&own, SystemTime::now());
     for at in [SystemTime::now() - 3 * DAY, SystemTime::now() - 90 * DAY] {
-        for client in [session_of(&own, &key, &signed), join_config(own.pin(), HUB).unwrap()] {
+        for client in [
+            session_of(&own, &key, &signed),
+            join_config(own.pin(), HUB).unwrap(),
+        ] {
             let (agent, hub) = meet(&own, own.sign_hub(HUB, at, DAY).unwrap(), client).await;
             let text = agent.unwrap_err();
-            assert!(text.contains("set the clock") && !text.contains(UNTRUSTED), "{text}");
+            assert!(
+                text.contains("set the clock") && !text.contains(UNTRUSTED),
+                "{text}"
+            );
             assert!(hub.is_none());
         }
     }
@@ -144,7 +195,10 @@ async fn expired_hub_certificate_blames_the_clock() {
 #[tokio::test]
 async fn an_expired_member_is_known_and_known_to_be_expired() {
     let made = SystemTime::now() - 9 * DAY;
-    let (own, foreign) = (Authority::generate(HUB, made).unwrap(), Authority::generate(HUB, made).unwrap());
+    let (own, foreign) = (
+        Authority::generate(HUB, made).unwrap(),
+        Authority::generate(HUB, made).unwrap(),
+    );
     let (key, signed) = member_of(&own, made + DAY);
     let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
     assert_eq!(agent, Ok(()));
@@ -162,7 +216,11 @@ async fn a_client_with_another_pin_sends_nothing() {
     let authority = authority();
     let client = join_config(Fingerprint::of_key(b"another"), HUB).unwrap();
     let (agent, hub) = meet(&authority, serving(&authority), client).await;
-    assert!(agent.unwrap_err().contains("not the hub of the join string"));
+    assert!(
+        agent
+            .unwrap_err()
+            .contains("not the hub of the join string")
+    );
     assert!(hub.is_none());
 }
 
@@ -189,10 +247,17 @@ async fn a_member_cannot_pose_as_the_hub() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
     let (own_key, own) = member_of(&authority, SystemTime::now());
-    let clients = [join_config(authority.pin(), HUB).unwrap(), session_of(&authority, &own_key, &own)];
+    let clients = [
+        join_config(authority.pin(), HUB).unwrap(),
+        session_of(&authority, &own_key, &own),
+    ];
     for client in clients {
         let chain = vec![signed.der.clone(), authority.certificate().clone()];
-        let pair = ServingPair { chain, key: key.to_der(), not_after: signed.not_after };
+        let pair = ServingPair {
+            chain,
+            key: key.to_der(),
+            not_after: signed.not_after,
+        };
         let (agent, hub) = meet(&authority, pair, client).await;
         assert!(agent.is_err() && hub.is_none());
     }
@@ -205,11 +270,17 @@ async fn a_leaf_without_usages_or_identity_is_no_hub() {
     let ca_key = KeyPair::from_pem(&authority.key_pem()).unwrap();
     let issuer = rcgen::Issuer::from_ca_cert_der(authority.certificate(), ca_key).unwrap();
     let mut params = CertificateParams::default();
-    params.subject_alt_names = vec![rcgen::SanType::URI(format!("spiffe://{HUB}/hub").try_into().unwrap())];
+    params.subject_alt_names = vec![rcgen::SanType::URI(
+        format!("spiffe://{HUB}/hub").try_into().unwrap(),
+    )];
     let leaf = params.signed_by(&key, &issuer).unwrap();
     let chain = vec![leaf.der().clone(), authority.certificate().clone()];
     let der: PrivateKeyDer<'static> = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
-    let pair = ServingPair { chain, key: der, not_after: SystemTime::now() };
+    let pair = ServingPair {
+        chain,
+        key: der,
+        not_after: SystemTime::now(),
+    };
     let (agent, hub) = meet(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
     assert!(agent.unwrap_err().contains("not the hub of this agent"));
     assert!(hub.is_none());
@@ -241,7 +312,8 @@ async fn a_silent_and_a_failed_connection_do_not_hold_up_the_next() {
     // A new pair is served to the next handshake.
     let new = serving(&authority);
     let leaf = new.chain[0].clone();
-    tls.set(&[authority.certificate().clone()], vec![new]).unwrap();
+    tls.set(&[authority.certificate().clone()], vec![new])
+        .unwrap();
 
     let connector = Connector::new(join_config(authority.pin(), HUB).unwrap());
     let address = address.to_string();
@@ -265,19 +337,30 @@ async fn an_absent_hub_is_named() {
 }
 
 /// A hub that takes connections within these limits and answers each word with one.
-async fn hub_within(authority: &Authority, limits: Limits) -> (std::net::SocketAddr, impl Future<Output = ()>) {
+async fn hub_within(
+    authority: &Authority,
+    limits: Limits,
+) -> (std::net::SocketAddr, impl Future<Output = ()>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let tls = Arc::new(ServerTls::new(&[authority.certificate().clone()], serving(authority)).unwrap());
-    let serve = incoming_within(listener, tls, limits).for_each_concurrent(None, |connection| async move {
-        let (mut reader, mut writer) = tokio::io::split(connection.unwrap());
-        let _ = tokio::io::copy(&mut reader, &mut writer).await;
-    });
+    let tls =
+        Arc::new(ServerTls::new(&[authority.certificate().clone()], serving(authority)).unwrap());
+    let serve =
+        incoming_within(listener, tls, limits).for_each_concurrent(None, |connection| async move {
+            let (mut reader, mut writer) = tokio::io::split(connection.unwrap());
+            let _ = tokio::io::copy(&mut reader, &mut writer).await;
+        });
     (address, serve)
 }
 
-async fn open(client: &ClientConfig, address: std::net::SocketAddr) -> impl AsyncReadExt + AsyncWriteExt + Unpin {
-    Connector::new(client.clone()).connect(&address.to_string()).await.unwrap()
+async fn open(
+    client: &ClientConfig,
+    address: std::net::SocketAddr,
+) -> impl AsyncReadExt + AsyncWriteExt + Unpin {
+    Connector::new(client.clone())
+        .connect(&address.to_string())
+        .await
+        .unwrap()
 }
 
 /// Whether a word comes back.
@@ -287,24 +370,44 @@ async fn echoes(stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) -> boo
     asked && stream.read_exact(&mut word).await.is_ok()
 }
 
-const ROOMY: Limits = Limits { handshakes: 100, turn: Duration::from_millis(100), anonymous: 100, anonymous_life: DAY };
+const ROOMY: Limits = Limits {
+    handshakes: 100,
+    turn: Duration::from_millis(100),
+    anonymous: 100,
+    anonymous_life: DAY,
+};
 
 #[tokio::test]
 async fn silent_peers_block_no_others() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
     let client = session_of(&authority, &key, &signed);
-    let (address, hub) = hub_within(&authority, Limits { handshakes: 4, ..ROOMY }).await;
+    let (address, hub) = hub_within(
+        &authority,
+        Limits {
+            handshakes: 4,
+            ..ROOMY
+        },
+    )
+    .await;
     let test = async {
         let mut silent = Vec::new();
         for _ in 0..12 {
             silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
         }
-        let came = timeout(Duration::from_secs(5), async { echoes(&mut open(&client, address).await).await });
+        let came = timeout(Duration::from_secs(5), async {
+            echoes(&mut open(&client, address).await).await
+        });
         assert!(came.await.expect("a member that is let in"));
         // The oldest has been given up.
         let mut oldest = silent.remove(0);
-        assert_eq!(timeout(DEADLINE, oldest.read(&mut [0; 8])).await.unwrap().unwrap_or_default(), 0);
+        assert_eq!(
+            timeout(DEADLINE, oldest.read(&mut [0; 8]))
+                .await
+                .unwrap()
+                .unwrap_or_default(),
+            0
+        );
     };
     tokio::select! { () = hub => {}, () = test => {} }
 }
@@ -315,7 +418,15 @@ async fn member_from_elsewhere_waits_for_no_crowd() {
     let (key, signed) = member_of(&authority, SystemTime::now());
     let client = session_of(&authority, &key, &signed);
     // A crowd of one address keeps all places, for longer than anybody waits.
-    let (address, hub) = hub_within(&authority, Limits { handshakes: 4, turn: DAY, ..ROOMY }).await;
+    let (address, hub) = hub_within(
+        &authority,
+        Limits {
+            handshakes: 4,
+            turn: DAY,
+            ..ROOMY
+        },
+    )
+    .await;
     let test = async {
         let mut silent = Vec::new();
         for _ in 0..12 {
@@ -324,13 +435,25 @@ async fn member_from_elsewhere_waits_for_no_crowd() {
         // A connection of that address waits with its crowd.
         let near = Connector::new(client.clone());
         let text = address.to_string();
-        assert!(timeout(Duration::from_millis(300), near.connect(&text)).await.is_err());
+        assert!(
+            timeout(Duration::from_millis(300), near.connect(&text))
+                .await
+                .is_err()
+        );
         let elsewhere = tokio::net::TcpSocket::new_v4().unwrap();
-        elsewhere.bind((Ipv4Addr::new(127, 9, 9, 9), 0).into()).unwrap();
-        let tcp = timeout(DEADLINE, elsewhere.connect(address)).await.unwrap().unwrap();
+        elsewhere
+            .bind((Ipv4Addr::new(127, 9, 9, 9), 0).into())
+            .unwrap();
+        let tcp = timeout(DEADLINE, elsewhere.connect(address))
+            .await
+            .unwrap()
+            .unwrap();
         let tls = tokio_rustls::TlsConnector::from(std::sync::Arc::new(client.clone()));
         let name = rustls::pki_types::ServerName::try_from("hub").unwrap();
-        let mut stream = timeout(DEADLINE, tls.connect(name, tcp)).await.expect("a place").unwrap();
+        let mut stream = timeout(DEADLINE, tls.connect(name, tcp))
+            .await
+            .expect("a place")
+            .unwrap();
         assert!(echoes(&mut stream).await);
     };
     tokio::select! { () = hub => {}, () = test => {} }
@@ -340,13 +463,26 @@ async fn member_from_elsewhere_waits_for_no_crowd() {
 async fn peer_without_certificate_is_cut_soon_and_members_stay() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
-    let (member, joining) = (session_of(&authority, &key, &signed), join_config(authority.pin(), HUB).unwrap());
+    let (member, joining) = (
+        session_of(&authority, &key, &signed),
+        join_config(authority.pin(), HUB).unwrap(),
+    );
     let life = Duration::from_millis(500);
-    let (address, hub) = hub_within(&authority, Limits { anonymous_life: life, ..ROOMY }).await;
+    let (address, hub) = hub_within(
+        &authority,
+        Limits {
+            anonymous_life: life,
+            ..ROOMY
+        },
+    )
+    .await;
     let test = async {
-        let (mut member, mut anonymous) = (open(&member, address).await, open(&joining, address).await);
+        let (mut member, mut anonymous) =
+            (open(&member, address).await, open(&joining, address).await);
         assert!(echoes(&mut anonymous).await);
-        let end = timeout(DEADLINE, anonymous.read(&mut [0; 8])).await.expect("the end of the connection");
+        let end = timeout(DEADLINE, anonymous.read(&mut [0; 8]))
+            .await
+            .expect("the end of the connection");
         assert_eq!(end.unwrap_or_default(), 0);
         assert!(echoes(&mut member).await);
     };
@@ -357,13 +493,25 @@ async fn peer_without_certificate_is_cut_soon_and_members_stay() {
 async fn too_many_without_a_certificate_end_the_oldest() {
     let authority = authority();
     let joining = join_config(authority.pin(), HUB).unwrap();
-    let (address, hub) = hub_within(&authority, Limits { anonymous: 2, ..ROOMY }).await;
+    let (address, hub) = hub_within(
+        &authority,
+        Limits {
+            anonymous: 2,
+            ..ROOMY
+        },
+    )
+    .await;
     let test = async {
-        let (mut first, mut second) = (open(&joining, address).await, open(&joining, address).await);
+        let (mut first, mut second) =
+            (open(&joining, address).await, open(&joining, address).await);
         assert!(echoes(&mut first).await && echoes(&mut second).await);
         let mut third = open(&joining, address).await;
         assert!(echoes(&mut third).await);
-        assert!(!timeout(DEADLINE, echoes(&mut first)).await.expect("the end of the oldest"));
+        assert!(
+            !timeout(DEADLINE, echoes(&mut first))
+                .await
+                .expect("the end of the oldest")
+        );
         assert!(echoes(&mut second).await && echoes(&mut third).await);
     };
     tokio::select! { () = hub => {}, () = test => {} }

@@ -15,9 +15,14 @@ const HEAD_LIMIT: usize = 8 * 1024;
 pub(super) fn route_of_environment() -> Result<Route, ConnectError> {
     let first = |names: [&str; 2]| {
         let mut values = names.into_iter().filter_map(|name| env::var(name).ok());
-        values.find(|value| !value.trim().is_empty()).unwrap_or_default()
+        values
+            .find(|value| !value.trim().is_empty())
+            .unwrap_or_default()
     };
-    let route = Route::new(&first(["HTTPS_PROXY", "https_proxy"]), &first(["NO_PROXY", "no_proxy"]));
+    let route = Route::new(
+        &first(["HTTPS_PROXY", "https_proxy"]),
+        &first(["NO_PROXY", "no_proxy"]),
+    );
     Ok(route?)
 }
 
@@ -25,30 +30,50 @@ pub(super) fn route_of_environment() -> Result<Route, ConnectError> {
 pub(super) async fn open(route: &Route, target: &str) -> Result<TcpStream, ConnectError> {
     let Some(proxy) = route.proxy_for(target) else {
         let direct = TcpStream::connect(target).await;
-        return direct.map_err(|source| ConnectError::Connect { address: target.to_owned(), source });
+        return direct.map_err(|source| ConnectError::Connect {
+            address: target.to_owned(),
+            source,
+        });
     };
-    let through = |why: String| ConnectError::Proxy { proxy: proxy.address.clone(), address: target.to_owned(), why };
+    let through = |why: String| ConnectError::Proxy {
+        proxy: proxy.address.clone(),
+        address: target.to_owned(),
+        why,
+    };
     let stream = TcpStream::connect(&proxy.address).await;
     let mut stream = stream.map_err(|error| through(format!("it cannot be reached: {error}")))?;
-    let head = ask(&mut stream, proxy, target).await.map_err(|error| through(format!("it broke off: {error}")))?;
+    let head = ask(&mut stream, proxy, target)
+        .await
+        .map_err(|error| through(format!("it broke off: {error}")))?;
     match answer(&head) {
         Some((200..=299, _)) => Ok(stream),
-        Some((407, _)) => Err(through("it refuses our name or password (407): check HTTPS_PROXY".to_owned())),
-        Some((code @ 400..=499, words)) => {
-            Err(through(format!("it refuses the way ({code} {words}): allow CONNECT to this address and port there")))
-        }
-        Some((code, words)) => Err(through(format!("it could not open the way ({code} {words})"))),
-        None => Err(through("it does not speak HTTP: check HTTPS_PROXY".to_owned())),
+        Some((407, _)) => Err(through(
+            "it refuses our name or password (407): check HTTPS_PROXY".to_owned(),
+        )),
+        Some((code @ 400..=499, words)) => Err(through(format!(
+            "it refuses the way ({code} {words}): allow CONNECT to this address and port there"
+        ))),
+        Some((code, words)) => Err(through(format!(
+            "it could not open the way ({code} {words})"
+        ))),
+        None => Err(through(
+            "it does not speak HTTP: check HTTPS_PROXY".to_owned(),
+        )),
     }
 }
 
 /// Asks for the tunnel and reads the head of the answer, and not a byte of what follows.
 async fn ask(stream: &mut TcpStream, proxy: &Proxy, target: &str) -> io::Result<String> {
-    stream.write_all(proxy.connect_request(target).as_bytes()).await?;
+    stream
+        .write_all(proxy.connect_request(target).as_bytes())
+        .await?;
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_LIMIT {
         head.push(stream.read_u8().await?);
     }
     // Whatever it says may be shown: without control characters, that is.
-    Ok(String::from_utf8_lossy(&head).chars().filter(|c| !c.is_control() || matches!(c, '\r' | '\n')).collect())
+    Ok(String::from_utf8_lossy(&head)
+        .chars()
+        .filter(|c| !c.is_control() || matches!(c, '\r' | '\n'))
+        .collect())
 }

@@ -36,7 +36,11 @@ impl Tunnels {
                 tunnels.spawn(tunnel(stream, count.clone()));
             }
         });
-        Self { address, opened, _tasks: tasks }
+        Self {
+            address,
+            opened,
+            _tasks: tasks,
+        }
     }
 
     fn opened(&self) -> usize {
@@ -51,12 +55,21 @@ impl Tunnels {
 async fn tunnel(mut stream: TcpStream, opened: Arc<AtomicUsize>) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        let Ok(byte) = stream.read_u8().await else { return };
+        let Ok(byte) = stream.read_u8().await else {
+            return;
+        };
         head.push(byte);
     }
     let head = String::from_utf8(head).unwrap();
-    let target = head.strip_prefix("CONNECT ").and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
-    let expected = format!("Proxy-Authorization: Basic {}\r\n", BASE64.encode(format!("me:{PASSWORD}").as_bytes()));
+    let target = head
+        .strip_prefix("CONNECT ")
+        .and_then(|rest| rest.split(' ').next())
+        .unwrap()
+        .to_owned();
+    let expected = format!(
+        "Proxy-Authorization: Basic {}\r\n",
+        BASE64.encode(format!("me:{PASSWORD}").as_bytes())
+    );
     if !head.contains(&expected) {
         let refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n";
         let _ = stream.write_all(refusal).await;
@@ -67,28 +80,45 @@ async fn tunnel(mut stream: TcpStream, opened: Arc<AtomicUsize>) {
         return;
     };
     opened.fetch_add(1, Ordering::SeqCst);
-    stream.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        .await
+        .unwrap();
     let _ = copy_bidirectional(&mut stream, &mut hub).await;
 }
 
 /// One connection to a hub by this way; says what went wrong.
 async fn connect(route: Route) -> Result<(), String> {
     let authority = Authority::generate(HUB, SystemTime::now()).unwrap();
-    let pair = authority.sign_hub(HUB, SystemTime::now(), Duration::from_secs(3600)).unwrap();
+    let pair = authority
+        .sign_hub(HUB, SystemTime::now(), Duration::from_secs(3600))
+        .unwrap();
     let tls = ServerTls::new(&[authority.certificate().clone()], pair).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let hub = async {
         let (tcp, from) = listener.accept().await.unwrap();
-        let mut connection = handshake(tcp, from, tls.current()).await.map_err(|error| error.to_string())?;
-        connection.write_all(b"hello").await.map_err(|error| error.to_string())?;
+        let mut connection = handshake(tcp, from, tls.current())
+            .await
+            .map_err(|error| error.to_string())?;
+        connection
+            .write_all(b"hello")
+            .await
+            .map_err(|error| error.to_string())?;
         connection.flush().await.map_err(|error| error.to_string())
     };
     let agent = async {
         let config = join_config(authority.pin(), HUB).unwrap();
-        let stream = Connector::new(config).by(route).connect(&address.to_string()).await;
+        let stream = Connector::new(config)
+            .by(route)
+            .connect(&address.to_string())
+            .await;
         let mut word = [0; 5];
-        stream.map_err(|error| error.to_string())?.read_exact(&mut word).await.map_err(|error| error.to_string())?;
+        stream
+            .map_err(|error| error.to_string())?
+            .read_exact(&mut word)
+            .await
+            .map_err(|error| error.to_string())?;
         assert_eq!(&word, b"hello");
         Ok(())
     };
@@ -107,7 +137,9 @@ async fn tls_uses_or_skips_the_proxy_as_the_environment_says() {
     let proxy = Tunnels::start().await;
     connect(proxy.route("me:s3cret", "")).await.unwrap();
     assert_eq!(proxy.opened(), 1);
-    connect(proxy.route("me:s3cret", "10.0.0.0/8,127.0.0.0/8")).await.unwrap();
+    connect(proxy.route("me:s3cret", "10.0.0.0/8,127.0.0.0/8"))
+        .await
+        .unwrap();
     connect(Route::direct()).await.unwrap();
     assert_eq!(proxy.opened(), 1);
 }
@@ -116,14 +148,30 @@ async fn tls_uses_or_skips_the_proxy_as_the_environment_says() {
 async fn refusing_proxy_is_named_without_its_password() {
     let proxy = Tunnels::start().await;
     let error = connect(proxy.route("me:wr0ng", "")).await.unwrap_err();
-    assert!(error.contains(&proxy.address) && error.contains("407") && error.contains("HTTPS_PROXY"), "{error}");
-    assert!(!error.contains("wr0ng") && !error.contains("me:"), "{error}");
+    assert!(
+        error.contains(&proxy.address) && error.contains("407") && error.contains("HTTPS_PROXY"),
+        "{error}"
+    );
+    assert!(
+        !error.contains("wr0ng") && !error.contains("me:"),
+        "{error}"
+    );
     assert_eq!(proxy.opened(), 0);
 }
 
 #[tokio::test]
 async fn a_proxy_that_is_not_there_is_named() {
-    let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
-    let error = connect(Route::new(&closed.to_string(), "").unwrap()).await.unwrap_err();
-    assert!(error.contains(&format!("through the proxy {closed}")) && error.contains("cannot be reached"), "{error}");
+    let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let error = connect(Route::new(&closed.to_string(), "").unwrap())
+        .await
+        .unwrap_err();
+    assert!(
+        error.contains(&format!("through the proxy {closed}"))
+            && error.contains("cannot be reached"),
+        "{error}"
+    );
 }

@@ -12,7 +12,10 @@ use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    SignatureScheme,
+};
 
 use super::{TlsError, provider};
 use crate::identity::{Fingerprint, PeerCertificate, SpiffeId};
@@ -46,15 +49,20 @@ impl HubVerifier {
         let parsed = ParsedCertificate::try_from(leaf)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
         let begun = period(leaf).map_or(now, |(begin, _)| now.max(begin));
-        let verify =
-            |roots: &RootCertStore| verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, begun, algorithms);
+        let verify = |roots: &RootCertStore| {
+            verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, begun, algorithms)
+        };
         match &self.trust {
-            Trust::Authorities(roots) => {
-                verify(roots).map_err(|why| of_clock(&why).unwrap_or_else(|| refusal(&format!("{UNTRUSTED} ({why})"))))
-            }
+            Trust::Authorities(roots) => verify(roots).map_err(|why| {
+                of_clock(&why).unwrap_or_else(|| refusal(&format!("{UNTRUSTED} ({why})")))
+            }),
             Trust::Pin(pin) => {
-                let pinned = chain.iter().find(|ca| Fingerprint::of_certificate(ca).as_ref() == Ok(pin));
-                let Some(pinned) = pinned else { return Err(refusal(WRONG_PIN)) };
+                let pinned = chain
+                    .iter()
+                    .find(|ca| Fingerprint::of_certificate(ca).as_ref() == Ok(pin));
+                let Some(pinned) = pinned else {
+                    return Err(refusal(WRONG_PIN));
+                };
                 let mut roots = RootCertStore::empty();
                 roots.add(pinned.clone().into_owned())?;
                 verify(&roots).map_err(|why| of_clock(&why).unwrap_or(why))
@@ -77,7 +85,9 @@ fn of_clock(why: &Error) -> Option<Error> {
     use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
     let is_time = matches!(
         why,
-        Error::InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
+        Error::InvalidCertificate(
+            Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. }
+        )
     );
     is_time.then(|| refusal(WRONG_CLOCK))
 }
@@ -118,11 +128,18 @@ impl ServerCertVerifier for HubVerifier {
         leaf: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, leaf, signed, &self.provider.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            leaf,
+            signed,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 
     fn root_hint_subjects(&self) -> Option<&[DistinguishedName]> {
@@ -133,11 +150,16 @@ impl ServerCertVerifier for HubVerifier {
 /// Whether this authority signed a member's certificate, whatever the time.
 pub fn is_signed_by(certificate: &CertificateDer<'_>, authority: &CertificateDer<'static>) -> bool {
     let mut roots = RootCertStore::empty();
-    let Ok(verifier) = roots.add(authority.clone()).map_err(TlsError::from).and_then(|()| MemberVerifier::new(roots))
+    let Ok(verifier) = roots
+        .add(authority.clone())
+        .map_err(TlsError::from)
+        .and_then(|()| MemberVerifier::new(roots))
     else {
         return false;
     };
-    verifier.verify_client_cert(certificate, &[], UnixTime::since_unix_epoch(Duration::MAX)).is_ok()
+    verifier
+        .verify_client_cert(certificate, &[], UnixTime::since_unix_epoch(Duration::MAX))
+        .is_ok()
 }
 
 /// Takes members of the authorities, and clients without a certificate. A certificate that has expired is judged as it
@@ -149,7 +171,8 @@ pub(super) struct MemberVerifier(Arc<dyn ClientCertVerifier>);
 impl MemberVerifier {
     /// For members of these authorities.
     pub(super) fn new(authorities: RootCertStore) -> Result<Self, TlsError> {
-        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider());
+        let builder =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider());
         Ok(Self(builder.allow_unauthenticated().build()?))
     }
 }
@@ -158,8 +181,14 @@ impl MemberVerifier {
 fn period(leaf: &CertificateDer<'_>) -> Option<(UnixTime, UnixTime)> {
     let read = PeerCertificate::from_der(leaf).ok()?;
     let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).ok();
-    let (begin, end) = (since(read.not_before)?, since(read.not_after)?.saturating_sub(Duration::from_secs(1)));
-    Some((UnixTime::since_unix_epoch(begin), UnixTime::since_unix_epoch(end)))
+    let (begin, end) = (
+        since(read.not_before)?,
+        since(read.not_after)?.saturating_sub(Duration::from_secs(1)),
+    );
+    Some((
+        UnixTime::since_unix_epoch(begin),
+        UnixTime::since_unix_epoch(end),
+    ))
 }
 
 /// The moment at which a member's certificate is judged: now, or the nearest within its period.

@@ -24,7 +24,11 @@ pub(super) struct Waiting<T> {
 
 impl<T> Waiting<T> {
     pub(super) fn new(most: usize) -> Self {
-        Self { most, len: 0, queues: BTreeMap::new() }
+        Self {
+            most,
+            len: 0,
+            queues: BTreeMap::new(),
+        }
     }
 
     /// Whether nothing waits.
@@ -51,10 +55,17 @@ impl<T> Waiting<T> {
 
     /// Where the next comes from.
     pub(super) fn next_origin(&self, running: impl Fn(Origin) -> usize) -> Option<Origin> {
-        self.queues.keys().copied().min_by_key(|origin| running(*origin))
+        self.queues
+            .keys()
+            .copied()
+            .min_by_key(|origin| running(*origin))
     }
 
-    fn take(&mut self, origin: Origin, take: impl FnOnce(&mut VecDeque<T>) -> Option<T>) -> Option<T> {
+    fn take(
+        &mut self,
+        origin: Origin,
+        take: impl FnOnce(&mut VecDeque<T>) -> Option<T>,
+    ) -> Option<T> {
         let queue = self.queues.get_mut(&origin)?;
         let item = take(queue)?;
         self.len -= 1;
@@ -87,9 +98,15 @@ mod tests {
     fn one_from_elsewhere_is_next_and_stays_though_a_crowd_waits() {
         let (crowd, other) = (origin("10.0.0.1"), origin("192.0.2.1"));
         let mut waiting = Waiting::new(100);
-        let dropped = (0..500).filter_map(|number| waiting.push(crowd, number)).count();
+        let dropped = (0..500)
+            .filter_map(|number| waiting.push(crowd, number))
+            .count();
         assert_eq!(dropped, 400);
-        assert_eq!(waiting.push(other, 1000), Some(99), "the newest of the crowd goes");
+        assert_eq!(
+            waiting.push(other, 1000),
+            Some(99),
+            "the newest of the crowd goes"
+        );
         let running = |origin| if origin == crowd { 5 } else { 0 };
         assert_eq!(waiting.pop(running), Some((other, 1000)));
         assert_eq!(waiting.pop(running), Some((crowd, 0)));

@@ -60,12 +60,15 @@ struct Bare {
 /// # Errors
 /// When the folder holds no authority, or there is no port.
 pub async fn serve(folder: &Path) -> Result<()> {
-    let read = |name: &str| std::fs::read_to_string(folder.join(name)).with_context(|| format!("no {name}"));
+    let read = |name: &str| {
+        std::fs::read_to_string(folder.join(name)).with_context(|| format!("no {name}"))
+    };
     let authority = Authority::from_pem(&read(AUTHORITY[0])?, &read(AUTHORITY[1])?)?;
     let pair = authority.sign_hub(HUB_ID, SystemTime::now(), Duration::from_secs(24 * 3600))?;
     let mut roots = RootCertStore::empty();
     roots.add(authority.certificate().clone())?;
-    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
+    let clients =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
     let mut tls = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(clients)
@@ -94,7 +97,11 @@ pub async fn serve(folder: &Path) -> Result<()> {
     }
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, opened: mpsc::Sender<std::io::Result<Secure>>) {
+async fn accept(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    opened: mpsc::Sender<std::io::Result<Secure>>,
+) {
     let mut handshakes = JoinSet::new();
     while let Ok((tcp, _)) = listener.accept().await {
         let (tls, opened) = (tls.clone(), opened.clone());
@@ -109,7 +116,12 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, opened: mpsc::Sender<st
 }
 
 fn frame(frame: Frame) -> HubFrame {
-    HubFrame { frame: Some(frame), epoch: "bare".to_owned(), term: 1, ..HubFrame::default() }
+    HubFrame {
+        frame: Some(frame),
+        epoch: "bare".to_owned(),
+        term: 1,
+        ..HubFrame::default()
+    }
 }
 
 /// The service, and each of its streams.
@@ -123,7 +135,10 @@ impl Server {
         while let Some(Ok(one)) = output.next().await {
             match one.frame {
                 Some(Output::AckedRules(_)) => {
-                    let end = wire::SnapshotEnd { intents: 0, digest: Bytes::from_static(&[0; 16]) };
+                    let end = wire::SnapshotEnd {
+                        intents: 0,
+                        digest: Bytes::from_static(&[0; 16]),
+                    };
                     let _ = out.send(Ok(frame(Frame::SnapshotEnd(end)))).await;
                     self.bare.streams.lock().push(out.clone());
                 }
@@ -156,8 +171,15 @@ impl Bare {
             size: u32::try_from(payload.len()).unwrap_or(u32::MAX),
             payload,
         };
-        let rule = wire::RuleDelta { rule_uid: "bare".to_owned(), upserts: vec![intent], ..wire::RuleDelta::default() };
-        let batch = frame(Frame::Batch(wire::Batch { nonce, rules: vec![rule] }));
+        let rule = wire::RuleDelta {
+            rule_uid: "bare".to_owned(),
+            upserts: vec![intent],
+            ..wire::RuleDelta::default()
+        };
+        let batch = frame(Frame::Batch(wire::Batch {
+            nonce,
+            rules: vec![rule],
+        }));
         let mut reached = 0;
         for stream in &streams {
             reached += usize::from(stream.send(Ok(batch.clone())).await.is_ok());
@@ -174,18 +196,34 @@ type Session = Pin<Box<dyn futures::Stream<Item = Answer> + Send>>;
 impl Runnel for Server {
     type SessionStream = Session;
 
-    async fn join(&self, _: Request<wire::JoinRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
-        Err(Status::unimplemented("a bare hub takes everybody whom its authority has signed"))
+    async fn join(
+        &self,
+        _: Request<wire::JoinRequest>,
+    ) -> Result<Response<wire::CertificateResponse>, Status> {
+        Err(Status::unimplemented(
+            "a bare hub takes everybody whom its authority has signed",
+        ))
     }
 
-    async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
-        self.bare.broadcast(request.into_inner().certificate_request).await;
+    async fn renew(
+        &self,
+        request: Request<wire::RenewRequest>,
+    ) -> Result<Response<wire::CertificateResponse>, Status> {
+        self.bare
+            .broadcast(request.into_inner().certificate_request)
+            .await;
         Ok(Response::new(wire::CertificateResponse::default()))
     }
 
-    async fn session(&self, request: Request<Streaming<wire::AgentFrame>>) -> Result<Response<Session>, Status> {
+    async fn session(
+        &self,
+        request: Request<Streaming<wire::AgentFrame>>,
+    ) -> Result<Response<Session>, Status> {
         let (out, answers) = mpsc::channel(4);
-        self.bare.tasks.lock().spawn(self.clone().listen(request.into_inner(), out));
+        self.bare
+            .tasks
+            .lock()
+            .spawn(self.clone().listen(request.into_inner(), out));
         Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
     }
 }
@@ -210,7 +248,11 @@ impl AsyncRead for Secure {
 }
 
 impl AsyncWrite for Secure {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Poller<'_>, from: &[u8]) -> Poll<std::io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Poller<'_>,
+        from: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(context, from)
     }
 
@@ -218,7 +260,10 @@ impl AsyncWrite for Secure {
         Pin::new(&mut self.0).poll_flush(context)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Poller<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_shutdown(
+        mut self: Pin<&mut Self>,
+        context: &mut Poller<'_>,
+    ) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.0).poll_shutdown(context)
     }
 }

@@ -19,9 +19,16 @@ pub async fn relay(hub: Client, members: Vec<Client>, namespace: String) {
     let api: Api<ConfigMap> = Api::namespaced(hub, &namespace);
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
     while let Some(event) = events.next().await {
-        let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else { continue };
+        let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else {
+            continue;
+        };
         let (name, copy) = (object.name_any(), copy_of(&object));
-        join_all(members.iter().map(|member| apply(member, &namespace, &name, &copy))).await;
+        join_all(
+            members
+                .iter()
+                .map(|member| apply(member, &namespace, &name, &copy)),
+        )
+        .await;
     }
 }
 
@@ -36,17 +43,31 @@ pub async fn apply_all(
     at_once: usize,
 ) -> kube::Result<()> {
     let each = members.iter().map(|member| async move {
-        let applies = copies.iter().map(|(name, copy)| apply(member, namespace, name, copy));
-        let done: Vec<kube::Result<ConfigMap>> =
-            futures::stream::iter(applies).buffer_unordered(at_once).collect().await;
+        let applies = copies
+            .iter()
+            .map(|(name, copy)| apply(member, namespace, name, copy));
+        let done: Vec<kube::Result<ConfigMap>> = futures::stream::iter(applies)
+            .buffer_unordered(at_once)
+            .collect()
+            .await;
         done.into_iter().collect::<kube::Result<Vec<_>>>().map(drop)
     });
     join_all(each).await.into_iter().collect()
 }
 
-async fn apply(member: &Client, namespace: &str, name: &str, copy: &Value) -> kube::Result<ConfigMap> {
+async fn apply(
+    member: &Client,
+    namespace: &str,
+    name: &str,
+    copy: &Value,
+) -> kube::Result<ConfigMap> {
     let api: Api<ConfigMap> = Api::namespaced(member.clone(), namespace);
-    api.patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(copy)).await
+    api.patch(
+        name,
+        &PatchParams::apply(MANAGER).force(),
+        &Patch::Apply(copy),
+    )
+    .await
 }
 
 /// What is applied of an object.
@@ -58,10 +79,15 @@ pub fn copy_of(object: &ConfigMap) -> Value {
 /// Puts one object of a namespace back whenever it differs from what it should be, until it is dropped.
 pub async fn keep(member: Client, namespace: String, right: Value) {
     let api: Api<ConfigMap> = Api::namespaced(member.clone(), &namespace);
-    let name = right["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let name = right["metadata"]["name"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
     while let Some(event) = events.next().await {
-        let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else { continue };
+        let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else {
+            continue;
+        };
         if object.name_any() == name && json!(object.data) != right["data"] {
             // The next event shows whether it was refused.
             let _ = apply(&member, &namespace, &name, &right).await;
@@ -88,7 +114,12 @@ pub async fn watch_names(member: Client, namespace: &str, mut knows: impl FnMut(
             Ok(watcher::Event::Init) | Err(_) => {}
         }
         if listed {
-            knows(known.keys().filter(|(of, _): &&(String, String)| of == namespace).count());
+            knows(
+                known
+                    .keys()
+                    .filter(|(of, _): &&(String, String)| of == namespace)
+                    .count(),
+            );
         }
     }
 }

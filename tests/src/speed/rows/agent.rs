@@ -43,21 +43,37 @@ pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
         (false, true) => &[0, 1000, 10_000],
         (false, false) => &[0, 1000],
     };
-    let control_plane = Options { audit_reads: true, ..Options::default() };
+    let control_plane = Options {
+        audit_reads: true,
+        ..Options::default()
+    };
     let log = "runnel=warn".to_owned();
-    let lab = Lab::of(Fleet::start(FleetOptions { log, control_plane, ..FleetOptions::default() }).await?).await?;
+    let lab = Lab::of(
+        Fleet::start(FleetOptions {
+            log,
+            control_plane,
+            ..FleetOptions::default()
+        })
+        .await?,
+    )
+    .await?;
     let member = lab.fleet.member(1).client().await?;
     make_namespace(&member, SOURCES).await?;
     // Before there is a copy: what it shows of copies are changes, each once.
     let mut watches = JoinSet::new();
     let seen = Seen::of(member, &mut watches);
     let watch = BareWatch::start(&lab.fleet).await?;
-    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
+        .await?;
     let mut readings = Vec::new();
     let mut before = 0;
     for &size in sizes {
         let bar = Bar::spinner("objects are copied");
-        lab.write_all((before..size).map(|number| (format!("{RULE}-{number:05}"), noise(number as u64, 1024)))).await?;
+        lab.write_all(
+            (before..size)
+                .map(|number| (format!("{RULE}-{number:05}"), noise(number as u64, 1024))),
+        )
+        .await?;
         before = size;
         if size > 0 {
             copied(&lab, size).await?;
@@ -83,7 +99,13 @@ pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
 /// Waits until the rule's status says that all copies are there, of as many sources as there are.
 async fn copied(lab: &Lab, size: usize) -> Result<()> {
     eventually("the copies", PATIENCE, async || {
-        let summary = lab.rules().get(RULE).await?.status.and_then(|status| status.summary).context("no summary")?;
+        let summary = lab
+            .rules()
+            .get(RULE)
+            .await?
+            .status
+            .and_then(|status| status.summary)
+            .context("no summary")?;
         ensure!(summary.copies_applied == size as i64, "{summary:?}");
         Ok(Some(()))
     })
@@ -97,8 +119,18 @@ async fn memory(lab: &Lab, watch: &BareWatch, size: usize) -> Result<Reading> {
     at_rest(agent).await?;
     at_rest(bare).await?;
     // The goal for very many copies is one of its own.
-    let what = if size > 1000 { "agent memory, very many" } else { "agent memory" };
-    Ok(reading(9, what, (size, "copies"), resident(agent)? / MIB, Some(resident(bare)? / MIB)))
+    let what = if size > 1000 {
+        "agent memory, very many"
+    } else {
+        "agent memory"
+    };
+    Ok(reading(
+        9,
+        what,
+        (size, "copies"),
+        resident(agent)? / MIB,
+        Some(resident(bare)? / MIB),
+    ))
 }
 
 /// Row 10.
@@ -111,7 +143,13 @@ async fn steady(lab: &Lab, watch: &BareWatch, size: usize, time: Duration) -> Re
         let now = computed(pids[which])?;
         anyhow::Ok(now.saturating_sub(before[which]).as_secs_f64() / time.as_secs_f64() * 1000.0)
     };
-    Ok(reading(10, "agent CPU at rest", (size, "copies"), spent(0)?, Some(spent(1)?)))
+    Ok(reading(
+        10,
+        "agent CPU at rest",
+        (size, "copies"),
+        spent(0)?,
+        Some(spent(1)?),
+    ))
 }
 
 /// Row 12; and the agent's count of applies without a change before it was started again.
@@ -119,7 +157,10 @@ async fn restarted(lab: &Lab, size: usize, time: Duration) -> Result<(f64, Vec<R
     let fleet = &lab.fleet;
     let metrics = Metrics::of(&fleet.agent_ops_url(1)).await?;
     let (applies, noops) = (metrics.sum("runnel_apply_total")?, counted(&metrics)?);
-    ensure!(applies >= size as f64, "the agent counts {applies} applies of {size} copies");
+    ensure!(
+        applies >= size as f64,
+        "the agent counts {applies} applies of {size} copies"
+    );
     fleet.stop_agent(1).await?;
     let mark = fleet.member(1).mark();
     fleet.start_agent(1).await?;
@@ -127,14 +168,23 @@ async fn restarted(lab: &Lab, size: usize, time: Duration) -> Result<(f64, Vec<R
     Bar::wait(time, "the agent was started again").await;
     let spent = computed(fleet.agent_process(1).pid()?)?;
     let (requests, earlier) = (requests(fleet, mark)?, requests(fleet, Mark::default())?);
-    ensure!(of(&earlier, WRITTEN) >= size as f64, "the audit log does not show who wrote the copies");
+    ensure!(
+        of(&earlier, WRITTEN) >= size as f64,
+        "the audit log does not show who wrote the copies"
+    );
     let is_single = |request: &&Write| request.verb == "get" && is_copy(request);
     let singles = requests.iter().filter(is_single).count() as f64;
     let at = (size, "copies");
     let readings = vec![
         reading(12, "writes to the member", at, of(&requests, WRITTEN), None),
         reading(12, "reads of single copies", at, singles, None),
-        reading(12, "reads of the member", at, of(&requests, &["get", "list", "watch"]), None),
+        reading(
+            12,
+            "reads of the member",
+            at,
+            of(&requests, &["get", "list", "watch"]),
+            None,
+        ),
         reading(12, "agent CPU", at, spent.as_secs_f64() * 1000.0, None),
     ];
     Ok((noops, readings))
@@ -152,23 +202,49 @@ async fn hub_restarted(lab: &Lab, size: usize, time: Duration) -> Result<Reading
     .await?;
     Bar::wait(time, "the hub was started again").await;
     let writes = of(&requests(&lab.fleet, mark)?, WRITTEN);
-    Ok(reading(11, "writes to a real member", (size, "copies"), writes, None))
+    Ok(reading(
+        11,
+        "writes to a real member",
+        (size, "copies"),
+        writes,
+        None,
+    ))
 }
 
 /// Row 14: the API server has taken so many applies, and a watch has shown so many changes; and what the agent says.
 async fn without_change(lab: &Lab, seen: &Seen, size: usize, before: f64) -> Result<Vec<Reading>> {
-    let (verbs, metrics) = (["create", "update", "patch"], Metrics::of(&lab.fleet.agent_ops_url(1)).await?);
+    let (verbs, metrics) = (
+        ["create", "update", "patch"],
+        Metrics::of(&lab.fleet.agent_ops_url(1)).await?,
+    );
     let all = requests(&lab.fleet, Mark::default())?;
     let is_apply = |request: &&Write| {
-        verbs.contains(&request.verb.as_str()) && is_copy(request) && (200..300).contains(&request.code)
+        verbs.contains(&request.verb.as_str())
+            && is_copy(request)
+            && (200..300).contains(&request.code)
     };
     let applies = all.iter().filter(is_apply).count();
     let changes = seen.shown(|sight| sight.namespace == SOURCES && sight.name.starts_with(RULE));
-    ensure!(applies >= size && changes >= size, "{applies} applies and {changes} changes of {size} copies");
+    ensure!(
+        applies >= size && changes >= size,
+        "{applies} applies and {changes} changes of {size} copies"
+    );
     let at = (size, "copies");
     Ok(vec![
-        reading(14, "applies without a change", at, applies as f64 - changes as f64, None),
-        reading(14, "the same by the agent's count", at, before + counted(&metrics)?, None),
+        reading(
+            14,
+            "applies without a change",
+            at,
+            applies as f64 - changes as f64,
+            None,
+        ),
+        reading(
+            14,
+            "the same by the agent's count",
+            at,
+            before + counted(&metrics)?,
+            None,
+        ),
     ])
 }
 
@@ -179,19 +255,29 @@ fn counted(metrics: &Metrics) -> Result<f64> {
 }
 
 fn is_copy(request: &Write) -> bool {
-    request.resource == "configmaps" && request.namespace == SOURCES && request.subresource.is_empty()
+    request.resource == "configmaps"
+        && request.namespace == SOURCES
+        && request.subresource.is_empty()
 }
 
 /// The agent's requests about what it copies; its own Secrets and Leases are another matter.
 fn requests(fleet: &Fleet, mark: Mark) -> Result<Vec<Write>> {
-    let own = |request: &Write| request.namespace == crate::fleet::NAMESPACE && request.resource == "secrets";
+    let own = |request: &Write| {
+        request.namespace == crate::fleet::NAMESPACE && request.resource == "secrets"
+    };
     let all = fleet.member(1).writes_since(mark)?;
-    Ok(all.into_iter().filter(|request| request.user_agent.starts_with("runnel-agent") && !own(request)).collect())
+    Ok(all
+        .into_iter()
+        .filter(|request| request.user_agent.starts_with("runnel-agent") && !own(request))
+        .collect())
 }
 
 /// How many of them are of these verbs.
 fn of(requests: &[Write], verbs: &[&str]) -> f64 {
-    requests.iter().filter(|request| verbs.contains(&request.verb.as_str())).count() as f64
+    requests
+        .iter()
+        .filter(|request| verbs.contains(&request.verb.as_str()))
+        .count() as f64
 }
 
 /// The bare watch of names, in a process of its own.
@@ -204,8 +290,11 @@ impl BareWatch {
     async fn start(fleet: &Fleet) -> Result<Self> {
         let scratch = Scratch::new("bare-watch")?;
         let program = Program::new(std::env::current_exe()?, scratch.path().join("bare.log"));
-        let arguments: [PathBuf; 3] =
-            ["--bare-watch".into(), fleet.member(1).kubeconfig().into(), scratch.path().join(KNOWN)];
+        let arguments: [PathBuf; 3] = [
+            "--bare-watch".into(),
+            fleet.member(1).kubeconfig().into(),
+            scratch.path().join(KNOWN),
+        ];
         let process = Restartable::new("the bare watch", program.arguments(arguments));
         process.start()?;
         Ok(Self { process, scratch })
@@ -215,8 +304,13 @@ impl BareWatch {
     async fn knows(&self, names: usize) -> Result<()> {
         eventually("the bare watch", PATIENCE, async || {
             self.process.check()?;
-            let known = std::fs::read_to_string(self.scratch.path().join(KNOWN)).unwrap_or_default();
-            Ok(known.trim().parse().is_ok_and(|known: usize| known >= names).then_some(()))
+            let known =
+                std::fs::read_to_string(self.scratch.path().join(KNOWN)).unwrap_or_default();
+            Ok(known
+                .trim()
+                .parse()
+                .is_ok_and(|known: usize| known >= names)
+                .then_some(()))
         })
         .await
     }

@@ -24,9 +24,20 @@ const RULE: &str = "counted";
 const READS: [&str; 3] = ["get", "list", "watch"];
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let control_plane = Options { audit_reads: true, ..Options::default() };
+    let control_plane = Options {
+        audit_reads: true,
+        ..Options::default()
+    };
     let log = "runnel=warn".to_owned();
-    let lab = Lab::of(Fleet::start(FleetOptions { log, control_plane, ..FleetOptions::default() }).await?).await?;
+    let lab = Lab::of(
+        Fleet::start(FleetOptions {
+            log,
+            control_plane,
+            ..FleetOptions::default()
+        })
+        .await?,
+    )
+    .await?;
     let member = lab.fleet.member(1).client().await?;
     make_namespace(&member, SOURCES).await?;
     let edits = if quick { 15 } else { 100 };
@@ -40,7 +51,13 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let agent = asked(lab.fleet.member(1), marks[1], AGENT)?.len() as f64 / minutes;
     let at = (1, "member");
     Ok(vec![
-        reading(23, "member writes per edit", (edits, "edits"), written, None),
+        reading(
+            23,
+            "member writes per edit",
+            (edits, "edits"),
+            written,
+            None,
+        ),
         reading(24, "hub requests a minute", at, hub, None),
         reading(24, "agent requests a minute", at, agent, None),
     ])
@@ -49,7 +66,9 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 /// Requests of a process since a mark; Leases are not audited.
 fn asked(cluster: &ControlPlane, mark: Mark, who: &str) -> Result<Vec<Write>> {
     let requests = cluster.writes_since(mark)?.into_iter();
-    Ok(requests.filter(|request| request.user_agent.starts_with(who)).collect())
+    Ok(requests
+        .filter(|request| request.user_agent.starts_with(who))
+        .collect())
 }
 
 /// One source is edited again and again: the agent's writes per edit, its own Secrets and Events included.
@@ -60,10 +79,18 @@ async fn edited(lab: &Lab, member: Client, edits: usize) -> Result<f64> {
     lab.rule(RULE, &[RULE], json!({"all": true})).await?;
     let edit = async |value: String| {
         let mark = seen.mark();
-        let object =
-            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": RULE}, "data": {"value": value}});
-        sources.patch(RULE, &PatchParams::apply("speed").force(), &Patch::Apply(object)).await?;
-        seen.count(mark, 1, PATIENCE, |sight| sight.name == RULE && sight.value == value).await?;
+        let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": RULE}, "data": {"value": value}});
+        sources
+            .patch(
+                RULE,
+                &PatchParams::apply("speed").force(),
+                &Patch::Apply(object),
+            )
+            .await?;
+        seen.count(mark, 1, PATIENCE, |sight| {
+            sight.name == RULE && sight.value == value
+        })
+        .await?;
         anyhow::Ok(())
     };
     edit("first".to_owned()).await?;
@@ -77,8 +104,14 @@ async fn edited(lab: &Lab, member: Client, edits: usize) -> Result<f64> {
     }
     tokio::time::sleep(GAP * 2).await;
     let written = asked(lab.fleet.member(1), mark, AGENT)?;
-    let written = written.iter().filter(|request| !READS.contains(&request.verb.as_str())).count();
-    ensure!(written >= edits, "the audit log shows {written} writes of the agent for {edits} edits");
+    let written = written
+        .iter()
+        .filter(|request| !READS.contains(&request.verb.as_str()))
+        .count();
+    ensure!(
+        written >= edits,
+        "the audit log shows {written} writes of the agent for {edits} edits"
+    );
     lab.delete_rule(RULE).await?;
     Ok(written as f64 / edits as f64)
 }

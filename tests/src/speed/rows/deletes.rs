@@ -28,15 +28,24 @@ const BARE: &str = "bare";
 /// By turns, so that both have the same machine.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let rounds = if quick { 5 } else { 20 };
-    let options = FleetOptions { members: MEMBERS, log: "runnel=warn".to_owned(), ..FleetOptions::default() };
+    let options = FleetOptions {
+        members: MEMBERS,
+        log: "runnel=warn".to_owned(),
+        ..FleetOptions::default()
+    };
     let lab = Lab::of(Fleet::start(options).await?).await?;
-    let members = try_join_all((1..=MEMBERS).map(|number| lab.fleet.member(number).client())).await?;
+    let members =
+        try_join_all((1..=MEMBERS).map(|number| lab.fleet.member(number).client())).await?;
     for member in &members {
         make_namespace(member, SOURCES).await?;
         make_namespace(member, BARE).await?;
     }
-    lab.write_all(names().map(|name| (name.clone(), name))).await?;
-    let bar = Bar::of(rounds, "rules deleted, in turns with objects that are deleted one by one");
+    lab.write_all(names().map(|name| (name.clone(), name)))
+        .await?;
+    let bar = Bar::of(
+        rounds,
+        "rules deleted, in turns with objects that are deleted one by one",
+    );
     let (mut runnel, mut bare) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         lab.rule(RULE, &["gone-*"], json!({"all": true})).await?;
@@ -47,7 +56,9 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         bar.step();
     }
     let at = (COPIES, "copies in 3 members");
-    Ok(vec![reading(26, "delete to the last copy gone, p50", at, 0.0, None).median_of(&runnel, &bare)])
+    Ok(vec![
+        reading(26, "delete to the last copy gone, p50", at, 0.0, None).median_of(&runnel, &bare),
+    ])
 }
 
 fn names() -> impl Iterator<Item = String> {
@@ -61,8 +72,13 @@ async fn rule_and_copies(lab: &Lab, members: &[Client]) -> Result<f64> {
     let copies = existing(members, SOURCES).await?;
     let begin = Instant::now();
     rules.delete(RULE, &params).await?;
-    let rule =
-        async { Ok(tokio::time::timeout(PATIENCE, await_condition(rules.clone(), RULE, is_deleted(&uid))).await??) };
+    let rule = async {
+        Ok(tokio::time::timeout(
+            PATIENCE,
+            await_condition(rules.clone(), RULE, is_deleted(&uid)),
+        )
+        .await??)
+    };
     try_join(rule, gone(copies)).await?;
     Ok(milliseconds_since(begin))
 }
@@ -79,7 +95,12 @@ async fn objects(members: &[Client]) -> Result<f64> {
     let objects = existing(members, BARE).await?;
     let begin = Instant::now();
     let params = DeleteParams::default();
-    try_join_all(objects.iter().map(|(api, name, _)| api.delete(name, &params))).await?;
+    try_join_all(
+        objects
+            .iter()
+            .map(|(api, name, _)| api.delete(name, &params)),
+    )
+    .await?;
     gone(objects).await?;
     Ok(milliseconds_since(begin))
 }

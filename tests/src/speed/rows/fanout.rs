@@ -42,7 +42,11 @@ struct Series {
 }
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let (sizes, edits): (&[usize], usize) = if quick { (&[300, 700], 4) } else { (&[1000, 10_000], 20) };
+    let (sizes, edits): (&[usize], usize) = if quick {
+        (&[300, 700], 4)
+    } else {
+        (&[1000, 10_000], 20)
+    };
     let mut lab = Lab::start().await?;
     lab.write(SOURCE, "first").await?;
     lab.rule(RULE, &[SOURCE], json!({"all": true})).await?;
@@ -67,7 +71,10 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             // Not so many files at once: the hub's edits stand between two halves of the bare one's.
             crowd = Crowd::new(false);
             let bar = Bar::of(3, "edits on the bare hub, on the hub, and on the bare one");
-            Bare::start(size).await?.edits(edits.div_ceil(2), &mut bare).await?;
+            Bare::start(size)
+                .await?
+                .edits(edits.div_ceil(2), &mut bare)
+                .await?;
             bar.step();
             gather(&mut crowd, &mut lab, size).await?;
             let mark = lab.fleet.hub().mark();
@@ -79,11 +86,20 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         }
         readings.extend(read(size, edits, &runnel, &bare));
     }
-    let costs: Vec<(f64, f64)> =
-        readings.iter().filter(|reading| reading.row == 18).map(|reading| (reading.size, reading.runnel)).collect();
+    let costs: Vec<(f64, f64)> = readings
+        .iter()
+        .filter(|reading| reading.row == 18)
+        .map(|reading| (reading.size, reading.runnel))
+        .collect();
     if let [(_, few), .., (size, many)] = costs[..] {
         let what = "the last size beside the first";
-        readings.push(reading(18, what, (size as usize, "agents"), many, Some(few)));
+        readings.push(reading(
+            18,
+            what,
+            (size as usize, "agents"),
+            many,
+            Some(few),
+        ));
     }
     Ok(readings)
 }
@@ -104,7 +120,13 @@ async fn writes_since(lab: &Lab, mark: Mark) -> Result<usize> {
     lab.hub_writes(mark)
 }
 
-async fn hub_edits(crowd: &Crowd, lab: &Lab, statuses: &Statuses, edits: usize, series: &mut Series) -> Result<()> {
+async fn hub_edits(
+    crowd: &Crowd,
+    lab: &Lab,
+    statuses: &Statuses,
+    edits: usize,
+    series: &mut Series,
+) -> Result<()> {
     for _ in 0..edits {
         let text = noise(any_seed()?, TEXT);
         let (mark, pid, received) = (lab.fleet.hub().mark(), lab.pid()?, crowd.bytes().0);
@@ -114,15 +136,25 @@ async fn hub_edits(crowd: &Crowd, lab: &Lab, statuses: &Statuses, edits: usize, 
         lab.write(SOURCE, &text).await?;
         let acked = crowd.reached(PATIENCE).await?;
         let observed = statuses.after(&revision, crowd.len()).await?;
-        ensure!(observed >= acked, "the status told of an edit that not all had acked");
+        ensure!(
+            observed >= acked,
+            "the status told of an edit that not all had acked"
+        );
         // As long after the last ack as the bare hub is given.
         tokio::time::sleep_until((acked + GAP).into()).await;
-        series.to_last_ack.push(milliseconds(acked.duration_since(begin)));
-        series.to_status.push(milliseconds(observed.saturating_duration_since(acked)));
+        series
+            .to_last_ack
+            .push(milliseconds(acked.duration_since(begin)));
+        series
+            .to_status
+            .push(milliseconds(observed.saturating_duration_since(acked)));
         series.received += crowd.bytes().0 - received;
         series.processor += computed(pid)?.saturating_sub(before);
         let writes = lab.hub_writes(mark)?;
-        ensure!(writes > 0, "the audit log shows no write of the hub after an edit, though its status changed");
+        ensure!(
+            writes > 0,
+            "the audit log shows no write of the hub after an edit, though its status changed"
+        );
     }
     Ok(())
 }
@@ -156,7 +188,9 @@ impl Bare {
             let acked = self.crowd.reached(PATIENCE).await?;
             // As long as the hub is given, for what the connections cost by themselves.
             tokio::time::sleep_until((acked + GAP).into()).await;
-            series.to_last_ack.push(milliseconds(acked.duration_since(begin)));
+            series
+                .to_last_ack
+                .push(milliseconds(acked.duration_since(begin)));
             series.received += self.crowd.bytes().0 - received;
             series.processor += computed(pid)?.saturating_sub(before);
         }
@@ -169,14 +203,42 @@ fn read(size: usize, edits: usize, runnel: &Series, bare: &Series) -> Vec<Readin
     let copies = (size * edits) as f64;
     let each = |duration: Duration| duration.as_secs_f64() * 1e6 / copies;
     let text = content(&noise(0, TEXT));
-    let (payload, packed) = (text.len() as f64, Payload::encode(text.into_bytes()).bytes().len() as f64);
+    let (payload, packed) = (
+        text.len() as f64,
+        Payload::encode(text.into_bytes()).bytes().len() as f64,
+    );
     vec![
-        reading(1, "hub writes per edit", at, runnel.writes as f64 / edits as f64, None),
-        reading(4, "edit to last ack, p50", at, 0.0, None).median_of(&runnel.to_last_ack, &bare.to_last_ack),
+        reading(
+            1,
+            "hub writes per edit",
+            at,
+            runnel.writes as f64 / edits as f64,
+            None,
+        ),
+        reading(4, "edit to last ack, p50", at, 0.0, None)
+            .median_of(&runnel.to_last_ack, &bare.to_last_ack),
         reading(6, "last ack to status, p50", at, 0.0, None).median_of(&runnel.to_status, &[]),
-        reading(17, "bytes per edit", at, runnel.received as f64 / copies, Some(payload)),
-        reading(17, "bytes per edit, beside it packed", at, runnel.received as f64 / copies, Some(packed)),
-        reading(18, "hub CPU per copy", at, each(runnel.processor), Some(each(bare.processor))),
+        reading(
+            17,
+            "bytes per edit",
+            at,
+            runnel.received as f64 / copies,
+            Some(payload),
+        ),
+        reading(
+            17,
+            "bytes per edit, beside it packed",
+            at,
+            runnel.received as f64 / copies,
+            Some(packed),
+        ),
+        reading(
+            18,
+            "hub CPU per copy",
+            at,
+            each(runnel.processor),
+            Some(each(bare.processor)),
+        ),
     ]
 }
 
@@ -191,7 +253,11 @@ struct Statuses(Arc<Mutex<Vec<(Instant, String, i64)>>>);
 
 impl Statuses {
     fn newest(&self) -> String {
-        self.0.lock().last().map(|(_, revision, _)| revision.clone()).unwrap_or_default()
+        self.0
+            .lock()
+            .last()
+            .map(|(_, revision, _)| revision.clone())
+            .unwrap_or_default()
     }
 
     /// When another revision than this one was applied in all clusters.
@@ -199,7 +265,8 @@ impl Statuses {
         eventually("the edit in the rule's status", PATIENCE, async || {
             let all = self.0.lock();
             let mut whole = all.iter().skip_while(|(_, seen, _)| seen != revision);
-            let found = whole.find(|(_, seen, ready)| seen != revision && *ready == clusters as i64);
+            let found =
+                whole.find(|(_, seen, ready)| seen != revision && *ready == clusters as i64);
             Ok(found.map(|(at, ..)| *at))
         })
         .await
@@ -216,10 +283,15 @@ fn watch(lab: &Lab) -> (Statuses, JoinSet<()>) {
 async fn record(rules: Api<DistributionRule>, statuses: Statuses) {
     let mut events = std::pin::pin!(watcher(rules, watcher::Config::default()).default_backoff());
     while let Some(event) = events.next().await {
-        let Ok(watcher::Event::Apply(rule) | watcher::Event::InitApply(rule)) = event else { continue };
+        let Ok(watcher::Event::Apply(rule) | watcher::Event::InitApply(rule)) = event else {
+            continue;
+        };
         let at = Instant::now();
         let Some(status) = rule.status else { continue };
         let ready = status.summary.map_or(0, |summary| summary.clusters_ready);
-        statuses.0.lock().push((at, status.revision.unwrap_or_default(), ready));
+        statuses
+            .0
+            .lock()
+            .push((at, status.revision.unwrap_or_default(), ready));
     }
 }

@@ -27,19 +27,36 @@ impl Row {
 const LONG: &[u8] = &[19, 20, 21, 22, 25];
 
 /// One thing that a row measures.
-pub(super) const fn line(what: &'static str, unit: &'static str, gate: Option<Bound>, aim: Option<Bound>) -> Line {
-    Line { what, unit, gate, aim }
+pub(super) const fn line(
+    what: &'static str,
+    unit: &'static str,
+    gate: Option<Bound>,
+    aim: Option<Bound>,
+) -> Line {
+    Line {
+        what,
+        unit,
+        gate,
+        aim,
+    }
 }
 
 const fn ratio(gate: f64, aim: f64) -> (Option<Bound>, Option<Bound>) {
-    (Some(Bound::RatioAtMost(gate)), Some(Bound::RatioAtMost(aim)))
+    (
+        Some(Bound::RatioAtMost(gate)),
+        Some(Bound::RatioAtMost(aim)),
+    )
 }
 
 const fn most(gate: f64, aim: f64) -> (Option<Bound>, Option<Bound>) {
     (Some(Bound::AtMost(gate)), Some(Bound::AtMost(aim)))
 }
 
-const fn bounded(what: &'static str, unit: &'static str, bounds: (Option<Bound>, Option<Bound>)) -> Line {
+const fn bounded(
+    what: &'static str,
+    unit: &'static str,
+    bounds: (Option<Bound>, Option<Bound>),
+) -> Line {
     line(what, unit, bounds.0, bounds.1)
 }
 
@@ -75,7 +92,12 @@ pub const ROWS: &[Row] = &[
         meaning: "from the edit of a source to its copy in the last of 3 real members, beside a bare relay",
         lines: &[
             bounded("edit to last copy, p50", "ms", ratio(1.5, 1.15)),
-            line("edit to last copy, p99", "ms", Some(Bound::RatioAtMost(2.0)), None),
+            line(
+                "edit to last copy, p99",
+                "ms",
+                Some(Bound::RatioAtMost(2.0)),
+                None,
+            ),
         ],
     },
     Row {
@@ -97,7 +119,12 @@ pub const ROWS: &[Row] = &[
         lines: &[
             bounded("last ack to status, p50", "ms", most(1500.0, 300.0)),
             bounded("last copy to status, p50", "ms", most(1500.0, 300.0)),
-            line("status writes a second", "1/s", None, Some(Bound::AtMost(4.0))),
+            line(
+                "status writes a second",
+                "1/s",
+                None,
+                Some(Bound::AtMost(4.0)),
+            ),
         ],
     },
     Row {
@@ -105,7 +132,12 @@ pub const ROWS: &[Row] = &[
         name: "idle-memory",
         meaning: "the hub's resident memory per connected agent that is sent nothing, beside a bare server's",
         lines: &[
-            line("memory per idle agent", "KiB", Some(Bound::RatioAtMost(1.25)), Some(Bound::AtMost(24.0))),
+            line(
+                "memory per idle agent",
+                "KiB",
+                Some(Bound::RatioAtMost(1.25)),
+                Some(Bound::AtMost(24.0)),
+            ),
             bounded("the last of them beside the first", "KiB", LINEAR),
             line("memory in all", "MiB", None, None),
         ],
@@ -114,7 +146,10 @@ pub const ROWS: &[Row] = &[
         number: 8,
         name: "pair-memory",
         meaning: "the hub's resident memory per object and cluster that it keeps count of",
-        lines: &[bounded("memory per pair", "B", most(128.0, 24.0)), line("memory in all", "MiB", None, None)],
+        lines: &[
+            bounded("memory per pair", "B", most(128.0, 24.0)),
+            line("memory in all", "MiB", None, None),
+        ],
     },
     Row {
         number: 9,
@@ -122,7 +157,12 @@ pub const ROWS: &[Row] = &[
         meaning: "a real agent's resident memory with copies of 1 KiB, its payload cache included, beside a bare watch of names",
         lines: &[
             bounded("agent memory", "MiB", most(20.0, 14.0)),
-            line("agent memory, very many", "MiB", None, Some(Bound::AtMost(18.0))),
+            line(
+                "agent memory, very many",
+                "MiB",
+                None,
+                Some(Bound::AtMost(18.0)),
+            ),
         ],
     },
     Row {
@@ -150,7 +190,12 @@ pub const ROWS: &[Row] = &[
         lines: &[
             bounded("writes to the member", "requests", most(0.0, 0.0)),
             bounded("reads of single copies", "requests", most(0.0, 0.0)),
-            line("reads of the member", "requests", Some(Bound::AtMost(READS_OF_A_START)), None),
+            line(
+                "reads of the member",
+                "requests",
+                Some(Bound::AtMost(READS_OF_A_START)),
+                None,
+            ),
             line("agent CPU", "ms", None, Some(Bound::AtMost(100.0))),
         ],
     },
@@ -160,7 +205,12 @@ pub const ROWS: &[Row] = &[
         meaning: "from a foreign edit of a copy to the right one again, beside a bare watch with an apply",
         lines: &[
             line("foreign edit to restored, p50", "ms", None, None),
-            line("foreign edit to restored, p99", "ms", Some(Bound::AtMost(250.0)), Some(Bound::RatioAtMost(3.0))),
+            line(
+                "foreign edit to restored, p99",
+                "ms",
+                Some(Bound::AtMost(250.0)),
+                Some(Bound::RatioAtMost(3.0)),
+            ),
         ],
     },
     Row {
@@ -176,7 +226,12 @@ pub const ROWS: &[Row] = &[
         number: 15,
         name: "fan-in",
         meaning: "reports that the hub takes in per second of its processor time, beside a bare server that counts them",
-        lines: &[line("reports per CPU second", "1/s", Some(Bound::RatioAtLeast(0.4)), Some(Bound::RatioAtLeast(0.7)))],
+        lines: &[line(
+            "reports per CPU second",
+            "1/s",
+            Some(Bound::RatioAtLeast(0.4)),
+            Some(Bound::RatioAtLeast(0.7)),
+        )],
     },
     Row {
         number: 16,
@@ -283,14 +338,19 @@ pub const ROWS: &[Row] = &[
         number: 26,
         name: "delete",
         meaning: "from the deletion of a small rule until it and its copies in 3 real members are gone, beside objects that are deleted there",
-        lines: &[bounded("delete to the last copy gone, p50", "ms", most(500.0, 200.0))],
+        lines: &[bounded(
+            "delete to the last copy gone, p50",
+            "ms",
+            most(500.0, 200.0),
+        )],
     },
 ];
 
 /// The row with this number or name.
 #[must_use]
 pub fn find(text: &str) -> Option<&'static Row> {
-    ROWS.iter().find(|row| row.name == text || row.number.to_string() == text)
+    ROWS.iter()
+        .find(|row| row.name == text || row.number.to_string() == text)
 }
 
 #[cfg(test)]
@@ -312,9 +372,17 @@ mod tests {
     #[test]
     fn every_row_has_a_gate_and_says_what_it_means() {
         for row in ROWS {
-            assert!(row.lines.iter().any(|line| line.gate.is_some()), "row {}", row.number);
+            assert!(
+                row.lines.iter().any(|line| line.gate.is_some()),
+                "row {}",
+                row.number
+            );
             let whats: BTreeSet<&str> = row.lines.iter().map(|line| line.what).collect();
-            assert!(whats.len() == row.lines.len() && !row.meaning.is_empty(), "row {}", row.number);
+            assert!(
+                whats.len() == row.lines.len() && !row.meaning.is_empty(),
+                "row {}",
+                row.number
+            );
         }
     }
 }

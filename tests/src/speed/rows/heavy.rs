@@ -29,7 +29,8 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let bar = Bar::of(objects, "large objects are written");
     for number in 0..objects.div_ceil(AT_ONCE) {
         let names = number * AT_ONCE..((number + 1) * AT_ONCE).min(objects);
-        lab.write_all(names.map(|name| (format!("{RULE}-{name:04}"), noise(name as u64, TEXT)))).await?;
+        lab.write_all(names.map(|name| (format!("{RULE}-{name:04}"), noise(name as u64, TEXT))))
+            .await?;
         (0..AT_ONCE).for_each(|_| bar.step());
     }
     drop(bar);
@@ -40,7 +41,12 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     crowd.up_to_date(PATIENCE).await?;
     let _bar = Bar::spinner("they travel to one member, then to all");
     crowd.expect(objects, 1);
-    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"names": ["simulated-00000"]})).await?;
+    lab.rule(
+        RULE,
+        &[&format!("{RULE}-*")],
+        json!({"names": ["simulated-00000"]}),
+    )
+    .await?;
     crowd.reached(PATIENCE).await?;
     lab.ready(RULE, 1).await?;
     at_rest(lab.pid()?).await?;
@@ -48,11 +54,15 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     forget_peak(lab.pid()?)?;
     let mut slow = stalled(&others).await?;
     crowd.expect(objects, AGENTS - 1);
-    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
+        .await?;
     crowd.reached(PATIENCE).await?;
     // Something was there for them all along, and the others did not wait for them.
     for line in &mut slow {
-        ensure!(matches!(line.must().await?, HubFrame::SnapshotBegin(_)), "the first frame is another one");
+        ensure!(
+            matches!(line.must().await?, HubFrame::SnapshotBegin(_)),
+            "the first frame is another one"
+        );
     }
     drop(slow);
     crowd.add(others);
@@ -61,8 +71,20 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let then = peak(lab.pid()?)?;
     let (at, contents) = ((objects, "objects of 500 KiB"), (objects * TEXT) as f64);
     Ok(vec![
-        reading(21, "hub memory at its peak", at, first.max(then) / MIB, Some(contents / MIB)),
-        reading(21, "of it for all members but one", at, (then - known) / MIB, None),
+        reading(
+            21,
+            "hub memory at its peak",
+            at,
+            first.max(then) / MIB,
+            Some(contents / MIB),
+        ),
+        reading(
+            21,
+            "of it for all members but one",
+            at,
+            (then - known) / MIB,
+            None,
+        ),
     ])
 }
 

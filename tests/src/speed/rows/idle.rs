@@ -29,7 +29,11 @@ const CALM: Duration = Duration::from_secs(20);
 
 /// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let sizes: &[usize] = if quick { &[100, 300, 500] } else { &[1000, 4000, 10_000] };
+    let sizes: &[usize] = if quick {
+        &[100, 300, 500]
+    } else {
+        &[1000, 4000, 10_000]
+    };
     let mut lab = Lab::start().await?;
     let (mut runnel, mut quiets) = (Vec::new(), Vec::new());
     let mut crowd = Crowd::new(false);
@@ -45,7 +49,14 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             quiets.extend(quiet(&lab, crowd.len(), (3.0, CALM)).await?);
         }
     }
-    quiets.extend(quiet(&lab, crowd.len(), if quick { (0.2, CALM / 4) } else { (10.0, CALM) }).await?);
+    quiets.extend(
+        quiet(
+            &lab,
+            crowd.len(),
+            if quick { (0.2, CALM / 4) } else { (10.0, CALM) },
+        )
+        .await?,
+    );
     quiets.push(renewals(&mut lab, crowd.len(), if quick { CALM / 4 } else { CALM }).await?);
     // Their sockets are needed for the other ones.
     drop(crowd);
@@ -76,7 +87,11 @@ async fn calm(lab: &Lab, time: Duration) -> Result<()> {
 }
 
 /// Row 16. Leases are not in the audit log: a watch counts how often the hub's own changes.
-async fn quiet(lab: &Lab, agents: usize, (minutes, before): (f64, Duration)) -> Result<Vec<Reading>> {
+async fn quiet(
+    lab: &Lab,
+    agents: usize,
+    (minutes, before): (f64, Duration),
+) -> Result<Vec<Reading>> {
     let time = Duration::from_secs_f64(60.0 * minutes);
     calm(lab, before).await?;
     let leases: Api<Lease> = Api::namespaced(lab.client.clone(), NAMESPACE);
@@ -96,7 +111,13 @@ async fn quiet(lab: &Lab, agents: usize, (minutes, before): (f64, Duration)) -> 
     let at = (agents, "agents");
     Ok(vec![
         reading(16, "hub writes a minute", at, writes as f64 / minutes, None),
-        reading(16, "Lease writes a minute", at, renewals as f64 / minutes, None),
+        reading(
+            16,
+            "Lease writes a minute",
+            at,
+            renewals as f64 / minutes,
+            None,
+        ),
     ])
 }
 
@@ -118,28 +139,56 @@ async fn renewals(lab: &mut Lab, agents: usize, time: Duration) -> Result<Readin
     }
     calm(lab, time).await?;
     let writes = lab.hub_writes(mark)? as f64 / members.len() as f64;
-    Ok(reading(16, "hub writes per certificate", (members.len(), "renewals"), writes, None))
+    Ok(reading(
+        16,
+        "hub writes per certificate",
+        (members.len(), "renewals"),
+        writes,
+        None,
+    ))
 }
 
 fn readings(sizes: &[usize], runnel: &[f64], bare: &[f64]) -> Vec<Reading> {
     let mut readings = Vec::new();
     for ((size, runnel), bare) in sizes.iter().zip(runnel).zip(bare) {
-        let whole = reading(7, "memory in all", (*size, "agents"), runnel / KIB / KIB, Some(bare / KIB / KIB));
+        let whole = reading(
+            7,
+            "memory in all",
+            (*size, "agents"),
+            runnel / KIB / KIB,
+            Some(bare / KIB / KIB),
+        );
         readings.push(whole);
     }
-    let (Some(first), Some(last)) = (sizes.first(), sizes.last()) else { return readings };
+    let (Some(first), Some(last)) = (sizes.first(), sizes.last()) else {
+        return readings;
+    };
     let slope = |memory: &[f64]| match memory {
         [few, .., many] => (many - few) / (last - first) as f64 / KIB,
         _ => 0.0,
     };
-    readings.push(reading(7, "memory per idle agent", (*last, "agents"), slope(runnel), Some(slope(bare))));
+    readings.push(reading(
+        7,
+        "memory per idle agent",
+        (*last, "agents"),
+        slope(runnel),
+        Some(slope(bare)),
+    ));
     // Whether the last agents need more than the first ones.
     let step = |at: usize| match (sizes.get(at..at + 2), runnel.get(at..at + 2)) {
-        (Some([few, many]), Some([before, after])) => Some((after - before) / (many - few) as f64 / KIB),
+        (Some([few, many]), Some([before, after])) => {
+            Some((after - before) / (many - few) as f64 / KIB)
+        }
         _ => None,
     };
     if let Some((of_last, of_first)) = sizes.len().checked_sub(2).and_then(step).zip(step(0)) {
-        readings.push(reading(7, "the last of them beside the first", (*last, "agents"), of_last, Some(of_first)));
+        readings.push(reading(
+            7,
+            "the last of them beside the first",
+            (*last, "agents"),
+            of_last,
+            Some(of_first),
+        ));
     }
     readings
 }
@@ -151,11 +200,21 @@ mod tests {
     #[test]
     fn the_slope_leaves_out_what_a_hub_needs_without_agents() {
         let kib = |value: f64| value * KIB;
-        let all =
-            readings(&[10, 20, 30], &[kib(1500.0), kib(2000.0), kib(2500.0)], &[kib(400.0), kib(800.0), kib(1200.0)]);
-        let of = |what: &str| all.iter().find(|reading| reading.what == what).map(|it| (it.runnel, it.bare));
+        let all = readings(
+            &[10, 20, 30],
+            &[kib(1500.0), kib(2000.0), kib(2500.0)],
+            &[kib(400.0), kib(800.0), kib(1200.0)],
+        );
+        let of = |what: &str| {
+            all.iter()
+                .find(|reading| reading.what == what)
+                .map(|it| (it.runnel, it.bare))
+        };
         assert_eq!(of("memory per idle agent"), Some((50.0, Some(40.0))));
-        assert_eq!(of("the last of them beside the first"), Some((50.0, Some(50.0))));
+        assert_eq!(
+            of("the last of them beside the first"),
+            Some((50.0, Some(50.0)))
+        );
         assert_eq!(all.len(), 5);
     }
 }

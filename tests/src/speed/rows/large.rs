@@ -22,14 +22,20 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (agents, objects) = if quick { (200, 200) } else { (10_000, 1000) };
     let mut lab = Lab::start().await?;
     let names = (0..objects).map(|number| format!("{RULE}-{number:04}"));
-    lab.write_all(names.enumerate().map(|(number, name)| (name, noise(number as u64, 1024)))).await?;
+    lab.write_all(
+        names
+            .enumerate()
+            .map(|(number, name)| (name, noise(number as u64, 1024))),
+    )
+    .await?;
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(agents).await?);
     crowd.up_to_date(PATIENCE).await?;
     let bar = Bar::spinner("a rule sends all objects to all agents");
     crowd.expect(objects, agents);
     let begin = Instant::now();
-    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
+        .await?;
     let first = crowd.reached(PATIENCE).await?.duration_since(begin);
     lab.ready(RULE, agents).await?;
     at_rest(lab.pid()?).await?;
@@ -39,7 +45,8 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let bar = Bar::spinner("one object is edited, then the hub is started again");
     crowd.expect(1, agents);
     let begin = Instant::now();
-    lab.write(&format!("{RULE}-0000"), &noise(objects as u64, 1024)).await?;
+    lab.write(&format!("{RULE}-0000"), &noise(objects as u64, 1024))
+        .await?;
     let edit = crowd.reached(PATIENCE).await?.duration_since(begin);
     lab.ready(RULE, agents).await?;
     at_rest(lab.pid()?).await?;
@@ -61,7 +68,13 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         reading(20, "first delivery of all", at, milliseconds(first), None),
         reading(20, "hub memory with all", at, memory / MIB, None),
         reading(20, "edit of one to last ack", at, milliseconds(edit), None),
-        reading(20, "hub restart to last in sync", at, milliseconds(restart), None),
+        reading(
+            20,
+            "hub restart to last in sync",
+            at,
+            milliseconds(restart),
+            None,
+        ),
         reading(20, "intents sent again", at, again as f64, None),
         size_of(&status, agents, "status, all failing")?,
     ])

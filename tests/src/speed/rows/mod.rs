@@ -47,8 +47,12 @@ const STEPS: &[(&[u8], Step)] = &[
     (heavy::ROWS, |_, quick| Box::pin(heavy::run(quick))),
     (shaped::ROWS, |_, quick| Box::pin(shaped::run(quick))),
     (large::ROWS, |_, quick| Box::pin(large::run(quick))),
-    (real::ROWS, |rows, quick| Box::pin(async move { real::run(&rows, quick).await })),
-    (agent::ROWS, |rows, quick| Box::pin(async move { agent::run(&rows, quick).await })),
+    (real::ROWS, |rows, quick| {
+        Box::pin(async move { real::run(&rows, quick).await })
+    }),
+    (agent::ROWS, |rows, quick| {
+        Box::pin(async move { agent::run(&rows, quick).await })
+    }),
     (cost::ROWS, |_, quick| Box::pin(cost::run(quick))),
     (deletes::ROWS, |_, quick| Box::pin(deletes::run(quick))),
 ];
@@ -64,7 +68,10 @@ struct Broken {
 pub async fn run(rows: &[&Row], quick: bool) -> Vec<Judged> {
     let numbers: Vec<u8> = rows.iter().map(|row| row.number).collect();
     let (mut readings, mut broken) = (Vec::new(), Vec::new());
-    for (its, step) in STEPS.iter().filter(|(its, _)| numbers.iter().any(|number| its.contains(number))) {
+    for (its, step) in STEPS
+        .iter()
+        .filter(|(its, _)| numbers.iter().any(|number| its.contains(number)))
+    {
         let begin = Instant::now();
         let measured = step(numbers.clone(), quick).await;
         eprintln!("rows {its:?}: {} s", begin.elapsed().as_secs());
@@ -83,7 +90,15 @@ pub async fn run(rows: &[&Row], quick: bool) -> Vec<Judged> {
 /// Says on standard error what was measured: a whole run takes long, and the table comes at its end.
 fn observed(readings: Vec<Reading>) -> Vec<Reading> {
     use super::verdict::number;
-    for Reading { row, what, at, runnel, bare, .. } in &readings {
+    for Reading {
+        row,
+        what,
+        at,
+        runnel,
+        bare,
+        ..
+    } in &readings
+    {
         let bare = bare.map_or_else(String::new, |bare| format!(", bare {}", number(bare)));
         eprintln!("row {row}: {what}, {at}: {}{bare}", number(*runnel));
     }
@@ -95,24 +110,47 @@ fn observed(readings: Vec<Reading>) -> Vec<Reading> {
 fn judge(rows: &[&Row], readings: Vec<Reading>, broken: &[Broken]) -> Vec<Judged> {
     let mut judged = Vec::new();
     for row in rows {
-        let its: Vec<&Reading> = readings.iter().filter(|reading| reading.row == row.number).collect();
-        let missing = |line, why: &str| Judged { row: row.number, line, found: Err(why.to_owned()) };
-        let failures: Vec<&Broken> = broken.iter().filter(|broken| broken.rows.contains(&row.number)).collect();
+        let its: Vec<&Reading> = readings
+            .iter()
+            .filter(|reading| reading.row == row.number)
+            .collect();
+        let missing = |line, why: &str| Judged {
+            row: row.number,
+            line,
+            found: Err(why.to_owned()),
+        };
+        let failures: Vec<&Broken> = broken
+            .iter()
+            .filter(|broken| broken.rows.contains(&row.number))
+            .collect();
         for line in row.lines {
             let of_it: Vec<Judged> = its
                 .iter()
                 .filter(|reading| reading.what == line.what)
-                .map(|reading| Judged { row: row.number, line: *line, found: Ok((*reading).clone()) })
+                .map(|reading| Judged {
+                    row: row.number,
+                    line: *line,
+                    found: Ok((*reading).clone()),
+                })
                 .collect();
             if of_it.is_empty() && line.gate.is_some() && failures.is_empty() {
                 judged.push(missing(*line, "nothing was measured"));
             }
             judged.extend(of_it);
         }
-        judged.extend(failures.iter().map(|failure| missing(line(row.name, "-", None, None), &failure.why)));
+        judged.extend(
+            failures
+                .iter()
+                .map(|failure| missing(line(row.name, "-", None, None), &failure.why)),
+        );
         let known: BTreeSet<&str> = row.lines.iter().map(|line| line.what).collect();
         let unknown = its.iter().filter(|reading| !known.contains(reading.what));
-        judged.extend(unknown.map(|unknown| missing(line(unknown.what, "-", None, None), "the row has no such line")));
+        judged.extend(unknown.map(|unknown| {
+            missing(
+                line(unknown.what, "-", None, None),
+                "the row has no such line",
+            )
+        }));
     }
     judged
 }
@@ -149,9 +187,23 @@ fn fits(connections: usize) -> bool {
 }
 
 /// A reading in which the size is so many of something.
-fn reading(row: u8, what: &'static str, (size, of): (usize, &str), runnel: f64, bare: Option<f64>) -> Reading {
+fn reading(
+    row: u8,
+    what: &'static str,
+    (size, of): (usize, &str),
+    runnel: f64,
+    bare: Option<f64>,
+) -> Reading {
     let at = format!("{} {of}", super::verdict::number(size as f64));
-    Reading { row, what, size: size as f64, at, runnel, bare, samples: Default::default() }
+    Reading {
+        row,
+        what,
+        size: size as f64,
+        at,
+        runnel,
+        bare,
+        samples: Default::default(),
+    }
 }
 
 #[cfg(test)]
@@ -160,17 +212,26 @@ mod tests {
 
     #[test]
     fn every_row_is_measured_by_something() {
-        let measured: BTreeSet<u8> = STEPS.iter().flat_map(|(rows, _)| rows.iter().copied()).collect();
+        let measured: BTreeSet<u8> = STEPS
+            .iter()
+            .flat_map(|(rows, _)| rows.iter().copied())
+            .collect();
         assert_eq!(measured, ROWS.iter().map(|row| row.number).collect());
     }
 
     #[test]
     fn only_requested_rows_are_judged_in_table_order() {
         let some = |row, what| reading(row, what, (1000, "agents"), 1.0, Some(1.0));
-        let readings =
-            vec![some(4, "edit to last ack, p50"), some(6, "last ack to status, p50"), some(1, "hub writes per edit")];
+        let readings = vec![
+            some(4, "edit to last ack, p50"),
+            some(6, "last ack to status, p50"),
+            some(1, "hub writes per edit"),
+        ];
         let rows: Vec<&Row> = [find("1"), find("4")].into_iter().flatten().collect();
-        let judged: Vec<u8> = judge(&rows, readings, &[]).iter().map(|judged| judged.row).collect();
+        let judged: Vec<u8> = judge(&rows, readings, &[])
+            .iter()
+            .map(|judged| judged.row)
+            .collect();
         assert_eq!(judged, [1, 4]);
     }
 
@@ -179,9 +240,14 @@ mod tests {
         let rows: Vec<&Row> = [find("6"), find("14")].into_iter().flatten().collect();
         let one = reading(6, "last ack to status, p50", (1000, "agents"), 1.0, None);
         let judged = judge(&rows, vec![one], &[]);
-        let passes: Vec<(u8, bool)> = judged.iter().map(|judged| (judged.row, judged.passes())).collect();
+        let passes: Vec<(u8, bool)> = judged
+            .iter()
+            .map(|judged| (judged.row, judged.passes()))
+            .collect();
         assert!(
-            passes.contains(&(6, true)) && passes.contains(&(6, false)) && passes.contains(&(14, false)),
+            passes.contains(&(6, true))
+                && passes.contains(&(6, false))
+                && passes.contains(&(14, false)),
             "{passes:?}"
         );
     }
@@ -190,15 +256,36 @@ mod tests {
     fn failing_step_fails_its_rows_despite_other_measurements() {
         let rows: Vec<&Row> = find("1").into_iter().collect();
         let one = reading(1, rows[0].lines[0].what, (3, "members"), 1.0, None);
-        let judged = judge(&rows, vec![one], &[Broken { rows: fanout::ROWS, why: "no hub".to_owned() }]);
+        let judged = judge(
+            &rows,
+            vec![one],
+            &[Broken {
+                rows: fanout::ROWS,
+                why: "no hub".to_owned(),
+            }],
+        );
         assert!(judged.iter().any(Judged::passes), "{judged:?}");
-        assert!(judged.iter().any(|judged| judged.found == Err("no hub".to_owned()) && !judged.passes()), "{judged:?}");
+        assert!(
+            judged
+                .iter()
+                .any(|judged| judged.found == Err("no hub".to_owned()) && !judged.passes()),
+            "{judged:?}"
+        );
     }
 
     #[test]
     fn a_reading_of_no_line_is_a_failure_and_not_silence() {
         let rows: Vec<&Row> = find("15").into_iter().collect();
-        let judged = judge(&rows, vec![reading(15, "no such line", (1, "agents"), 1.0, None)], &[]);
-        assert!(judged.iter().any(|judged| judged.line.what == "no such line" && !judged.passes()), "{judged:?}");
+        let judged = judge(
+            &rows,
+            vec![reading(15, "no such line", (1, "agents"), 1.0, None)],
+            &[],
+        );
+        assert!(
+            judged
+                .iter()
+                .any(|judged| judged.line.what == "no such line" && !judged.passes()),
+            "{judged:?}"
+        );
     }
 }

@@ -28,7 +28,9 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(CLUSTERS).await?);
     crowd.up_to_date(PATIENCE).await?;
-    let names: Vec<String> = (0..CLUSTERS).map(|number| format!("simulated-{number:05}")).collect();
+    let names: Vec<String> = (0..CLUSTERS)
+        .map(|number| format!("simulated-{number:05}"))
+        .collect();
     lab.write(EDITED, "first").await?;
     lab.rule(EDITED, &[EDITED], json!({"names": names})).await?;
     lab.ready(EDITED, CLUSTERS).await?;
@@ -38,24 +40,50 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let read = |what, of, cost| reading(19, what, (many, of), cost, Some(alone));
     let mut readings = Vec::new();
 
-    lab.write_all((0..many).map(|number| (format!("{OTHERS}-{number:04}"), format!("text {number}")))).await?;
-    lab.rule(OTHERS, &[&format!("{OTHERS}-*")], json!({"names": [names[0]]})).await?;
+    lab.write_all(
+        (0..many).map(|number| (format!("{OTHERS}-{number:04}"), format!("text {number}"))),
+    )
+    .await?;
+    lab.rule(
+        OTHERS,
+        &[&format!("{OTHERS}-*")],
+        json!({"names": [names[0]]}),
+    )
+    .await?;
     lab.ready(OTHERS, 1).await?;
-    readings.push(read("beside other sources", "sources", cost(&lab, &crowd, TIME).await?));
+    readings.push(read(
+        "beside other sources",
+        "sources",
+        cost(&lab, &crowd, TIME).await?,
+    ));
 
     let bar = Bar::of(many, "other rules");
     for number in 0..many {
         let source = format!("{OTHERS}-{number:04}");
-        lab.rule(&source, &[&source], json!({"names": [names[1]]})).await?;
+        lab.rule(&source, &[&source], json!({"names": [names[1]]}))
+            .await?;
         bar.step();
     }
     drop(bar);
     lab.ready(&format!("{OTHERS}-{:04}", many - 1), 1).await?;
-    readings.push(read("beside other rules, too", "rules", cost(&lab, &crowd, TIME).await?));
+    readings.push(read(
+        "beside other rules, too",
+        "rules",
+        cost(&lab, &crowd, TIME).await?,
+    ));
 
-    crowd.add(lab.members(CLUSTERS + many).await?.into_iter().skip(CLUSTERS));
+    crowd.add(
+        lab.members(CLUSTERS + many)
+            .await?
+            .into_iter()
+            .skip(CLUSTERS),
+    );
     crowd.up_to_date(PATIENCE).await?;
-    readings.push(read("beside other clusters, too", "clusters", cost(&lab, &crowd, TIME).await?));
+    readings.push(read(
+        "beside other clusters, too",
+        "clusters",
+        cost(&lab, &crowd, TIME).await?,
+    ));
     Ok(readings)
 }
 
@@ -68,7 +96,8 @@ async fn cost(lab: &Lab, crowd: &Crowd, time: Duration) -> Result<f64> {
     let (before, begin, mut edits) = (computed(pid)?, Instant::now(), 0_u32);
     while begin.elapsed() < time {
         crowd.expect(1, CLUSTERS);
-        lab.write(EDITED, &format!("edit {edits} since {before:?}")).await?;
+        lab.write(EDITED, &format!("edit {edits} since {before:?}"))
+            .await?;
         crowd.reached(PATIENCE).await?;
         edits += 1;
         tokio::time::sleep_until((begin + PACE * edits).into()).await;
@@ -78,6 +107,9 @@ async fn cost(lab: &Lab, crowd: &Crowd, time: Duration) -> Result<f64> {
     tokio::time::sleep(GAP).await;
     let still = computed(pid)?;
     tokio::time::sleep(length).await;
-    let (busy, idle) = (after.saturating_sub(before), computed(pid)?.saturating_sub(still));
+    let (busy, idle) = (
+        after.saturating_sub(before),
+        computed(pid)?.saturating_sub(still),
+    );
     Ok((busy.as_secs_f64() - idle.as_secs_f64()) * 1000.0 / f64::from(edits))
 }

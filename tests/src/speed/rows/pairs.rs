@@ -47,14 +47,18 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let sizes = [1, if quick { HUNDRED } else { agents / 2 }, agents];
     let mut lab = Lab::start().await?;
     let texts = corpus(objects, TEXT)?;
-    let sources = texts.iter().enumerate().map(|(number, text)| (format!("text-{number:04}"), text.clone()));
+    let sources = texts
+        .iter()
+        .enumerate()
+        .map(|(number, text)| (format!("text-{number:04}"), text.clone()));
     lab.write_all(sources).await?;
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(agents).await?);
     crowd.up_to_date(PATIENCE).await?;
     let mut points = Vec::new();
     for clusters in sizes {
-        let _bar = Bar::spinner("objects are delivered to one cluster, then to more, by a fresh hub");
+        let _bar =
+            Bar::spinner("objects are delivered to one cluster, then to more, by a fresh hub");
         if !points.is_empty() {
             lab.delete_rule(RULE).await?;
         }
@@ -72,13 +76,23 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 }
 
 /// To one cluster, and then to so many of all.
-async fn deliver(lab: &Lab, crowd: &Crowd, objects: usize, (clusters, of): (usize, usize)) -> Result<Point> {
+async fn deliver(
+    lab: &Lab,
+    crowd: &Crowd,
+    objects: usize,
+    (clusters, of): (usize, usize),
+) -> Result<Point> {
     crowd.expect(objects, 1);
-    lab.rule(RULE, &["text-*"], json!({"names": ["simulated-00000"]})).await?;
+    lab.rule(RULE, &["text-*"], json!({"names": ["simulated-00000"]}))
+        .await?;
     crowd.reached(PATIENCE).await?;
     lab.ready(RULE, 1).await?;
     at_rest(lab.pid()?).await?;
-    let (before, received, mark) = (lab.fleet.hub().stored().await?, crowd.bytes().0, lab.fleet.hub().mark());
+    let (before, received, mark) = (
+        lab.fleet.hub().stored().await?,
+        crowd.bytes().0,
+        lab.fleet.hub().mark(),
+    );
     let begin = Instant::now();
     if clusters > 1 {
         crowd.expect(objects, clusters - 1);
@@ -91,7 +105,9 @@ async fn deliver(lab: &Lab, crowd: &Crowd, objects: usize, (clusters, of): (usiz
     let time = begin.elapsed();
     let all = lab.fleet.hub().writes_since(mark)?;
     // The status of the Fleet counts the copies of all rules, and is written at most once a second.
-    let all = all.iter().filter(|write| write.user_agent.starts_with("runnel-hub") && write.resource != "fleets");
+    let all = all
+        .iter()
+        .filter(|write| write.user_agent.starts_with("runnel-hub") && write.resource != "fleets");
     let (statuses, others): (Vec<&Write>, Vec<&Write>) = all.partition(|write| is_status(write));
     Ok(Point {
         pairs: clusters * objects,
@@ -110,14 +126,19 @@ fn first_of(clusters: usize, of: usize) -> Value {
     if others.is_empty() {
         json!({"all": true})
     } else {
-        let globs: Vec<String> = others.map(|hundred| format!("simulated-{hundred:03}*")).collect();
+        let globs: Vec<String> = others
+            .map(|hundred| format!("simulated-{hundred:03}*"))
+            .collect();
         json!({"all": true, "exclude": globs})
     }
 }
 
 /// How many bytes there are more, of all keys that have grown.
 fn growth(before: &BTreeMap<String, usize>, after: &BTreeMap<String, usize>) -> usize {
-    after.iter().map(|(key, size)| size.saturating_sub(before.get(key).copied().unwrap_or(0))).sum()
+    after
+        .iter()
+        .map(|(key, size)| size.saturating_sub(before.get(key).copied().unwrap_or(0)))
+        .sum()
 }
 
 async fn status(lab: &Lab) -> Result<RuleStatus> {
@@ -141,21 +162,47 @@ pub(super) fn size_of(status: &RuleStatus, clusters: usize, what: &'static str) 
     Ok(reading(2, what, (clusters, "clusters"), size, None))
 }
 
-fn readings(agents: usize, texts: &[String], points: &[Point], statuses: [&RuleStatus; 2]) -> Result<Vec<Reading>> {
-    let (first, last) = points.first().zip(points.last()).context("nothing was measured")?;
-    ensure!(last.statuses > 0 && last.stored > 0, "nobody has written the status of a rule that goes to more clusters");
+fn readings(
+    agents: usize,
+    texts: &[String],
+    points: &[Point],
+    statuses: [&RuleStatus; 2],
+) -> Result<Vec<Reading>> {
+    let (first, last) = points
+        .first()
+        .zip(points.last())
+        .context("nothing was measured")?;
+    ensure!(
+        last.statuses > 0 && last.stored > 0,
+        "nobody has written the status of a rule that goes to more clusters"
+    );
     let content = |text: &String| json!({"data": {"value": text}}).to_string();
     // What every agent must learn, whatever the words: the data of every object.
     let whole: usize = texts.iter().map(|text| content(text).len()).sum();
-    let packed: usize = texts.iter().map(|text| Payload::encode(content(text).into_bytes()).bytes().len()).sum();
+    let packed: usize = texts
+        .iter()
+        .map(|text| Payload::encode(content(text).into_bytes()).bytes().len())
+        .sum();
     let (pairs, objects) = (last.pairs, (texts.len(), "objects of 1 KiB"));
     let slope = (last.memory - first.memory) / last.pairs.saturating_sub(first.pairs) as f64;
     let [well, failing] = statuses;
     let mut readings = vec![
         size_of(well, agents, "status, all well")?,
         size_of(failing, agents, "status, all failing")?,
-        reading(2, "hub writes beside the status", (pairs, "pairs"), last.other_writes as f64, None),
-        reading(2, "etcd's growth", (pairs, "pairs"), last.stored as f64, None),
+        reading(
+            2,
+            "hub writes beside the status",
+            (pairs, "pairs"),
+            last.other_writes as f64,
+            None,
+        ),
+        reading(
+            2,
+            "etcd's growth",
+            (pairs, "pairs"),
+            last.stored as f64,
+            None,
+        ),
         reading(
             6,
             "status writes a second",
@@ -165,11 +212,31 @@ fn readings(agents: usize, texts: &[String], points: &[Point], statuses: [&RuleS
         ),
         reading(8, "memory per pair", (pairs, "pairs"), slope, None),
     ];
-    let memory = |point: &Point| reading(8, "memory in all", (point.pairs, "pairs"), point.memory / MIB, None);
+    let memory = |point: &Point| {
+        reading(
+            8,
+            "memory in all",
+            (point.pairs, "pairs"),
+            point.memory / MIB,
+            None,
+        )
+    };
     readings.extend(points.iter().map(memory));
     readings.extend([
-        reading(17, "bytes of a first delivery", objects, last.received, Some(whole as f64)),
-        reading(17, "bytes beside contents packed one by one", objects, last.received, Some(packed as f64)),
+        reading(
+            17,
+            "bytes of a first delivery",
+            objects,
+            last.received,
+            Some(whole as f64),
+        ),
+        reading(
+            17,
+            "bytes beside contents packed one by one",
+            objects,
+            last.received,
+            Some(packed as f64),
+        ),
     ]);
     Ok(readings)
 }
@@ -185,13 +252,30 @@ mod tests {
     #[test]
     fn globs_leave_out_all_but_the_first_hundreds() {
         assert_eq!(first_of(300, 300), json!({"all": true}));
-        assert_eq!(first_of(100, 300), json!({"all": true, "exclude": ["simulated-001*", "simulated-002*"]}));
-        assert_eq!(format!("simulated-{:05}", 199).get(..13), Some("simulated-001"));
+        assert_eq!(
+            first_of(100, 300),
+            json!({"all": true, "exclude": ["simulated-001*", "simulated-002*"]})
+        );
+        assert_eq!(
+            format!("simulated-{:05}", 199).get(..13),
+            Some("simulated-001")
+        );
     }
 
     #[test]
     fn shrunk_sizes_do_not_offset_grown_ones() {
-        let of = |pairs: &[(&str, usize)]| pairs.iter().map(|(key, size)| ((*key).to_owned(), *size)).collect();
-        assert_eq!(growth(&of(&[("a", 10), ("b", 10), ("c", 10)]), &of(&[("a", 4), ("b", 13), ("d", 5)])), 8);
+        let of = |pairs: &[(&str, usize)]| {
+            pairs
+                .iter()
+                .map(|(key, size)| ((*key).to_owned(), *size))
+                .collect()
+        };
+        assert_eq!(
+            growth(
+                &of(&[("a", 10), ("b", 10), ("c", 10)]),
+                &of(&[("a", 4), ("b", 13), ("d", 5)])
+            ),
+            8
+        );
     }
 }

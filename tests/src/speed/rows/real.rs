@@ -55,17 +55,30 @@ struct Stage {
 
 impl Stage {
     async fn start() -> Result<Self> {
-        let options = FleetOptions { members: MEMBERS, log: "runnel=warn".to_owned(), ..FleetOptions::default() };
+        let options = FleetOptions {
+            members: MEMBERS,
+            log: "runnel=warn".to_owned(),
+            ..FleetOptions::default()
+        };
         let lab = Lab::of(Fleet::start(options).await?).await?;
-        let members = try_join_all((1..=MEMBERS).map(|number| lab.fleet.member(number).client())).await?;
+        let members =
+            try_join_all((1..=MEMBERS).map(|number| lab.fleet.member(number).client())).await?;
         make_namespace(&lab.client, BARE).await?;
         for member in &members {
             make_namespace(member, SOURCES).await?;
             make_namespace(member, BARE).await?;
         }
         let mut watches = JoinSet::new();
-        let seen = members.iter().map(|member| Seen::of(member.clone(), &mut watches)).collect();
-        Ok(Self { lab, members, seen, _watches: watches })
+        let seen = members
+            .iter()
+            .map(|member| Seen::of(member.clone(), &mut watches))
+            .collect();
+        Ok(Self {
+            lab,
+            members,
+            seen,
+            _watches: watches,
+        })
     }
 
     fn marks(&self) -> Vec<usize> {
@@ -73,25 +86,42 @@ impl Stage {
     }
 
     /// When the last member has shown so many objects of this namespace whose name and value begin so.
-    async fn shown(&self, marks: &[usize], count: usize, what: (&str, &str, &str)) -> Result<Instant> {
+    async fn shown(
+        &self,
+        marks: &[usize],
+        count: usize,
+        what: (&str, &str, &str),
+    ) -> Result<Instant> {
         let (namespace, name, value) = what;
         let each = self.seen.iter().zip(marks).map(|(seen, mark)| {
             // A watch that begins anew shows everything once more.
             let mut names = BTreeSet::new();
             seen.count(*mark, count, PATIENCE, move |sight| {
-                let is = sight.namespace == namespace && sight.name.starts_with(name) && sight.value.starts_with(value);
+                let is = sight.namespace == namespace
+                    && sight.name.starts_with(name)
+                    && sight.value.starts_with(value);
                 is && names.insert(sight.name.clone())
             })
         });
-        try_join_all(each).await?.into_iter().max().context("no members")
+        try_join_all(each)
+            .await?
+            .into_iter()
+            .max()
+            .context("no members")
     }
 
     /// Rows 1 and 3: one source is edited again and again, by turns with another one that a bare relay sees to.
     async fn edits(&self, edits: usize) -> Result<Vec<Reading>> {
-        let relay = bare::relay(self.lab.client.clone(), self.members.clone(), BARE.to_owned());
+        let relay = bare::relay(
+            self.lab.client.clone(),
+            self.members.clone(),
+            BARE.to_owned(),
+        );
         let mut tasks = JoinSet::new();
         tasks.spawn(relay);
-        self.lab.rule(EDITED, &[EDITED], json!({"all": true})).await?;
+        self.lab
+            .rule(EDITED, &[EDITED], json!({"all": true}))
+            .await?;
         for namespace in [SOURCES, BARE] {
             self.edit(namespace, "first").await?;
         }
@@ -128,7 +158,12 @@ impl Stage {
     async fn edit(&self, namespace: &str, value: &str) -> Result<f64> {
         let api: Api<ConfigMap> = Api::namespaced(self.lab.client.clone(), namespace);
         let (marks, begin) = (self.marks(), Instant::now());
-        api.patch(EDITED, &PatchParams::apply("speed").force(), &Patch::Apply(config_map(EDITED, value))).await?;
+        api.patch(
+            EDITED,
+            &PatchParams::apply("speed").force(),
+            &Patch::Apply(config_map(EDITED, value)),
+        )
+        .await?;
         let last = self.shown(&marks, 1, (namespace, EDITED, value)).await?;
         Ok(milliseconds(begin, last))
     }
@@ -136,10 +171,18 @@ impl Stage {
     /// Rows 5 and 6: many objects for members that have none of them, by turns with a bare apply loop.
     async fn many(&self, objects: usize, rounds: usize) -> Result<Vec<Reading>> {
         let names = (0..objects).map(|number| format!("{RULE}-{number:04}"));
-        let copies: Vec<(String, Value)> =
-            names.clone().enumerate().map(|(number, name)| (name.clone(), config_map(&name, &text(number)))).collect();
-        self.lab.write_all(names.enumerate().map(|(number, name)| (name, text(number)))).await?;
-        let bar = Bar::of(rounds, "many objects, in turns by Runnel and by a bare apply loop");
+        let copies: Vec<(String, Value)> = names
+            .clone()
+            .enumerate()
+            .map(|(number, name)| (name.clone(), config_map(&name, &text(number))))
+            .collect();
+        self.lab
+            .write_all(names.enumerate().map(|(number, name)| (name, text(number))))
+            .await?;
+        let bar = Bar::of(
+            rounds,
+            "many objects, in turns by Runnel and by a bare apply loop",
+        );
         let (mut runnel, mut bare, mut observed) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..rounds {
             if round > 0 {
@@ -155,7 +198,9 @@ impl Stage {
             }
             self.rest().await?;
             let (marks, begin) = (self.marks(), Instant::now());
-            self.lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+            self.lab
+                .rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
+                .await?;
             let last = self.shown(&marks, objects, (SOURCES, RULE, "")).await?;
             runnel.push(milliseconds(begin, last));
             self.lab.ready(RULE, MEMBERS).await?;
@@ -176,7 +221,11 @@ impl Stage {
         self.rest().await?;
         let (marks, begin) = (self.marks(), Instant::now());
         bare::apply_all(&self.members, namespace, copies, AT_ONCE).await?;
-        Ok(milliseconds(begin, self.shown(&marks, copies.len(), (namespace, RULE, "")).await?))
+        Ok(milliseconds(
+            begin,
+            self.shown(&marks, copies.len(), (namespace, RULE, ""))
+                .await?,
+        ))
     }
 
     /// Row 13: a copy is edited in a member and put back, by turns with one that a bare keeper sees to.
@@ -185,15 +234,33 @@ impl Stage {
         let kept = "kept";
         make_namespace(member, kept).await?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(bare::keep(member.clone(), kept.to_owned(), config_map(EDITED, "right")));
-        self.restored(member, (kept, EDITED, "right"), "first").await?;
-        let bar = Bar::of(edits, "foreign edits, in turns of Runnel's copies and of a bare keeper's");
+        tasks.spawn(bare::keep(
+            member.clone(),
+            kept.to_owned(),
+            config_map(EDITED, "right"),
+        ));
+        self.restored(member, (kept, EDITED, "right"), "first")
+            .await?;
+        let bar = Bar::of(
+            edits,
+            "foreign edits, in turns of Runnel's copies and of a bare keeper's",
+        );
         let (mut runnel, mut bare) = (Vec::new(), Vec::new());
         for number in 0..edits {
             // Another copy each time: who changes one again and again is fought ever more slowly.
             let name = format!("{RULE}-{number:04}");
-            runnel.push(self.restored(member, (SOURCES, &name, &text(number)), "foreign").await?);
-            bare.push(self.restored(member, (kept, EDITED, "right"), &format!("foreign {number}")).await?);
+            runnel.push(
+                self.restored(member, (SOURCES, &name, &text(number)), "foreign")
+                    .await?,
+            );
+            bare.push(
+                self.restored(
+                    member,
+                    (kept, EDITED, "right"),
+                    &format!("foreign {number}"),
+                )
+                .await?,
+            );
             bar.step();
         }
         let at = (edits, "edits");
@@ -206,20 +273,33 @@ impl Stage {
     }
 
     /// Milliseconds from a foreign edit to the watch that shows the right value again.
-    async fn restored(&self, member: &Client, what: (&str, &str, &str), wrong: &str) -> Result<f64> {
+    async fn restored(
+        &self,
+        member: &Client,
+        what: (&str, &str, &str),
+        wrong: &str,
+    ) -> Result<f64> {
         let (namespace, name, right) = what;
         let seen = self.seen.first().context("no members")?;
         let api: Api<ConfigMap> = Api::namespaced(member.clone(), namespace);
         let (mark, begin) = (seen.mark(), Instant::now());
         let change = config_map(name, wrong);
-        api.patch(name, &PatchParams::apply("somebody").force(), &Patch::Apply(change)).await?;
+        api.patch(
+            name,
+            &PatchParams::apply("somebody").force(),
+            &Patch::Apply(change),
+        )
+        .await?;
         let mut changed = false;
         let is = |sight: &Sight| {
             let same = sight.namespace == namespace && sight.name == name;
             changed |= same && sight.value == wrong;
             same && changed && sight.value == right
         };
-        Ok(milliseconds(begin, seen.count(mark, 1, PATIENCE, is).await?))
+        Ok(milliseconds(
+            begin,
+            seen.count(mark, 1, PATIENCE, is).await?,
+        ))
     }
 
     /// Waits until hub and agents rest.

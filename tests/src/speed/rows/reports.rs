@@ -47,7 +47,13 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     prove(&lab, &crowd, &bare).await?;
     let reports = (agents * rounds) as f64 * f64::from(REPORTS);
     let each = |spent: Duration| reports / spent.as_secs_f64();
-    Ok(vec![reading(15, "reports per CPU second", (agents, "agents"), each(hub), Some(each(other)))])
+    Ok(vec![reading(
+        15,
+        "reports per CPU second",
+        (agents, "agents"),
+        each(hub),
+        Some(each(other)),
+    )])
 }
 
 /// Streams are in order: who has taken in the last word of each agent has taken in all its reports before. One more report
@@ -55,13 +61,25 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 async fn prove(lab: &Lab, crowd: &Crowd, bare: &BareHub) -> Result<()> {
     lab.ready(RULE, crowd.len()).await?;
     crowd.report(1)?;
-    eventually("the last report of each agent in the rule's status", PATIENCE, async || {
-        let summary = lab.rules().get(RULE).await?.status.and_then(|status| status.summary).context("no summary")?;
-        ensure!(summary.copies_applied == 0, "{summary:?}");
-        Ok(Some(()))
-    })
+    eventually(
+        "the last report of each agent in the rule's status",
+        PATIENCE,
+        async || {
+            let summary = lab
+                .rules()
+                .get(RULE)
+                .await?
+                .status
+                .and_then(|status| status.summary)
+                .context("no summary")?;
+            ensure!(summary.copies_applied == 0, "{summary:?}");
+            Ok(Some(()))
+        },
+    )
     .await?;
-    tokio::time::timeout(PATIENCE, say(&mut bare.voice().await?, "the end")).await.context("no acks of the bare hub")?
+    tokio::time::timeout(PATIENCE, say(&mut bare.voice().await?, "the end"))
+        .await
+        .context("no acks of the bare hub")?
 }
 
 /// The processor time that a round costs a process, until it rests again.
@@ -75,7 +93,10 @@ async fn round(crowd: &Crowd, pid: u32) -> Result<Duration> {
     let spent = at_rest(pid).await?.saturating_sub(before);
     // All were sent, and over connections that are there still.
     crowd.up_to_date(PATIENCE).await?;
-    let (sent, meant) = (crowd.reports() - reports, crowd.len() as u64 * u64::from(REPORTS));
+    let (sent, meant) = (
+        crowd.reports() - reports,
+        crowd.len() as u64 * u64::from(REPORTS),
+    );
     ensure!(sent == meant, "{sent} of {meant} reports were sent");
     Ok(spent)
 }

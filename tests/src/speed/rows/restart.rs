@@ -32,10 +32,18 @@ struct Restarts {
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (agents, rounds) = if quick { (600, 2) } else { (10_000, 3) };
     // Until the hub's own clocks have had their say: the end of settling, and a look at all members after it.
-    let watched = if quick { Duration::from_secs(3) } else { SETTLING + LOOK + Duration::from_secs(5) };
+    let watched = if quick {
+        Duration::from_secs(3)
+    } else {
+        SETTLING + LOOK + Duration::from_secs(5)
+    };
     let mut lab = Lab::start().await?;
-    lab.write_all((0..OBJECTS).map(|number| (format!("{RULE}-{number}"), noise(number as u64, 1000)))).await?;
-    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+    lab.write_all(
+        (0..OBJECTS).map(|number| (format!("{RULE}-{number}"), noise(number as u64, 1000))),
+    )
+    .await?;
+    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
+        .await?;
     let (mut hub, mut bare) = (Restarts::default(), Restarts::default());
     if fits(2 * agents) {
         let crowd = gather(&mut lab, agents).await?;
@@ -66,9 +74,13 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     lab.shows_hub_writes()?;
     let (at, seconds) = ((agents, "agents"), watched.as_secs());
     let in_all = format!("{rounds} times {agents} agents, {seconds} s each");
-    let counted = |what, count: f64| Reading { at: in_all.clone(), ..reading(11, what, at, count, None) };
+    let counted = |what, count: f64| Reading {
+        at: in_all.clone(),
+        ..reading(11, what, at, count, None)
+    };
     Ok(vec![
-        reading(11, "start to last agent in sync", at, 0.0, None).median_of(&hub.to_in_sync, &bare.to_in_sync),
+        reading(11, "start to last agent in sync", at, 0.0, None)
+            .median_of(&hub.to_in_sync, &bare.to_in_sync),
         reading(11, "bytes to an agent", at, 0.0, None).median_of(&hub.bytes, &bare.bytes),
         counted("intents sent again", hub.again as f64),
         counted("hub writes", hub.writes as f64),
@@ -80,7 +92,11 @@ async fn gather(lab: &mut Lab, agents: usize) -> Result<Crowd> {
     crowd.add(lab.members(agents).await?);
     crowd.up_to_date(PATIENCE).await?;
     lab.ready(RULE, agents).await?;
-    ensure!(crowd.intents() >= (agents * OBJECTS) as u64, "only {} intents were acked", crowd.intents());
+    ensure!(
+        crowd.intents() >= (agents * OBJECTS) as u64,
+        "only {} intents were acked",
+        crowd.intents()
+    );
     Ok(crowd)
 }
 
@@ -94,7 +110,11 @@ async fn restart(lab: &Lab, crowd: &Crowd, watched: Duration, into: &mut Restart
     lab.fleet.start_hub().await?;
     in_sync(crowd, begin, received, into).await?;
     drop(bar);
-    Bar::wait(watched, "the hub is watched until it has said all that it has to say").await;
+    Bar::wait(
+        watched,
+        "the hub is watched until it has said all that it has to say",
+    )
+    .await;
     // Nobody lost the connection meanwhile.
     crowd.up_to_date(PATIENCE).await?;
     into.writes += lab.hub_writes(mark)?;
@@ -106,7 +126,8 @@ async fn restart(lab: &Lab, crowd: &Crowd, watched: Duration, into: &mut Restart
 async fn in_sync(crowd: &Crowd, begin: Instant, received: u64, into: &mut Restarts) -> Result<()> {
     crowd.up_to_date(PATIENCE).await?;
     into.to_in_sync.push(milliseconds_since(begin));
-    into.bytes.push((crowd.bytes().0 - received) as f64 / crowd.len() as f64);
+    into.bytes
+        .push((crowd.bytes().0 - received) as f64 / crowd.len() as f64);
     Ok(())
 }
 

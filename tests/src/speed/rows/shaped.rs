@@ -45,8 +45,12 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             anyhow::Ok(())
         }
     });
-    futures::stream::iter(made).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
-    lab.write_all((0..SOURCES).map(|number| (format!("{RULE}-{number}"), text(number)))).await?;
+    futures::stream::iter(made)
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<()>()
+        .await?;
+    lab.write_all((0..SOURCES).map(|number| (format!("{RULE}-{number}"), text(number))))
+        .await?;
     drop(bar);
     let _bar = Bar::spinner("a rule renders all sources for all clusters, then is edited");
     let leads = transitions(&lab).await?;
@@ -65,13 +69,28 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let lost = transitions(&lab).await? - leads;
     let metrics = Metrics::of(&lab.fleet.hub_ops_url()).await?;
     let longest = metrics.sum("runnel_index_lock_longest_seconds")?;
-    ensure!(longest > 0.0, "the hub has not counted how long its index was held");
+    ensure!(
+        longest > 0.0,
+        "the hub has not counted how long its index was held"
+    );
     let at = (clusters, "clusters, 20 sources of 100 KiB");
     Ok(vec![
         reading(25, "rule to its plan", at, first, None),
         reading(25, "edit of the rule to its plan", at, edit, None),
-        reading(25, "longest hold of the index lock", at, longest * 1000.0, None),
-        reading(25, "hub memory at its peak", at, peak(lab.pid()?)? / MIB, None),
+        reading(
+            25,
+            "longest hold of the index lock",
+            at,
+            longest * 1000.0,
+            None,
+        ),
+        reading(
+            25,
+            "hub memory at its peak",
+            at,
+            peak(lab.pid()?)? / MIB,
+            None,
+        ),
         reading(25, "leads lost", at, lost as f64, None),
     ])
 }
@@ -95,7 +114,14 @@ async fn write(lab: &Lab, keys: &[&str]) -> Result<Option<i64>> {
             "clusters": {"all": true}, "substitute": {"keys": keys},
         },
     });
-    let written = lab.rules().patch(RULE, &PatchParams::apply("speed").force(), &Patch::Apply(rule)).await?;
+    let written = lab
+        .rules()
+        .patch(
+            RULE,
+            &PatchParams::apply("speed").force(),
+            &Patch::Apply(rule),
+        )
+        .await?;
     Ok(written.metadata.generation)
 }
 
@@ -113,5 +139,9 @@ async fn planned(lab: &Lab, sources: usize) -> Result<()> {
 async fn transitions(lab: &Lab) -> Result<i32> {
     let leases: Api<Lease> = Api::namespaced(lab.client.clone(), NAMESPACE);
     let all = leases.list(&kube::api::ListParams::default()).await?;
-    Ok(all.items.into_iter().filter_map(|lease| lease.spec?.lease_transitions).sum())
+    Ok(all
+        .items
+        .into_iter()
+        .filter_map(|lease| lease.spec?.lease_transitions)
+        .sum())
 }

@@ -32,11 +32,22 @@ struct Point {
 }
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let (objects, rules) =
-        if quick { ([200, 1200, 3200], [50, 250, 650]) } else { ([500, 4000, 11_000], [200, 1200, 3200]) };
+    let (objects, rules) = if quick {
+        ([200, 1200, 3200], [50, 250, 650])
+    } else {
+        ([500, 4000, 11_000], [200, 1200, 3200])
+    };
     let (objects, rules) = (at_objects(&objects).await?, at_rules(&rules).await?);
-    let mut readings = steps(&objects, ["memory per object", "hub CPU per object"], "objects");
-    readings.extend(steps(&rules, ["memory per rule", "hub CPU per rule"], "rules"));
+    let mut readings = steps(
+        &objects,
+        ["memory per object", "hub CPU per object"],
+        "objects",
+    );
+    readings.extend(steps(
+        &rules,
+        ["memory per rule", "hub CPU per rule"],
+        "rules",
+    ));
     readings.extend(in_all(&objects, "memory in all, objects", "objects"));
     readings.extend(in_all(&rules, "memory in all, rules", "rules"));
     Ok(readings)
@@ -45,15 +56,28 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 /// A fresh hub with agents; one rule selects ever more objects.
 async fn at_objects(sizes: &[usize]) -> Result<Vec<Point>> {
     let (lab, _crowd) = start().await?;
-    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
+        .await?;
     let (mut points, mut before) = (Vec::new(), 0);
     for &size in sizes {
         let _bar = Bar::spinner("one rule gets more objects");
-        lab.write_all((before..size).map(|number| (format!("{RULE}-{number:05}"), noise(number as u64, TEXT)))).await?;
+        lab.write_all(
+            (before..size)
+                .map(|number| (format!("{RULE}-{number:05}"), noise(number as u64, TEXT))),
+        )
+        .await?;
         eventually("all copies", PATIENCE, async || {
-            let summary =
-                lab.rules().get(RULE).await?.status.and_then(|status| status.summary).context("no summary")?;
-            ensure!(summary.copies_applied == (size * CLUSTERS) as i64, "{summary:?}");
+            let summary = lab
+                .rules()
+                .get(RULE)
+                .await?
+                .status
+                .and_then(|status| status.summary)
+                .context("no summary")?;
+            ensure!(
+                summary.copies_applied == (size * CLUSTERS) as i64,
+                "{summary:?}"
+            );
             Ok(Some(()))
         })
         .await?;
@@ -70,12 +94,21 @@ async fn at_rules(sizes: &[usize]) -> Result<Vec<Point>> {
     for &size in sizes {
         let _bar = Bar::spinner("there are more rules");
         let names = (before..size).map(|number| format!("{RULE}-{number:05}"));
-        lab.write_all(names.clone().enumerate().map(|(number, name)| (name, noise(number as u64, TEXT)))).await?;
+        lab.write_all(
+            names
+                .clone()
+                .enumerate()
+                .map(|(number, name)| (name, noise(number as u64, TEXT))),
+        )
+        .await?;
         let writes = names.clone().map(|name| {
             let lab = &lab;
             async move { lab.rule(&name, &[&name], json!({"all": true})).await }
         });
-        futures::stream::iter(writes).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
+        futures::stream::iter(writes)
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<()>()
+            .await?;
         for name in names {
             lab.ready(&name, CLUSTERS).await?;
         }
@@ -96,25 +129,41 @@ async fn start() -> Result<(Lab, Crowd)> {
 async fn point(lab: &Lab, size: usize) -> Result<Point> {
     let pid = lab.pid()?;
     let computed = at_rest(pid).await?;
-    Ok(Point { size, memory: resident(pid)?, computed })
+    Ok(Point {
+        size,
+        memory: resident(pid)?,
+        computed,
+    })
 }
 
 fn in_all(points: &[Point], what: &'static str, of: &'static str) -> impl Iterator<Item = Reading> {
-    points.iter().map(move |point| reading(22, what, (point.size, of), point.memory / MIB, None))
+    points
+        .iter()
+        .map(move |point| reading(22, what, (point.size, of), point.memory / MIB, None))
 }
 
 /// Each step but the first beside the first one: what one more costs there.
-fn steps(points: &[Point], [memory, processor]: [&'static str; 2], of: &'static str) -> Vec<Reading> {
+fn steps(
+    points: &[Point],
+    [memory, processor]: [&'static str; 2],
+    of: &'static str,
+) -> Vec<Reading> {
     let step = |pair: &[Point]| match pair {
         [few, many] => {
             let more = many.size.saturating_sub(few.size) as f64;
             let spent = many.computed.saturating_sub(few.computed).as_secs_f64() * 1000.0;
-            (many.size, (many.memory - few.memory) / 1024.0 / more, spent / more)
+            (
+                many.size,
+                (many.memory - few.memory) / 1024.0 / more,
+                spent / more,
+            )
         }
         _ => (0, f64::NAN, f64::NAN),
     };
     let all: Vec<(usize, f64, f64)> = points.windows(2).map(step).collect();
-    let Some((_, first_memory, first_spent)) = all.first().copied() else { return Vec::new() };
+    let Some((_, first_memory, first_spent)) = all.first().copied() else {
+        return Vec::new();
+    };
     let read = |(size, kibibytes, spent): &(usize, f64, f64)| {
         [
             reading(22, memory, (*size, of), *kibibytes, Some(first_memory)),
@@ -135,7 +184,11 @@ mod tests {
             memory: kibibytes as f64 * 1024.0,
             computed: Duration::from_millis(milliseconds),
         };
-        let points = [point(100, 5000, 400), point(300, 5400, 600), point(700, 7000, 1400)];
+        let points = [
+            point(100, 5000, 400),
+            point(300, 5400, 600),
+            point(700, 7000, 1400),
+        ];
         let read: Vec<(f64, f64, Option<f64>)> = steps(&points, ["memory", "time"], "objects")
             .into_iter()
             .map(|reading| (reading.size, reading.runnel, reading.bare))

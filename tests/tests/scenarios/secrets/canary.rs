@@ -51,12 +51,28 @@ impl Canary {
         let json = json!({"text": TEXT}).to_string();
         let debug = format!("{:?}", TEXT.as_bytes());
         let quoted = format!("{TEXT:?}");
-        for text in [TEXT.to_owned(), base64(""), base64("1"), base64("22"), base64("333"), json, debug, quoted] {
-            ensure!(self.is_not_in("a test", format!("before {text} after").as_bytes()).is_err(), "{text}");
+        for text in [
+            TEXT.to_owned(),
+            base64(""),
+            base64("1"),
+            base64("22"),
+            base64("333"),
+            json,
+            debug,
+            quoted,
+        ] {
+            ensure!(
+                self.is_not_in("a test", format!("before {text} after").as_bytes())
+                    .is_err(),
+                "{text}"
+            );
         }
         ensure!(
-            self.is_not_in("a test", format!("{{\"log\": {}}}", json!(json!({"text": TEXT}).to_string())).as_bytes())
-                .is_err()
+            self.is_not_in(
+                "a test",
+                format!("{{\"log\": {}}}", json!(json!({"text": TEXT}).to_string())).as_bytes()
+            )
+            .is_err()
         );
         self.is_not_in("a test", b"nothing of it")
     }
@@ -69,20 +85,33 @@ fn forms_of(text: &str) -> Vec<(String, String)> {
         // What no escape changes; it is in every kind of escaped text.
         (
             "a part of the value".into(),
-            text.chars().skip_while(|c| *c != '"').skip(1).take_while(|c| *c != '/').collect(),
+            text.chars()
+                .skip_while(|c| *c != '"')
+                .skip(1)
+                .take_while(|c| *c != '/')
+                .collect(),
         ),
         ("the value in hexadecimal".into(), HEXLOWER.encode(bytes)),
         ("the value in hexadecimal".into(), HEXUPPER.encode(bytes)),
         ("the value as numbers".into(), numbers(bytes)),
         ("the value for a URL".into(), for_url(bytes)),
-        ("the value in JSON".into(), json!(text).to_string().trim_matches('"').to_owned()),
+        (
+            "the value in JSON".into(),
+            json!(text).to_string().trim_matches('"').to_owned(),
+        ),
     ];
     for offset in 0..3 {
         // Behind so many other bytes, without the characters that other bytes have a part in.
         let padded = [vec![0; offset], bytes.to_vec()].concat();
-        for (name, encoded) in [("base64", BASE64.encode(&padded)), ("base64url", BASE64URL.encode(&padded))] {
+        for (name, encoded) in [
+            ("base64", BASE64.encode(&padded)),
+            ("base64url", BASE64URL.encode(&padded)),
+        ] {
             let (from, to) = ((offset * 8).div_ceil(6), padded.len() * 8 / 6);
-            forms.push((format!("the value in {name}, offset {offset}"), encoded[from..to].to_owned()));
+            forms.push((
+                format!("the value in {name}, offset {offset}"),
+                encoded[from..to].to_owned(),
+            ));
         }
     }
     forms

@@ -9,24 +9,36 @@ use runnel_proto::model::*;
 use std::time::Duration;
 
 fn adopting(uid: &str) -> Terms {
-    Terms { conflict_policy: ConflictPolicy::AdoptIfEqual, created_at: i64::from(uid == "q"), ..terms(uid, &["a"]) }
+    Terms {
+        conflict_policy: ConflictPolicy::AdoptIfEqual,
+        created_at: i64::from(uid == "q"),
+        ..terms(uid, &["a"])
+    }
 }
 
 fn send(world: &mut World, terms: Terms, revision: u8) {
     let uid = terms.rule.name.clone();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", revision)], ..with_terms(&uid, terms) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", revision)],
+        ..with_terms(&uid, terms)
+    }]);
     world.settle();
 }
 
 /// A world in which rule r has adopted the object a/s0, which holds revision 1.
 fn adopted() -> World {
     let mut world = World::new(&["team", "a"]);
-    world.set_policy(Policy { overwrite: false, ..Policy::open() });
+    world.set_policy(Policy {
+        overwrite: false,
+        ..Policy::open()
+    });
     world.spares = true;
     world.connect();
     world.write_foreign(&copy("a", "s0"), 1);
     send(&mut world, adopting("r"), 1);
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1) && world.objects[&copy("a", "s0")].live.adopted);
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 1) && world.objects[&copy("a", "s0")].live.adopted
+    );
     world
 }
 
@@ -39,26 +51,40 @@ fn adopted_object_keeps_its_content_when_the_source_changes() {
     let mut world = adopted();
     send(&mut world, adopting("r"), 2);
     assert_eq!(world.objects[&copy("a", "s0")].theirs, Some(1));
-    let Failure { reason, message, .. } = failure(&world);
+    let Failure {
+        reason, message, ..
+    } = failure(&world);
     assert_eq!(reason, Reason::Conflict);
-    assert!(message.contains("did not create") && message.contains("conflictPolicy: Overwrite"), "{message}");
+    assert!(
+        message.contains("did not create") && message.contains("conflictPolicy: Overwrite"),
+        "{message}"
+    );
     // Its owner makes the same change: it is the rule's copy again.
     world.write_foreign(&copy("a", "s0"), 2);
     world.settle();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 2) && world.objects[&copy("a", "s0")].live.adopted);
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 2) && world.objects[&copy("a", "s0")].live.adopted
+    );
 }
 
 #[test]
 fn adopted_object_follows_its_source_with_overwriting_allowed() {
     let mut world = adopted();
-    let overwriting = Terms { conflict_policy: ConflictPolicy::Overwrite, created_at: 7, ..adopting("r") };
+    let overwriting = Terms {
+        conflict_policy: ConflictPolicy::Overwrite,
+        created_at: 7,
+        ..adopting("r")
+    };
     send(&mut world, overwriting.clone(), 2);
     assert_eq!(failure(&world).reason, Reason::Denied);
     assert!(failure(&world).message.contains("(policy.overwrite=false)"));
     world.set_policy(Policy::open());
     world.spares = false;
     world.settle();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 2) && !world.objects[&copy("a", "s0")].live.adopted);
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 2)
+            && !world.objects[&copy("a", "s0")].live.adopted
+    );
 }
 
 #[test]
@@ -69,10 +95,16 @@ fn adopted_object_is_released_when_its_rule_goes() {
             world.restart();
             world.connect();
         }
-        world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+        world.batch(vec![RuleDelta {
+            removal: Some(DeletionPolicy::Delete),
+            ..RuleDelta::new("r".into())
+        }]);
         world.settle();
         let object = &world.objects[&copy("a", "s0")];
-        assert_eq!((object.live.ownership, object.labelled), (Ownership::Foreign, false));
+        assert_eq!(
+            (object.live.ownership, object.labelled),
+            (Ownership::Foreign, false)
+        );
         assert!(world.reported_state("r").unwrap().gone);
     }
 }
@@ -82,8 +114,19 @@ fn adopted_object_is_deleted_where_overwriting_is_allowed() {
     let mut world = adopted();
     world.set_policy(Policy::open());
     world.spares = false;
-    send(&mut world, Terms { conflict_policy: ConflictPolicy::Overwrite, created_at: 7, ..adopting("r") }, 1);
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    send(
+        &mut world,
+        Terms {
+            conflict_policy: ConflictPolicy::Overwrite,
+            created_at: 7,
+            ..adopting("r")
+        },
+        1,
+    );
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(world.objects.is_empty());
 }
@@ -91,11 +134,26 @@ fn adopted_object_is_deleted_where_overwriting_is_allowed() {
 #[test]
 fn adopted_object_passes_to_another_rule_as_it_is() {
     let mut world = adopted();
-    send(&mut world, Terms { created_at: 200, ..adopting("q") }, 1);
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    send(
+        &mut world,
+        Terms {
+            created_at: 200,
+            ..adopting("q")
+        },
+        1,
+    );
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
-    assert!(world.reported_state("r").unwrap().gone, "the other rule does not hold it back");
-    assert!(world.holds(&copy("a", "s0"), "q", "s0", 1) && world.objects[&copy("a", "s0")].live.adopted);
+    assert!(
+        world.reported_state("r").unwrap().gone,
+        "the other rule does not hold it back"
+    );
+    assert!(
+        world.holds(&copy("a", "s0"), "q", "s0", 1) && world.objects[&copy("a", "s0")].live.adopted
+    );
 }
 
 #[test]
@@ -106,13 +164,32 @@ fn adoption_needs_the_grant_and_the_policy() {
         (Adopt::Never, false, Reason::Conflict),
     ] {
         let mut world = World::new(&["team", "a"]);
-        world.set_policy(Policy { adopt: policy, overwrite: false, ..Policy::open() });
+        world.set_policy(Policy {
+            adopt: policy,
+            overwrite: false,
+            ..Policy::open()
+        });
         world.connect();
         world.write_foreign(&copy("a", "s0"), 1);
-        let grant = Grant { resources: vec!["configmaps".to_owned()], adopt: granted, ..Grant::default() };
-        send(&mut world, Terms { grants: Some(vec![grant]), ..adopting("r") }, 1);
+        let grant = Grant {
+            resources: vec!["configmaps".to_owned()],
+            adopt: granted,
+            ..Grant::default()
+        };
+        send(
+            &mut world,
+            Terms {
+                grants: Some(vec![grant]),
+                ..adopting("r")
+            },
+            1,
+        );
         assert_eq!((failure(&world).reason, world.writes), (expected, 0));
-        assert!(policy == Adopt::Equal || !granted || failure(&world).message.contains("(policy.adopt=Never)"));
+        assert!(
+            policy == Adopt::Equal
+                || !granted
+                || failure(&world).message.contains("(policy.adopt=Never)")
+        );
     }
 }
 
@@ -120,15 +197,28 @@ fn adoption_needs_the_grant_and_the_policy() {
 fn retained_copy_is_taken_back_only_where_the_policy_adopts() {
     for policy in [Adopt::Equal, Adopt::Never] {
         let mut world = World::new(&["team", "a"]);
-        world.set_policy(Policy { adopt: policy, ..Policy::open() });
+        world.set_policy(Policy {
+            adopt: policy,
+            ..Policy::open()
+        });
         world.connect();
-        let retaining = Terms { deletion_policy: DeletionPolicy::Retain, ..terms("r", &["a"]) };
+        let retaining = Terms {
+            deletion_policy: DeletionPolicy::Retain,
+            ..terms("r", &["a"])
+        };
         send(&mut world, retaining.clone(), 1);
-        world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Retain), ..RuleDelta::new("r".into()) }]);
+        world.batch(vec![RuleDelta {
+            removal: Some(DeletionPolicy::Retain),
+            ..RuleDelta::new("r".into())
+        }]);
         world.settle();
-        assert_eq!(world.objects[&copy("a", "s0")].live.ownership, Ownership::Retained);
+        assert_eq!(
+            world.objects[&copy("a", "s0")].live.ownership,
+            Ownership::Retained
+        );
         send(&mut world, retaining, 1);
-        let back = world.holds(&copy("a", "s0"), "r", "s0", 1) && !world.objects[&copy("a", "s0")].live.adopted;
+        let back = world.holds(&copy("a", "s0"), "r", "s0", 1)
+            && !world.objects[&copy("a", "s0")].live.adopted;
         assert_eq!(back, policy == Adopt::Equal);
         assert!(back || failure(&world).message.contains("(policy.adopt=Never)"));
     }
@@ -154,7 +244,10 @@ fn unsealed_copy_is_corrected_by_the_agent_that_knew_it() {
     send(&mut world, terms("r", &["a"]), 1);
     world.edit(&copy("a", "s0"), unseal);
     world.settle();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1) && !world.objects[&copy("a", "s0")].live.adopted);
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 1)
+            && !world.objects[&copy("a", "s0")].live.adopted
+    );
 }
 
 /// What is left of our marks where an object of ours is replaced as a whole.
@@ -214,17 +307,36 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Who denies overwriting: the member's policy, the grant or the rule.
 fn rule_terms(denier: u8, uid: &str, conflict: u8, ignores: bool, recreates: bool) -> Terms {
-    let all = [ConflictPolicy::Fail, ConflictPolicy::AdoptIfEqual, ConflictPolicy::Overwrite];
+    let all = [
+        ConflictPolicy::Fail,
+        ConflictPolicy::AdoptIfEqual,
+        ConflictPolicy::Overwrite,
+    ];
     let conflict_policy = match all[usize::from(conflict)] {
         ConflictPolicy::Overwrite if denier == 2 => ConflictPolicy::AdoptIfEqual,
         other => other,
     };
-    let grant = Grant { resources: vec!["configmaps".to_owned()], adopt: true, ..Grant::default() };
+    let grant = Grant {
+        resources: vec!["configmaps".to_owned()],
+        adopt: true,
+        ..Grant::default()
+    };
     Terms {
         conflict_policy,
-        ignore_fields: ignores.then(|| FieldPath::parse("/data/k").unwrap()).into_iter().collect(),
-        immutable_policy: if recreates { ImmutablePolicy::Recreate } else { ImmutablePolicy::Report },
-        drift_policy: if ignores && recreates { DriftPolicy::Report } else { DriftPolicy::Correct },
+        ignore_fields: ignores
+            .then(|| FieldPath::parse("/data/k").unwrap())
+            .into_iter()
+            .collect(),
+        immutable_policy: if recreates {
+            ImmutablePolicy::Recreate
+        } else {
+            ImmutablePolicy::Report
+        },
+        drift_policy: if ignores && recreates {
+            DriftPolicy::Report
+        } else {
+            DriftPolicy::Correct
+        },
         grants: (denier == 1).then(|| vec![grant]),
         ..adopting(uid)
     }
@@ -238,8 +350,16 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
     let policy = |adopt: bool, all: bool, purge: bool| Policy {
         overwrite: denier != 0,
         adopt: if adopt { Adopt::Equal } else { Adopt::Never },
-        kinds: if all { Policy::open().kinds } else { ["secrets"].into() },
-        on_revoke: if purge { OnRevoke::Purge } else { OnRevoke::Keep },
+        kinds: if all {
+            Policy::open().kinds
+        } else {
+            ["secrets"].into()
+        },
+        on_revoke: if purge {
+            OnRevoke::Purge
+        } else {
+            OnRevoke::Keep
+        },
         ..Policy::open()
     };
     world.set_policy(policy(true, true, false));
@@ -251,7 +371,11 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
         match step {
             Step::Write(name, revision) => {
                 world.write_foreign(&place(*name), *revision);
-                if world.objects.get(&place(*name)).is_some_and(|object| object.theirs.is_some()) {
+                if world
+                    .objects
+                    .get(&place(*name))
+                    .is_some_and(|object| object.theirs.is_some())
+                {
                     owned.insert(place(*name));
                 }
             }
@@ -266,15 +390,28 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Upsert(rule, name, revision) => {
                 let upserts = vec![intent(&format!("s{name}"), *revision)];
-                world.batch(vec![RuleDelta { upserts, ..RuleDelta::new(uid(*rule).into()) }]);
+                world.batch(vec![RuleDelta {
+                    upserts,
+                    ..RuleDelta::new(uid(*rule).into())
+                }]);
             }
             Step::Tombstone(rule, name) => {
                 let tombstones = vec![tombstone(&format!("s{name}"))];
-                world.batch(vec![RuleDelta { tombstones, ..RuleDelta::new(uid(*rule).into()) }]);
+                world.batch(vec![RuleDelta {
+                    tombstones,
+                    ..RuleDelta::new(uid(*rule).into())
+                }]);
             }
             Step::Leave(rule, retain) => {
-                let removal = Some(if *retain { DeletionPolicy::Retain } else { DeletionPolicy::Delete });
-                world.batch(vec![RuleDelta { removal, ..RuleDelta::new(uid(*rule).into()) }]);
+                let removal = Some(if *retain {
+                    DeletionPolicy::Retain
+                } else {
+                    DeletionPolicy::Delete
+                });
+                world.batch(vec![RuleDelta {
+                    removal,
+                    ..RuleDelta::new(uid(*rule).into())
+                }]);
             }
             Step::Policy(adopt, all, purge) => world.set_policy(policy(*adopt, *all, *purge)),
             Step::Revoke => world.core.handle(Event::Revoked, world.now),
@@ -291,7 +428,13 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
     }
     world.settle();
     for copy in owned {
-        prop_assert!(world.objects.get(&copy).is_some_and(|object| object.theirs.is_some()), "{copy} is lost");
+        prop_assert!(
+            world
+                .objects
+                .get(&copy)
+                .is_some_and(|object| object.theirs.is_some()),
+            "{copy} is lost"
+        );
     }
     Ok(())
 }

@@ -12,7 +12,10 @@ fn reapply(world: &mut World, copy: &SourceRef, revision: u8) {
 
 fn edited() -> World {
     let mut world = applied();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 2));
     world
@@ -30,26 +33,45 @@ fn copy_rewritten_to_an_older_revision_is_contended() {
         world.now += Duration::from_secs(1);
     }
     let writes = world.writes - before;
-    assert!((contention::LIMIT + 1..20).contains(&writes), "{writes} writes in 1000 s");
+    assert!(
+        (contention::LIMIT + 1..20).contains(&writes),
+        "{writes} writes in 1000 s"
+    );
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Contended));
+    assert_eq!(
+        (state.counts.failed, state.failures[0].reason),
+        (1, Reason::Contended)
+    );
 }
 
 #[test]
 fn edit_of_a_source_is_no_contention() {
     let mut world = applied();
     for revision in 2..40 {
-        world.batch(vec![RuleDelta { upserts: vec![intent("s0", revision)], ..RuleDelta::new("r".into()) }]);
+        world.batch(vec![RuleDelta {
+            upserts: vec![intent("s0", revision)],
+            ..RuleDelta::new("r".into())
+        }]);
         world.settle_now();
         assert!(world.holds(&copy("a", "s0"), "r", "s0", revision));
     }
-    assert_eq!((world.core.totals().contentions, world.core.totals().drift_corrected), (0, 0));
+    assert_eq!(
+        (
+            world.core.totals().contentions,
+            world.core.totals().drift_corrected
+        ),
+        (0, 0)
+    );
 }
 
 #[test]
 fn rewritten_copy_is_left_where_drift_is_reported() {
     let mut world = edited();
-    let reports = Terms { drift_policy: DriftPolicy::Report, created_at: 101, ..terms("r", &["a", "b"]) };
+    let reports = Terms {
+        drift_policy: DriftPolicy::Report,
+        created_at: 101,
+        ..terms("r", &["a", "b"])
+    };
     world.batch(vec![with_terms("r", reports)]);
     world.settle_now();
     let before = world.writes;
@@ -58,7 +80,10 @@ fn rewritten_copy_is_left_where_drift_is_reported() {
     assert_eq!(world.writes, before);
     assert_eq!(world.reported_state("r").unwrap().counts.drifted, 1);
     // A new revision ends it.
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 3)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 3)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 3));
 }
@@ -66,7 +91,8 @@ fn rewritten_copy_is_left_where_drift_is_reported() {
 #[test]
 fn waiting_for_a_contended_copy_does_not_stop_the_hub() {
     let mut world = edited();
-    world.core = std::mem::replace(&mut world.core, core(vec![], &Policy::open())).with_bounds(1 << 20, 1);
+    world.core =
+        std::mem::replace(&mut world.core, core(vec![], &Policy::open())).with_bounds(1 << 20, 1);
     for _ in 0..=contention::LIMIT + 1 {
         reapply(&mut world, &copy("a", "s0"), 1);
         world.settle_now();
@@ -82,12 +108,17 @@ fn agent_without_the_lease_writes_nothing() {
     let before = world.writes;
     world.core.set_active(false);
     world.delete(&copy("a", "s0"));
-    world.batch(vec![RuleDelta { upserts: vec![intent("s1", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s1", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert_eq!(world.writes, before);
     world.core.set_active(true);
     world.settle();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s1"), "r", "s1", 2));
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s1"), "r", "s1", 2)
+    );
 }
 
 proptest! {

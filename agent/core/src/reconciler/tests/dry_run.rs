@@ -3,7 +3,13 @@ use super::world::*;
 use super::*;
 
 fn dry_run(namespaces: &[&str]) -> RuleDelta {
-    with_terms("r", Terms { enforcement: Enforcement::DryRun, ..terms("r", namespaces) })
+    with_terms(
+        "r",
+        Terms {
+            enforcement: Enforcement::DryRun,
+            ..terms("r", namespaces)
+        },
+    )
 }
 
 fn counts(world: &World) -> Counts {
@@ -15,18 +21,41 @@ fn new_dry_run_reports_creates_and_conflicts() {
     let mut world = World::new(&["team", "a", "b"]);
     world.make_foreign(&copy("b", "s0"));
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), intent("s1", 1)], ..dry_run(&["a", "b"]) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1), intent("s1", 1)],
+        ..dry_run(&["a", "b"])
+    }]);
     world.settle_now();
-    assert_eq!(counts(&world), Counts { copies: 4, to_create: 3, failed: 1, ..Counts::default() });
+    assert_eq!(
+        counts(&world),
+        Counts {
+            copies: 4,
+            to_create: 3,
+            failed: 1,
+            ..Counts::default()
+        }
+    );
     let state = world.reported_state("r").unwrap();
-    assert_eq!(state.failures[0].reason, Reason::Conflict, "the worst comes first");
+    assert_eq!(
+        state.failures[0].reason,
+        Reason::Conflict,
+        "the worst comes first"
+    );
     assert_eq!(state.failures[1].reason, Reason::DryRun);
     assert_eq!(state.failures[1].message, "would be created");
     assert_eq!(world.writes, 0);
 
     world.batch(vec![with_terms("r", terms("r", &["a", "b"]))]);
     world.settle_now();
-    assert_eq!(counts(&world), Counts { copies: 4, applied: 3, failed: 1, ..Counts::default() });
+    assert_eq!(
+        counts(&world),
+        Counts {
+            copies: 4,
+            applied: 3,
+            failed: 1,
+            ..Counts::default()
+        }
+    );
 }
 
 #[test]
@@ -35,20 +64,53 @@ fn enforced_rule_that_becomes_dry_run_is_frozen() {
     let writes = world.writes;
     world.batch(vec![dry_run(&["a", "b"])]);
     world.settle_now();
-    assert_eq!(counts(&world), Counts { copies: 4, applied: 4, ..Counts::default() });
+    assert_eq!(
+        counts(&world),
+        Counts {
+            copies: 4,
+            applied: 4,
+            ..Counts::default()
+        }
+    );
     world.delete(&copy("a", "s0"));
     world.edit(&copy("b", "s0"), |object| object.live.intact = false);
-    world.batch(vec![RuleDelta { upserts: vec![intent("s1", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s1", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
-    assert_eq!(counts(&world), Counts { copies: 4, to_create: 1, to_update: 3, ..Counts::default() });
+    assert_eq!(
+        counts(&world),
+        Counts {
+            copies: 4,
+            to_create: 1,
+            to_update: 3,
+            ..Counts::default()
+        }
+    );
     let state = world.reported_state("r").unwrap();
-    assert!(state.failures.iter().any(|failure| failure.message.starts_with("would be updated: ")), "{state:?}");
+    assert!(
+        state
+            .failures
+            .iter()
+            .any(|failure| failure.message.starts_with("would be updated: ")),
+        "{state:?}"
+    );
     assert_eq!(world.writes, writes);
 
     world.batch(vec![with_terms("r", terms("r", &["a", "b"]))]);
     world.settle();
-    assert_eq!(counts(&world), Counts { copies: 4, applied: 4, ..Counts::default() });
-    assert!(world.holds(&copy("a", "s1"), "r", "s1", 2) && world.holds(&copy("a", "s0"), "r", "s0", 1));
+    assert_eq!(
+        counts(&world),
+        Counts {
+            copies: 4,
+            applied: 4,
+            ..Counts::default()
+        }
+    );
+    assert!(
+        world.holds(&copy("a", "s1"), "r", "s1", 2) && world.holds(&copy("a", "s0"), "r", "s0", 1)
+    );
 }
 
 #[test]
@@ -57,23 +119,58 @@ fn narrowed_dry_run_reports_deletes_that_wait() {
     let writes = world.writes;
     world.batch(vec![dry_run(&["b"])]);
     world.settle();
-    assert_eq!(counts(&world), Counts { copies: 2, applied: 2, to_delete: 2, ..Counts::default() });
-    assert!(world.reported_state("r").unwrap().namespace_prunes.is_none(), "the removal guard counts nothing of it");
+    assert_eq!(
+        counts(&world),
+        Counts {
+            copies: 2,
+            applied: 2,
+            to_delete: 2,
+            ..Counts::default()
+        }
+    );
+    assert!(
+        world
+            .reported_state("r")
+            .unwrap()
+            .namespace_prunes
+            .is_none(),
+        "the removal guard counts nothing of it"
+    );
     world.batch(vec![dry_run(&["a", "b"])]);
     world.settle();
-    assert_eq!(counts(&world), Counts { copies: 4, applied: 4, ..Counts::default() });
+    assert_eq!(
+        counts(&world),
+        Counts {
+            copies: 4,
+            applied: 4,
+            ..Counts::default()
+        }
+    );
     assert_eq!(world.writes, writes);
 }
 
 #[test]
 fn dry_run_takes_no_copy_from_an_enforced_rule() {
     let mut world = applied();
-    let older = Terms { created_at: -1, enforcement: Enforcement::DryRun, ..terms("q", &["a"]) };
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..with_terms("q", older) }]);
+    let older = Terms {
+        created_at: -1,
+        enforcement: Enforcement::DryRun,
+        ..terms("q", &["a"])
+    };
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..with_terms("q", older)
+    }]);
     world.settle_now();
     let state = world.reported_state("q").unwrap();
-    assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Superseded));
+    assert_eq!(
+        (state.counts.failed, state.failures[0].reason),
+        (1, Reason::Superseded)
+    );
     world.delete(&copy("a", "s0"));
     world.settle();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "the enforced rule goes on");
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 1),
+        "the enforced rule goes on"
+    );
 }

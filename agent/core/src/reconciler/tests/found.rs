@@ -4,7 +4,10 @@ use crate::copy::IntentKey;
 use crate::policy::Area;
 
 fn area() -> Area {
-    Area { resource: "configmaps", namespace: None }
+    Area {
+        resource: "configmaps",
+        namespace: None,
+    }
 }
 
 /// What the agent said it holds of a rule, after its first words on the stream.
@@ -24,21 +27,32 @@ fn wait(world: &mut World) {
 
 /// The hub asks for the pairs of a rule.
 fn pairs(world: &World, uid: &str) -> Vec<(String, Revision)> {
-    world.core.acked_pairs(uid).into_iter().map(|acked| (acked.source.name.to_string(), acked.revision)).collect()
+    world
+        .core
+        .acked_pairs(uid)
+        .into_iter()
+        .map(|acked| (acked.source.name.to_string(), acked.revision))
+        .collect()
 }
 
 #[test]
 fn restored_cluster_is_corrected_whatever_its_versions() {
     let mut world = applied();
     let backup = world.objects.clone();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 2));
     world.objects = backup;
     world.list_area(&area());
     world.settle_now();
     for namespace in ["a", "b"] {
-        assert!(world.holds(&copy(namespace, "s0"), "r", "s0", 2), "{namespace}");
+        assert!(
+            world.holds(&copy(namespace, "s0"), "r", "s0", 2),
+            "{namespace}"
+        );
     }
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
 }
@@ -46,12 +60,18 @@ fn restored_cluster_is_corrected_whatever_its_versions() {
 #[test]
 fn list_without_a_copy_that_is_written_has_it_read_again() {
     let mut world = applied();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.give_out();
     world.core.handle(Event::CopiesListed(area()), world.now);
     // One write is carried out, its object is deleted, and then the list is made; another ends when the list is complete.
     world.work_one();
-    let written = world.objects.iter().find(|(_, object)| object.live.sealed.as_ref().unwrap().revision.0[0] == 2);
+    let written = world
+        .objects
+        .iter()
+        .find(|(_, object)| object.live.sealed.as_ref().unwrap().revision.0[0] == 2);
     let written = written.unwrap().0.clone();
     world.objects.remove(&written);
     world.untold.clear();
@@ -70,18 +90,35 @@ fn source_deleted_out_of_sight_does_not_come_back() {
     let wide = Policy::parse("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}").unwrap();
     world.set_policy(narrow);
     world.settle_now();
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(!world.objects.contains_key(&copy("a", "s0")));
     world.set_policy(wide);
     wait(&mut world);
-    assert!(!world.objects.contains_key(&copy("a", "s0")), "it is created again");
+    assert!(
+        !world.objects.contains_key(&copy("a", "s0")),
+        "it is created again"
+    );
     let resync = resyncs(&world).pop().unwrap();
-    assert_eq!((resync.uid.as_str(), resync.intents), ("r", 2), "the hub hears of it");
+    assert_eq!(
+        (resync.uid.as_str(), resync.intents),
+        ("r", 2),
+        "the hub hears of it"
+    );
     assert!(pairs(&world, "r").contains(&("s0".to_owned(), Revision([0; 16]))));
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
-    assert!(!world.objects.keys().any(|copy| *copy.name == *"s0"), "{:?}", world.objects.keys());
+    assert!(
+        !world.objects.keys().any(|copy| *copy.name == *"s0"),
+        "{:?}",
+        world.objects.keys()
+    );
     assert_eq!(world.reported_state("r").unwrap().counts.copies, 2);
 }
 
@@ -89,7 +126,10 @@ fn source_deleted_out_of_sight_does_not_come_back() {
 fn saved_copy_that_is_created_again_is_reported_and_left() {
     let mut world = applied();
     let (place, saved) = (copy("a", "s0"), world.objects[&copy("a", "s0")].clone());
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     let writes = world.writes;
     world.make(&place, saved.clone());
@@ -97,18 +137,27 @@ fn saved_copy_that_is_created_again_is_reported_and_left() {
     assert_eq!(world.writes, writes);
     assert_eq!(resyncs(&world).pop().unwrap().intents, 2);
     // The hub wants it: it is made right, and in every namespace.
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 3)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 3)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(world.holds(&place, "r", "s0", 3) && world.holds(&copy("b", "s0"), "r", "s0", 3));
     // A copy of a rule that is gone altogether.
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(world.objects.is_empty() && world.reported_state("r").unwrap().gone);
     world.make(&place, saved);
     wait(&mut world);
     assert_eq!(resyncs(&world).pop().unwrap().uid.as_str(), "r");
     assert!(world.objects.contains_key(&place));
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(world.objects.is_empty());
 }
@@ -118,7 +167,10 @@ fn copies_sealed_with_a_lost_key_are_reported_and_removable() {
     let mut world = applied();
     for object in world.objects.values_mut() {
         let sealed = object.live.sealed.take().unwrap();
-        object.live.unproved = Some(Box::new(IntentKey { rule: sealed.rule, source: sealed.source }));
+        object.live.unproved = Some(Box::new(IntentKey {
+            rule: sealed.rule,
+            source: sealed.source,
+        }));
         object.live.intact = false;
     }
     // Joined anew: neither terms nor the key are there any more.
@@ -128,22 +180,40 @@ fn copies_sealed_with_a_lost_key_are_reported_and_removable() {
     wait(&mut world);
     let acked = world.reported_state("r").unwrap();
     assert_eq!((acked.intents, acked.terms_digest), (2, None));
-    assert!(pairs(&world, "r").iter().all(|(_, revision)| *revision == Revision([0; 16])));
+    assert!(
+        pairs(&world, "r")
+            .iter()
+            .all(|(_, revision)| *revision == Revision([0; 16]))
+    );
     // s0 is wanted, s1 is not.
-    let delta = RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a", "b"])) };
+    let delta = RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["a", "b"]))
+    };
     world.batch(vec![delta]);
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s1")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s1")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert_eq!(world.objects.len(), 2);
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s0"), "r", "s0", 1));
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s0"), "r", "s0", 1)
+    );
 }
 
 #[test]
 fn order_for_another_rule_leaves_an_unproved_copy() {
     let mut world = applied();
     let place = copy("a", "s0");
-    let other = IntentKey { rule: "q".into(), source: copy("team", "s0") };
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    let other = IntentKey {
+        rule: "q".into(),
+        source: copy("team", "s0"),
+    };
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.edit(&place, |object| {
         object.live.sealed = None;
         (object.live.unproved, object.live.intact) = (Some(Box::new(other)), false);
@@ -162,8 +232,12 @@ fn strangers_objects_with_our_label_are_not_remembered() {
         world.edit(&place, |object| {
             object.labelled = true;
             if number % 2 == 0 {
-                let key = IntentKey { rule: format!("u{number}").into(), source: place.clone() };
-                (object.live.ownership, object.live.unproved) = (Ownership::Ours, Some(Box::new(key)));
+                let key = IntentKey {
+                    rule: format!("u{number}").into(),
+                    source: place.clone(),
+                };
+                (object.live.ownership, object.live.unproved) =
+                    (Ownership::Ours, Some(Box::new(key)));
             }
         });
     }
@@ -173,7 +247,10 @@ fn strangers_objects_with_our_label_are_not_remembered() {
         let place = copy("b", &format!("x{number}"));
         world.make_foreign(&place);
         world.edit(&place, |object| {
-            let key = IntentKey { rule: "u".into(), source: place.clone() };
+            let key = IntentKey {
+                rule: "u".into(),
+                source: place.clone(),
+            };
             (object.live.ownership, object.live.unproved) = (Ownership::Ours, Some(Box::new(key)));
             object.labelled = true;
         });
@@ -191,10 +268,16 @@ fn restart_between_two_intact_revisions_waits_for_the_hub() {
     });
     world.restart();
     world.settle();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "the newest is not spread");
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 1),
+        "the newest is not spread"
+    );
     world.connect();
     assert!(pairs(&world, "r").contains(&("s0".to_owned(), Revision([0; 16]))));
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));
 }
@@ -208,5 +291,8 @@ fn forged_revision_of_a_damaged_copy_does_not_stop_correction() {
     });
     world.restart();
     world.settle();
-    assert!(world.holds(&copy("b", "s0"), "r", "s0", 1), "put back from its twin");
+    assert!(
+        world.holds(&copy("b", "s0"), "r", "s0", 1),
+        "put back from its twin"
+    );
 }

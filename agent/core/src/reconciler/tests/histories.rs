@@ -113,17 +113,34 @@ fn names(namespace: u8, source: u8) -> SourceRef {
 impl Hub {
     fn terms_of(&self, uid: &str, namespaces: &[String]) -> RuleDelta {
         let names: Vec<_> = namespaces.iter().map(String::as_str).collect();
-        let enforcement = if self.dry_run { Enforcement::DryRun } else { Enforcement::Enforce };
-        with_terms(uid, Terms { created_at: i64::from(uid == "r1"), enforcement, ..terms(uid, &names) })
+        let enforcement = if self.dry_run {
+            Enforcement::DryRun
+        } else {
+            Enforcement::Enforce
+        };
+        with_terms(
+            uid,
+            Terms {
+                created_at: i64::from(uid == "r1"),
+                enforcement,
+                ..terms(uid, &names)
+            },
+        )
     }
 
     fn delta(&self, uid: &str) -> RuleDelta {
         match self.rules.get(uid) {
             Some((namespaces, sources)) => RuleDelta {
-                upserts: sources.iter().map(|(name, revision)| intent(name, *revision)).collect(),
+                upserts: sources
+                    .iter()
+                    .map(|(name, revision)| intent(name, *revision))
+                    .collect(),
                 ..self.terms_of(uid, namespaces)
             },
-            None => RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new(uid.into()) },
+            None => RuleDelta {
+                removal: Some(DeletionPolicy::Delete),
+                ..RuleDelta::new(uid.into())
+            },
         }
     }
 
@@ -135,7 +152,10 @@ impl Hub {
         for uid in ["r0", "r1"] {
             let mut delta = self.delta(uid);
             for acked in world.core.acked_pairs(uid) {
-                let wanted = self.rules.get(uid).is_some_and(|(_, sources)| sources.contains_key(&*acked.source.name));
+                let wanted = self
+                    .rules
+                    .get(uid)
+                    .is_some_and(|(_, sources)| sources.contains_key(&*acked.source.name));
                 if !wanted && delta.removal.is_none() {
                     delta.tombstones.push(tombstone(&acked.source.name));
                 }
@@ -156,7 +176,11 @@ impl Hub {
             Step::Upsert(rule, source, revision) => {
                 let (uid, name) = (format!("r{rule}"), format!("s{source}"));
                 let all = || (vec!["a".to_owned(), "b".to_owned()], BTreeMap::new());
-                self.rules.entry(uid.clone()).or_insert_with(all).1.insert(name, *revision);
+                self.rules
+                    .entry(uid.clone())
+                    .or_insert_with(all)
+                    .1
+                    .insert(name, *revision);
                 let delta = self.delta(&uid);
                 self.send(world, delta);
             }
@@ -165,7 +189,10 @@ impl Hub {
                 if let Some((_, sources)) = self.rules.get_mut(&uid)
                     && sources.remove(&name).is_some()
                 {
-                    let delta = RuleDelta { tombstones: vec![tombstone(&name)], ..RuleDelta::new(uid.as_str().into()) };
+                    let delta = RuleDelta {
+                        tombstones: vec![tombstone(&name)],
+                        ..RuleDelta::new(uid.as_str().into())
+                    };
                     self.send(world, delta);
                 }
             }
@@ -179,7 +206,10 @@ impl Hub {
             Step::Choose(rule, choice) => {
                 let uid = format!("r{rule}");
                 if let Some((namespaces, _)) = self.rules.get_mut(&uid) {
-                    *namespaces = CHOICES[usize::from(*choice)].iter().map(|name| (*name).to_owned()).collect();
+                    *namespaces = CHOICES[usize::from(*choice)]
+                        .iter()
+                        .map(|name| (*name).to_owned())
+                        .collect();
                     let namespaces = namespaces.clone();
                     let delta = self.terms_of(&uid, &namespaces);
                     self.send(world, delta);
@@ -203,11 +233,21 @@ impl Hub {
             Step::Policy(n) => world.set_policy(policy(*n)),
             Step::Refuse(n, refuses) => {
                 let name = ["a", "b"][usize::from(*n)];
-                world.set_namespace(name, Some(Namespace { refuses: *refuses, ..Namespace::default() }));
+                world.set_namespace(
+                    name,
+                    Some(Namespace {
+                        refuses: *refuses,
+                        ..Namespace::default()
+                    }),
+                );
             }
             Step::Right(n, permit) => {
                 if let Some(area) = world.policy.area(&names(*n, 0)) {
-                    if *permit { world.permit(&area) } else { world.forbid(&area) }
+                    if *permit {
+                        world.permit(&area)
+                    } else {
+                        world.forbid(&area)
+                    }
                 }
             }
             Step::HubBack if !self.connected => self.reconnect(world),
@@ -223,10 +263,23 @@ impl Hub {
     /// Of every rule whose copies are all applied, or wait, the agent has proved what the hub wants; and of no other one anything.
     fn is_shown_proofs(&self, world: &World) -> Result<(), TestCaseError> {
         for (uid, (_, sources)) in &self.rules {
-            let Some(state) = world.reported_state(uid) else { continue };
-            let wanted = proof_of(uid, sources.iter().map(|(name, revision)| (name.as_str(), *revision)));
+            let Some(state) = world.reported_state(uid) else {
+                continue;
+            };
+            let wanted = proof_of(
+                uid,
+                sources
+                    .iter()
+                    .map(|(name, revision)| (name.as_str(), *revision)),
+            );
             let all = state.counts.applied + state.counts.waiting == state.counts.copies;
-            prop_assert_eq!(state.proof, all.then_some(wanted), "{} {:?}", uid, state.counts);
+            prop_assert_eq!(
+                state.proof,
+                all.then_some(wanted),
+                "{} {:?}",
+                uid,
+                state.counts
+            );
         }
         Ok(())
     }
@@ -235,7 +288,9 @@ impl Hub {
     fn wants(&self, namespace: &str, name: &str) -> Option<(&str, u8)> {
         ["r0", "r1"].into_iter().find_map(|uid| {
             let (namespaces, sources) = self.rules.get(uid)?;
-            let chosen = namespaces.iter().any(|chosen| chosen == namespace || chosen == "*");
+            let chosen = namespaces
+                .iter()
+                .any(|chosen| chosen == namespace || chosen == "*");
             Some((uid, *sources.get(name).filter(|_| chosen)?))
         })
     }
@@ -253,7 +308,10 @@ fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team", "a", "b"]);
     // What is to be stored waits, so that the agent can crash before and after.
     world.saves = false;
-    let mut hub = Hub { dry_run, ..Hub::default() };
+    let mut hub = Hub {
+        dry_run,
+        ..Hub::default()
+    };
     hub.reconnect(&mut world);
     for step in steps {
         hub.step(&mut world, step);
@@ -266,8 +324,16 @@ fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
         world.settle();
         prop_assert_eq!(world.writes, 0, "a dry run writes");
         for uid in hub.rules.keys() {
-            let counts = world.reported_state(uid).map(|state| state.counts).unwrap_or_default();
-            prop_assert!(counts.is_settled() && counts.applied == 0, "{} {:?}", uid, counts);
+            let counts = world
+                .reported_state(uid)
+                .map(|state| state.counts)
+                .unwrap_or_default();
+            prop_assert!(
+                counts.is_settled() && counts.applied == 0,
+                "{} {:?}",
+                uid,
+                counts
+            );
         }
         hub.dry_run = false;
     }
@@ -282,10 +348,16 @@ fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
             }
             match hub.wants(namespace, name) {
                 Some((uid, revision)) => {
-                    prop_assert!(world.holds(&place, uid, name, revision), "{place} {uid} {revision}: {object:?}");
+                    prop_assert!(
+                        world.holds(&place, uid, name, revision),
+                        "{place} {uid} {revision}: {object:?}"
+                    );
                 }
                 // A copy whose label was stripped while nobody watched cannot be known any more.
-                None => prop_assert!(object.is_none_or(|object| !object.labelled), "{place} is left: {object:?}"),
+                None => prop_assert!(
+                    object.is_none_or(|object| !object.labelled),
+                    "{place} is left: {object:?}"
+                ),
             }
         }
     }
@@ -374,8 +446,16 @@ fn possible_write_is_removed_once_it_was_read() {
 #[test]
 fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
     use Step::{Choose, GiveOut, HubAway, Policy, Remove, Right, Upsert};
-    let steps =
-        [Upsert(0, 0, 1), Choose(0, 2), GiveOut, Policy(3), Remove(0), HubAway, Right(0, false), Upsert(0, 0, 1)];
+    let steps = [
+        Upsert(0, 0, 1),
+        Choose(0, 2),
+        GiveOut,
+        Policy(3),
+        Remove(0),
+        HubAway,
+        Right(0, false),
+        Upsert(0, 0, 1),
+    ];
     play(&steps).unwrap();
 }
 
@@ -383,11 +463,30 @@ fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
 #[test]
 fn copies_that_come_to_light_while_others_are_removed_go_too() {
     use Step::{Expire, GiveOut, Policy, Right, Upsert};
-    play(&[Upsert(1, 1, 1), GiveOut, Right(0, false), Policy(2), Expire(1, 1), Policy(5)]).unwrap();
+    play(&[
+        Upsert(1, 1, 1),
+        GiveOut,
+        Right(0, false),
+        Policy(2),
+        Expire(1, 1),
+        Policy(5),
+    ])
+    .unwrap();
 }
 
 #[test]
 fn removal_is_not_reported_once_its_place_is_out_of_sight() {
     use Step::{Choose, HubBack, Later, Policy, Refuse, Upsert};
-    play_with(&[Upsert(1, 0, 1), Later, HubBack, Refuse(0, false), Choose(1, 1), Policy(2)], true).unwrap();
+    play_with(
+        &[
+            Upsert(1, 0, 1),
+            Later,
+            HubBack,
+            Refuse(0, false),
+            Choose(1, 1),
+            Policy(2),
+        ],
+        true,
+    )
+    .unwrap();
 }

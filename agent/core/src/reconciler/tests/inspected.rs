@@ -21,24 +21,45 @@ fn agent_explains_each_copy_as_it_reports_it() {
     world.connect();
     world.make_foreign(&copy("b", "s0"));
     let terms: Terms = terms("r", &["a", "b", "later"]);
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms)
+    }]);
     world.settle();
 
     let here = asked(&mut world, "a");
     assert_eq!((here.question, here.namespace), (7, NamespaceState::Ready));
-    assert_eq!(here.states, [CopyState { rule: "r".into(), outcome: CopyOutcome::Applied, copy_error: None }]);
+    assert_eq!(
+        here.states,
+        [CopyState {
+            rule: "r".into(),
+            outcome: CopyOutcome::Applied,
+            copy_error: None
+        }]
+    );
     let stands = here.stands.unwrap();
     assert!(stands.ours && stands.intact);
     assert_eq!(stands.sealed.map(|(rule, ..)| rule), Some("r".into()));
 
     let taken = asked(&mut world, "b");
     let copy_error = taken.states[0].copy_error.clone().unwrap();
-    assert_eq!((taken.states[0].outcome, copy_error.0), (CopyOutcome::Failed, Reason::Conflict));
+    assert_eq!(
+        (taken.states[0].outcome, copy_error.0),
+        (CopyOutcome::Failed, Reason::Conflict)
+    );
 
     let later = asked(&mut world, "later");
-    assert_eq!((later.namespace, later.states[0].outcome), (NamespaceState::Missing, CopyOutcome::Waiting));
+    assert_eq!(
+        (later.namespace, later.states[0].outcome),
+        (NamespaceState::Missing, CopyOutcome::Waiting)
+    );
     assert_eq!(
         asked(&mut world, "team"),
-        Inspected { question: 7, namespace: NamespaceState::Ready, states: vec![], stands: None }
+        Inspected {
+            question: 7,
+            namespace: NamespaceState::Ready,
+            states: vec![],
+            stands: None
+        }
     );
 }

@@ -9,7 +9,11 @@ use runnel_proto::model::*;
 use std::time::Duration;
 
 fn reporting(namespaces: &[&str]) -> Terms {
-    Terms { drift_policy: DriftPolicy::Report, created_at: 101, ..terms("r", namespaces) }
+    Terms {
+        drift_policy: DriftPolicy::Report,
+        created_at: 101,
+        ..terms("r", namespaces)
+    }
 }
 
 /// As [`applied`], and drift is left as it is.
@@ -25,7 +29,12 @@ fn counts(world: &World) -> Counts {
 }
 
 fn notices(world: &mut World, fits: fn(&Notice) -> bool) -> usize {
-    world.core.take_notices().iter().filter(|notice| fits(notice)).count()
+    world
+        .core
+        .take_notices()
+        .iter()
+        .filter(|notice| fits(notice))
+        .count()
 }
 
 #[test]
@@ -34,16 +43,31 @@ fn a_changed_copy_is_left_and_counted_until_its_source_changes() {
     let writes = world.writes;
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
-    assert_eq!((counts(&world).drifted, counts(&world).applied, counts(&world).failed), (1, 3, 0));
-    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Drifted);
+    assert_eq!(
+        (
+            counts(&world).drifted,
+            counts(&world).applied,
+            counts(&world).failed
+        ),
+        (1, 3, 0)
+    );
+    assert_eq!(
+        world.reported_state("r").unwrap().failures[0].reason,
+        Reason::Drifted
+    );
     // The agent's restart changes nothing of it, and neither does a rest.
     world.restart();
     world.connect();
     world.settle();
     assert_eq!((world.writes, counts(&world).drifted), (writes, 1));
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 2) && world.holds(&copy("b", "s0"), "r", "s0", 2));
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 2) && world.holds(&copy("b", "s0"), "r", "s0", 2)
+    );
     assert_eq!((counts(&world).drifted, counts(&world).applied), (0, 4));
 }
 
@@ -65,13 +89,23 @@ fn deleted_copy_is_drift_until_source_changes() {
         world.delete(&copy("a", "s0"));
         world.settle();
         assert!(!world.objects.contains_key(&copy("a", "s0")), "{ends}");
-        assert_eq!((counts(&world).drifted, counts(&world).applied), (1, 3), "{ends}");
+        assert_eq!(
+            (counts(&world).drifted, counts(&world).applied),
+            (1, 3),
+            "{ends}"
+        );
         // A new copy is made all the same: it was never there.
-        world.batch(vec![RuleDelta { upserts: vec![intent("s2", 1)], ..RuleDelta::new("r".into()) }]);
+        world.batch(vec![RuleDelta {
+            upserts: vec![intent("s2", 1)],
+            ..RuleDelta::new("r".into())
+        }]);
         world.settle();
         assert!(world.holds(&copy("a", "s2"), "r", "s2", 1), "{ends}");
         let delta = match ends {
-            "an edit" => RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) },
+            "an edit" => RuleDelta {
+                upserts: vec![intent("s0", 2)],
+                ..RuleDelta::new("r".into())
+            },
             _ => with_terms("r", terms("r", &["a", "b"])),
         };
         world.batch(vec![delta]);
@@ -100,7 +134,10 @@ fn reporting_rule_transfers_and_removes_its_copies() {
     world.delete(&copy("b", "s0"));
     world.settle();
     assert_eq!(counts(&world).drifted, 2);
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(world.objects.is_empty());
 }
@@ -113,13 +150,28 @@ fn an_object_that_is_not_ours_is_adopted_only_when_it_is_equal() {
         world.make_foreign(&copy(namespace, "s0"));
     }
     world.edit(&copy("a", "s0"), |object| object.equal = true);
-    let adopting = Terms { conflict_policy: ConflictPolicy::AdoptIfEqual, ..terms("r", &["a", "b"]) };
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", adopting) }]);
+    let adopting = Terms {
+        conflict_policy: ConflictPolicy::AdoptIfEqual,
+        ..terms("r", &["a", "b"])
+    };
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", adopting)
+    }]);
     world.settle();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
-    assert_eq!(world.objects[&copy("b", "s0")].live.ownership, Ownership::Foreign);
-    assert_eq!((counts(&world).applied, counts(&world).failed, world.writes), (1, 1, 1));
-    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Conflict);
+    assert_eq!(
+        world.objects[&copy("b", "s0")].live.ownership,
+        Ownership::Foreign
+    );
+    assert_eq!(
+        (counts(&world).applied, counts(&world).failed, world.writes),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        world.reported_state("r").unwrap().failures[0].reason,
+        Reason::Conflict
+    );
     // It becomes equal: nobody tells, and it is found out all the same.
     world.edit(&copy("b", "s0"), |object| object.equal = true);
     world.settle();
@@ -130,19 +182,33 @@ fn an_object_that_is_not_ours_is_adopted_only_when_it_is_equal() {
 fn foreign_object_is_overwritten_only_where_all_allow_it() {
     for allowed in [true, false] {
         let mut world = World::new(&["team", "a"]);
-        world.set_policy(Policy { overwrite: allowed, ..Policy::open() });
+        world.set_policy(Policy {
+            overwrite: allowed,
+            ..Policy::open()
+        });
         world.connect();
         world.make_foreign(&copy("a", "s0"));
-        world.edit(&copy("a", "s0"), |object| object.live.others = Some("helm".into()));
-        let terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..terms("r", &["a"]) };
-        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
+        world.edit(&copy("a", "s0"), |object| {
+            object.live.others = Some("helm".into())
+        });
+        let terms = Terms {
+            conflict_policy: ConflictPolicy::Overwrite,
+            ..terms("r", &["a"])
+        };
+        world.batch(vec![RuleDelta {
+            upserts: vec![intent("s0", 1)],
+            ..with_terms("r", terms)
+        }]);
         world.settle();
         let text = |notice: &Notice| matches!(notice, Notice::Overwritten(_, _, Some(who)) if &**who == "helm");
         assert_eq!(world.holds(&copy("a", "s0"), "r", "s0", 1), allowed);
         assert_eq!(notices(&mut world, text), usize::from(allowed));
         assert_eq!(world.core.totals().overwritten, u64::from(allowed));
         if !allowed {
-            assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Denied);
+            assert_eq!(
+                world.reported_state("r").unwrap().failures[0].reason,
+                Reason::Denied
+            );
             // The place is taken when it becomes free.
             world.delete(&copy("a", "s0"));
             world.settle();
@@ -162,16 +228,37 @@ fn in_the_hubs_own_cluster_no_source_is_taken_over() {
         behind: false,
         proof_key: None,
     };
-    world.core.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
+    world.core.handle(
+        Event::Hub(HubFrame::SnapshotBegin(begin), vec![]),
+        world.now,
+    );
     world.make_foreign(&copy("a", "s0"));
-    let terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..terms("r", &["a"]) };
+    let terms = Terms {
+        conflict_policy: ConflictPolicy::Overwrite,
+        ..terms("r", &["a"])
+    };
     let mut other = intent("s0", 2);
     other.source = copy("a", "s0");
-    let of_others = RuleDelta { upserts: vec![other], ..with_terms("q", super::world::terms("q", &["team"])) };
-    world.batch(vec![of_others, RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
+    let of_others = RuleDelta {
+        upserts: vec![other],
+        ..with_terms("q", super::world::terms("q", &["team"]))
+    };
+    world.batch(vec![
+        of_others,
+        RuleDelta {
+            upserts: vec![intent("s0", 1)],
+            ..with_terms("r", terms)
+        },
+    ]);
     world.settle();
-    assert_eq!(world.objects[&copy("a", "s0")].live.ownership, Ownership::Foreign);
-    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Conflict);
+    assert_eq!(
+        world.objects[&copy("a", "s0")].live.ownership,
+        Ownership::Foreign
+    );
+    assert_eq!(
+        world.reported_state("r").unwrap().failures[0].reason,
+        Reason::Conflict
+    );
 }
 
 #[test]
@@ -188,14 +275,27 @@ fn contention_is_reported_once_and_ends_when_quiet() {
         assert_eq!((counts(&world).applied, counts(&world).failed), (4, 0));
     }
     turn(&mut world);
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "it is still put back");
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 1),
+        "it is still put back"
+    );
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Contended));
-    assert!(state.failures[0].message.starts_with("argocd-controller "), "{}", state.failures[0].message);
+    assert_eq!(
+        (state.counts.failed, state.failures[0].reason),
+        (1, Reason::Contended)
+    );
+    assert!(
+        state.failures[0].message.starts_with("argocd-controller "),
+        "{}",
+        state.failures[0].message
+    );
     // However long they go on: each time later, and nothing new is said.
     for _ in 0..10 {
         turn(&mut world);
-        assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1), "it is not put back at once");
+        assert!(
+            !world.holds(&copy("a", "s0"), "r", "s0", 1),
+            "it is not put back at once"
+        );
         world.now += Duration::from_secs(240);
         world.settle_now();
         assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
@@ -206,10 +306,21 @@ fn contention_is_reported_once_and_ends_when_quiet() {
         .iter()
         .filter(|notice| matches!(notice, Notice::Failed(_, copy_error) if copy_error.reason == Reason::Contended));
     assert_eq!(contentions.count(), 1, "{all:?}");
-    assert_eq!(all.iter().filter(|notice| matches!(notice, Notice::DriftCorrected(_))).count(), contention::LIMIT);
+    assert_eq!(
+        all.iter()
+            .filter(|notice| matches!(notice, Notice::DriftCorrected(_)))
+            .count(),
+        contention::LIMIT
+    );
     assert_eq!(world.core.totals().contentions, 1);
     world.now += contention::WINDOW;
-    assert!(world.core.next_due(world.now - Duration::from_secs(1)).is_some(), "nobody else wakes the agent");
+    assert!(
+        world
+            .core
+            .next_due(world.now - Duration::from_secs(1))
+            .is_some(),
+        "nobody else wakes the agent"
+    );
     world.settle_now();
     assert_eq!((counts(&world).applied, counts(&world).failed), (4, 0));
     assert_eq!(world.core.totals().contentions, 0);
@@ -226,12 +337,18 @@ fn new_revision_of_a_contended_copy_is_applied_at_once() {
     // What is new is written at once, too.
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle_now();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 2));
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle_now();
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(!world.objects.contains_key(&copy("a", "s0")));
     assert_eq!(world.core.totals().contentions, 0);
@@ -242,10 +359,18 @@ fn ignored_fields_are_written_once_from_the_hubs_content() {
     let mut world = applied();
     let writes = world.writes;
     let ignored = BTreeSet::from([FieldPath::parse("/data/k").unwrap()]);
-    let ignoring = Terms { ignore_fields: ignored, created_at: 102, ..terms("r", &["a", "b"]) };
+    let ignoring = Terms {
+        ignore_fields: ignored,
+        created_at: 102,
+        ..terms("r", &["a", "b"])
+    };
     world.batch(vec![with_terms("r", ignoring)]);
     world.settle();
-    assert_eq!(world.writes, writes + 4, "what is left alone stands on each copy");
+    assert_eq!(
+        world.writes,
+        writes + 4,
+        "what is left alone stands on each copy"
+    );
     world.restart();
     world.connect();
     world.settle();
@@ -253,8 +378,15 @@ fn ignored_fields_are_written_once_from_the_hubs_content() {
     // No copy is a twin any more: what others changed in it is not the source's.
     world.delete(&copy("a", "s0"));
     world.settle_now();
-    assert!(world.sent.contains(&AgentFrame::Want("r".into(), vec![copy("team", "s0")])));
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..RuleDelta::new("r".into()) }]);
+    assert!(
+        world
+            .sent
+            .contains(&AgentFrame::Want("r".into(), vec![copy("team", "s0")]))
+    );
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
 }

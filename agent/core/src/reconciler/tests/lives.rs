@@ -54,18 +54,33 @@ impl Lives {
                 self.created += 1;
                 let (uid, name) = (format!("r{}", self.created), format!("s{source}"));
                 // Each other rule has precedence over those before it.
-                let created_at = if self.created % 2 == 0 { -self.created } else { self.created };
+                let created_at = if self.created % 2 == 0 {
+                    -self.created
+                } else {
+                    self.created
+                };
                 let delta = RuleDelta {
                     upserts: vec![intent(&name, 1)],
-                    ..with_terms(&uid, Terms { created_at, ..terms(&uid, &["a"]) })
+                    ..with_terms(
+                        &uid,
+                        Terms {
+                            created_at,
+                            ..terms(&uid, &["a"])
+                        },
+                    )
                 };
                 self.world.batch(vec![delta]);
                 self.rules.push((uid, name));
             }
             Step::Edit(rule, revision) => {
-                if let Some((uid, name)) = self.rules.get(usize::from(*rule) % self.rules.len().max(1)) {
+                if let Some((uid, name)) =
+                    self.rules.get(usize::from(*rule) % self.rules.len().max(1))
+                {
                     let upserts = vec![intent(name, *revision)];
-                    self.world.batch(vec![RuleDelta { upserts, ..RuleDelta::new(uid.as_str().into()) }]);
+                    self.world.batch(vec![RuleDelta {
+                        upserts,
+                        ..RuleDelta::new(uid.as_str().into())
+                    }]);
                 }
             }
             Step::Remove(rule) => {
@@ -85,7 +100,10 @@ impl Lives {
 
     fn remove(&mut self, uid: &str) {
         let removal = Some(DeletionPolicy::Delete);
-        self.world.batch(vec![RuleDelta { removal, ..RuleDelta::new(uid.into()) }]);
+        self.world.batch(vec![RuleDelta {
+            removal,
+            ..RuleDelta::new(uid.into())
+        }]);
     }
 
     /// No rule of which the agent reported that nothing is left has a copy, or a write under way.
@@ -97,9 +115,17 @@ impl Lives {
         for state in states.filter(|state| state.gone) {
             for (copy, object) in &self.world.objects {
                 let of = object.live.sealed.as_ref().map(|sealed| &sealed.rule);
-                prop_assert!(of != Some(&state.uid), "{} is gone and has {copy}", state.uid);
+                prop_assert!(
+                    of != Some(&state.uid),
+                    "{} is gone and has {copy}",
+                    state.uid
+                );
             }
-            prop_assert!(!self.world.writes_for(&state.uid), "{} is gone and is being written", state.uid);
+            prop_assert!(
+                !self.world.writes_for(&state.uid),
+                "{} is gone and is being written",
+                state.uid
+            );
         }
         Ok(())
     }
@@ -109,7 +135,11 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     world.confirm();
-    let mut lives = Lives { world, rules: vec![], created: 0 };
+    let mut lives = Lives {
+        world,
+        rules: vec![],
+        created: 0,
+    };
     for step in steps {
         lives.step(step)?;
     }
@@ -123,7 +153,10 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     for number in 1..=lives.created {
         let uid = format!("r{number}");
         prop_assert!(
-            lives.world.reported_state(&uid).is_some_and(|state| state.gone),
+            lives
+                .world
+                .reported_state(&uid)
+                .is_some_and(|state| state.gone),
             "{uid} is not reported as gone: {:?}",
             lives.world.reported_states(&uid)
         );

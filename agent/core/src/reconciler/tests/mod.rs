@@ -30,8 +30,10 @@ use world::*;
 fn applied() -> World {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
-    let delta =
-        RuleDelta { upserts: vec![intent("s0", 1), intent("s1", 1)], ..with_terms("r", terms("r", &["a", "b"])) };
+    let delta = RuleDelta {
+        upserts: vec![intent("s0", 1), intent("s1", 1)],
+        ..with_terms("r", terms("r", &["a", "b"]))
+    };
     world.batch(vec![delta]);
     world.settle_now();
     world
@@ -47,7 +49,10 @@ fn sent_copies_are_created_acked_and_reported() {
     assert_eq!(world.writes, 4);
     assert!(world.sent.contains(&AgentFrame::Ack(1, vec![])));
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.copies, state.counts.applied, state.intents), (4, 4, 2));
+    assert_eq!(
+        (state.counts.copies, state.counts.applied, state.intents),
+        (4, 4, 2)
+    );
     assert!(world.objects.values().all(|object| object.labelled));
 }
 
@@ -85,10 +90,20 @@ fn damaged_copy_without_twin_is_requested_from_the_hub() {
     assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1));
     world.connect();
     world.settle_now();
-    assert!(world.sent.contains(&AgentFrame::Want("r".into(), vec![copy("team", "s0")])));
+    assert!(
+        world
+            .sent
+            .contains(&AgentFrame::Want("r".into(), vec![copy("team", "s0")]))
+    );
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.failed, state.failures[0].reason), (2, Reason::WaitingForHub));
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..RuleDelta::new("r".into()) }]);
+    assert_eq!(
+        (state.counts.failed, state.failures[0].reason),
+        (2, Reason::WaitingForHub)
+    );
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
@@ -103,7 +118,13 @@ fn missing_content_is_requested_again_without_a_loop() {
     world.restart();
     world.connect();
     world.settle_now();
-    let asked = |world: &World| world.sent.iter().filter(|frame| matches!(frame, AgentFrame::Want(..))).count();
+    let asked = |world: &World| {
+        world
+            .sent
+            .iter()
+            .filter(|frame| matches!(frame, AgentFrame::Want(..)))
+            .count()
+    };
     assert_eq!(asked(&world), 1);
     for _ in 0..29 {
         world.now += Duration::from_secs(1);
@@ -118,8 +139,18 @@ fn nothing_is_decided_before_every_list_is_complete() {
     let mut world = applied();
     world.objects.remove(&copy("a", "s0"));
     world.core = world::core(world.stored.clone(), &world.policy);
-    let (now, area) = (world.now, Area { resource: "configmaps", namespace: None });
-    for event in [Event::NamespacesListed, Event::CopiesListed(area.clone()), Event::CopiesComplete(area)] {
+    let (now, area) = (
+        world.now,
+        Area {
+            resource: "configmaps",
+            namespace: None,
+        },
+    );
+    for event in [
+        Event::NamespacesListed,
+        Event::CopiesListed(area.clone()),
+        Event::CopiesComplete(area),
+    ] {
         world.core.handle(event, now);
         assert!(!world.core.has_started());
         assert!(world.core.next_job(now).is_none());
@@ -130,16 +161,30 @@ fn nothing_is_decided_before_every_list_is_complete() {
 #[test]
 fn a_tombstone_removes_and_a_removed_rule_is_reported_gone() {
     let mut world = applied();
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 2);
     assert_eq!(world.reported_state("r").unwrap().intents, 1);
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Retain), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Retain),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
-    assert!(world.objects.values().all(|object| object.live.ownership == Ownership::Retained && !object.labelled));
+    assert!(
+        world
+            .objects
+            .values()
+            .all(|object| object.live.ownership == Ownership::Retained && !object.labelled)
+    );
     assert!(world.reported_state("r").unwrap().gone);
     assert!(world.stored.is_empty());
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("never-held".into()) }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("never-held".into())
+    }]);
     world.settle_now();
     assert!(world.reported_state("never-held").unwrap().gone);
 }
@@ -147,29 +192,54 @@ fn a_tombstone_removes_and_a_removed_rule_is_reported_gone() {
 #[test]
 fn a_copy_is_handed_from_one_rule_to_another_without_a_gap() {
     let mut world = applied();
-    let younger = Terms { created_at: 200, ..terms("q", &["a", "b"]) };
+    let younger = Terms {
+        created_at: 200,
+        ..terms("q", &["a", "b"])
+    };
     world.batch(vec![
-        RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) },
-        RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("q", younger) },
+        RuleDelta {
+            tombstones: vec![tombstone("s0")],
+            ..RuleDelta::new("r".into())
+        },
+        RuleDelta {
+            upserts: vec![intent("s0", 1)],
+            ..with_terms("q", younger)
+        },
     ]);
     let uid = world.objects[&copy("a", "s0")].live.uid.clone();
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "q", "s0", 1));
-    assert_eq!(world.objects[&copy("a", "s0")].live.uid, uid, "it was never deleted");
+    assert_eq!(
+        world.objects[&copy("a", "s0")].live.uid,
+        uid,
+        "it was never deleted"
+    );
 }
 
 #[test]
 fn older_rule_wins_a_copy_and_the_other_reports_it() {
     let mut world = applied();
-    let younger = Terms { created_at: 200, ..terms("q", &["a"]) };
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..with_terms("q", younger) }]);
+    let younger = Terms {
+        created_at: 200,
+        ..terms("q", &["a"])
+    };
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..with_terms("q", younger)
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
     let state = world.reported_state("q").unwrap();
     assert_eq!(state.failures[0].reason, Reason::Superseded);
-    assert_eq!(state.failures[0].message, "team/r wins this copy: it is older");
+    assert_eq!(
+        state.failures[0].message,
+        "team/r wins this copy: it is older"
+    );
     // A rule that the hub has forgotten gives way, and keeps what nobody else wants.
-    world.batch(vec![RuleDelta { orphaned: true, ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        orphaned: true,
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "q", "s0", 2));
     assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));
@@ -182,11 +252,17 @@ fn two_sources_of_one_rule_for_one_copy_are_both_left() {
     let mut other = intent("s0", 2);
     other.source = copy("other", "s0");
     let upserts = vec![intent("s0", 1), other];
-    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
     world.settle_now();
     assert!(world.objects.is_empty());
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.copies, state.failures[0].reason), (1, Reason::AmbiguousSource));
+    assert_eq!(
+        (state.counts.copies, state.failures[0].reason),
+        (1, Reason::AmbiguousSource)
+    );
 }
 
 #[test]
@@ -197,7 +273,10 @@ fn namespace_chosen_by_name_glob_and_label_counts_once() {
     if let Some(namespaces) = &mut chosen.namespaces {
         namespaces.selector = Some(Selector::default());
     }
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", chosen) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", chosen)
+    }]);
     world.settle_now();
     assert_eq!((world.objects.len(), world.writes), (1, 1));
     let counts = world.reported_state("r").unwrap().counts;
@@ -208,7 +287,10 @@ fn namespace_chosen_by_name_glob_and_label_counts_once() {
 fn coming_namespaces_get_copies_and_leaving_ones_lose_them() {
     let mut world = World::new(&["team", "app-1"]);
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["app-*", "later"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["app-*", "later"]))
+    }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 1);
     assert_eq!(world.reported_state("r").unwrap().counts.waiting, 1);
@@ -222,9 +304,18 @@ fn coming_namespaces_get_copies_and_leaving_ones_lose_them() {
     assert_eq!(world.objects.len(), 2);
     assert!(!world.objects.contains_key(&copy("app-1", "s0")));
     let writes = world.writes;
-    world.set_namespace("later", Some(Namespace { terminating: true, ..Namespace::default() }));
+    world.set_namespace(
+        "later",
+        Some(Namespace {
+            terminating: true,
+            ..Namespace::default()
+        }),
+    );
     world.settle_now();
-    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::NamespaceTerminating);
+    assert_eq!(
+        world.reported_state("r").unwrap().failures[0].reason,
+        Reason::NamespaceTerminating
+    );
     world.set_namespace("later", None);
     world.settle_now();
     assert_eq!((world.objects.len(), world.writes), (1, writes));
@@ -235,8 +326,14 @@ fn coming_namespaces_get_copies_and_leaving_ones_lose_them() {
 fn namespaces_are_created_only_when_asked() {
     let mut world = World::new(&["team"]);
     world.connect();
-    let terms = Terms { create_namespaces: true, ..terms("r", &["new"]) };
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), intent("s1", 1)], ..with_terms("r", terms) }]);
+    let terms = Terms {
+        create_namespaces: true,
+        ..terms("r", &["new"])
+    };
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1), intent("s1", 1)],
+        ..with_terms("r", terms)
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("new", "s0"), "r", "s0", 1));
 }
@@ -244,7 +341,10 @@ fn namespaces_are_created_only_when_asked() {
 #[test]
 fn suspended_rule_changes_nothing_until_resumed() {
     let mut world = applied();
-    let suspended = Terms { suspend: true, ..terms("r", &["a"]) };
+    let suspended = Terms {
+        suspend: true,
+        ..terms("r", &["a"])
+    };
     world.batch(vec![with_terms("r", suspended)]);
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
@@ -252,7 +352,11 @@ fn suspended_rule_changes_nothing_until_resumed() {
     world.batch(vec![with_terms("r", terms("r", &["a"]))]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
-    assert_eq!(world.objects.len(), 2, "namespace b left the choice meanwhile");
+    assert_eq!(
+        world.objects.len(),
+        2,
+        "namespace b left the choice meanwhile"
+    );
 }
 
 #[test]
@@ -260,10 +364,19 @@ fn a_foreign_object_is_left_alone_until_it_goes() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     world.make_foreign(&copy("a", "s0"));
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
     world.settle();
-    assert_eq!(world.objects[&copy("a", "s0")].live.ownership, Ownership::Foreign);
-    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Conflict);
+    assert_eq!(
+        world.objects[&copy("a", "s0")].live.ownership,
+        Ownership::Foreign
+    );
+    assert_eq!(
+        world.reported_state("r").unwrap().failures[0].reason,
+        Reason::Conflict
+    );
     world.delete(&copy("a", "s0"));
     world.now += Duration::from_secs(30);
     world.settle_now();
@@ -287,13 +400,19 @@ fn bad_object_delays_no_other_and_is_retried_on_change() {
     world.connect();
     world.poisoned.insert("s0".into());
     let upserts = (0..40).map(|n| intent(&format!("s{n}"), 1)).collect();
-    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 39);
     let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (39, 1));
     world.poisoned.clear();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 2));
 }
@@ -319,11 +438,20 @@ fn unreadable_items_are_refused_and_count_as_acked() {
     unknown.source = SourceRef::new("widgets.example.org", "team", "s2");
     let mut broken = intent("s0", 2);
     broken.payload = Payload::from_wire(Encoding::Plain, "{".into(), 1);
-    world.batch(vec![RuleDelta { upserts: vec![unknown, broken], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![unknown, broken],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "what was in force stays");
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 1),
+        "what was in force stays"
+    );
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.intents, state.counts.copies, state.counts.failed), (3, 6, 4));
+    assert_eq!(
+        (state.intents, state.counts.copies, state.counts.failed),
+        (3, 6, 4)
+    );
     let refused = world.sent.iter().find_map(|frame| match frame {
         AgentFrame::Ack(_, refused) if !refused.is_empty() => Some(refused.len()),
         _ => None,
@@ -342,8 +470,14 @@ fn the_hubs_own_cluster_never_touches_a_source() {
         behind: false,
         proof_key: None,
     };
-    world.core.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["team", "a"])) }]);
+    world.core.handle(
+        Event::Hub(HubFrame::SnapshotBegin(begin), vec![]),
+        world.now,
+    );
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["team", "a"]))
+    }]);
     world.settle_now();
     assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s0")]);
     assert_eq!(world.reported_state("r").unwrap().counts.copies, 1);
@@ -355,10 +489,17 @@ fn too_much_unapplied_payload_holds_the_hub_back() {
     world.core = world::core(vec![], &Policy::open()).with_bounds(1 << 20, 10);
     world.list();
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
     assert!(!world.core.has_room());
     let frames: Vec<_> = std::iter::from_fn(|| world.core.next_frame(world.now)).collect();
-    assert!(!frames.iter().any(|frame| matches!(frame, AgentFrame::Ack(..))));
+    assert!(
+        !frames
+            .iter()
+            .any(|frame| matches!(frame, AgentFrame::Ack(..)))
+    );
     world.settle_now();
     assert!(world.core.has_room());
     assert!(world.sent.contains(&AgentFrame::Ack(1, vec![])));
@@ -366,7 +507,10 @@ fn too_much_unapplied_payload_holds_the_hub_back() {
 
 #[test]
 fn suspended_rule_keeps_its_terms_and_resumes() {
-    let word = |suspend| RuleDelta { suspend: Some(suspend), ..RuleDelta::new("r".into()) };
+    let word = |suspend| RuleDelta {
+        suspend: Some(suspend),
+        ..RuleDelta::new("r".into())
+    };
     let mut world = applied();
     let terms_of = |world: &World| {
         let state = world.reported_state("r").unwrap();
@@ -377,10 +521,16 @@ fn suspended_rule_keeps_its_terms_and_resumes() {
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
     assert_eq!(terms_of(&world), (true, digest));
-    assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1), "nothing is corrected");
+    assert!(
+        !world.holds(&copy("a", "s0"), "r", "s0", 1),
+        "nothing is corrected"
+    );
     world.restart();
     world.settle();
-    assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1), "nor after a restart");
+    assert!(
+        !world.holds(&copy("a", "s0"), "r", "s0", 1),
+        "nor after a restart"
+    );
     world.connect();
     world.settle();
     assert_eq!(terms_of(&world), (true, digest));
@@ -389,10 +539,19 @@ fn suspended_rule_keeps_its_terms_and_resumes() {
     assert_eq!(terms_of(&world), (false, digest));
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
     // What was taken out of it while it rested goes with the end.
-    world.batch(vec![with_terms("r", Terms { suspend: true, ..terms("r", &["a"]) })]);
+    world.batch(vec![with_terms(
+        "r",
+        Terms {
+            suspend: true,
+            ..terms("r", &["a"])
+        },
+    )]);
     world.settle();
     assert!(terms_of(&world).0 && world.objects.contains_key(&copy("b", "s0")));
     world.batch(vec![word(false)]);
     world.settle();
-    assert!(!world.objects.contains_key(&copy("b", "s0")) && world.objects.contains_key(&copy("a", "s0")));
+    assert!(
+        !world.objects.contains_key(&copy("b", "s0"))
+            && world.objects.contains_key(&copy("a", "s0"))
+    );
 }

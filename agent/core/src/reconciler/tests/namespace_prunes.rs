@@ -7,7 +7,10 @@ use runnel_proto::model::*;
 use std::collections::BTreeMap;
 
 fn labelled(value: &str) -> Namespace {
-    Namespace { labels: BTreeMap::from([("env".to_owned(), value.to_owned())]), ..Namespace::default() }
+    Namespace {
+        labels: BTreeMap::from([("env".to_owned(), value.to_owned())]),
+        ..Namespace::default()
+    }
 }
 
 fn chosen(names: &[&str], env: Option<&str>) -> Terms {
@@ -18,13 +21,21 @@ fn chosen(names: &[&str], env: Option<&str>) -> Terms {
     };
     let mut terms = terms("r", names);
     if let Some(choice) = &mut terms.namespaces {
-        choice.selector = env.map(|value| Selector { requirements: vec![requirement(value)] });
+        choice.selector = env.map(|value| Selector {
+            requirements: vec![requirement(value)],
+        });
     }
     terms
 }
 
 fn numbered(terms: Terms, number: i64) -> RuleDelta {
-    with_terms("r", Terms { created_at: number, ..terms })
+    with_terms(
+        "r",
+        Terms {
+            created_at: number,
+            ..terms
+        },
+    )
 }
 
 /// Copies of two sources in three namespaces that carry a label. The hub lets nothing go by itself.
@@ -36,7 +47,10 @@ fn world() -> World {
     }
     world.connect();
     let upserts = vec![intent("s0", 1), intent("s1", 1)];
-    world.batch(vec![RuleDelta { upserts, ..numbered(chosen(&[], Some("prod")), 1) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..numbered(chosen(&[], Some("prod")), 1)
+    }]);
     world.settle();
     assert_eq!(world.objects.len(), 6);
     world
@@ -63,9 +77,19 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
     let reported = world.reported_state("r").unwrap();
-    assert_eq!((reported.counts.copies, reported.counts.applied, reported.counts.removing), (4, 4, 0));
+    assert_eq!(
+        (
+            reported.counts.copies,
+            reported.counts.applied,
+            reported.counts.removing
+        ),
+        (4, 4, 0)
+    );
     let namespace_prunes = reported.namespace_prunes.unwrap();
-    assert_eq!((namespace_prunes.copies, &namespace_prunes.namespaces[..]), (2, &["a".to_owned()][..]));
+    assert_eq!(
+        (namespace_prunes.copies, &namespace_prunes.namespaces[..]),
+        (2, &["a".to_owned()][..])
+    );
     assert_eq!(world.writes, writes, "and nothing is written");
 
     // It grows; the former digest is good for nothing, and the label comes back.
@@ -82,7 +106,10 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     // The same set again has the same name. What was said of it before, too late, does not hold.
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
-    assert_eq!((digest(&world), world.writes), (namespace_prunes.digest, writes));
+    assert_eq!(
+        (digest(&world), world.writes),
+        (namespace_prunes.digest, writes)
+    );
     world.approve_prunes("r", namespace_prunes.digest);
     world.settle();
     assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
@@ -112,7 +139,11 @@ fn nothing_pending_goes_while_the_hub_is_away() {
     assert_eq!(left(&world), ["a", "b", "c"]);
     world.connect();
     world.give_out();
-    assert_eq!(digest(&world), first, "at once, before the hub has said anything");
+    assert_eq!(
+        digest(&world),
+        first,
+        "at once, before the hub has said anything"
+    );
     // By terms that are only remembered nothing goes, whatever is named.
     world.approve_prunes("r", first);
     world.settle();
@@ -142,7 +173,11 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
         (world, asked)
     };
     let goes = |mut world: World, asked| {
-        assert_eq!((left(&world), digest(&world)), (vec!["a", "b", "c"], asked), "it is asked about again");
+        assert_eq!(
+            (left(&world), digest(&world)),
+            (vec!["a", "b", "c"], asked),
+            "it is asked about again"
+        );
         world.approve_prunes("r", asked);
         world.settle();
         assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
@@ -169,7 +204,13 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
     // And not when the rule goes on, however soon.
     for pause in [false, true] {
         let (mut world, asked) = named();
-        world.batch(vec![numbered(Terms { suspend: true, ..chosen(&[], Some("prod")) }, 2)]);
+        world.batch(vec![numbered(
+            Terms {
+                suspend: true,
+                ..chosen(&[], Some("prod"))
+            },
+            2,
+        )]);
         if pause {
             world.settle();
             assert_eq!(waiting(&world), None);
@@ -189,7 +230,10 @@ fn few_literal_names_taken_out_are_deliberate() {
         world.set_namespace("lab", Some(labelled("prod")));
         world.approves_prunes = false;
         world.connect();
-        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..numbered(chosen(&names, Some("prod")), 1) }]);
+        world.batch(vec![RuleDelta {
+            upserts: vec![intent("s0", 1)],
+            ..numbered(chosen(&names, Some("prod")), 1)
+        }]);
         world.settle();
         assert_eq!(world.objects.len(), 13);
         world
@@ -197,25 +241,60 @@ fn few_literal_names_taken_out_are_deliberate() {
     let then = |world: &mut World, names: &[&str], env: Option<&str>| {
         world.batch(vec![numbered(chosen(names, env), 2)]);
         world.settle();
-        (world.objects.len(), waiting(world).map_or(0, |waiting| waiting.copies))
+        (
+            world.objects.len(),
+            waiting(world).map_or(0, |waiting| waiting.copies),
+        )
     };
     let mut ten = world();
     assert_eq!(then(&mut ten, &names[10..], Some("prod")), (3, 0));
-    assert_eq!(then(&mut ten, &names[11..], Some("prod")), (2, 0), "and one more by another edit");
-    assert_eq!(then(&mut world(), &names[11..], Some("prod")), (13, 11), "eleven are a mistake");
-    assert_eq!(then(&mut world(), &names[1..], Some("test")), (13, 2), "the rest of the choice changed");
-    assert_eq!(then(&mut world(), &[&names[1..], &["more"]].concat(), Some("prod")), (13, 1), "a name was added");
+    assert_eq!(
+        then(&mut ten, &names[11..], Some("prod")),
+        (2, 0),
+        "and one more by another edit"
+    );
+    assert_eq!(
+        then(&mut world(), &names[11..], Some("prod")),
+        (13, 11),
+        "eleven are a mistake"
+    );
+    assert_eq!(
+        then(&mut world(), &names[1..], Some("test")),
+        (13, 2),
+        "the rest of the choice changed"
+    );
+    assert_eq!(
+        then(
+            &mut world(),
+            &[&names[1..], &["more"]].concat(),
+            Some("prod")
+        ),
+        (13, 1),
+        "a name was added"
+    );
     // While it was suspended; too many in all; wanted again in between.
     let suspended = |edits: &[&[&str]]| {
         let mut world = world();
         for (edit, number) in edits.iter().zip(2..) {
-            world.batch(vec![numbered(Terms { suspend: true, ..chosen(edit, Some("prod")) }, number)]);
+            world.batch(vec![numbered(
+                Terms {
+                    suspend: true,
+                    ..chosen(edit, Some("prod"))
+                },
+                number,
+            )]);
             world.settle();
         }
         assert_eq!(world.objects.len(), 13);
-        world.batch(vec![numbered(chosen(edits.last().unwrap(), Some("prod")), 9)]);
+        world.batch(vec![numbered(
+            chosen(edits.last().unwrap(), Some("prod")),
+            9,
+        )]);
         world.settle();
-        (world.objects.len(), waiting(&world).map_or(0, |waiting| waiting.copies))
+        (
+            world.objects.len(),
+            waiting(&world).map_or(0, |waiting| waiting.copies),
+        )
     };
     assert_eq!(suspended(&[&names, &names[1..], &names[3..]]), (10, 0));
     assert_eq!(suspended(&[&names, &names[6..], &names[11..]]), (13, 11));
@@ -233,10 +312,23 @@ fn few_literal_names_taken_out_are_deliberate() {
     assert_eq!(then(&mut restarted, &names[1..], Some("prod")), (13, 1));
     // Only left without marks.
     let mut retained = world();
-    let retain = Terms { deletion_policy: DeletionPolicy::Retain, ..chosen(&names[11..], Some("prod")) };
+    let retain = Terms {
+        deletion_policy: DeletionPolicy::Retain,
+        ..chosen(&names[11..], Some("prod"))
+    };
     retained.batch(vec![numbered(retain, 3)]);
     retained.settle();
-    assert_eq!((retained.objects.values().filter(|object| object.labelled).count(), waiting(&retained)), (2, None));
+    assert_eq!(
+        (
+            retained
+                .objects
+                .values()
+                .filter(|object| object.labelled)
+                .count(),
+            waiting(&retained)
+        ),
+        (2, None)
+    );
 }
 
 #[test]
@@ -252,17 +344,30 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
     let mut world = world();
     world.batch(vec![numbered(granted(&["c"]), 2)]);
     world.settle();
-    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (6, 4));
+    assert_eq!(
+        (world.objects.len(), waiting(&world).unwrap().copies),
+        (6, 4)
+    );
     // The hub has a source's copies removed, wherever they are.
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s1")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s1")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
-    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (3, 2));
+    assert_eq!(
+        (world.objects.len(), waiting(&world).unwrap().copies),
+        (3, 2)
+    );
     // Named together with a tombstone that takes a part of it along, it is what waited when it was named.
     let mut both = self::world();
     both.set_namespace("a", Some(labelled("test")));
     both.settle();
     let (prune, tombstones) = (Some(digest(&both)), vec![tombstone("s1")]);
-    both.batch(vec![RuleDelta { prune, tombstones, ..RuleDelta::new("r".into()) }]);
+    both.batch(vec![RuleDelta {
+        prune,
+        tombstones,
+        ..RuleDelta::new("r".into())
+    }]);
     both.settle();
     assert_eq!((both.objects.len(), waiting(&both)), (2, None));
     // With terms that want it again nothing goes.
@@ -271,39 +376,76 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
     undone.settle();
     assert_eq!(waiting(&undone).unwrap().copies, 4);
     let prune = Some(digest(&undone));
-    undone.batch(vec![RuleDelta { prune, ..numbered(chosen(&[], Some("prod")), 3) }]);
+    undone.batch(vec![RuleDelta {
+        prune,
+        ..numbered(chosen(&[], Some("prod")), 3)
+    }]);
     undone.settle();
     assert_eq!((undone.objects.len(), waiting(&undone)), (6, None));
     undone.batch(vec![numbered(chosen(&["a"], None), 4)]);
     undone.settle();
-    assert_eq!((undone.objects.len(), waiting(&undone).unwrap().copies), (6, 4), "what was named then is over");
+    assert_eq!(
+        (undone.objects.len(), waiting(&undone).unwrap().copies),
+        (6, 4),
+        "what was named then is over"
+    );
     // Another rule wants one of them: it changes hands.
-    let other = Terms { created_at: 1, ..terms("q", &["a"]) };
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("q", other) }]);
+    let other = Terms {
+        created_at: 1,
+        ..terms("q", &["a"])
+    };
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("q", other)
+    }]);
     world.settle();
     assert!(world.holds(&copy("a", "s0"), "q", "s0", 1));
-    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (3, 1));
+    assert_eq!(
+        (world.objects.len(), waiting(&world).unwrap().copies),
+        (3, 1)
+    );
     // A namespace that goes takes what was in it along.
-    world.set_namespace("b", Some(Namespace { terminating: true, ..labelled("prod") }));
+    world.set_namespace(
+        "b",
+        Some(Namespace {
+            terminating: true,
+            ..labelled("prod")
+        }),
+    );
     world.settle();
     assert_eq!(waiting(&world), None);
     world.set_namespace("b", Some(labelled("prod")));
     world.settle();
     // Suspended it rests; the whole rule goes by the hub's word.
-    world.batch(vec![numbered(Terms { suspend: true, ..granted(&["b"]) }, 3)]);
+    world.batch(vec![numbered(
+        Terms {
+            suspend: true,
+            ..granted(&["b"])
+        },
+        3,
+    )]);
     world.settle();
     assert_eq!((world.objects.len(), waiting(&world)), (3, None));
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert_eq!(left(&world), ["a"]);
 }
 
 fn version(digits: &str, revision: u8) -> Intent {
-    Intent { source: copy("team", "s0").as_copy(&format!("s0-{digits}")), ..intent("s0", revision) }
+    Intent {
+        source: copy("team", "s0").as_copy(&format!("s0-{digits}")),
+        ..intent("s0", revision)
+    }
 }
 
 fn versioned(names: &[&str], versions: u32) -> Terms {
-    Terms { versions: Some(versions), ..chosen(names, Some("prod")) }
+    Terms {
+        versions: Some(versions),
+        ..chosen(names, Some("prod"))
+    }
 }
 
 const ONE: &str = "0000000001";
@@ -312,8 +454,15 @@ const THREE: &str = "0000000003";
 
 /// The hub sends another version in the place of one.
 fn edit(world: &mut World, from: &str, to: &str, revision: u8) {
-    let tombstones = vec![Tombstone { source: version(from, 1).source, deletion_policy: DeletionPolicy::Delete }];
-    world.batch(vec![RuleDelta { upserts: vec![version(to, revision)], tombstones, ..RuleDelta::new("r".into()) }]);
+    let tombstones = vec![Tombstone {
+        source: version(from, 1).source,
+        deletion_policy: DeletionPolicy::Delete,
+    }];
+    world.batch(vec![RuleDelta {
+        upserts: vec![version(to, revision)],
+        tombstones,
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
 }
 
@@ -329,7 +478,10 @@ fn versions(names: &[&str]) -> World {
     if let Some(choice) = terms.namespaces.as_mut().filter(|_| !names.is_empty()) {
         choice.selector = None;
     }
-    world.batch(vec![RuleDelta { upserts: vec![version(ONE, 1)], ..numbered(terms, 1) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![version(ONE, 1)],
+        ..numbered(terms, 1)
+    }]);
     world.settle();
     edit(&mut world, ONE, TWO, 2);
     assert_eq!((world.objects.len(), waiting(&world)), (4, None));
@@ -341,15 +493,27 @@ fn older_versions_wait_as_the_newest_does_despite_edits() {
     let mut world = versions(&[]);
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
-    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (4, 2));
+    assert_eq!(
+        (world.objects.len(), waiting(&world).unwrap().copies),
+        (4, 2)
+    );
     edit(&mut world, TWO, THREE, 3);
-    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (5, 2));
+    assert_eq!(
+        (world.objects.len(), waiting(&world).unwrap().copies),
+        (5, 2)
+    );
     world.restart();
     world.settle();
     world.connect();
     world.confirm();
     world.settle();
-    assert_eq!((world.objects.len(), waiting(&world).map(|waiting| waiting.copies)), (5, Some(2)));
+    assert_eq!(
+        (
+            world.objects.len(),
+            waiting(&world).map(|waiting| waiting.copies)
+        ),
+        (5, Some(2))
+    );
     let all = digest(&world);
     world.approve_prunes("r", all);
     world.settle();
@@ -426,7 +590,13 @@ fn edited(choice: u8, grant: u8, number: i64) -> RuleDelta {
         namespaces: terms("x", granted).namespaces,
         ..Grant::default()
     }];
-    numbered(Terms { grants: Some(grants), ..chosen(names, Some("prod")) }, number)
+    numbered(
+        Terms {
+            grants: Some(grants),
+            ..chosen(names, Some("prod"))
+        },
+        number,
+    )
 }
 
 /// Whatever is edited or labelled, in whatever order, no copy ever goes that was not among those of a set that the
@@ -440,17 +610,26 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let mut delta = edited(0, 0, 1);
     let (mut choice, mut grant, mut number, mut revision, mut connected) = (0, 0, 1, 1, true);
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), intent("s1", 1)], ..delta }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1), intent("s1", 1)],
+        ..delta
+    }]);
     world.settle_now();
     // The sets by digest as they were when they were told, and what was named of them.
     let mut named = BTreeSet::new();
     let mut digests = vec![];
     for step in steps {
-        let before: BTreeMap<_, _> =
-            world.objects.iter().map(|(copy, object)| (copy.clone(), object.live.uid.clone())).collect();
+        let before: BTreeMap<_, _> = world
+            .objects
+            .iter()
+            .map(|(copy, object)| (copy.clone(), object.live.uid.clone()))
+            .collect();
         match step {
             Step::Label(n, prod) => {
-                world.set_namespace(NAMES[usize::from(n)], Some(labelled(if prod { "prod" } else { "test" })));
+                world.set_namespace(
+                    NAMES[usize::from(n)],
+                    Some(labelled(if prod { "prod" } else { "test" })),
+                );
             }
             Step::Choose(_) | Step::Grant(_) => {
                 match step {
@@ -468,12 +647,19 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 revision = to;
                 if connected {
                     let upserts = vec![intent("s0", to), intent("s1", to)];
-                    world.batch(vec![RuleDelta { upserts, ..RuleDelta::new("r".into()) }]);
+                    world.batch(vec![RuleDelta {
+                        upserts,
+                        ..RuleDelta::new("r".into())
+                    }]);
                 }
             }
             Step::Name(last) => {
                 let reported = waiting(&world).map(|waiting| waiting.digest);
-                let digest = if last { reported } else { digests.first().copied() };
+                let digest = if last {
+                    reported
+                } else {
+                    digests.first().copied()
+                };
                 if let Some(digest) = digest.filter(|_| connected) {
                     // Exactly what the digest stands for may go, if it is what waits.
                     let set = world.core.waiting_prunes(&"r".into());
@@ -493,7 +679,10 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                     world.settle_now();
                     world.connect();
                     let upserts = vec![intent("s0", revision), intent("s1", revision)];
-                    world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number) }]);
+                    world.batch(vec![RuleDelta {
+                        upserts,
+                        ..edited(choice, grant, number)
+                    }]);
                     world.confirm();
                 }
             }
@@ -507,7 +696,10 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 .map(|namespace_prunes| namespace_prunes.digest),
         );
         for (copy, uid) in before {
-            let stands = world.objects.get(&copy).is_some_and(|object| object.live.uid == uid);
+            let stands = world
+                .objects
+                .get(&copy)
+                .is_some_and(|object| object.live.uid == uid);
             prop_assert!(stands || named.contains(&uid), "{copy} went");
         }
     }
@@ -517,13 +709,20 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
         world.connect();
     }
     let upserts = vec![intent("s0", revision), intent("s1", revision)];
-    world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number + 1) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..edited(choice, grant, number + 1)
+    }]);
     world.confirm();
     world.approves_prunes = true;
     world.settle();
     for name in NAMES {
         let wanted = world.core.desired.copies_in(name).len();
-        let there = world.objects.keys().filter(|copy| *copy.namespace == *name).count();
+        let there = world
+            .objects
+            .keys()
+            .filter(|copy| *copy.namespace == *name)
+            .count();
         prop_assert_eq!(there, wanted, "{}", name);
     }
     prop_assert_eq!(waiting(&world), None);
@@ -541,7 +740,17 @@ proptest! {
 #[test]
 fn found_sources_are_wanted_nowhere_until_the_hub_names_them() {
     use Step::{Choose, Edit, Grant, Label, Name, Restart};
-    play(vec![Label(2, false), Choose(1), Name(false), Grant(1), Edit(2), Restart, Label(2, true), Grant(2)]).unwrap();
+    play(vec![
+        Label(2, false),
+        Choose(1),
+        Name(false),
+        Grant(1),
+        Edit(2),
+        Restart,
+        Label(2, true),
+        Grant(2),
+    ])
+    .unwrap();
 }
 
 #[test]
@@ -550,9 +759,14 @@ fn removed_rule_waits_for_nothing_though_a_seal_was_lost() {
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 2);
-    world.edit(&copy("a", "s0"), |object| (object.live.sealed, object.live.intact) = (None, false));
+    world.edit(&copy("a", "s0"), |object| {
+        (object.live.sealed, object.live.intact) = (None, false)
+    });
     world.settle();
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(world.objects.is_empty(), "{:?}", world.objects);
 }
@@ -560,13 +774,26 @@ fn removed_rule_waits_for_nothing_though_a_seal_was_lost() {
 #[test]
 fn rule_blocked_by_a_pending_prune_names_the_obstacle() {
     let mut world = world();
-    let twice = Intent { source: copy("other", "s0"), ..intent("s0", 2) };
-    let other = Terms { created_at: 200, ..terms("q", &["a"]) };
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), twice], ..with_terms("q", other) }]);
+    let twice = Intent {
+        source: copy("other", "s0"),
+        ..intent("s0", 2)
+    };
+    let other = Terms {
+        created_at: 200,
+        ..terms("q", &["a"])
+    };
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1), twice],
+        ..with_terms("q", other)
+    }]);
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 2);
     let reported = world.reported_state("q").unwrap();
-    assert_eq!((reported.counts.failed, reported.counts.under_way()), (1, 0), "{reported:?}");
+    assert_eq!(
+        (reported.counts.failed, reported.counts.under_way()),
+        (1, 0),
+        "{reported:?}"
+    );
     assert_eq!(reported.failures[0].reason, Reason::AmbiguousSource);
 }

@@ -25,9 +25,12 @@ impl Orders {
         }
         // By this the hub has sent that it wants them, whatever it sends next.
         let rules_now = &self.rules;
-        self.removed.retain(|(copy, key)| !wants(rules_now, copy, key));
+        self.removed
+            .retain(|(copy, key)| !wants(rules_now, copy, key));
         for delta in rules {
-            let Some((_, sources)) = self.rules.get_mut(&delta.uid) else { continue };
+            let Some((_, sources)) = self.rules.get_mut(&delta.uid) else {
+                continue;
+            };
             for tombstone in &delta.tombstones {
                 sources.remove(&tombstone.source);
             }
@@ -51,15 +54,28 @@ impl Orders {
 
     /// The agent creates a copy.
     pub fn created(&self, copy: &SourceRef, key: &IntentKey) {
-        assert!(!self.removed.contains(&(copy.clone(), key.clone())), "{copy} was removed and is created again");
+        assert!(
+            !self.removed.contains(&(copy.clone(), key.clone())),
+            "{copy} was removed and is created again"
+        );
     }
 }
 
-fn wants(rules: &BTreeMap<RuleUid, (Option<Terms>, BTreeSet<SourceRef>)>, copy: &SourceRef, key: &IntentKey) -> bool {
-    let Some((terms, sources)) = rules.get(&key.rule) else { return false };
+fn wants(
+    rules: &BTreeMap<RuleUid, (Option<Terms>, BTreeSet<SourceRef>)>,
+    copy: &SourceRef,
+    key: &IntentKey,
+) -> bool {
+    let Some((terms, sources)) = rules.get(&key.rule) else {
+        return false;
+    };
     let choice = terms.as_ref().and_then(|terms| terms.namespaces.as_ref());
     sources.contains(&key.source)
         && choice.is_none_or(|choice| {
-            choice.selector.is_some() || choice.names.iter().any(|name| name.matches(&copy.namespace))
+            choice.selector.is_some()
+                || choice
+                    .names
+                    .iter()
+                    .any(|name| name.matches(&copy.namespace))
         })
 }

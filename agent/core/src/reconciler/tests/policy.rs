@@ -8,11 +8,18 @@ fn policy(text: &str) -> Policy {
 }
 
 fn area(namespace: &str) -> Area {
-    Area { resource: "configmaps", namespace: Some(namespace.into()) }
+    Area {
+        resource: "configmaps",
+        namespace: Some(namespace.into()),
+    }
 }
 
 fn reasons(state: &RuleState) -> Vec<(Reason, &str)> {
-    state.failures.iter().map(|failure| (failure.reason, &*failure.copy.namespace)).collect()
+    state
+        .failures
+        .iter()
+        .map(|failure| (failure.reason, &*failure.copy.namespace))
+        .collect()
 }
 
 #[test]
@@ -20,15 +27,33 @@ fn narrower_policy_keeps_copies_and_wider_one_continues() {
     let mut world = applied();
     world.set_policy(policy("namespaces: {allowed: ['*'], denied: [b]}"));
     world.edit(&copy("b", "s0"), |object| object.live.intact = false);
-    world.batch(vec![RuleDelta { upserts: vec![intent("s1", 2)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s1", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.copies, state.counts.applied, state.counts.failed), (4, 2, 2));
-    assert_eq!(reasons(&state), [(Reason::Denied, "b"), (Reason::Denied, "b")]);
+    assert_eq!(
+        (
+            state.counts.copies,
+            state.counts.applied,
+            state.counts.failed
+        ),
+        (4, 2, 2)
+    );
+    assert_eq!(
+        reasons(&state),
+        [(Reason::Denied, "b"), (Reason::Denied, "b")]
+    );
     assert!(state.failures[0].message.contains("namespaces.denied"));
-    assert!(!world.holds(&copy("b", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s1"), "r", "s1", 1));
+    assert!(
+        !world.holds(&copy("b", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s1"), "r", "s1", 1)
+    );
     // An order to remove is no content that comes in.
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s1")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s1")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert!(!world.objects.contains_key(&copy("b", "s1")));
     world.set_policy(Policy::open());
@@ -44,23 +69,48 @@ fn sizes_kinds_and_creation_are_judged_before_a_write() {
     world.connect();
     let mut large = intent("large", 1);
     let fields = [("data".to_owned(), serde_json::json!({"k": "22"}))];
-    large.payload = Payload::encode(Content { fields: fields.into(), ..Content::default() }.to_bytes());
+    large.payload = Payload::encode(
+        Content {
+            fields: fields.into(),
+            ..Content::default()
+        }
+        .to_bytes(),
+    );
     let mut secret = intent("secret", 1);
     secret.source = SourceRef::new("secrets", "team", "secret");
-    let terms = Terms { create_namespaces: true, ..terms("r", &["a", "new"]) };
+    let terms = Terms {
+        create_namespaces: true,
+        ..terms("r", &["a", "new"])
+    };
     let upserts = vec![large, secret, intent("small", 1)];
-    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..with_terms("r", terms)
+    }]);
     world.settle();
-    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "small")]);
+    assert_eq!(
+        world.objects.keys().collect::<Vec<_>>(),
+        [&copy("a", "small")]
+    );
     let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (1, 5));
-    let text: String = state.failures.iter().map(|failure| failure.message.as_str()).collect();
+    let text: String = state
+        .failures
+        .iter()
+        .map(|failure| failure.message.as_str())
+        .collect();
     for field in ["maxObjectBytes", "(kinds)", "createNamespaces"] {
         assert!(text.contains(field), "{text}");
     }
     world.set_policy(policy("createNamespaces: true"));
     world.settle_now();
-    assert_eq!((world.objects.len(), world.reported_state("r").unwrap().counts.applied), (6, 6));
+    assert_eq!(
+        (
+            world.objects.len(),
+            world.reported_state("r").unwrap().counts.applied
+        ),
+        (6, 6)
+    );
 }
 
 #[test]
@@ -72,21 +122,39 @@ fn content_policy_applies_after_a_restart() {
     world.connect();
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
-    assert_eq!(reasons(&world.reported_state("r").unwrap()), [(Reason::Denied, "a"), (Reason::Denied, "b")]);
+    assert_eq!(
+        reasons(&world.reported_state("r").unwrap()),
+        [(Reason::Denied, "a"), (Reason::Denied, "b")]
+    );
     assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1));
 }
 
 #[test]
 fn a_namespace_refuses_copies_by_itself() {
     let mut world = applied();
-    world.set_namespace("b", Some(Namespace { refuses: true, ..Namespace::default() }));
+    world.set_namespace(
+        "b",
+        Some(Namespace {
+            refuses: true,
+            ..Namespace::default()
+        }),
+    );
     world.settle_now();
     world.edit(&copy("b", "s0"), |object| object.live.intact = false);
-    world.batch(vec![RuleDelta { upserts: vec![intent("s2", 1)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s2", 1)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (3, 3));
-    assert!(state.failures.iter().all(|failure| failure.message.contains("runnel.dev/inbound")), "{state:?}");
+    assert!(
+        state
+            .failures
+            .iter()
+            .all(|failure| failure.message.contains("runnel.dev/inbound")),
+        "{state:?}"
+    );
     world.set_namespace("b", Some(Namespace::default()));
     world.settle_now();
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 6);
@@ -96,17 +164,31 @@ fn a_namespace_refuses_copies_by_itself() {
 fn namespace_without_a_role_does_not_delay_others() {
     let mut world = World::new(&["team", "a", "b", "c"]);
     world.forbidden = [area("b")].into();
-    world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));
+    world.set_policy(policy(
+        "{namespaces: {allowed: [a, b]}, kinds: [configmaps]}",
+    ));
     world.connect();
     let upserts = vec![intent("s0", 1)];
-    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b", "c"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..with_terms("r", terms("r", &["a", "b", "c"]))
+    }]);
     world.settle();
     assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s0")]);
     let state = world.reported_state("r").unwrap();
-    assert_eq!(reasons(&state), [(Reason::Forbidden, "b"), (Reason::Denied, "c")]);
+    assert_eq!(
+        reasons(&state),
+        [(Reason::Forbidden, "b"), (Reason::Denied, "c")]
+    );
     // A rule that has nothing to do with the namespace goes as if nothing were missing; one that has, does not.
-    let there = |uid| RuleDelta { upserts: vec![intent("s1", 1)], ..with_terms(uid, terms(uid, &["a"])) };
-    let gone = |uid: &str| RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new(uid.into()) };
+    let there = |uid| RuleDelta {
+        upserts: vec![intent("s1", 1)],
+        ..with_terms(uid, terms(uid, &["a"]))
+    };
+    let gone = |uid: &str| RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new(uid.into())
+    };
     world.batch(vec![there("q")]);
     world.settle_now();
     world.batch(vec![gone("q"), gone("r")]);
@@ -114,7 +196,10 @@ fn namespace_without_a_role_does_not_delay_others() {
     assert!(world.reported_state("q").unwrap().gone);
     let state = world.reported_state("r").unwrap();
     assert!(!state.gone);
-    assert_eq!((state.counts.removing, reasons(&state)), (1, vec![(Reason::Forbidden, "b")]));
+    assert_eq!(
+        (state.counts.removing, reasons(&state)),
+        (1, vec![(Reason::Forbidden, "b")])
+    );
     world.permit(&area("b"));
     world.settle_now();
     assert!(world.reported_state("r").unwrap().gone && world.objects.is_empty());
@@ -124,9 +209,14 @@ fn namespace_without_a_role_does_not_delay_others() {
 fn role_that_comes_or_goes_is_noticed_without_restart() {
     let mut world = World::new(&["team", "a", "b"]);
     world.forbidden = [area("a"), area("b")].into();
-    world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));
+    world.set_policy(policy(
+        "{namespaces: {allowed: [a, b]}, kinds: [configmaps]}",
+    ));
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a", "b"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["a", "b"]))
+    }]);
     world.settle();
     assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
     for namespace in ["a", "b"] {
@@ -139,7 +229,13 @@ fn role_that_comes_or_goes_is_noticed_without_restart() {
     world.forbid(&area("a"));
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
-    assert_eq!((world.writes, world.reported_state("r").unwrap().counts.failed), (writes, 1));
+    assert_eq!(
+        (
+            world.writes,
+            world.reported_state("r").unwrap().counts.failed
+        ),
+        (writes, 1)
+    );
     world.permit(&area("a"));
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
@@ -148,26 +244,40 @@ fn role_that_comes_or_goes_is_noticed_without_restart() {
 #[test]
 fn removal_ordered_out_of_sight_happens_on_sight() {
     let mut world = World::new(&["team", "a", "b"]);
-    world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));
+    world.set_policy(policy(
+        "{namespaces: {allowed: [a, b]}, kinds: [configmaps]}",
+    ));
     world.connect();
     let upserts = vec![intent("s0", 1), intent("s1", 1)];
-    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..with_terms("r", terms("r", &["a", "b"]))
+    }]);
     world.settle_now();
     world.forbidden = [area("b")].into();
     world.restart();
     world.connect();
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     world.permit(&area("b"));
     world.settle();
-    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s1"), &copy("b", "s1")]);
+    assert_eq!(
+        world.objects.keys().collect::<Vec<_>>(),
+        [&copy("a", "s1"), &copy("b", "s1")]
+    );
 }
 
 #[test]
 fn revoked_cluster_purges_copies_where_its_policy_says_so() {
     let mut world = applied();
     world.make_foreign(&copy("a", "s9"));
-    world.set_policy(Policy { on_revoke: OnRevoke::Purge, ..Policy::open() });
+    world.set_policy(Policy {
+        on_revoke: OnRevoke::Purge,
+        ..Policy::open()
+    });
     world.core.handle(Event::Revoked, world.now);
     world.core.handle(Event::HubLost, world.now);
     world.settle();
@@ -182,7 +292,10 @@ fn no_hub_has_more_deleted_within_an_hour_than_the_policy_lets() {
     let mut world = applied();
     world.set_policy(policy("deletesPerHour: 3"));
     let gone = vec![tombstone("s0"), tombstone("s1")];
-    world.batch(vec![RuleDelta { tombstones: gone, ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: gone,
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 1, "four were to go");
     world.now += crate::report::INTERVAL;
@@ -192,7 +305,10 @@ fn no_hub_has_more_deleted_within_an_hour_than_the_policy_lets() {
     assert_eq!(state.failures[0].reason, Reason::DeleteLimit);
     assert!(state.failures[0].message.contains("deletesPerHour"));
     // Another order changes nothing; another policy does, and so does time.
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 1);
     world.now += std::time::Duration::from_secs(3600);

@@ -14,7 +14,10 @@ fn limited(policy: Policy) -> World {
 }
 
 fn send(world: &mut World, uid: &str, terms: Terms, intents: Vec<Intent>) {
-    world.batch(vec![RuleDelta { upserts: intents, ..with_terms(uid, terms) }]);
+    world.batch(vec![RuleDelta {
+        upserts: intents,
+        ..with_terms(uid, terms)
+    }]);
     world.settle();
 }
 
@@ -35,10 +38,17 @@ fn message(world: &World, uid: &str) -> String {
 
 #[test]
 fn copies_beyond_max_copies_are_denied_until_there_is_room() {
-    let mut world = limited(Policy { max_copies: 3, ..Policy::open() });
+    let mut world = limited(Policy {
+        max_copies: 3,
+        ..Policy::open()
+    });
     send(&mut world, "r", terms("r", &["a"]), intents(0..5, 1));
     assert_eq!((world.objects.len(), counts(&world, "r")), (3, (3, 2)));
-    assert!(message(&world, "r").contains("3 copies in all (maxCopies)"), "{}", message(&world, "r"));
+    assert!(
+        message(&world, "r").contains("3 copies in all (maxCopies)"),
+        "{}",
+        message(&world, "r")
+    );
     // What is there is kept right, also after a restart, and nothing is added.
     world.restart();
     world.connect();
@@ -46,8 +56,14 @@ fn copies_beyond_max_copies_are_denied_until_there_is_room() {
     let acked = world.objects.keys().next().unwrap().clone();
     world.edit(&acked, |object| object.live.intact = false);
     world.settle();
-    assert_eq!((world.objects.len(), world.objects[&acked].live.intact), (3, true));
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone(&acked.name)], ..RuleDelta::new("r".into()) }]);
+    assert_eq!(
+        (world.objects.len(), world.objects[&acked].live.intact),
+        (3, true)
+    );
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone(&acked.name)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert_eq!((world.objects.len(), counts(&world, "r")), (3, (3, 1)));
     world.set_policy(Policy::open());
@@ -57,11 +73,20 @@ fn copies_beyond_max_copies_are_denied_until_there_is_room() {
 
 #[test]
 fn copy_that_a_watch_shows_before_its_write_ends_counts_once() {
-    let mut world = limited(Policy { max_copies: 4, ..Policy::open() });
-    world.batch(vec![RuleDelta { upserts: intents(0..3, 1), ..with_terms("r", terms("r", &["a"])) }]);
+    let mut world = limited(Policy {
+        max_copies: 4,
+        ..Policy::open()
+    });
+    world.batch(vec![RuleDelta {
+        upserts: intents(0..3, 1),
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
     world.give_out();
     assert_eq!(world.under_way.len(), 3);
-    world.batch(vec![RuleDelta { upserts: intents(3..4, 1), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: intents(3..4, 1),
+        ..RuleDelta::new("r".into())
+    }]);
     world.work_all_after_the_watches();
     world.settle_now();
     assert_eq!((world.objects.len(), counts(&world, "r")), (4, (4, 0)));
@@ -69,12 +94,19 @@ fn copy_that_a_watch_shows_before_its_write_ends_counts_once() {
 
 #[test]
 fn content_beyond_max_bytes_is_denied() {
-    let mut world = limited(Policy { max_bytes: 3, ..Policy::open() });
+    let mut world = limited(Policy {
+        max_bytes: 3,
+        ..Policy::open()
+    });
     send(&mut world, "r", terms("r", &["a"]), intents(0..2, 1));
     assert_eq!(counts(&world, "r"), (2, 0));
     // The values of revision 100 have three bytes.
     send(&mut world, "r", terms("r", &["a"]), intents(0..1, 100));
-    assert!(message(&world, "r").contains("3 bytes of copies in all (maxBytes)"), "{}", message(&world, "r"));
+    assert!(
+        message(&world, "r").contains("3 bytes of copies in all (maxBytes)"),
+        "{}",
+        message(&world, "r")
+    );
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
     send(&mut world, "r", terms("r", &["a"]), intents(0..1, 2));
     assert_eq!(counts(&world, "r"), (2, 0));
@@ -84,31 +116,82 @@ fn content_beyond_max_bytes_is_denied() {
 fn granted_limit_is_that_of_all_rules_of_a_namespace() {
     let granted = |name: &str, namespace: &str, max_copies| {
         let resources = vec!["configmaps".to_owned()];
-        let grants = Some(vec![Grant { resources, max_copies, ..Grant::default() }]);
+        let grants = Some(vec![Grant {
+            resources,
+            max_copies,
+            ..Grant::default()
+        }]);
         let terms = terms(name, &["a"]);
-        Terms { rule: RuleName { namespace: namespace.into(), ..terms.rule }, grants, ..terms }
+        Terms {
+            rule: RuleName {
+                namespace: namespace.into(),
+                ..terms.rule
+            },
+            grants,
+            ..terms
+        }
     };
     let mut world = limited(Policy::open());
-    send(&mut world, "r", granted("r", "team", Some(3)), intents(0..2, 1));
-    send(&mut world, "q", granted("q", "team", Some(3)), intents(2..5, 1));
-    send(&mut world, "p", granted("p", "other", None), intents(5..9, 1));
-    assert_eq!((counts(&world, "r"), counts(&world, "q"), counts(&world, "p")), ((2, 0), (1, 2), (4, 0)));
+    send(
+        &mut world,
+        "r",
+        granted("r", "team", Some(3)),
+        intents(0..2, 1),
+    );
+    send(
+        &mut world,
+        "q",
+        granted("q", "team", Some(3)),
+        intents(2..5, 1),
+    );
+    send(
+        &mut world,
+        "p",
+        granted("p", "other", None),
+        intents(5..9, 1),
+    );
+    assert_eq!(
+        (
+            counts(&world, "r"),
+            counts(&world, "q"),
+            counts(&world, "p")
+        ),
+        ((2, 0), (1, 2), (4, 0))
+    );
     let text = message(&world, "q");
     assert!(
-        text.contains("rules of team are granted 3 copies") && text.contains("maxCopies of the Distribution"),
+        text.contains("rules of team are granted 3 copies")
+            && text.contains("maxCopies of the Distribution"),
         "{text}"
     );
-    send(&mut world, "q", Terms { created_at: 7, ..granted("q", "team", Some(5)) }, vec![]);
+    send(
+        &mut world,
+        "q",
+        Terms {
+            created_at: 7,
+            ..granted("q", "team", Some(5))
+        },
+        vec![],
+    );
     assert_eq!(counts(&world, "q"), (3, 0));
 }
 
 #[test]
 fn recreation_waits_where_no_more_may_be_deleted() {
-    let mut world = limited(Policy { deletes_per_hour: 1, ..Policy::open() });
-    let terms = Terms { immutable_policy: ImmutablePolicy::Recreate, ..terms("r", &["a"]) };
+    let mut world = limited(Policy {
+        deletes_per_hour: 1,
+        ..Policy::open()
+    });
+    let terms = Terms {
+        immutable_policy: ImmutablePolicy::Recreate,
+        ..terms("r", &["a"])
+    };
     send(&mut world, "r", terms, intents(0..3, 1));
     let recreates = |world: &mut World| {
-        world.batch(vec![RuleDelta { upserts: intents(0..2, 2), ..RuleDelta::new("r".into()) }]);
+        world.batch(vec![RuleDelta {
+            upserts: intents(0..2, 2),
+            ..RuleDelta::new("r".into())
+        }]);
         world.give_out();
         let of = |job: &Job| match &job.work {
             Work::Change(_, body) => Some(body.recreate),
@@ -118,19 +201,32 @@ fn recreation_waits_where_no_more_may_be_deleted() {
     };
     let mut fresh = recreates(&mut world);
     fresh.sort_by_key(|recreate| *recreate != Recreate::Yes);
-    assert_eq!(fresh, [Recreate::Yes, Recreate::Later(1)], "one at a time may delete");
+    assert_eq!(
+        fresh,
+        [Recreate::Yes, Recreate::Later(1)],
+        "one at a time may delete"
+    );
     world.settle_now();
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s2")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s2")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
-    world.batch(vec![RuleDelta { upserts: intents(0..2, 1), ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        upserts: intents(0..2, 1),
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle_now();
     assert_eq!(recreates(&mut world), [Recreate::Later(1); 2]);
 }
 
 #[test]
 fn purge_deletes_as_many_copies_an_hour_as_the_policy_allows() {
-    let mut world =
-        limited(Policy { deletes_per_hour: 2, on_revoke: crate::policy::OnRevoke::Purge, ..Policy::open() });
+    let mut world = limited(Policy {
+        deletes_per_hour: 2,
+        on_revoke: crate::policy::OnRevoke::Purge,
+        ..Policy::open()
+    });
     send(&mut world, "r", terms("r", &["a"]), intents(0..5, 1));
     world.core.handle(Event::Revoked, world.now);
     world.settle_now();
@@ -138,6 +234,13 @@ fn purge_deletes_as_many_copies_an_hour_as_the_policy_allows() {
     for left in [1, 0] {
         world.now += Duration::from_secs(3600);
         world.settle_now();
-        assert_eq!(world.objects.values().filter(|object| object.live.ownership == Ownership::Ours).count(), left);
+        assert_eq!(
+            world
+                .objects
+                .values()
+                .filter(|object| object.live.ownership == Ownership::Ours)
+                .count(),
+            left
+        );
     }
 }

@@ -4,17 +4,32 @@ use super::*;
 /// The intent of the source `s0` under another copy name.
 fn renamed(name: &str, revision: u8) -> Intent {
     let intent = intent("s0", revision);
-    Intent { source: intent.source.as_copy(name), ..intent }
+    Intent {
+        source: intent.source.as_copy(name),
+        ..intent
+    }
 }
 
 fn drops_name(name: &str) -> Tombstone {
-    Tombstone { source: copy("team", "s0").as_copy(name), deletion_policy: DeletionPolicy::Delete }
+    Tombstone {
+        source: copy("team", "s0").as_copy(name),
+        deletion_policy: DeletionPolicy::Delete,
+    }
 }
 
 fn rename(world: &mut World, from: &str, to: &str, revision: u8) {
     let delta = RuleDelta::new("r".into());
     let (upserts, tombstones) = (vec![renamed(to, revision)], vec![drops_name(from)]);
-    world.batch(vec![RuleDelta { upserts, ..delta.clone() }, RuleDelta { tombstones, ..delta }]);
+    world.batch(vec![
+        RuleDelta {
+            upserts,
+            ..delta.clone()
+        },
+        RuleDelta {
+            tombstones,
+            ..delta
+        },
+    ]);
 }
 
 /// Lets everything happen, one thing at a time: at any time one of the two copies is there.
@@ -22,7 +37,10 @@ fn settle_without_a_gap(world: &mut World, names: [&str; 2]) {
     for _ in 0..100 {
         for namespace in ["a", "b"] {
             let there = |name: &&str| world.objects.contains_key(&copy(namespace, name));
-            assert!(names.iter().any(there), "neither of {names:?} is in {namespace}");
+            assert!(
+                names.iter().any(there),
+                "neither of {names:?} is in {namespace}"
+            );
         }
         world.give_out();
         if !(world.work_one() || world.tell_one()) {
@@ -40,16 +58,30 @@ fn renamed_copy_exists_before_the_old_one_goes() {
     for namespace in ["a", "b"] {
         assert!(!world.objects.contains_key(&copy(namespace, "s0")));
         let live = &world.objects[&copy(namespace, "s0-eu")].live;
-        assert!(live.holds(&"r".into(), &copy("team", "s0").as_copy("s0-eu"), &Revision([2; 16])));
+        assert!(live.holds(
+            &"r".into(),
+            &copy("team", "s0").as_copy("s0-eu"),
+            &Revision([2; 16])
+        ));
     }
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.copies, state.counts.applied, state.counts.removing), (4, 4, 0));
+    assert_eq!(
+        (
+            state.counts.copies,
+            state.counts.applied,
+            state.counts.removing
+        ),
+        (4, 4, 0)
+    );
     // What was renamed is known again after a restart.
     let writes = world.writes;
     world.restart();
     world.connect();
     world.settle();
-    assert_eq!((world.writes, world.reported_state("r").unwrap()), (writes, state));
+    assert_eq!(
+        (world.writes, world.reported_state("r").unwrap()),
+        (writes, state)
+    );
 }
 
 #[test]
@@ -62,13 +94,19 @@ fn old_copy_stays_until_the_new_one_can_be_created() {
     assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
     world.poisoned.clear();
     world.settle();
-    assert!(!world.objects.contains_key(&copy("a", "s0")) && world.objects.contains_key(&copy("a", "s0-eu")));
+    assert!(
+        !world.objects.contains_key(&copy("a", "s0"))
+            && world.objects.contains_key(&copy("a", "s0-eu"))
+    );
     // Without a successor the order waits for nothing.
     world.poisoned.insert("s0-us".into());
     rename(&mut world, "s0-eu", "s0-us", 3);
     world.settle();
     assert!(world.objects.contains_key(&copy("a", "s0-eu")));
-    world.batch(vec![RuleDelta { tombstones: vec![drops_name("s0-us")], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![drops_name("s0-us")],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(!world.objects.contains_key(&copy("a", "s0-eu")));
     assert!(world.objects.contains_key(&copy("a", "s1")));

@@ -6,11 +6,18 @@ fn delta() -> RuleDelta {
 }
 
 fn remove(world: &mut World, names: &[&str]) {
-    world.batch(vec![RuleDelta { tombstones: names.iter().map(|name| tombstone(name)).collect(), ..delta() }]);
+    world.batch(vec![RuleDelta {
+        tombstones: names.iter().map(|name| tombstone(name)).collect(),
+        ..delta()
+    }]);
 }
 
 fn names(world: &World) -> Vec<String> {
-    world.objects.keys().map(|copy| format!("{}/{}", copy.namespace, copy.name)).collect()
+    world
+        .objects
+        .keys()
+        .map(|copy| format!("{}/{}", copy.namespace, copy.name))
+        .collect()
 }
 
 /// The agent crashes after one of the requests that follow, and starts again without the hub.
@@ -33,30 +40,49 @@ fn crash_in_a_removal_creates_no_removed_copy() {
     assert!(world.holds(&copy("a", "s1"), "r", "s1", 1));
     // A second restart knows it, too, also after another change was stored.
     world.connect();
-    world.batch(vec![RuleDelta { suspend: Some(true), ..delta() }]);
+    world.batch(vec![RuleDelta {
+        suspend: Some(true),
+        ..delta()
+    }]);
     world.settle();
-    world.batch(vec![RuleDelta { suspend: Some(false), ..delta() }]);
+    world.batch(vec![RuleDelta {
+        suspend: Some(false),
+        ..delta()
+    }]);
     world.restart();
     world.settle();
     assert_eq!(names(&world), ["a/s1", "b/s0", "b/s1"]);
     world.connect();
-    world.batch(vec![RuleDelta { suspend: Some(false), ..delta() }]);
+    world.batch(vec![RuleDelta {
+        suspend: Some(false),
+        ..delta()
+    }]);
     remove(&mut world, &["s0"]);
     world.confirm();
     world.settle();
     assert_eq!(names(&world), ["a/s1", "b/s1"]);
-    assert_eq!(world.stored[0].tombstones, Default::default(), "what is over is not stored for ever");
+    assert_eq!(
+        world.stored[0].tombstones,
+        Default::default(),
+        "what is over is not stored for ever"
+    );
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 2);
 }
 
 #[test]
 fn crash_in_the_removal_of_a_rule_creates_no_removed_copy() {
     let mut world = applied();
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..delta() }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..delta()
+    }]);
     crash_after_one(&mut world);
     assert_eq!(world.objects.len(), 3);
     world.connect();
-    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..delta() }]);
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..delta()
+    }]);
     world.settle();
     assert!(world.objects.is_empty());
     assert!(world.reported_state("r").unwrap().gone);
@@ -65,7 +91,10 @@ fn crash_in_the_removal_of_a_rule_creates_no_removed_copy() {
 #[test]
 fn crash_in_a_purge_creates_no_removed_copy() {
     let mut world = applied();
-    world.set_policy(Policy { on_revoke: crate::policy::OnRevoke::Purge, ..Policy::open() });
+    world.set_policy(Policy {
+        on_revoke: crate::policy::OnRevoke::Purge,
+        ..Policy::open()
+    });
     world.core.handle(Event::Revoked, world.now);
     crash_after_one(&mut world);
     assert_eq!(world.objects.len(), 3);
@@ -73,15 +102,27 @@ fn crash_in_a_purge_creates_no_removed_copy() {
     world.settle();
     assert!(world.objects.is_empty());
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a", "b"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["a", "b"]))
+    }]);
     world.settle();
-    assert_eq!((names(&world), world.stored.len()), (vec!["a/s0".to_owned(), "b/s0".to_owned()], 1));
+    assert_eq!(
+        (names(&world), world.stored.len()),
+        (vec!["a/s0".to_owned(), "b/s0".to_owned()], 1)
+    );
 }
 
 #[test]
 fn copy_in_a_terminating_namespace_brings_no_removed_copy_back() {
     let mut world = applied();
-    world.set_namespace("b", Some(Namespace { terminating: true, ..Namespace::default() }));
+    world.set_namespace(
+        "b",
+        Some(Namespace {
+            terminating: true,
+            ..Namespace::default()
+        }),
+    );
     world.settle();
     remove(&mut world, &["s0"]);
     world.settle();
@@ -91,7 +132,10 @@ fn copy_in_a_terminating_namespace_brings_no_removed_copy_back() {
     assert_eq!(names(&world), ["a/s1", "b/s0", "b/s1"]);
     // What the hub names is created, from the copy that still stands.
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..delta() }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..delta()
+    }]);
     world.settle();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
 }
@@ -102,12 +146,18 @@ fn content_after_a_stored_tombstone_is_restored() {
     remove(&mut world, &["s0"]);
     world.give_out();
     assert!(world.work_one());
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..delta() }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..delta()
+    }]);
     world.settle();
     world.restart();
     world.delete(&copy("a", "s0"));
     world.settle();
-    assert!(world.holds(&copy("a", "s0"), "r", "s0", 2), "put back from its twin");
+    assert!(
+        world.holds(&copy("a", "s0"), "r", "s0", 2),
+        "put back from its twin"
+    );
 }
 
 #[test]
@@ -116,7 +166,13 @@ fn removal_waits_for_the_store() {
         let mut world = applied();
         world.saves = false;
         if narrow {
-            world.batch(vec![with_terms("r", Terms { created_at: 101, ..terms("r", &["b"]) })]);
+            world.batch(vec![with_terms(
+                "r",
+                Terms {
+                    created_at: 101,
+                    ..terms("r", &["b"])
+                },
+            )]);
         } else {
             remove(&mut world, &["s0"]);
         }
@@ -132,7 +188,10 @@ fn removal_waits_for_the_store() {
         assert_eq!(world.objects.len(), 4);
         let state = world.reported_state("r").unwrap();
         assert_eq!(state.failures[0].reason, Reason::Unavailable, "{state:?}");
-        assert!(state.failures[0].message.contains("runnel-agent-terms"), "{state:?}");
+        assert!(
+            state.failures[0].message.contains("runnel-agent-terms"),
+            "{state:?}"
+        );
         assert!(world.save(true));
         world.settle();
         assert_eq!(world.objects.len(), 2);
@@ -143,7 +202,13 @@ fn removal_waits_for_the_store() {
 fn crash_before_the_store_leaves_everything() {
     let mut world = applied();
     world.saves = false;
-    world.batch(vec![with_terms("r", Terms { created_at: 101, ..terms("r", &["b"]) })]);
+    world.batch(vec![with_terms(
+        "r",
+        Terms {
+            created_at: 101,
+            ..terms("r", &["b"])
+        },
+    )]);
     world.settle();
     let writes = world.writes;
     world.restart();
@@ -156,10 +221,16 @@ fn edit_and_lone_removal_need_no_store() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     let upserts = vec![intent("s0", 1), intent("s1", 1)];
-    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
     world.settle();
     world.saves = false;
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2), intent("s1", 2)], ..delta() }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2), intent("s1", 2)],
+        ..delta()
+    }]);
     world.settle();
     remove(&mut world, &["s0"]);
     world.settle();
@@ -173,7 +244,10 @@ fn excess_tombstones_delay_the_whole_rule() {
     world.connect();
     let sources: Vec<_> = (0..1_100).map(|n| format!("s{n:04}")).collect();
     let upserts = sources.iter().map(|name| intent(name, 1)).collect();
-    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..with_terms("r", terms("r", &["a", "b"]))
+    }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 2_200);
     let all: Vec<_> = sources.iter().skip(1).map(String::as_str).collect();
@@ -185,7 +259,10 @@ fn excess_tombstones_delay_the_whole_rule() {
     world.settle_now();
     assert_eq!(world.objects.len(), 2_198);
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent(&sources[0], 1)], ..delta() }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent(&sources[0], 1)],
+        ..delta()
+    }]);
     remove(&mut world, &all);
     world.confirm();
     world.settle_now();

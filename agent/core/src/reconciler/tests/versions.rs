@@ -6,23 +6,39 @@ fn name(content: u8) -> String {
 }
 
 fn versioned(keep: u32, namespaces: &[&str]) -> RuleDelta {
-    with_terms("r", Terms { versions: Some(keep), created_at: i64::from(keep), ..terms("r", namespaces) })
+    with_terms(
+        "r",
+        Terms {
+            versions: Some(keep),
+            created_at: i64::from(keep),
+            ..terms("r", namespaces)
+        },
+    )
 }
 
 fn upsert(content: u8) -> Intent {
     let intent = intent("s0", content);
-    Intent { source: intent.source.as_copy(&name(content)), ..intent }
+    Intent {
+        source: intent.source.as_copy(&name(content)),
+        ..intent
+    }
 }
 
 fn drops_version(content: u8) -> Tombstone {
-    Tombstone { source: copy("team", "s0").as_copy(&name(content)), deletion_policy: DeletionPolicy::Delete }
+    Tombstone {
+        source: copy("team", "s0").as_copy(&name(content)),
+        deletion_policy: DeletionPolicy::Delete,
+    }
 }
 
 /// A rule that keeps three versions, with the first in the namespaces a and b.
 fn first() -> World {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![upsert(1)], ..versioned(3, &["a", "b"]) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![upsert(1)],
+        ..versioned(3, &["a", "b"])
+    }]);
     world.settle();
     world
 }
@@ -31,7 +47,16 @@ fn first() -> World {
 fn edit(world: &mut World, from: u8, to: u8) {
     let delta = RuleDelta::new("r".into());
     let (upserts, tombstones) = (vec![upsert(to)], vec![drops_version(from)]);
-    world.batch(vec![RuleDelta { upserts, ..delta.clone() }, RuleDelta { tombstones, ..delta }]);
+    world.batch(vec![
+        RuleDelta {
+            upserts,
+            ..delta.clone()
+        },
+        RuleDelta {
+            tombstones,
+            ..delta
+        },
+    ]);
     world.settle();
 }
 
@@ -48,10 +73,18 @@ fn restart(world: &mut World, connects: bool) {
 /// Checks that these versions are there, the first of them labelled as the newest, and that only it is counted.
 fn stand(world: &World, namespaces: &[&str], contents: &[u8]) {
     for namespace in namespaces {
-        let here = world.objects.iter().filter(|(copy, object)| *copy.namespace == **namespace && object.labelled);
-        let mut here: Vec<_> = here.map(|(copy, object)| (object.live.newest, copy.name.to_string())).collect();
+        let here = world
+            .objects
+            .iter()
+            .filter(|(copy, object)| *copy.namespace == **namespace && object.labelled);
+        let mut here: Vec<_> = here
+            .map(|(copy, object)| (object.live.newest, copy.name.to_string()))
+            .collect();
         here.sort();
-        let mut expected: Vec<_> = contents.iter().map(|content| (*content == contents[0], name(*content))).collect();
+        let mut expected: Vec<_> = contents
+            .iter()
+            .map(|content| (*content == contents[0], name(*content)))
+            .collect();
         expected.sort();
         assert_eq!(here, expected, "in {namespace}");
     }
@@ -88,9 +121,21 @@ fn newest_versions_stay_and_a_returning_one_is_newest() {
     world.batch(vec![versioned(2, &["a", "b"])]);
     world.settle();
     stand(&world, &["a", "b"], &[7, 6]);
-    let delta = with_terms("r", Terms { created_at: 9, ..terms("r", &["a", "b"]) });
+    let delta = with_terms(
+        "r",
+        Terms {
+            created_at: 9,
+            ..terms("r", &["a", "b"])
+        },
+    );
     let (upserts, tombstones) = (vec![intent("s0", 7)], vec![drops_version(7)]);
-    world.batch(vec![RuleDelta { upserts, ..delta }, RuleDelta { tombstones, ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![
+        RuleDelta { upserts, ..delta },
+        RuleDelta {
+            tombstones,
+            ..RuleDelta::new("r".into())
+        },
+    ]);
     world.settle();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 7) && world.objects.len() == 2);
 }
@@ -107,7 +152,11 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
     assert_eq!(before.len(), 1);
     for connects in [false, true] {
         restart(&mut world, connects);
-        assert_eq!((world.writes, acked(&world)), (writes, before.clone()), "{connects}");
+        assert_eq!(
+            (world.writes, acked(&world)),
+            (writes, before.clone()),
+            "{connects}"
+        );
         assert_eq!(world.objects.len(), 6);
     }
     // Its order is known: the version before the last but one goes.
@@ -116,8 +165,14 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
     // A restart between making the newest and seeing to the others.
     let delta = RuleDelta::new("r".into());
     world.batch(vec![
-        RuleDelta { upserts: vec![upsert(6)], ..delta.clone() },
-        RuleDelta { tombstones: vec![drops_version(5)], ..delta },
+        RuleDelta {
+            upserts: vec![upsert(6)],
+            ..delta.clone()
+        },
+        RuleDelta {
+            tombstones: vec![drops_version(5)],
+            ..delta
+        },
     ]);
     world.give_out();
     assert!(world.work_one());
@@ -140,7 +195,11 @@ fn nothing_goes_for_a_version_that_cannot_be_made() {
     edit(&mut world, 3, 4);
     for content in 1..=3 {
         let object = &world.objects[&copy("a", &name(content))];
-        assert_eq!((object.labelled, object.live.newest), (true, content == 3), "{content}");
+        assert_eq!(
+            (object.labelled, object.live.newest),
+            (true, content == 3),
+            "{content}"
+        );
     }
     assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
     world.poisoned.clear();
@@ -152,7 +211,10 @@ fn nothing_goes_for_a_version_that_cannot_be_made() {
 fn versions_go_with_source_namespace_and_rule() {
     let three = || {
         let mut world = first();
-        world.batch(vec![RuleDelta { upserts: vec![intent("s1", 1)], ..RuleDelta::new("r".into()) }]);
+        world.batch(vec![RuleDelta {
+            upserts: vec![intent("s1", 1)],
+            ..RuleDelta::new("r".into())
+        }]);
         for content in 2..=3 {
             edit(&mut world, content - 1, content);
         }
@@ -160,27 +222,57 @@ fn versions_go_with_source_namespace_and_rule() {
         world
     };
     let gone = |world: &World, namespace: &str| {
-        !world.objects.keys().any(|copy| *copy.namespace == *namespace && copy.name.starts_with("s0"))
+        !world
+            .objects
+            .keys()
+            .any(|copy| *copy.namespace == *namespace && copy.name.starts_with("s0"))
     };
     let mut world = three();
-    world.batch(vec![RuleDelta { tombstones: vec![drops_version(3)], ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![drops_version(3)],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
-    assert!(gone(&world, "a") && gone(&world, "b") && world.objects.len() == 2, "the source");
+    assert!(
+        gone(&world, "a") && gone(&world, "b") && world.objects.len() == 2,
+        "the source"
+    );
     // The last word on what becomes of them counts for all.
     let mut world = three();
-    let retain = Tombstone { deletion_policy: DeletionPolicy::Retain, ..drops_version(3) };
-    world.batch(vec![RuleDelta { tombstones: vec![retain], ..RuleDelta::new("r".into()) }]);
+    let retain = Tombstone {
+        deletion_policy: DeletionPolicy::Retain,
+        ..drops_version(3)
+    };
+    world.batch(vec![RuleDelta {
+        tombstones: vec![retain],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
-    assert!(world.objects.len() == 8 && world.objects.values().filter(|object| object.labelled).count() == 2);
+    assert!(
+        world.objects.len() == 8
+            && world
+                .objects
+                .values()
+                .filter(|object| object.labelled)
+                .count()
+                == 2
+    );
 
     let mut world = three();
-    world.batch(vec![RuleDelta { upserts: vec![], ..versioned(4, &["a"]) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![],
+        ..versioned(4, &["a"])
+    }]);
     world.settle();
     assert!(gone(&world, "b") && !gone(&world, "a"), "the namespace");
     // A namespace that comes later gets the newest only.
     world.batch(vec![versioned(3, &["a", "b"])]);
     world.settle();
-    let newest = world.objects.keys().filter(|copy| *copy.namespace == *"b" && copy.name.starts_with("s0")).count();
+    let newest = world
+        .objects
+        .keys()
+        .filter(|copy| *copy.namespace == *"b" && copy.name.starts_with("s0"))
+        .count();
     assert_eq!(newest, 1);
 
     for restarts in [false, true] {
@@ -189,7 +281,10 @@ fn versions_go_with_source_namespace_and_rule() {
             world.restart();
             world.connect();
         }
-        world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+        world.batch(vec![RuleDelta {
+            removal: Some(DeletionPolicy::Delete),
+            ..RuleDelta::new("r".into())
+        }]);
         world.settle();
         assert!(world.objects.is_empty(), "the rule, {restarts}");
     }
@@ -202,12 +297,18 @@ fn two_that_are_wanted_for_a_while_do_not_contend() {
     let delta = RuleDelta::new("r".into());
     // The order for the former comes later, or much later: for a new content, and for one that was before.
     for (from, to) in [(2, 3), (3, 1)] {
-        world.batch(vec![RuleDelta { upserts: vec![upsert(to)], ..delta.clone() }]);
+        world.batch(vec![RuleDelta {
+            upserts: vec![upsert(to)],
+            ..delta.clone()
+        }]);
         world.settle();
         let writes = world.writes;
         world.settle();
         assert_eq!(world.writes, writes, "they contend");
-        world.batch(vec![RuleDelta { tombstones: vec![drops_version(from)], ..delta.clone() }]);
+        world.batch(vec![RuleDelta {
+            tombstones: vec![drops_version(from)],
+            ..delta.clone()
+        }]);
         world.settle();
     }
     stand(&world, &["a", "b"], &[1, 3, 2]);
@@ -217,23 +318,42 @@ fn two_that_are_wanted_for_a_while_do_not_contend() {
 fn renamed_copy_is_removed_only_by_a_tombstone() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
     world.settle();
-    world.batch(vec![RuleDelta { upserts: vec![upsert(1)], ..versioned(3, &["a"]) }]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![upsert(1)],
+        ..versioned(3, &["a"])
+    }]);
     world.settle();
-    let labelled =
-        |world: &World, name: &str| world.objects.get(&copy("a", name)).is_some_and(|object| object.labelled);
+    let labelled = |world: &World, name: &str| {
+        world
+            .objects
+            .get(&copy("a", name))
+            .is_some_and(|object| object.labelled)
+    };
     assert!(labelled(&world, "s0") && labelled(&world, &name(1)));
     for connects in [false, true] {
         restart(&mut world, connects);
-        assert!(labelled(&world, "s0") && labelled(&world, &name(1)), "{connects}");
+        assert!(
+            labelled(&world, "s0") && labelled(&world, &name(1)),
+            "{connects}"
+        );
     }
     edit(&mut world, 1, 2);
     world.edit(&copy("a", "s0"), |object| object.live.newest = true);
     world.settle();
     assert!(labelled(&world, "s0") && labelled(&world, &name(1)) && labelled(&world, &name(2)));
-    let tombstone = Tombstone { source: copy("team", "s0"), deletion_policy: DeletionPolicy::Delete };
-    world.batch(vec![RuleDelta { tombstones: vec![tombstone], ..RuleDelta::new("r".into()) }]);
+    let tombstone = Tombstone {
+        source: copy("team", "s0"),
+        deletion_policy: DeletionPolicy::Delete,
+    };
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone],
+        ..RuleDelta::new("r".into())
+    }]);
     world.settle();
     assert!(!labelled(&world, "s0") && labelled(&world, &name(1)) && labelled(&world, &name(2)));
 }

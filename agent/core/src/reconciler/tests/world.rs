@@ -78,7 +78,11 @@ pub fn copy(namespace: &str, name: &str) -> SourceRef {
 
 pub fn terms(name: &str, namespaces: &[&str]) -> Terms {
     Terms {
-        rule: RuleName { kind: "DistributionRule".into(), namespace: "team".into(), name: name.into() },
+        rule: RuleName {
+            kind: "DistributionRule".into(),
+            namespace: "team".into(),
+            name: name.into(),
+        },
         created_at: 100,
         namespaces: Some(NamespaceChoice {
             names: namespaces.iter().map(|name| Pattern::new(*name)).collect(),
@@ -95,13 +99,19 @@ pub fn terms(name: &str, namespaces: &[&str]) -> Terms {
 
 pub fn with_terms(uid: &str, terms: Terms) -> RuleDelta {
     let digest = TermsDigest([terms.created_at.to_le_bytes()[0]; 16]);
-    RuleDelta { terms: Some((terms, digest)), ..RuleDelta::new(uid.into()) }
+    RuleDelta {
+        terms: Some((terms, digest)),
+        ..RuleDelta::new(uid.into())
+    }
 }
 
 /// The content of a revision.
 pub fn content(revision: u8) -> Content {
     Content {
-        fields: BTreeMap::from([("data".to_owned(), serde_json::json!({"k": revision.to_string()}))]),
+        fields: BTreeMap::from([(
+            "data".to_owned(),
+            serde_json::json!({"k": revision.to_string()}),
+        )]),
         ..Content::default()
     }
 }
@@ -115,7 +125,10 @@ fn facts(copy: &SourceRef, content: &Content) -> Facts {
 pub fn proof_of<'a>(uid: &str, sources: impl IntoIterator<Item = (&'a str, u8)>) -> Proof {
     let mut shown = Shown::default();
     for (name, revision) in sources {
-        shown.insert(&copy("team", name), ContentDigest::of(&content(revision), &BTreeSet::new()));
+        shown.insert(
+            &copy("team", name),
+            ContentDigest::of(&content(revision), &BTreeSet::new()),
+        );
     }
     proof_key().proof(&uid.into(), shown)
 }
@@ -126,16 +139,26 @@ fn proof_key() -> ProofKey {
 
 pub fn intent(name: &str, revision: u8) -> Intent {
     let payload = Payload::encode(content(revision).to_bytes());
-    Intent { source: copy("team", name), revision: Revision([revision; 16]), payload }
+    Intent {
+        source: copy("team", name),
+        revision: Revision([revision; 16]),
+        payload,
+    }
 }
 
 pub fn tombstone(name: &str) -> Tombstone {
-    Tombstone { source: copy("team", name), deletion_policy: DeletionPolicy::Delete }
+    Tombstone {
+        source: copy("team", name),
+        deletion_policy: DeletionPolicy::Delete,
+    }
 }
 
 pub fn core(stored: Vec<StoredRule>, policy: &Policy) -> Reconciler {
     Reconciler::new(Setup {
-        home: Home { namespace: "runnel-system".into(), cluster_uid: "member".into() },
+        home: Home {
+            namespace: "runnel-system".into(),
+            cluster_uid: "member".into(),
+        },
         hello: Hello {
             protocol_min: 1,
             protocol_max: 1,
@@ -159,7 +182,10 @@ impl World {
             core: core(vec![], &policy),
             now: Instant::now(),
             objects: BTreeMap::new(),
-            namespaces: namespaces.iter().map(|name| ((*name).to_owned(), Namespace::default())).collect(),
+            namespaces: namespaces
+                .iter()
+                .map(|name| ((*name).to_owned(), Namespace::default()))
+                .collect(),
             untold: VecDeque::new(),
             under_way: VecDeque::new(),
             poisoned: BTreeSet::new(),
@@ -247,7 +273,9 @@ impl World {
         if self.policy.areas().contains(area) && self.forbidden.insert(area.clone()) {
             let policy = &self.policy;
             self.untold.retain(|event| match event {
-                Event::Copy(copy, _) | Event::CopyGone(copy, _) => policy.area(copy).as_ref() != Some(area),
+                Event::Copy(copy, _) | Event::CopyGone(copy, _) => {
+                    policy.area(copy).as_ref() != Some(area)
+                }
                 _ => true,
             });
             self.list_area(area);
@@ -264,9 +292,10 @@ impl World {
     /// Whether a write for a rule is under way.
     pub fn writes_for(&self, rule: &RuleUid) -> bool {
         self.under_way.iter().any(|job| match &job.work {
-            Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) | Work::Overwrite(_, body) => {
-                body.intent.rule == *rule
-            }
+            Work::Create(body)
+            | Work::Change(_, body)
+            | Work::Adopt(_, body)
+            | Work::Overwrite(_, body) => body.intent.rule == *rule,
             _ => false,
         })
     }
@@ -282,15 +311,23 @@ impl World {
     pub fn connect(&mut self) {
         self.handle(Event::HubConnected);
         let proof_key = Some(proof_key());
-        let begin =
-            SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "hub".into(), behind: false, proof_key };
+        let begin = SnapshotBegin {
+            protocol: 1,
+            hub_id: "h".into(),
+            hub_cluster_uid: "hub".into(),
+            behind: false,
+            proof_key,
+        };
         self.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
     }
 
     /// The hub has said everything.
     pub fn confirm(&mut self) {
         let (intents, digest) = self.core.desired.sum();
-        self.handle(Event::Hub(HubFrame::SnapshotEnd(SnapshotEnd { intents, digest }), vec![]));
+        self.handle(Event::Hub(
+            HubFrame::SnapshotEnd(SnapshotEnd { intents, digest }),
+            vec![],
+        ));
     }
 
     pub fn batch(&mut self, rules: Vec<RuleDelta>) {
@@ -298,7 +335,10 @@ impl World {
         if !self.core.revoked {
             self.orders.sent(&rules);
         }
-        self.handle(Event::Hub(HubFrame::Batch(Batch { nonce: 1, rules }), vec![]));
+        self.handle(Event::Hub(
+            HubFrame::Batch(Batch { nonce: 1, rules }),
+            vec![],
+        ));
     }
 
     /// Another agent of the same cluster has written: its objects are those of this one, too.
@@ -308,13 +348,16 @@ impl World {
             let known = self.objects.get(copy).map(|known| &known.live.version);
             if known != Some(&object.live.version) {
                 self.objects.insert(copy.clone(), object.clone());
-                self.untold.push_back(Event::Copy(copy.clone(), object.live.clone()));
+                self.untold
+                    .push_back(Event::Copy(copy.clone(), object.live.clone()));
             }
         }
     }
 
     pub fn tell_one(&mut self) -> bool {
-        let Some(event) = self.untold.pop_front() else { return false };
+        let Some(event) = self.untold.pop_front() else {
+            return false;
+        };
         self.handle(event);
         true
     }
@@ -339,12 +382,15 @@ impl World {
 
     /// The agent stores what it has to, or tries to. Returns whether there was anything.
     pub fn save(&mut self, works: bool) -> bool {
-        let Some((_, rules)) = self.core.take_store() else { return false };
+        let Some((_, rules)) = self.core.take_store() else {
+            return false;
+        };
         if works {
             self.stored = rules;
         }
         let refused = CopyError::new(Reason::Unavailable, "no answer");
-        self.core.stored(if works { Ok(()) } else { Err(refused) }, self.now);
+        self.core
+            .stored(if works { Ok(()) } else { Err(refused) }, self.now);
         true
     }
 
@@ -355,11 +401,9 @@ impl World {
             if let AgentFrame::Report(states) | AgentFrame::AckedRules(states, _) = &frame
                 && self.approves_prunes
             {
-                asked.extend(
-                    states
-                        .iter()
-                        .filter_map(|state| Some((state.uid.clone(), state.namespace_prunes.as_ref()?.digest))),
-                );
+                asked.extend(states.iter().filter_map(|state| {
+                    Some((state.uid.clone(), state.namespace_prunes.as_ref()?.digest))
+                }));
             }
             self.sent.push(frame);
         }
@@ -369,23 +413,44 @@ impl World {
     /// The law of the policy: no work is given out that writes what it denies, or that looks where it has nothing
     /// watched.
     fn check(&self, job: &Job) {
-        let refuses = |namespace: &str| self.namespaces.get(namespace).is_some_and(|namespace| namespace.refuses);
+        let refuses = |namespace: &str| {
+            self.namespaces
+                .get(namespace)
+                .is_some_and(|namespace| namespace.refuses)
+        };
         match (&job.key, &job.work) {
             (Key::Namespace(name), _) => {
-                let denied = self.policy.denies_namespace(name, "runnel-system").or(self.policy.denies_creation(name));
+                let denied = self
+                    .policy
+                    .denies_namespace(name, "runnel-system")
+                    .or(self.policy.denies_creation(name));
                 assert_eq!(denied, None, "{name} is created");
             }
             (Key::Question(_), _) => {}
             (Key::Copy(copy), work) => {
-                assert!(self.policy.area(copy).is_some(), "{copy} is worked on out of sight");
-                if let Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) | Work::Overwrite(_, body) =
-                    work
+                assert!(
+                    self.policy.area(copy).is_some(),
+                    "{copy} is worked on out of sight"
+                );
+                if let Work::Create(body)
+                | Work::Change(_, body)
+                | Work::Adopt(_, body)
+                | Work::Overwrite(_, body) = work
                 {
-                    let denied = self.policy.denies_namespace(&copy.namespace, "runnel-system");
-                    assert_eq!(denied.or(self.policy.denies_kind(&copy.resource)), None, "{copy} is written");
+                    let denied = self
+                        .policy
+                        .denies_namespace(&copy.namespace, "runnel-system");
+                    assert_eq!(
+                        denied.or(self.policy.denies_kind(&copy.resource)),
+                        None,
+                        "{copy} is written"
+                    );
                     assert_eq!(*body.limits.policy, self.policy);
                     // The watch of namespaces is late like any other.
-                    assert!(!refuses(&copy.namespace) || !self.untold.is_empty(), "{copy} is written");
+                    assert!(
+                        !refuses(&copy.namespace) || !self.untold.is_empty(),
+                        "{copy} is written"
+                    );
                 }
             }
         }
@@ -393,7 +458,9 @@ impl World {
 
     /// Carries out the oldest job at the API server; its result is heard at once.
     pub fn work_one(&mut self) -> bool {
-        let Some(job) = self.under_way.pop_front() else { return false };
+        let Some(job) = self.under_way.pop_front() else {
+            return false;
+        };
         let done = self.carry_out(job);
         self.handle(Event::Done(Box::new(done)));
         true
@@ -412,10 +479,15 @@ impl World {
 
     /// Carries out the oldest job, but its answer is lost.
     pub fn lose_one(&mut self) {
-        let Some(job) = self.under_way.pop_front() else { return };
+        let Some(job) = self.under_way.pop_front() else {
+            return;
+        };
         let Done { key, .. } = self.carry_out(job);
         let copy_error = Some(CopyError::new(Reason::Unavailable, "no answer"));
-        self.handle(Event::Done(Box::new(Done { copy_error, ..Done::new(key) })));
+        self.handle(Event::Done(Box::new(Done {
+            copy_error,
+            ..Done::new(key)
+        })));
     }
 
     /// Lets everything happen that is due at this time.
@@ -445,15 +517,21 @@ impl World {
     }
 
     fn notify(&mut self, copy: &SourceRef, was_labelled: bool) {
-        if self.policy.area(copy).is_none_or(|area| self.forbidden.contains(&area)) {
+        if self
+            .policy
+            .area(copy)
+            .is_none_or(|area| self.forbidden.contains(&area))
+        {
             return;
         }
         match self.objects.get(copy) {
             Some(object) if object.labelled => {
-                self.untold.push_back(Event::Copy(copy.clone(), object.live.clone()));
+                self.untold
+                    .push_back(Event::Copy(copy.clone(), object.live.clone()));
             }
             Some(object) if was_labelled => {
-                self.untold.push_back(Event::CopyGone(copy.clone(), object.live.uid.clone()));
+                self.untold
+                    .push_back(Event::CopyGone(copy.clone(), object.live.uid.clone()));
             }
             Some(_) | None => {}
         }
@@ -462,7 +540,9 @@ impl World {
     /// Somebody in the cluster changes an object.
     pub fn edit(&mut self, copy: &SourceRef, change: impl FnOnce(&mut Object)) {
         let version = self.next_version();
-        let Some(object) = self.objects.get_mut(copy) else { return };
+        let Some(object) = self.objects.get_mut(copy) else {
+            return;
+        };
         let was = object.labelled;
         change(object);
         object.live.version = version.as_str().into();
@@ -471,12 +551,16 @@ impl World {
 
     /// Somebody in the cluster deletes an object.
     pub fn delete(&mut self, copy: &SourceRef) {
-        let shown = self.policy.area(copy).is_some_and(|area| !self.forbidden.contains(&area));
+        let shown = self
+            .policy
+            .area(copy)
+            .is_some_and(|area| !self.forbidden.contains(&area));
         if let Some(object) = self.objects.remove(copy)
             && object.labelled
             && shown
         {
-            self.untold.push_back(Event::CopyGone(copy.clone(), object.live.uid));
+            self.untold
+                .push_back(Event::CopyGone(copy.clone(), object.live.uid));
         }
     }
 
@@ -484,7 +568,9 @@ impl World {
     pub fn make(&mut self, copy: &SourceRef, saved: Object) {
         let version = self.next_version();
         self.objects.insert(copy.clone(), saved);
-        self.edit(copy, |object| object.live.uid = format!("u{version}").as_str().into());
+        self.edit(copy, |object| {
+            object.live.uid = format!("u{version}").as_str().into()
+        });
     }
 
     /// Somebody in the cluster makes an object of his own.
@@ -508,16 +594,30 @@ impl World {
             newest: false,
             applied_at: 0,
         };
-        self.objects.insert(copy.clone(), Object { live, labelled: false, equal: false, theirs: None });
+        self.objects.insert(
+            copy.clone(),
+            Object {
+                live,
+                labelled: false,
+                equal: false,
+                theirs: None,
+            },
+        );
     }
 
     /// Somebody in the cluster writes an object of his own, also over one that Runnel adopted.
     pub fn write_foreign(&mut self, copy: &SourceRef, revision: u8) {
         self.make_foreign(copy);
-        let is_theirs = |object: &Object| object.theirs.is_some() || object.live.ownership == Ownership::Foreign;
+        let is_theirs = |object: &Object| {
+            object.theirs.is_some() || object.live.ownership == Ownership::Foreign
+        };
         if self.objects.get(copy).is_some_and(is_theirs) {
             self.edit(copy, |object| {
-                let sealed = object.live.sealed.as_ref().filter(|sealed| sealed.ignored.is_empty());
+                let sealed = object
+                    .live
+                    .sealed
+                    .as_ref()
+                    .filter(|sealed| sealed.ignored.is_empty());
                 object.live.intact &= sealed.is_none_or(|sealed| sealed.revision.0[0] == revision);
                 object.theirs = Some(revision);
             });
@@ -528,11 +628,17 @@ impl World {
         match namespace {
             Some(namespace) => {
                 self.namespaces.insert(name.to_owned(), namespace.clone());
-                self.untold.push_back(Event::Namespace(name.into(), namespace));
+                self.untold
+                    .push_back(Event::Namespace(name.into(), namespace));
             }
             None => {
                 self.namespaces.remove(name);
-                let copies: Vec<_> = self.objects.keys().filter(|copy| *copy.namespace == *name).cloned().collect();
+                let copies: Vec<_> = self
+                    .objects
+                    .keys()
+                    .filter(|copy| *copy.namespace == *name)
+                    .cloned()
+                    .collect();
                 for copy in copies {
                     self.delete(&copy);
                 }
@@ -544,19 +650,43 @@ impl World {
     /// Looks for an answer; nothing is written.
     fn look_for(&mut self, job: Job) -> Done {
         let mut done = Done::new(job.key);
-        let Work::Preview(preview_job) = job.work else { return done };
-        let PreviewJob { question, items, more, .. } = *preview_job;
-        let found = items.into_iter().map(|Item { copy, source, known, after }| {
-            let outcome = match known {
-                CopyKnowledge::Decided(outcome) => Some(outcome),
-                CopyKnowledge::Open(open) => {
-                    let observed = if open.needs_look() { self.observed(&copy) } else { open.observed };
-                    let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
-                    preview(&open.want, &observed, is_equal)
+        let Work::Preview(preview_job) = job.work else {
+            return done;
+        };
+        let PreviewJob {
+            question,
+            items,
+            more,
+            ..
+        } = *preview_job;
+        let found = items.into_iter().map(
+            |Item {
+                 copy,
+                 source,
+                 known,
+                 after,
+             }| {
+                let outcome = match known {
+                    CopyKnowledge::Decided(outcome) => Some(outcome),
+                    CopyKnowledge::Open(open) => {
+                        let observed = if open.needs_look() {
+                            self.observed(&copy)
+                        } else {
+                            open.observed
+                        };
+                        let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
+                        preview(&open.want, &observed, is_equal)
+                    }
+                };
+                Found {
+                    copy,
+                    source,
+                    outcome,
+                    diff: FieldDiff::default(),
+                    after,
                 }
-            };
-            Found { copy, source, outcome, diff: FieldDiff::default(), after }
-        });
+            },
+        );
         done.preview_result = Some(answer(question, found.collect(), more));
         done
     }
@@ -580,7 +710,10 @@ impl World {
             Work::Read => done.observed = Some(self.observed(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done, false),
             Work::Change(target, body) => {
-                let foreign = self.objects.get(&copy).filter(|object| object.live.uid == target.uid);
+                let foreign = self
+                    .objects
+                    .get(&copy)
+                    .filter(|object| object.live.uid == target.uid);
                 let ours = foreign.is_none_or(|object| object.live.ownership == Ownership::Ours);
                 assert!(ours, "a foreign object was changed");
                 self.write(&copy, Some(&target), &body, &mut done, false);
@@ -590,10 +723,12 @@ impl World {
                     done.copy_error = self.policy.denies_adopting();
                 }
                 Some(object) if self.is(&copy, &target) && !object.is_adoptable(&body) => {
-                    (done.copy_error, done.observed) = (Some(body.unequal(&object.live)), Some(self.observed(&copy)));
+                    (done.copy_error, done.observed) =
+                        (Some(body.unequal(&object.live)), Some(self.observed(&copy)));
                 }
                 there => {
-                    let created = there.is_some_and(|object| object.live.ownership == Ownership::Retained);
+                    let created =
+                        there.is_some_and(|object| object.live.ownership == Ownership::Retained);
                     self.write(&copy, Some(&target), &body, &mut done, !created);
                     done.wrote = done.wrote.map(|_| Wrote::Adopted);
                 }
@@ -606,13 +741,25 @@ impl World {
             Work::Compare(target, _) => {
                 done.observed = Some(self.observed(&copy));
                 let copy_error = CopyError::new(Reason::Drifted, "changed here");
-                done.compared = self.is(&copy, &target).then(|| Box::new((target.version, copy_error)));
+                done.compared = self
+                    .is(&copy, &target)
+                    .then(|| Box::new((target.version, copy_error)));
             }
             Work::Delete(target) if self.is(&copy, &target) => {
-                let created = self.objects.get(&copy).is_none_or(|object| object.theirs.is_none());
-                assert!(created || !self.spares, "{copy} is deleted, which Runnel did not create");
+                let created = self
+                    .objects
+                    .get(&copy)
+                    .is_none_or(|object| object.theirs.is_none());
+                assert!(
+                    created || !self.spares,
+                    "{copy} is deleted, which Runnel did not create"
+                );
                 self.writes += 1;
-                if let Some(key) = self.objects.get(&copy).and_then(|object| object.live.intent()) {
+                if let Some(key) = self
+                    .objects
+                    .get(&copy)
+                    .and_then(|object| object.live.intent())
+                {
                     self.orders.removed(&copy, key);
                 }
                 self.delete(&copy);
@@ -624,7 +771,11 @@ impl World {
                 self.edit(&copy, |object| {
                     object.labelled = false;
                     let adopted = std::mem::take(&mut object.live.adopted);
-                    object.live.ownership = if adopted { Ownership::Foreign } else { Ownership::Retained };
+                    object.live.ownership = if adopted {
+                        Ownership::Foreign
+                    } else {
+                        Ownership::Retained
+                    };
                     (object.live.sealed, object.live.intact) = (None, false);
                 });
                 (done.observed, done.wrote) = (Some(self.observed(&copy)), Some(Wrote::Retained));
@@ -636,19 +787,23 @@ impl World {
                 (done.observed, done.wrote) = (Some(self.observed(&copy)), Some(Wrote::Changed));
                 done.passed.push(target.version);
             }
-            Work::Delete(_) | Work::Retain(..) | Work::Demote(_) => done.observed = Some(self.observed(&copy)),
+            Work::Delete(_) | Work::Retain(..) | Work::Demote(_) => {
+                done.observed = Some(self.observed(&copy))
+            }
         }
         done
     }
 
     fn observed(&self, copy: &SourceRef) -> Observed {
-        self.objects.get(copy).map_or(Observed::Absent, |object| Observed::Live(object.live.clone()))
+        self.objects.get(copy).map_or(Observed::Absent, |object| {
+            Observed::Live(object.live.clone())
+        })
     }
 
     fn is(&self, copy: &SourceRef, target: &ExpectedObject) -> bool {
-        self.objects
-            .get(copy)
-            .is_some_and(|object| object.live.uid == target.uid && object.live.version == target.version)
+        self.objects.get(copy).is_some_and(|object| {
+            object.live.uid == target.uid && object.live.version == target.version
+        })
     }
 
     fn write(
@@ -663,7 +818,9 @@ impl World {
             self.orders.created(copy, &body.intent);
         }
         let namespace = self.namespaces.get(&*copy.namespace);
-        if self.poisoned.contains(&*copy.name) || namespace.is_none_or(|namespace| namespace.terminating) {
+        if self.poisoned.contains(&*copy.name)
+            || namespace.is_none_or(|namespace| namespace.terminating)
+        {
             done.copy_error = Some(CopyError::new(Reason::Invalid, "no"));
             return;
         }
@@ -677,21 +834,36 @@ impl World {
         }
         let theirs = self.objects.get(copy).and_then(|object| object.theirs);
         let changed = theirs.is_some_and(|theirs| theirs != body.revision.0[0]);
-        assert!(!changed || !(adopted || self.spares), "{copy} is changed, which Runnel did not create");
-        assert!(theirs.is_none() || adopted || !self.spares, "{copy} is taken for one that Runnel created");
+        assert!(
+            !changed || !(adopted || self.spares),
+            "{copy} is changed, which Runnel did not create"
+        );
+        assert!(
+            theirs.is_none() || adopted || !self.spares,
+            "{copy} is taken for one that Runnel created"
+        );
         self.writes += 1;
         let version = self.next_version();
-        let uid = target.map_or_else(|| format!("u{version}").as_str().into(), |target| target.uid.clone());
+        let uid = target.map_or_else(
+            || format!("u{version}").as_str().into(),
+            |target| target.uid.clone(),
+        );
         let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());
         let live = Live {
             uid,
             version: version.as_str().into(),
             ownership: Ownership::Ours,
             adopted,
-            sealed: Some(Box::new(Sealed { rule, source, revision: body.revision, ignored: body.ignored.clone() })),
+            sealed: Some(Box::new(Sealed {
+                rule,
+                source,
+                revision: body.revision,
+                ignored: body.ignored.clone(),
+            })),
             unproved: None,
             intact: true,
-            facts: facts(copy, &content(body.revision.0[0])).digested(&content(body.revision.0[0]), &body.ignored),
+            facts: facts(copy, &content(body.revision.0[0]))
+                .digested(&content(body.revision.0[0]), &body.ignored),
             others: None,
             terminating: false,
             number: body.version.unwrap_or_default(),
@@ -699,28 +871,50 @@ impl World {
             applied_at: i64::try_from(self.version).unwrap(),
         };
         let object = match self.objects.remove(copy).filter(|_| adopted) {
-            Some(object) => Object { live: live.clone(), labelled: true, ..object },
+            Some(object) => Object {
+                live: live.clone(),
+                labelled: true,
+                ..object
+            },
             None => {
                 let theirs = None;
-                Object { live: live.clone(), labelled: true, equal: true, theirs }
+                Object {
+                    live: live.clone(),
+                    labelled: true,
+                    equal: true,
+                    theirs,
+                }
             }
         };
         self.objects.insert(copy.clone(), object);
         self.notify(copy, true);
         done.observed = Some(Observed::Live(live));
-        done.passed.extend(target.map(|target| target.version.clone()));
-        done.wrote = Some(if target.is_some() { Wrote::Changed } else { Wrote::Created });
+        done.passed
+            .extend(target.map(|target| target.version.clone()));
+        done.wrote = Some(if target.is_some() {
+            Wrote::Changed
+        } else {
+            Wrote::Created
+        });
     }
 
     pub fn holds(&self, copy: &SourceRef, rule: &str, name: &str, revision: u8) -> bool {
         self.objects.get(copy).is_some_and(|object| {
-            object.labelled && object.live.holds(&rule.into(), &self::copy("team", name), &Revision([revision; 16]))
+            object.labelled
+                && object.live.holds(
+                    &rule.into(),
+                    &self::copy("team", name),
+                    &Revision([revision; 16]),
+                )
         })
     }
 
     /// The hub names what may go of what is in namespaces given up.
     pub fn approve_prunes(&mut self, uid: &str, digest: AskedDigest) {
-        self.batch(vec![RuleDelta { prune: Some(digest), ..RuleDelta::new(uid.into()) }]);
+        self.batch(vec![RuleDelta {
+            prune: Some(digest),
+            ..RuleDelta::new(uid.into())
+        }]);
     }
 
     /// The newest state of a rule that was sent.

@@ -14,8 +14,11 @@ use crate::lease::{Holder, Timing};
 
 const REPLICAS: usize = 3;
 const AGENTS: usize = 3;
-const TIMING: Timing =
-    Timing { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+const TIMING: Timing = Timing {
+    lease: Duration::from_secs(15),
+    renew: Duration::from_secs(10),
+    retry: Duration::from_secs(2),
+};
 
 /// What happens next.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +115,13 @@ struct World {
 }
 
 fn version(lease: &Lease) -> u64 {
-    lease.metadata.resource_version.as_deref().unwrap().parse().unwrap()
+    lease
+        .metadata
+        .resource_version
+        .as_deref()
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 impl World {
@@ -131,7 +140,11 @@ impl World {
             world.election.processes = vec![world.started(0)];
             world.happen(Event::Election(Of::Act(0))).unwrap();
             for agent in (0..AGENTS).filter(|agent| agent * leaders / AGENTS == leader) {
-                for event in [Event::Connect(agent, 0), Event::Batch(agent), Event::Store(agent)] {
+                for event in [
+                    Event::Connect(agent, 0),
+                    Event::Batch(agent),
+                    Event::Store(agent),
+                ] {
                     world.happen(event).unwrap();
                 }
             }
@@ -142,8 +155,16 @@ impl World {
 
     fn started(&mut self, number: usize) -> Replica {
         self.lives += 1;
-        let me = Holder { name: format!("p{number}"), is_unique: true, random: random(self.lives), address: None };
-        Replica { candidate: Candidate::new(me, TIMING), life: self.lives }
+        let me = Holder {
+            name: format!("p{number}"),
+            is_unique: true,
+            random: random(self.lives),
+            address: None,
+        };
+        Replica {
+            candidate: Candidate::new(me, TIMING),
+            life: self.lives,
+        }
     }
 
     fn candidate(&self, replica: usize) -> &Candidate {
@@ -153,36 +174,59 @@ impl World {
     /// All replicas have seen the Lease as it is now.
     fn show_all(&mut self) {
         let (lease, now) = (&self.election.lease, self.election.now);
-        self.election.processes.iter_mut().for_each(|replica| replica.observed(lease.clone(), now));
+        self.election
+            .processes
+            .iter_mut()
+            .for_each(|replica| replica.observed(lease.clone(), now));
     }
 
     /// Whether who starts now learns who has led.
     fn has_line(&self) -> bool {
-        self.election.lease.as_ref().and_then(LeaderHistory::of).is_some()
+        self.election
+            .lease
+            .as_ref()
+            .and_then(LeaderHistory::of)
+            .is_some()
     }
 
     /// Whether a restore took away what the witness says.
     fn is_lost(&self, history_token: &HistoryToken) -> bool {
-        self.restored.is_some_and(|backup| history_token.version > backup && history_token.version.is_multiple_of(2))
+        self.restored.is_some_and(|backup| {
+            history_token.version > backup && history_token.version.is_multiple_of(2)
+        })
     }
 
     /// Whether a replica leads. Who led before the restore and has not noticed it leads for a moment more, and does not count.
     fn leads(&self, replica: usize) -> bool {
-        let Some(standing) = self.candidate(replica).standing(self.election.now) else { return false };
+        let Some(standing) = self.candidate(replica).standing(self.election.now) else {
+            return false;
+        };
         let newest = standing.line.newest().unwrap();
-        self.restored.is_none() || self.leaders_since.contains(&(newest.term, newest.random.clone()))
+        self.restored.is_none()
+            || self
+                .leaders_since
+                .contains(&(newest.term, newest.random.clone()))
     }
 
     fn connect(&mut self, agent: usize, replica: usize) -> Result<(), TestCaseError> {
         self.agents[agent].session = None;
-        let Some(standing) = self.candidate(replica).standing(self.election.now) else { return Ok(()) };
+        let Some(standing) = self.candidate(replica).standing(self.election.now) else {
+            return Ok(());
+        };
         let session = Some((replica, self.election.processes[replica].life));
         let Some(sealed) = &self.agents[agent].remembered else {
             self.agents[agent].session = session;
             return Ok(());
         };
         let history_token = HistoryToken::open(sealed, &self.key).unwrap();
-        let divergence = judge(&Facts { line: &standing.line, since: standing.since, to: to() }, &history_token);
+        let divergence = judge(
+            &Facts {
+                line: &standing.line,
+                since: standing.since,
+                to: to(),
+            },
+            &history_token,
+        );
         if self.leads(replica) {
             prop_assert_eq!(
                 divergence.is_some(),
@@ -199,9 +243,20 @@ impl World {
     }
 
     fn batch(&mut self, agent: usize) {
-        let Some((replica, life)) = self.agents[agent].session else { return };
-        let Some(replica) = self.election.processes.get(replica).filter(|replica| replica.life == life) else { return };
-        let Some(standing) = replica.candidate.standing(self.election.now) else { return };
+        let Some((replica, life)) = self.agents[agent].session else {
+            return;
+        };
+        let Some(replica) = self
+            .election
+            .processes
+            .get(replica)
+            .filter(|replica| replica.life == life)
+        else {
+            return;
+        };
+        let Some(standing) = replica.candidate.standing(self.election.now) else {
+            return;
+        };
         let newest = standing.line.newest().unwrap();
         let history_token = HistoryToken::of(newest, (standing.version, standing.renewed_at), to());
         self.agents[agent].remembered = Some(history_token.seal(&self.key));
@@ -210,16 +265,24 @@ impl World {
     fn happen(&mut self, event: Event) -> Result<(), TestCaseError> {
         match event {
             // A Lease that no replica has taken or given away since the restore names who led before.
-            Event::Election(Of::Touch) if self.restored.is_some() && self.leaders_since.is_empty() => {}
+            Event::Election(Of::Touch)
+                if self.restored.is_some() && self.leaders_since.is_empty() => {}
             // A replica of the hub reads the Lease only when it decides to.
             Event::Election(Of::Read(_)) => {}
             Event::Election(event) => {
                 let before = self.election.version;
                 self.election.happen(event);
-                let written = self.election.lease.as_ref().filter(|lease| version(lease) > before);
+                let written = self
+                    .election
+                    .lease
+                    .as_ref()
+                    .filter(|lease| version(lease) > before);
                 if self.restored.is_some() {
-                    let newest = written.and_then(LeaderHistory::of).and_then(|line| line.newest().cloned());
-                    self.leaders_since.extend(newest.map(|leader| (leader.term, leader.random)));
+                    let newest = written
+                        .and_then(LeaderHistory::of)
+                        .and_then(|line| line.newest().cloned());
+                    self.leaders_since
+                        .extend(newest.map(|leader| (leader.term, leader.random)));
                 }
             }
             // The manual: the Lease is left alone while no hub runs.
@@ -230,29 +293,52 @@ impl World {
             // What a deleted Lease said cannot be restored from a backup either.
             Event::Delete if self.backup.is_none() => {
                 self.show_all();
-                let Election { lease, now, requests, processes, .. } = &mut self.election;
+                let Election {
+                    lease,
+                    now,
+                    requests,
+                    processes,
+                    ..
+                } = &mut self.election;
                 *lease = None;
                 requests.retain(|request| request.write.metadata.uid.is_some());
-                let others = processes.iter_mut().filter(|replica| replica.candidate.lead(*now).is_none());
+                let others = processes
+                    .iter_mut()
+                    .filter(|replica| replica.candidate.lead(*now).is_none());
                 others.for_each(|replica| replica.observed(None, *now));
             }
             Event::Strip if self.restored.is_none() => {
                 self.show_all();
                 self.election.touch();
-                self.election.lease.iter_mut().for_each(|lease| lease.metadata.annotations = None);
+                self.election
+                    .lease
+                    .iter_mut()
+                    .for_each(|lease| lease.metadata.annotations = None);
             }
             Event::Connect(agent, replica) => self.connect(agent, replica)?,
             Event::Batch(agent) => self.batch(agent),
-            Event::Store(agent) => self.agents[agent].stored = self.agents[agent].remembered.clone(),
+            Event::Store(agent) => {
+                self.agents[agent].stored = self.agents[agent].remembered.clone()
+            }
             Event::Restart(agent) => {
                 let stored = self.agents[agent].stored.clone();
-                self.agents[agent] = Agent { session: None, remembered: stored.clone(), stored };
+                self.agents[agent] = Agent {
+                    session: None,
+                    remembered: stored.clone(),
+                    stored,
+                };
             }
             Event::BackUp if self.has_line() && self.restored.is_none() => {
-                self.backup = self.election.lease.clone().map(|lease| (lease, self.election.version));
+                self.backup = self
+                    .election
+                    .lease
+                    .clone()
+                    .map(|lease| (lease, self.election.version));
             }
             Event::Restore if self.restored.is_none() => {
-                let Some((lease, counted)) = self.backup.clone() else { return Ok(()) };
+                let Some((lease, counted)) = self.backup.clone() else {
+                    return Ok(());
+                };
                 self.restored = Some(version(&lease));
                 (self.election.version, self.election.lease) = (counted + 1, Some(lease));
                 (0..REPLICAS).for_each(|number| self.election.happen(Of::Abandon(number)));
@@ -293,9 +379,18 @@ fn check(leaders: usize, events: impl IntoIterator<Item = Event>) -> Result<(), 
 fn lease_released_after_a_restore_hides_nothing() {
     let leads_and_renews = [Of::Act(0), Of::Touch, Of::Pass(2000), Of::Act(0)].map(Event::Election);
     let restored = [Event::BackUp, Event::Election(Of::Act(0)), Event::Restore];
-    let tells = [Event::Election(Of::Pass(2000)), Event::Election(Of::Watch(0)), Event::Connect(2, 0), Event::Batch(2)];
+    let tells = [
+        Event::Election(Of::Pass(2000)),
+        Event::Election(Of::Watch(0)),
+        Event::Connect(2, 0),
+        Event::Batch(2),
+    ];
     let gives_away = [Of::Send(0), Of::Abandon(0), Of::Release(0)].map(Event::Election);
-    let events = leads_and_renews.into_iter().chain(restored).chain(tells).chain(gives_away);
+    let events = leads_and_renews
+        .into_iter()
+        .chain(restored)
+        .chain(tells)
+        .chain(gives_away);
     check(0, events).unwrap();
 }
 

@@ -16,8 +16,10 @@ impl Index {
         selected: Option<&SourceState>,
         effect: &mut Effect,
     ) -> bool {
-        let Some(entry) =
-            self.rules.get_mut(uid).filter(|entry| self.rendering.aside && entry.cluster_plans.is_rendered())
+        let Some(entry) = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| self.rendering.aside && entry.cluster_plans.is_rendered())
         else {
             return false;
         };
@@ -42,7 +44,10 @@ impl Index {
         effect: &mut Effect,
     ) -> Option<bool> {
         let aside = self.rendering.aside;
-        let entry = self.rules.get_mut(uid).filter(|entry| aside && entry.cluster_plans.is_rendered())?;
+        let entry = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| aside && entry.cluster_plans.is_rendered())?;
         if !entry.rule.takes_from(secret) {
             return Some(false);
         }
@@ -77,7 +82,10 @@ impl Index {
     ) -> Option<bool> {
         let Cluster { labels, .. } = self.clusters.get(name)?;
         let aside = self.rendering.aside;
-        let entry = self.rules.get_mut(uid).filter(|entry| aside && entry.cluster_plans.lacks(name, labels))?;
+        let entry = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| aside && entry.cluster_plans.lacks(name, labels))?;
         entry.unrendered.clusters.insert(name.clone());
         effect.render.insert(uid.clone());
         Some(!entry.lacks(name))

@@ -16,7 +16,12 @@ pub struct RenderJob {
 
 pub(super) enum Work {
     /// The rule is another one.
-    Whole { serial: u64, plan: Arc<RulePlan>, clusters: Vec<(ClusterName, Labels)>, known: ClusterPlans },
+    Whole {
+        serial: u64,
+        plan: Arc<RulePlan>,
+        clusters: Vec<(ClusterName, Labels)>,
+        known: ClusterPlans,
+    },
     /// Some of its sources or clusters are.
     Changes {
         plan: Arc<RulePlan>,
@@ -47,17 +52,34 @@ pub(super) enum What {
 impl RenderJob {
     /// Renders. May take long.
     pub fn run(self) -> Rendered {
-        let Self { rule, number, revision_hasher, work } = self;
+        let Self {
+            rule,
+            number,
+            revision_hasher,
+            work,
+        } = self;
         let (plan, cluster_plans, what) = match work {
-            Work::Whole { serial, plan, clusters, known } => {
-                let mut cluster_plans = known.again(&rule, &plan, clusters.into_iter(), &revision_hasher);
+            Work::Whole {
+                serial,
+                plan,
+                clusters,
+                known,
+            } => {
+                let mut cluster_plans =
+                    known.again(&rule, &plan, clusters.into_iter(), &revision_hasher);
                 if cluster_plans.exceeds() {
                     // Perhaps not without what the rule before has, which counts as long as it is sent.
                     cluster_plans.begin_again(&rule, &plan, Vec::new(), &revision_hasher);
                 }
                 (plan, cluster_plans, What::Whole(serial))
             }
-            Work::Changes { mut plan, mut cluster_plans, sources, clusters, again } => {
+            Work::Changes {
+                mut plan,
+                mut cluster_plans,
+                sources,
+                clusters,
+                again,
+            } => {
                 let mut changed = BTreeSet::new();
                 for (source, selected, secret_refs) in sources {
                     let known = Arc::make_mut(&mut plan);
@@ -77,7 +99,13 @@ impl RenderJob {
                 }
                 for (name, labels) in &clusters {
                     if !cluster_plans.exceeds() {
-                        cluster_plans.set_cluster(&rule, &plan, name, Some(labels), &revision_hasher);
+                        cluster_plans.set_cluster(
+                            &rule,
+                            &plan,
+                            name,
+                            Some(labels),
+                            &revision_hasher,
+                        );
                     }
                 }
                 let names = clusters.iter().map(|(name, _)| name.clone()).collect();
@@ -88,7 +116,14 @@ impl RenderJob {
                 (plan, cluster_plans, What::Changes(changed, names))
             }
         };
-        Rendered { rule, number, plan, cluster_plans, what, garbage: Vec::new() }
+        Rendered {
+            rule,
+            number,
+            plan,
+            cluster_plans,
+            what,
+            garbage: Vec::new(),
+        }
     }
 }
 

@@ -24,7 +24,9 @@ impl Unrendered {
 
     /// What the job of this number does not know of, if it is the one under way.
     pub(super) fn ends(&mut self, number: u64) -> Option<BTreeSet<SourceRef>> {
-        self.since.take_if(|(under_way, _)| *under_way == number).map(|(_, since)| since)
+        self.since
+            .take_if(|(under_way, _)| *under_way == number)
+            .map(|(_, since)| since)
     }
 
     /// Whether agents may hold newer things than the index.

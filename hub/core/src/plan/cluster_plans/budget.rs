@@ -11,8 +11,15 @@ const ENTRY: u64 = 256;
 
 impl ClusterPlans {
     /// More is wanted than the budget allows: nothing is sent, and what stands stays.
-    pub(super) fn exceed(&mut self, rule: &Rule, selection: &RulePlan, revision_hasher: &RevisionHasher) {
-        let Variation::Each(by_cluster) = &mut self.variation else { return };
+    pub(super) fn exceed(
+        &mut self,
+        rule: &Rule,
+        selection: &RulePlan,
+        revision_hasher: &RevisionHasher,
+    ) {
+        let Variation::Each(by_cluster) = &mut self.variation else {
+            return;
+        };
         let mut nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         let (sources, clusters) = (selection.selected().count(), by_cluster.len());
         let message: Arc<str> = format!(
@@ -24,19 +31,34 @@ impl ClusterPlans {
         .into();
         for source in selection.selected() {
             let body = selection.body(source);
-            let why = RenderError { why: RenderErrorKind::Budget, message: message.clone() };
-            nothing.set(source, body.as_ref(), Some(RenderOutcome::Failed(None, why)));
+            let why = RenderError {
+                why: RenderErrorKind::Budget,
+                message: message.clone(),
+            };
+            nothing.set(
+                source,
+                body.as_ref(),
+                Some(RenderOutcome::Failed(None, why)),
+            );
         }
         let nothing = Arc::new(nothing);
-        by_cluster.values_mut().for_each(|cluster_plan| cluster_plan.rendered_plan = nothing.clone());
+        by_cluster
+            .values_mut()
+            .for_each(|cluster_plan| cluster_plan.rendered_plan = nothing.clone());
         self.exceeds = true;
         *self.contents.lock() = Contents::default();
     }
 
     /// How many bytes it takes.
     pub(super) fn takes(&self) -> u64 {
-        let entries = self.entries.values().fold(0u64, |sum, count| sum.saturating_add(*count));
-        self.contents.lock().bytes().saturating_add(entries.saturating_mul(ENTRY))
+        let entries = self
+            .entries
+            .values()
+            .fold(0u64, |sum, count| sum.saturating_add(*count));
+        self.contents
+            .lock()
+            .bytes()
+            .saturating_add(entries.saturating_mul(ENTRY))
     }
 
     /// Whether it is within the budget, what clusters had that are gone not counted.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use data_encoding::{BASE64, HEXLOWER};
 use ring::digest::{Context, SHA256};
 use runnel_proto::model::{
-    Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef, VERSION_DIGITS, is_subdomain,
-    matches_any,
+    Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef, VERSION_DIGITS,
+    is_subdomain, matches_any,
 };
 use serde_json::{Map, Value};
 
@@ -52,7 +52,11 @@ struct Marks {
 
 impl From<&runnel_api::Marks> for Marks {
     fn from(spec: &runnel_api::Marks) -> Self {
-        Self { add: spec.add.clone(), drop: patterns(&spec.drop), allow: patterns(&spec.allow) }
+        Self {
+            add: spec.add.clone(),
+            drop: patterns(&spec.drop),
+            allow: patterns(&spec.allow),
+        }
     }
 }
 
@@ -76,7 +80,10 @@ fn patterns(texts: &[String]) -> Vec<Pattern> {
 }
 
 fn render_error(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderError {
-    RenderError { why, message: message.into() }
+    RenderError {
+        why,
+        message: message.into(),
+    }
 }
 
 impl Shape {
@@ -84,7 +91,8 @@ impl Shape {
     pub fn new(spec: &runnel_api::RuleTerms) -> Self {
         let transform = spec.transform.clone().unwrap_or_default();
         let keys = transform.keys.unwrap_or_default();
-        let marks = |spec: &Option<runnel_api::Marks>| spec.as_ref().map(Into::into).unwrap_or_default();
+        let marks =
+            |spec: &Option<runnel_api::Marks>| spec.as_ref().map(Into::into).unwrap_or_default();
         Self {
             name: transform.name,
             versioned: transform.versioned_name.is_some(),
@@ -94,7 +102,11 @@ impl Shape {
             labels: marks(&transform.labels),
             annotations: marks(&transform.annotations),
             secret_type: transform.secret_type,
-            substitute: spec.substitute.as_ref().map(|substitute| patterns(&substitute.keys)).unwrap_or_default(),
+            substitute: spec
+                .substitute
+                .as_ref()
+                .map(|substitute| patterns(&substitute.keys))
+                .unwrap_or_default(),
             overrides: spec.overrides.iter().map(Into::into).collect(),
         }
     }
@@ -116,12 +128,20 @@ impl Shape {
 
     /// Whether only the name of copies may be another one.
     pub fn leaves_content(&self) -> bool {
-        Self { name: None, versioned: false, ..self.clone() }.is_plain()
+        Self {
+            name: None,
+            versioned: false,
+            ..self.clone()
+        }
+        .is_plain()
     }
 
     /// Whether copies in one cluster may differ from those in another.
     pub fn differs_by_cluster(&self) -> bool {
-        let names = self.name.as_deref().is_some_and(template::speaks_of_cluster);
+        let names = self
+            .name
+            .as_deref()
+            .is_some_and(template::speaks_of_cluster);
         names || !self.substitute.is_empty() || !self.overrides.is_empty()
     }
 
@@ -133,7 +153,11 @@ impl Shape {
         for (key, value) in data.into_iter().flatten() {
             if matches_any(&self.substitute, self.rename.get(key).unwrap_or(key)) {
                 let text = value.as_str().unwrap_or_default();
-                let text = if sensitive { decoded(text) } else { Some(text.to_owned()) };
+                let text = if sensitive {
+                    decoded(text)
+                } else {
+                    Some(text.to_owned())
+                };
                 reads.note(&text.unwrap_or_default());
             }
         }
@@ -158,7 +182,11 @@ impl Shape {
         let mut digest = Context::new(&SHA256);
         digest.update(&revision.0);
         digest.update(source.plain().to_string().as_bytes());
-        format!("{name}-{}", HEXLOWER.encode(&digest.finish().as_ref()[..VERSION_DIGITS / 2])).into()
+        format!(
+            "{name}-{}",
+            HEXLOWER.encode(&digest.finish().as_ref()[..VERSION_DIGITS / 2])
+        )
+        .into()
     }
 
     /// The name of the copies; without the digest of their content, where they are called by that as well.
@@ -180,10 +208,15 @@ impl Shape {
     }
 
     fn plain_name(&self, about: About<'_>) -> Result<Arc<str>, RenderError> {
-        let Some(template) = &self.name else { return Ok(about.source.name.clone()) };
+        let Some(template) = &self.name else {
+            return Ok(about.source.name.clone());
+        };
         let field = format!("spec.transform.name for {}", about.source);
         let name = template::fill(template, about, NAME_LIMIT).map_err(|unfilled| {
-            render_error(RenderErrorKind::Variable, format!("{field}: {}", unfilled.describe(true)))
+            render_error(
+                RenderErrorKind::Variable,
+                format!("{field}: {}", unfilled.describe(true)),
+            )
         })?;
         if !is_subdomain(&name) {
             let message = format!(
@@ -212,12 +245,22 @@ impl Shape {
         about: About<'_>,
         secret_refs: &SecretRefs<'_>,
     ) -> Result<Content, NotRendered> {
-        let Some(kind) = Kind::by_resource(&about.source.resource) else { return Ok(content) };
-        self.labels.apply("labels", &mut content.labels, &denied.labels)?;
-        self.annotations.apply("annotations", &mut content.annotations, &denied.annotations)?;
+        let Some(kind) = Kind::by_resource(&about.source.resource) else {
+            return Ok(content);
+        };
+        self.labels
+            .apply("labels", &mut content.labels, &denied.labels)?;
+        self.annotations
+            .apply("annotations", &mut content.annotations, &denied.annotations)?;
         self.choose_keys(kind, &mut content, about.source)?;
-        if let Some(secret_type) = self.secret_type.as_ref().filter(|_| kind.fields.contains(&"type")) {
-            content.fields.insert("type".to_owned(), Value::String(secret_type.clone()));
+        if let Some(secret_type) = self
+            .secret_type
+            .as_ref()
+            .filter(|_| kind.fields.contains(&"type"))
+        {
+            content
+                .fields
+                .insert("type".to_owned(), Value::String(secret_type.clone()));
         }
         self.substitute(kind, &mut content, about)?;
         for (number, change) in self.overrides.iter().enumerate() {
@@ -226,22 +269,33 @@ impl Shape {
         match valid::flaw(kind, &content) {
             None => Ok(content),
             Some(flaw) => {
-                let message = format!("the copies of {} would be refused by any API server: {flaw}", about.source);
+                let message = format!(
+                    "the copies of {} would be refused by any API server: {flaw}",
+                    about.source
+                );
                 Err(render_error(RenderErrorKind::Object, message).into())
             }
         }
     }
 
-    fn choose_keys(&self, kind: &Kind, content: &mut Content, source: &SourceRef) -> Result<(), RenderError> {
+    fn choose_keys(
+        &self,
+        kind: &Kind,
+        content: &mut Content,
+        source: &SourceRef,
+    ) -> Result<(), RenderError> {
         if self.include.is_empty() && self.exclude.is_empty() && self.rename.is_empty() {
             return Ok(());
         }
         let mut taken = BTreeMap::new();
         for field in kind.exact_maps {
-            let Some(Value::Object(map)) = content.fields.remove(*field) else { continue };
+            let Some(Value::Object(map)) = content.fields.remove(*field) else {
+                continue;
+            };
             let mut kept = Map::new();
             let chosen = |key: &str| {
-                (self.include.is_empty() || matches_any(&self.include, key)) && !matches_any(&self.exclude, key)
+                (self.include.is_empty() || matches_any(&self.include, key))
+                    && !matches_any(&self.exclude, key)
             };
             for (key, value) in map.into_iter().filter(|(key, _)| chosen(key)) {
                 let name = self.rename.get(&key).unwrap_or(&key).clone();
@@ -255,26 +309,49 @@ impl Shape {
                 kept.insert(name, value);
             }
             if !kept.is_empty() {
-                content.fields.insert((*field).to_owned(), Value::Object(kept));
+                content
+                    .fields
+                    .insert((*field).to_owned(), Value::Object(kept));
             }
         }
         Ok(())
     }
 
     /// Fills the variables in the chosen keys of `data`; what is in `binaryData` is left alone.
-    fn substitute(&self, kind: &Kind, content: &mut Content, about: About<'_>) -> Result<(), RenderError> {
+    fn substitute(
+        &self,
+        kind: &Kind,
+        content: &mut Content,
+        about: About<'_>,
+    ) -> Result<(), RenderError> {
         if self.substitute.is_empty() {
             return Ok(());
         }
-        let Some(data) = content.fields.get_mut("data").and_then(Value::as_object_mut) else { return Ok(()) };
+        let Some(data) = content
+            .fields
+            .get_mut("data")
+            .and_then(Value::as_object_mut)
+        else {
+            return Ok(());
+        };
         // No object is larger, so nothing is filled any further.
         let mut room = valid::SIZE_LIMIT;
-        for (key, value) in data.iter_mut().filter(|(key, _)| matches_any(&self.substitute, key)) {
+        for (key, value) in data
+            .iter_mut()
+            .filter(|(key, _)| matches_any(&self.substitute, key))
+        {
             let field = || format!("spec.substitute for {key} of {}", about.source);
             let text = value.as_str().unwrap_or_default();
-            let text = if kind.sensitive { decoded(text) } else { Some(text.to_owned()) };
+            let text = if kind.sensitive {
+                decoded(text)
+            } else {
+                Some(text.to_owned())
+            };
             let text = text.ok_or_else(|| {
-                render_error(RenderErrorKind::Transform, format!("{}: the value is no text", field()))
+                render_error(
+                    RenderErrorKind::Transform,
+                    format!("{}: the value is no text", field()),
+                )
             })?;
             let filled = template::fill(&text, about, room).map_err(|unfilled| {
                 let why = if unfilled == template::Unfilled::TooLong {
@@ -282,10 +359,17 @@ impl Shape {
                 } else {
                     RenderErrorKind::Variable
                 };
-                render_error(why, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
+                render_error(
+                    why,
+                    format!("{}: {}", field(), unfilled.describe(!kind.sensitive)),
+                )
             })?;
             room = room.saturating_sub(filled.len());
-            *value = Value::String(if kind.sensitive { BASE64.encode(filled.as_bytes()) } else { filled });
+            *value = Value::String(if kind.sensitive {
+                BASE64.encode(filled.as_bytes())
+            } else {
+                filled
+            });
         }
         Ok(())
     }
@@ -300,13 +384,21 @@ impl Marks {
     ) -> Result<(), RenderError> {
         let own = |key: &&String| key.starts_with(RESERVED_PREFIX) || *key == MANAGED_BY_LABEL;
         if let Some(key) = self.add.keys().find(own) {
-            let message = format!("spec.transform.{field}.add: {key} is a mark of Runnel's own; choose another key");
+            let message = format!(
+                "spec.transform.{field}.add: {key} is a mark of Runnel's own; choose another key"
+            );
             return Err(render_error(RenderErrorKind::Transform, message));
         }
-        let allowed = denied.iter().filter(|(key, _)| matches_any(&self.allow, key));
+        let allowed = denied
+            .iter()
+            .filter(|(key, _)| matches_any(&self.allow, key));
         marks.extend(allowed.map(|(key, value)| (key.clone(), value.clone())));
         marks.retain(|key, _| !matches_any(&self.drop, key));
-        marks.extend(self.add.iter().map(|(key, value)| (key.clone(), value.clone())));
+        marks.extend(
+            self.add
+                .iter()
+                .map(|(key, value)| (key.clone(), value.clone())),
+        );
         Ok(())
     }
 }

@@ -25,7 +25,11 @@ enum PatchError {
     #[error("step {number} lacks what {op} needs")]
     Incomplete { number: usize, op: String },
     #[error("step {number} ({op} {path}) fails")]
-    Failed { number: usize, op: String, path: String },
+    Failed {
+        number: usize,
+        op: String,
+        path: String,
+    },
 }
 
 impl From<&runnel_api::Override> for Override {
@@ -43,7 +47,9 @@ impl From<&runnel_api::Override> for Override {
 impl Override {
     /// The Secrets from which it takes values, by name.
     pub(super) fn takes_from(&self) -> impl Iterator<Item = &str> {
-        self.secret_data.iter().map(|entry| entry.value_from.secret_key_ref.name.as_str())
+        self.secret_data
+            .iter()
+            .map(|entry| entry.value_from.secret_key_ref.name.as_str())
     }
 
     /// Whether it speaks of this cluster.
@@ -84,19 +90,30 @@ impl Override {
             Some(Value::Object(data)) => data,
             _ => Map::new(),
         };
-        data.extend(self.data.iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))));
+        data.extend(
+            self.data
+                .iter()
+                .map(|(key, value)| (key.clone(), Value::String(value.clone()))),
+        );
         for entry in &self.secret_data {
             let from = &entry.value_from.secret_key_ref;
             let value = secret_refs.value(&about.source.namespace, &from.name, &from.key);
             let value = value.map_err(|lacks| {
                 let field = format!("{field}.secretData[{}]", entry.key);
-                render_error(RenderErrorKind::Value, format!("{field} for {}: {lacks}", about.source))
+                render_error(
+                    RenderErrorKind::Value,
+                    format!("{field} for {}: {lacks}", about.source),
+                )
             })?;
             data.insert(entry.key.clone(), value.ok_or(NotRendered::Awaited)?);
         }
         for key in &self.remove {
             data.remove(key);
-            if let Some(binary) = content.fields.get_mut("binaryData").and_then(Value::as_object_mut) {
+            if let Some(binary) = content
+                .fields
+                .get_mut("binaryData")
+                .and_then(Value::as_object_mut)
+            {
                 binary.remove(key);
             }
         }
@@ -104,12 +121,17 @@ impl Override {
             data = self.patched(data).map_err(|why| {
                 render_error(
                     RenderErrorKind::Transform,
-                    format!("{field}.jsonPatch does not fit the data of {}: {why}", about.source),
+                    format!(
+                        "{field}.jsonPatch does not fit the data of {}: {why}",
+                        about.source
+                    ),
                 )
             })?;
         }
         if !data.is_empty() {
-            content.fields.insert("data".to_owned(), Value::Object(data));
+            content
+                .fields
+                .insert("data".to_owned(), Value::Object(data));
         }
         Ok(())
     }
@@ -117,13 +139,19 @@ impl Override {
     fn patched(&self, data: Map<String, Value>) -> Result<Map<String, Value>, PatchError> {
         let mut document = json!({"data": data});
         for (number, step) in self.patch.iter().enumerate() {
-            let path =
-                |text: &str| text.strip_prefix("/data/").is_some_and(|key| !key.is_empty() && !key.contains('/'));
+            let path = |text: &str| {
+                text.strip_prefix("/data/")
+                    .is_some_and(|key| !key.is_empty() && !key.contains('/'))
+            };
             if !path(&step.path) || step.from.as_deref().is_some_and(|from| !path(from)) {
                 return Err(PatchError::NotData { number });
             }
-            let operation = serde_json::to_value(step).and_then(serde_json::from_value::<json_patch::PatchOperation>);
-            let operation = operation.map_err(|_| PatchError::Incomplete { number, op: step.op.clone() })?;
+            let operation = serde_json::to_value(step)
+                .and_then(serde_json::from_value::<json_patch::PatchOperation>);
+            let operation = operation.map_err(|_| PatchError::Incomplete {
+                number,
+                op: step.op.clone(),
+            })?;
             json_patch::patch(&mut document, &[operation]).map_err(|_| PatchError::Failed {
                 number,
                 op: step.op.clone(),

@@ -94,7 +94,12 @@ impl Reads {
             if let Piece::Variable(variable) = piece {
                 self.name |= variable == "cluster.name";
                 let label = variable.strip_prefix("cluster.labels.");
-                self.labels.extend(label.map(|label| label.split_once(":-").map_or(label, |(key, _)| key).to_owned()));
+                self.labels.extend(label.map(|label| {
+                    label
+                        .split_once(":-")
+                        .map_or(label, |(key, _)| key)
+                        .to_owned()
+                }));
             }
             Ok(())
         });
@@ -113,7 +118,9 @@ impl Reads {
         if self.name {
             add(Some(about.cluster.as_str()));
         }
-        self.labels.iter().for_each(|key| add(about.labels.get(key).map(String::as_str)));
+        self.labels
+            .iter()
+            .for_each(|key| add(about.labels.get(key).map(String::as_str)));
     }
 }
 
@@ -154,7 +161,9 @@ fn value<'v, 't: 'v>(variable: &'t str, about: About<'v>) -> Result<&'v str, Unf
         "source.namespace" => &about.source.namespace,
         "source.name" => &about.source.name,
         _ => {
-            let label = variable.strip_prefix("cluster.labels.").ok_or(Unfilled::Unknown(variable))?;
+            let label = variable
+                .strip_prefix("cluster.labels.")
+                .ok_or(Unfilled::Unknown(variable))?;
             let (key, default) = match label.split_once(":-") {
                 Some((key, default)) => (key, Some(default)),
                 None => (label, None),
@@ -162,7 +171,12 @@ fn value<'v, 't: 'v>(variable: &'t str, about: About<'v>) -> Result<&'v str, Unf
             if key.is_empty() {
                 return Err(Unfilled::Unknown(variable));
             }
-            about.labels.get(key).map(String::as_str).or(default).ok_or(Unfilled::NoLabel(key))?
+            about
+                .labels
+                .get(key)
+                .map(String::as_str)
+                .or(default)
+                .ok_or(Unfilled::NoLabel(key))?
         }
     })
 }
@@ -173,9 +187,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn with<T>(pairs: &[(&str, &str)], run: impl FnOnce(About<'_>) -> T) -> T {
-        let labels = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let (source, cluster) = (SourceRef::new("configmaps", "team", "settings"), ClusterName::from("eu-1"));
-        run(About { source: &source, cluster: &cluster, labels: &labels })
+        let labels = pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
+        let (source, cluster) = (
+            SourceRef::new("configmaps", "team", "settings"),
+            ClusterName::from("eu-1"),
+        );
+        run(About {
+            source: &source,
+            cluster: &cluster,
+            labels: &labels,
+        })
     }
 
     #[test]
@@ -183,14 +207,22 @@ mod tests {
         for (text, expected) in [
             ("${source.name}-${cluster.name}", "settings-eu-1"),
             ("${source.namespace}/x", "team/x"),
-            ("region: ${cluster.labels.topology.kubernetes.io/region:-none}", "region: west"),
+            (
+                "region: ${cluster.labels.topology.kubernetes.io/region:-none}",
+                "region: west",
+            ),
             ("${cluster.labels.tier:-a:-b}", "a:-b"),
             ("${cluster.labels.tier:-}", ""),
-            ("$${cluster.name} costs 5$ and $x {y}", "${cluster.name} costs 5$ and $x {y}"),
+            (
+                "$${cluster.name} costs 5$ and $x {y}",
+                "${cluster.name} costs 5$ and $x {y}",
+            ),
             ("$$${cluster.name}", "$${cluster.name}"),
             ("", ""),
         ] {
-            let filled = with(&[("topology.kubernetes.io/region", "west")], |about| fill(text, about, 1 << 20).ok());
+            let filled = with(&[("topology.kubernetes.io/region", "west")], |about| {
+                fill(text, about, 1 << 20).ok()
+            });
             assert_eq!(filled.as_deref(), Some(expected), "{text}");
         }
     }
@@ -198,13 +230,33 @@ mod tests {
     #[test]
     fn what_cannot_be_filled_is_an_error_and_never_empty() {
         with(&[], |about| {
-            assert_eq!(fill("a ${HOME} b", about, 1 << 20), Err(Unfilled::Unknown("HOME")));
-            assert_eq!(fill("${cluster.name:-x}", about, 1 << 20), Err(Unfilled::Unknown("cluster.name:-x")));
-            assert_eq!(fill("${cluster.labels.}", about, 1 << 20), Err(Unfilled::Unknown("cluster.labels.")));
-            assert_eq!(fill("${cluster.labels.tier}", about, 1 << 20), Err(Unfilled::NoLabel("tier")));
+            assert_eq!(
+                fill("a ${HOME} b", about, 1 << 20),
+                Err(Unfilled::Unknown("HOME"))
+            );
+            assert_eq!(
+                fill("${cluster.name:-x}", about, 1 << 20),
+                Err(Unfilled::Unknown("cluster.name:-x"))
+            );
+            assert_eq!(
+                fill("${cluster.labels.}", about, 1 << 20),
+                Err(Unfilled::Unknown("cluster.labels."))
+            );
+            assert_eq!(
+                fill("${cluster.labels.tier}", about, 1 << 20),
+                Err(Unfilled::NoLabel("tier"))
+            );
             assert_eq!(fill("${cluster.name", about, 1 << 20), Err(Unfilled::Open));
-            assert!(!Unfilled::Unknown("s3cret").describe(false).contains("s3cret"));
-            assert!(!Unfilled::NoLabel("s3cret").describe(false).contains("s3cret"));
+            assert!(
+                !Unfilled::Unknown("s3cret")
+                    .describe(false)
+                    .contains("s3cret")
+            );
+            assert!(
+                !Unfilled::NoLabel("s3cret")
+                    .describe(false)
+                    .contains("s3cret")
+            );
         });
     }
 

@@ -2,7 +2,9 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Payload, SourceRef};
 use serde_json::json;
 
-use super::super::{ClusterPlans, RevisionHasher, Rule, RulePlan, SecretRefs, SourceContent, SourceState};
+use super::super::{
+    ClusterPlans, RevisionHasher, Rule, RulePlan, SecretRefs, SourceContent, SourceState,
+};
 use super::*;
 
 fn rule(spec: Value) -> Rule {
@@ -18,12 +20,21 @@ fn rule(spec: Value) -> Rule {
 }
 
 fn content(data: Value) -> Content {
-    Content { fields: [("data".to_owned(), data)].into(), ..Content::default() }
+    Content {
+        fields: [("data".to_owned(), data)].into(),
+        ..Content::default()
+    }
 }
 
 fn secret(object_type: &str, data: Value) -> Content {
-    let fields = [("data".to_owned(), data), ("type".to_owned(), json!(object_type))];
-    Content { fields: fields.into(), ..Content::default() }
+    let fields = [
+        ("data".to_owned(), data),
+        ("type".to_owned(), json!(object_type)),
+    ];
+    Content {
+        fields: fields.into(),
+        ..Content::default()
+    }
 }
 
 /// What a rule makes of an object in a cluster: the name, and the content as JSON.
@@ -33,9 +44,19 @@ fn shape(
     content: Content,
     labels: &[(&str, &str)],
 ) -> Result<(String, Value), RenderError> {
-    let (source, cluster) = (SourceRef::new(resource, "team", "app"), ClusterName::from("eu-1"));
-    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    let about = About { source: &source, cluster: &cluster, labels: &labels };
+    let (source, cluster) = (
+        SourceRef::new(resource, "team", "app"),
+        ClusterName::from("eu-1"),
+    );
+    let labels = labels
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect();
+    let about = About {
+        source: &source,
+        cluster: &cluster,
+        labels: &labels,
+    };
     let denied = Content {
         labels: [("app.kubernetes.io/instance".to_owned(), "i".to_owned())].into(),
         annotations: [("cert-manager.io/issuer".to_owned(), "ca".to_owned())].into(),
@@ -43,7 +64,12 @@ fn shape(
     };
     let shape = rule(spec).shape.clone();
     let name = shape.name(about)?.to_string();
-    match shape.content(content, &denied, about, &SecretRefs::of(&RulePlan::empty(&rule(json!({}))))) {
+    match shape.content(
+        content,
+        &denied,
+        about,
+        &SecretRefs::of(&RulePlan::empty(&rule(json!({})))),
+    ) {
         Ok(made) => Ok((name, serde_json::to_value(made).unwrap())),
         Err(NotRendered::Failed(render_error)) => Err(render_error),
         Err(NotRendered::Awaited) => panic!("nothing is being read"),
@@ -51,11 +77,16 @@ fn shape(
 }
 
 fn config_map(spec: Value, data: Value) -> Value {
-    shape(spec, "configmaps", content(data), &[("tier", "gold")]).unwrap().1["fields"]["data"].clone()
+    shape(spec, "configmaps", content(data), &[("tier", "gold")])
+        .unwrap()
+        .1["fields"]["data"]
+        .clone()
 }
 
 fn refused(spec: Value, resource: &str, content: Content) -> (RenderErrorKind, String) {
-    let Err(render_error) = shape(spec, resource, content, &[]) else { panic!("it is not refused") };
+    let Err(render_error) = shape(spec, resource, content, &[]) else {
+        panic!("it is not refused")
+    };
     assert!(
         render_error.message.contains("team/app") || render_error.why == RenderErrorKind::Transform,
         "{}",
@@ -66,12 +97,34 @@ fn refused(spec: Value, resource: &str, content: Content) -> (RenderErrorKind, S
 
 #[test]
 fn copies_are_called_as_the_rule_says_or_not_sent() {
-    let named = |name: &str| shape(json!({"transform": {"name": name}}), "configmaps", content(json!({})), &[]);
-    assert_eq!(named("${source.name}-${cluster.name}").unwrap().0, "app-eu-1");
-    assert_eq!(named("${source.namespace}.${cluster.labels.tier:-none}").unwrap().0, "team.none");
-    assert_eq!(named("${cluster.labels.tier}").err().unwrap().why, RenderErrorKind::Variable);
+    let named = |name: &str| {
+        shape(
+            json!({"transform": {"name": name}}),
+            "configmaps",
+            content(json!({})),
+            &[],
+        )
+    };
+    assert_eq!(
+        named("${source.name}-${cluster.name}").unwrap().0,
+        "app-eu-1"
+    );
+    assert_eq!(
+        named("${source.namespace}.${cluster.labels.tier:-none}")
+            .unwrap()
+            .0,
+        "team.none"
+    );
+    assert_eq!(
+        named("${cluster.labels.tier}").err().unwrap().why,
+        RenderErrorKind::Variable
+    );
     for bad in ["${source.name}_x", "A", "-x", "kube-root-ca.crt"] {
-        assert_eq!(named(bad).err().unwrap().why, RenderErrorKind::Name, "{bad}");
+        assert_eq!(
+            named(bad).err().unwrap().why,
+            RenderErrorKind::Name,
+            "{bad}"
+        );
     }
 }
 
@@ -79,19 +132,36 @@ fn copies_are_called_as_the_rule_says_or_not_sent() {
 fn keys_are_chosen_renamed_and_never_lost_by_a_collision() {
     let keys = |keys: Value| json!({"transform": {"keys": keys}});
     let data = json!({"a.yaml": "1", "b.yaml": "2", "secret.key": "3"});
-    assert_eq!(config_map(keys(json!({"include": ["*.yaml"]})), data.clone()), json!({"a.yaml": "1", "b.yaml": "2"}));
-    let renamed = keys(json!({"exclude": ["secret.*"], "rename": {"a.yaml": "app.yaml", "absent": "x"}}));
-    assert_eq!(config_map(renamed, data.clone()), json!({"app.yaml": "1", "b.yaml": "2"}));
+    assert_eq!(
+        config_map(keys(json!({"include": ["*.yaml"]})), data.clone()),
+        json!({"a.yaml": "1", "b.yaml": "2"})
+    );
+    let renamed =
+        keys(json!({"exclude": ["secret.*"], "rename": {"a.yaml": "app.yaml", "absent": "x"}}));
+    assert_eq!(
+        config_map(renamed, data.clone()),
+        json!({"app.yaml": "1", "b.yaml": "2"})
+    );
     let swapped = keys(json!({"rename": {"a.yaml": "b.yaml", "b.yaml": "a.yaml"}}));
     assert_eq!(config_map(swapped, data.clone())["a.yaml"], "2");
-    let (why, message) = refused(keys(json!({"rename": {"a.yaml": "b.yaml"}})), "configmaps", content(data));
+    let (why, message) = refused(
+        keys(json!({"rename": {"a.yaml": "b.yaml"}})),
+        "configmaps",
+        content(data),
+    );
     assert!(
-        why == RenderErrorKind::Transform && message.contains("b.yaml") && message.contains("configmaps/team/app"),
+        why == RenderErrorKind::Transform
+            && message.contains("b.yaml")
+            && message.contains("configmaps/team/app"),
         "{message}"
     );
     let mut both = content(json!({"a": "1"}));
-    both.fields.insert("binaryData".to_owned(), json!({"b": "eA=="}));
-    assert_eq!(refused(keys(json!({"rename": {"b": "a"}})), "configmaps", both).0, RenderErrorKind::Transform);
+    both.fields
+        .insert("binaryData".to_owned(), json!({"b": "eA=="}));
+    assert_eq!(
+        refused(keys(json!({"rename": {"b": "a"}})), "configmaps", both).0,
+        RenderErrorKind::Transform
+    );
 }
 
 #[test]
@@ -101,18 +171,34 @@ fn labels_and_annotations_are_added_dropped_and_allowed() {
         "annotations": {"allow": ["cert-manager.io/*"], "drop": ["note"]},
     }});
     let mut object = content(json!({}));
-    object.labels = [("internal/a".to_owned(), "1".to_owned()), ("kept".to_owned(), "1".to_owned())].into();
+    object.labels = [
+        ("internal/a".to_owned(), "1".to_owned()),
+        ("kept".to_owned(), "1".to_owned()),
+    ]
+    .into();
     object.annotations = [("note".to_owned(), "1".to_owned())].into();
     let (_, made) = shape(spec, "configmaps", object, &[]).unwrap();
-    assert_eq!(made["labels"], json!({"kept": "1", "team": "x", "app.kubernetes.io/instance": "i"}));
+    assert_eq!(
+        made["labels"],
+        json!({"kept": "1", "team": "x", "app.kubernetes.io/instance": "i"})
+    );
     assert_eq!(made["annotations"], json!({"cert-manager.io/issuer": "ca"}));
-    for bad in [json!({"runnel.dev/hub": "x"}), json!({"app.kubernetes.io/managed-by": "x"})] {
+    for bad in [
+        json!({"runnel.dev/hub": "x"}),
+        json!({"app.kubernetes.io/managed-by": "x"}),
+    ] {
         let spec = json!({"transform": {"labels": {"add": bad}}});
-        assert_eq!(refused(spec, "configmaps", content(json!({}))).0, RenderErrorKind::Transform);
+        assert_eq!(
+            refused(spec, "configmaps", content(json!({}))).0,
+            RenderErrorKind::Transform
+        );
     }
     for bad in [json!({"a/b/c": "x"}), json!({"a": "no value!"})] {
         let spec = json!({"transform": {"labels": {"add": bad}}});
-        assert_eq!(refused(spec, "configmaps", content(json!({}))).0, RenderErrorKind::Object);
+        assert_eq!(
+            refused(spec, "configmaps", content(json!({}))).0,
+            RenderErrorKind::Object
+        );
     }
 }
 
@@ -121,24 +207,46 @@ fn variables_fill_named_keys_and_values_never_leak() {
     let spec = json!({"substitute": {"keys": ["app.*"]}});
     let text = "${cluster.name} ${cluster.labels.tier} ${cluster.labels.zone:-a} ${source.namespace} $${x}";
     let data = config_map(spec.clone(), json!({"app.yaml": text, "other": text}));
-    assert_eq!(data, json!({"app.yaml": "eu-1 gold a team ${x}", "other": text}));
-    let (why, message) = refused(spec.clone(), "configmaps", content(json!({"app.yaml": "${HOME}"})));
+    assert_eq!(
+        data,
+        json!({"app.yaml": "eu-1 gold a team ${x}", "other": text})
+    );
+    let (why, message) = refused(
+        spec.clone(),
+        "configmaps",
+        content(json!({"app.yaml": "${HOME}"})),
+    );
     assert!(
-        why == RenderErrorKind::Variable && message.contains("app.yaml") && message.contains("${HOME}"),
+        why == RenderErrorKind::Variable
+            && message.contains("app.yaml")
+            && message.contains("${HOME}"),
         "{message}"
     );
-    let (_, message) = refused(spec.clone(), "configmaps", content(json!({"app.yaml": "${cluster.labels.tier}"})));
+    let (_, message) = refused(
+        spec.clone(),
+        "configmaps",
+        content(json!({"app.yaml": "${cluster.labels.tier}"})),
+    );
     assert!(message.contains("no label tier"), "{message}");
 
     let encode = |text: &str| json!({"app.key": BASE64.encode(text.as_bytes())});
-    let (_, made) = shape(spec.clone(), "secrets", secret("Opaque", encode("at ${cluster.name}")), &[]).unwrap();
+    let (_, made) = shape(
+        spec.clone(),
+        "secrets",
+        secret("Opaque", encode("at ${cluster.name}")),
+        &[],
+    )
+    .unwrap();
     assert_eq!(made["fields"]["data"], encode("at eu-1"));
     for text in ["${s3cret}", "${cluster.labels.s3cret}", "${s3cret"] {
         let (_, message) = refused(spec.clone(), "secrets", secret("Opaque", encode(text)));
         assert!(!message.contains("s3cret"), "{message}");
     }
     let binary = secret("Opaque", json!({"app.key": BASE64.encode(&[0xff, 0xfe])}));
-    assert_eq!(refused(spec, "secrets", binary).0, RenderErrorKind::Transform);
+    assert_eq!(
+        refused(spec, "secrets", binary).0,
+        RenderErrorKind::Transform
+    );
 }
 
 #[test]
@@ -155,16 +263,29 @@ fn overrides_apply_in_order_in_named_clusters() {
         ]},
     ]));
     let data = json!({"level": "warn", "old": "x", "same": "y"});
-    assert_eq!(config_map(all, data.clone()), json!({"level": "debug", "same": "y", "moved": "1"}));
-    let fails = spec(json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "remove", "path": "/data/absent"}]}]));
+    assert_eq!(
+        config_map(all, data.clone()),
+        json!({"level": "debug", "same": "y", "moved": "1"})
+    );
+    let fails = spec(
+        json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "remove", "path": "/data/absent"}]}]),
+    );
     let (why, message) = refused(fails, "configmaps", content(data.clone()));
     assert!(
-        why == RenderErrorKind::Transform && message.contains("overrides[0]") && message.contains("step 0"),
+        why == RenderErrorKind::Transform
+            && message.contains("overrides[0]")
+            && message.contains("step 0"),
         "{message}"
     );
     for path in ["/metadata/name", "/data", "/data/a/b"] {
-        let spec = spec(json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "add", "path": path, "value": "x"}]}]));
-        assert_eq!(refused(spec, "configmaps", content(data.clone())).0, RenderErrorKind::Transform, "{path}");
+        let spec = spec(
+            json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "add", "path": path, "value": "x"}]}]),
+        );
+        assert_eq!(
+            refused(spec, "configmaps", content(data.clone())).0,
+            RenderErrorKind::Transform,
+            "{path}"
+        );
     }
     let literal = spec(json!([{"clusters": {"all": true}, "data": {"password": "s3cret"}}]));
     let (_, message) = refused(literal, "secrets", secret("Opaque", json!({})));
@@ -173,17 +294,33 @@ fn overrides_apply_in_order_in_named_clusters() {
 
 #[test]
 fn content_a_member_would_refuse_is_not_sent() {
-    let tls = secret("kubernetes.io/tls", json!({"tls.crt": "eA==", "tls.key": "eA=="}));
+    let tls = secret(
+        "kubernetes.io/tls",
+        json!({"tls.crt": "eA==", "tls.key": "eA=="}),
+    );
     let spec = json!({"transform": {"keys": {"exclude": ["tls.key"]}}});
     let (why, message) = refused(spec, "secrets", tls.clone());
     assert!(
-        why == RenderErrorKind::Object && message.contains("tls.key") && message.contains("secrets/team/app"),
+        why == RenderErrorKind::Object
+            && message.contains("tls.key")
+            && message.contains("secrets/team/app"),
         "{message}"
     );
     let opaque = json!({"transform": {"keys": {"include": ["tls.crt"]}, "secretType": "Opaque"}});
-    assert_eq!(shape(opaque, "secrets", tls, &[]).unwrap().1["fields"]["type"], "Opaque");
+    assert_eq!(
+        shape(opaque, "secrets", tls, &[]).unwrap().1["fields"]["type"],
+        "Opaque"
+    );
     let typed = json!({"transform": {"secretType": "kubernetes.io/basic-auth"}});
-    assert_eq!(refused(typed.clone(), "secrets", secret("Opaque", json!({"x": "eA=="}))).0, RenderErrorKind::Object);
+    assert_eq!(
+        refused(
+            typed.clone(),
+            "secrets",
+            secret("Opaque", json!({"x": "eA=="}))
+        )
+        .0,
+        RenderErrorKind::Object
+    );
     // A type is for Secrets only.
     assert!(shape(typed, "configmaps", content(json!({"x": "1"})), &[]).is_ok());
 }
@@ -196,12 +333,26 @@ fn body(text: &str) -> SourceState {
 }
 
 fn fleet(tiers: &[Option<&str>]) -> Vec<(ClusterName, BTreeMap<String, String>)> {
-    let labels = |tier: &Option<&str>| tier.iter().map(|tier| ("tier".to_owned(), (*tier).to_owned())).collect();
-    tiers.iter().enumerate().map(|(at, tier)| (format!("c{at}").as_str().into(), labels(tier))).collect()
+    let labels = |tier: &Option<&str>| {
+        tier.iter()
+            .map(|tier| ("tier".to_owned(), (*tier).to_owned()))
+            .collect()
+    };
+    tiers
+        .iter()
+        .enumerate()
+        .map(|(at, tier)| (format!("c{at}").as_str().into(), labels(tier)))
+        .collect()
 }
 
-fn cluster_plans(rule: &Rule, selection: &RulePlan, fleet: &[(ClusterName, BTreeMap<String, String>)]) -> ClusterPlans {
-    let clusters = fleet.iter().map(|(name, labels)| (name.clone(), Arc::new(labels.clone())));
+fn cluster_plans(
+    rule: &Rule,
+    selection: &RulePlan,
+    fleet: &[(ClusterName, BTreeMap<String, String>)],
+) -> ClusterPlans {
+    let clusters = fleet
+        .iter()
+        .map(|(name, labels)| (name.clone(), Arc::new(labels.clone())));
     ClusterPlans::new(rule, selection, clusters, &RevisionHasher::default())
 }
 
@@ -209,27 +360,54 @@ fn cluster_plans(rule: &Rule, selection: &RulePlan, fleet: &[(ClusterName, BTree
 fn clusters_with_equal_outcome_share_a_plan() {
     let rule = rule(json!({"substitute": {"keys": ["app.yaml"]}}));
     let mut selection = RulePlan::empty(&rule);
-    let (varying, fixed) = (SourceRef::new("configmaps", "team", "v"), SourceRef::new("configmaps", "team", "f"));
+    let (varying, fixed) = (
+        SourceRef::new("configmaps", "team", "v"),
+        SourceRef::new("configmaps", "team", "f"),
+    );
     selection.set(&varying, Some(&body("${cluster.labels.tier:-none}")));
     selection.set(&fixed, Some(&body("always")));
     let mut fleet = fleet(&[Some("gold"), Some("gold"), None, Some("none"), Some("iron")]);
     let mut cluster_plans = cluster_plans(&rule, &selection, &fleet);
     assert_eq!(cluster_plans.outcomes(), 3);
     let plan = |cluster_plans: &ClusterPlans, at: usize| {
-        cluster_plans.plan_of(&format!("c{at}").as_str().into()).unwrap().clone()
+        cluster_plans
+            .plan_of(&format!("c{at}").as_str().into())
+            .unwrap()
+            .clone()
     };
     assert!(
         Arc::ptr_eq(&plan(&cluster_plans, 0), &plan(&cluster_plans, 1))
             && Arc::ptr_eq(&plan(&cluster_plans, 2), &plan(&cluster_plans, 3))
     );
-    assert!(Arc::ptr_eq(&plan(&cluster_plans, 0).intents[&fixed], &plan(&cluster_plans, 4).intents[&fixed]));
-    assert!(plan(&cluster_plans, 0).intents[&varying].revision != plan(&cluster_plans, 4).intents[&varying].revision);
+    assert!(Arc::ptr_eq(
+        &plan(&cluster_plans, 0).intents[&fixed],
+        &plan(&cluster_plans, 4).intents[&fixed]
+    ));
+    assert!(
+        plan(&cluster_plans, 0).intents[&varying].revision
+            != plan(&cluster_plans, 4).intents[&varying].revision
+    );
     // A cluster that gets another label gets what the others with that label have.
     fleet[4].1.insert("tier".to_owned(), "gold".to_owned());
     let labels = Some(&fleet[4].1);
-    assert!(cluster_plans.set_cluster(&rule, &selection, &"c4".into(), labels, &RevisionHasher::default()));
-    assert!(Arc::ptr_eq(&plan(&cluster_plans, 0), &plan(&cluster_plans, 4)) && cluster_plans.outcomes() == 2);
-    assert!(!cluster_plans.set_cluster(&rule, &selection, &"c4".into(), labels, &RevisionHasher::default()));
+    assert!(cluster_plans.set_cluster(
+        &rule,
+        &selection,
+        &"c4".into(),
+        labels,
+        &RevisionHasher::default()
+    ));
+    assert!(
+        Arc::ptr_eq(&plan(&cluster_plans, 0), &plan(&cluster_plans, 4))
+            && cluster_plans.outcomes() == 2
+    );
+    assert!(!cluster_plans.set_cluster(
+        &rule,
+        &selection,
+        &"c4".into(),
+        labels,
+        &RevisionHasher::default()
+    ));
     // Where nothing varies any more, all share one plan.
     selection.set(&varying, Some(&body("the same")));
     cluster_plans.update(&rule, &selection, &varying, &RevisionHasher::default());
@@ -240,20 +418,31 @@ fn clusters_with_equal_outcome_share_a_plan() {
 fn failure_for_one_cluster_affects_no_other() {
     let rule = rule(json!({"substitute": {"keys": ["app.yaml"]}}));
     let mut selection = RulePlan::empty(&rule);
-    let (good, bad) = (SourceRef::new("configmaps", "team", "good"), SourceRef::new("configmaps", "team", "bad"));
+    let (good, bad) = (
+        SourceRef::new("configmaps", "team", "good"),
+        SourceRef::new("configmaps", "team", "bad"),
+    );
     selection.set(&good, Some(&body("fixed")));
     selection.set(&bad, Some(&body("${cluster.labels.tier}")));
     let cluster_plans = cluster_plans(&rule, &selection, &fleet(&[Some("gold"), None]));
-    let (with, without) = (cluster_plans.plan_of(&"c0".into()).unwrap(), cluster_plans.plan_of(&"c1".into()).unwrap());
+    let (with, without) = (
+        cluster_plans.plan_of(&"c0".into()).unwrap(),
+        cluster_plans.plan_of(&"c1".into()).unwrap(),
+    );
     assert_eq!((with.intents.len(), with.render_errors.len()), (2, 0));
     assert_eq!((without.intents.len(), without.render_errors.len()), (1, 1));
     // Whatever an agent holds of it stays, under any name.
-    assert!(without.is_unknown(&bad) && without.is_unknown(&bad.as_copy("else")) && !without.is_unknown(&good));
+    assert!(
+        without.is_unknown(&bad)
+            && without.is_unknown(&bad.as_copy("else"))
+            && !without.is_unknown(&good)
+    );
 }
 
 #[test]
 fn copies_are_called_by_their_content_where_the_rule_says_so() {
-    let versioned = rule(json!({"transform": {"name": "${source.name}-v", "versionedName": {"keep": 3}}}));
+    let versioned =
+        rule(json!({"transform": {"name": "${source.name}-v", "versionedName": {"keep": 3}}}));
     assert_eq!(versioned.terms.versions, Some(3));
     let source = SourceRef::new("configmaps", "team", "app");
     let mut selection = RulePlan::empty(&versioned);
@@ -265,14 +454,20 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
         plan.intents.keys().next().unwrap().copy_name().to_owned()
     };
     let first = named(&cluster_plans);
-    assert!(first.starts_with("app-v-") && first.len() == "app-v-".len() + 10, "{first}");
+    assert!(
+        first.starts_with("app-v-") && first.len() == "app-v-".len() + 10,
+        "{first}"
+    );
     let mut becomes = |text: &str| {
         selection.set(&source, Some(&body(text)));
         cluster_plans.update(&versioned, &selection, &source, &RevisionHasher::default());
         named(&cluster_plans)
     };
     let second = becomes("two");
-    assert!(first != second && becomes("one") == first, "{first} {second}");
+    assert!(
+        first != second && becomes("one") == first,
+        "{first} {second}"
+    );
     // What cannot be read has no new name, and what stands stays.
     selection.set(&source, Some(&SourceState::Unreadable));
     cluster_plans.update(&versioned, &selection, &source, &RevisionHasher::default());
@@ -280,7 +475,11 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
     assert!(plan.intents.is_empty() && plan.is_unknown(&source.as_copy(&first)));
 
     let long = SourceRef::new("configmaps", "team", &"x".repeat(250));
-    let about = About { source: &long, cluster: &"c".into(), labels: &BTreeMap::new() };
+    let about = About {
+        source: &long,
+        cluster: &"c".into(),
+        labels: &BTreeMap::new(),
+    };
     let render_error = versioned.shape.name(about).unwrap_err();
     assert!(
         render_error.why == RenderErrorKind::Name && render_error.message.contains("shorter"),

@@ -19,7 +19,11 @@ pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
     if let Some(flaw) = mark_flaw(content) {
         return Some(flaw);
     }
-    let maps = || kind.exact_maps.iter().filter_map(|field| map(content, field));
+    let maps = || {
+        kind.exact_maps
+            .iter()
+            .filter_map(|field| map(content, field))
+    };
     let mut seen = BTreeSet::new();
     for (key, value) in maps().flatten() {
         if !is_key(key) {
@@ -37,14 +41,19 @@ pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
     }
     let size: usize = maps().flatten().map(|(_, value)| size(kind, value)).sum();
     if size > SIZE_LIMIT {
-        return Some(format!("its values have {size} bytes together, and {SIZE_LIMIT} are the most"));
+        return Some(format!(
+            "its values have {size} bytes together, and {SIZE_LIMIT} are the most"
+        ));
     }
     if !kind.sensitive {
         return None;
     }
     let object_type = content.fields.get("type").and_then(Value::as_str);
     if kind.refuses_type(object_type) {
-        return Some(format!("Secrets of the type {} are never distributed", object_type.unwrap_or_default()));
+        return Some(format!(
+            "Secrets of the type {} are never distributed",
+            object_type.unwrap_or_default()
+        ));
     }
     type_flaw(object_type.unwrap_or("Opaque"), map(content, "data"))
 }
@@ -58,12 +67,23 @@ fn mark_flaw(content: &Content) -> Option<String> {
             "{key:?} is no key of a {what}: write up to 63 letters, digits, '-', '_' and '.', after a DNS name and '/' if you like"
         ));
     }
-    if let Some((key, _)) = content.labels.iter().find(|(_, value)| !value.is_empty() && !is_name_part(value)) {
-        return Some(format!("the label {key} has a value that is none: up to 63 letters, digits, '-', '_' and '.'"));
+    if let Some((key, _)) = content
+        .labels
+        .iter()
+        .find(|(_, value)| !value.is_empty() && !is_name_part(value))
+    {
+        return Some(format!(
+            "the label {key} has a value that is none: up to 63 letters, digits, '-', '_' and '.'"
+        ));
     }
-    let size: usize = content.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
-    (size > ANNOTATIONS_LIMIT)
-        .then(|| format!("its annotations have {size} bytes together, and {ANNOTATIONS_LIMIT} are the most"))
+    let size: usize = content
+        .annotations
+        .iter()
+        .map(|(key, value)| key.len() + value.len())
+        .sum();
+    (size > ANNOTATIONS_LIMIT).then(|| {
+        format!("its annotations have {size} bytes together, and {ANNOTATIONS_LIMIT} are the most")
+    })
 }
 
 fn is_qualified_name(key: &str) -> bool {
@@ -76,22 +96,30 @@ fn is_qualified_name(key: &str) -> bool {
 /// What the type of a Secret asks for.
 fn type_flaw(object_type: &str, data: Option<&Map<String, Value>>) -> Option<String> {
     let value = |key: &str| data.and_then(|data| data.get(key)).and_then(Value::as_str);
-    let lacks =
-        |key: &str| value(key).is_none().then(|| format!("a Secret of the type {object_type} needs the key {key}"));
+    let lacks = |key: &str| {
+        value(key)
+            .is_none()
+            .then(|| format!("a Secret of the type {object_type} needs the key {key}"))
+    };
     let no_json = |key: &str| {
         let json = value(key).and_then(|text| BASE64.decode(text.as_bytes()).ok());
-        let reads = json.is_some_and(|json| serde_json::from_slice::<serde::de::IgnoredAny>(&json).is_ok());
+        let reads =
+            json.is_some_and(|json| serde_json::from_slice::<serde::de::IgnoredAny>(&json).is_ok());
         (!reads).then(|| format!("{key} of a Secret of the type {object_type} must be JSON"))
     };
     match object_type {
         "kubernetes.io/tls" => lacks("tls.crt").or_else(|| lacks("tls.key")),
-        "kubernetes.io/dockerconfigjson" => lacks(".dockerconfigjson").or_else(|| no_json(".dockerconfigjson")),
+        "kubernetes.io/dockerconfigjson" => {
+            lacks(".dockerconfigjson").or_else(|| no_json(".dockerconfigjson"))
+        }
         "kubernetes.io/dockercfg" => lacks(".dockercfg").or_else(|| no_json(".dockercfg")),
-        "kubernetes.io/ssh-auth" => value("ssh-privatekey")
-            .is_none_or(str::is_empty)
-            .then(|| format!("a Secret of the type {object_type} needs the key ssh-privatekey, not empty")),
+        "kubernetes.io/ssh-auth" => value("ssh-privatekey").is_none_or(str::is_empty).then(|| {
+            format!("a Secret of the type {object_type} needs the key ssh-privatekey, not empty")
+        }),
         "kubernetes.io/basic-auth" => (value("username").is_none() && value("password").is_none())
-            .then(|| format!("a Secret of the type {object_type} needs the key username or password")),
+            .then(|| {
+                format!("a Secret of the type {object_type} needs the key username or password")
+            }),
         _ => None,
     }
 }
@@ -102,14 +130,22 @@ fn map<'a>(content: &'a Content, field: &str) -> Option<&'a Map<String, Value>> 
 
 fn is_key(key: &str) -> bool {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    !key.is_empty() && key.len() <= KEY_LIMIT && key != "." && !key.starts_with("..") && key.chars().all(legal)
+    !key.is_empty()
+        && key.len() <= KEY_LIMIT
+        && key != "."
+        && !key.starts_with("..")
+        && key.chars().all(legal)
 }
 
 /// The bytes of a value; those of Secrets travel in base64.
 fn size(kind: &Kind, value: &Value) -> usize {
     let text = value.as_str().unwrap_or_default();
     let padding = text.bytes().rev().take_while(|byte| *byte == b'=').count();
-    if kind.sensitive { (text.len() / 4 * 3).saturating_sub(padding) } else { text.len() }
+    if kind.sensitive {
+        (text.len() / 4 * 3).saturating_sub(padding)
+    } else {
+        text.len()
+    }
 }
 
 #[cfg(test)]
@@ -118,13 +154,28 @@ mod tests {
     use serde_json::json;
 
     fn secret(object_type: &str, data: Value) -> Option<String> {
-        let fields = [("type".to_owned(), json!(object_type)), ("data".to_owned(), data)];
-        flaw(Kind::by_resource("secrets").unwrap(), &Content { fields: fields.into(), ..Content::default() })
+        let fields = [
+            ("type".to_owned(), json!(object_type)),
+            ("data".to_owned(), data),
+        ];
+        flaw(
+            Kind::by_resource("secrets").unwrap(),
+            &Content {
+                fields: fields.into(),
+                ..Content::default()
+            },
+        )
     }
 
     fn config_map(fields: Value) -> Option<String> {
         let fields = fields.as_object().unwrap().clone().into_iter().collect();
-        flaw(Kind::by_resource("configmaps").unwrap(), &Content { fields, ..Content::default() })
+        flaw(
+            Kind::by_resource("configmaps").unwrap(),
+            &Content {
+                fields,
+                ..Content::default()
+            },
+        )
     }
 
     #[test]
@@ -132,27 +183,55 @@ mod tests {
         let json_text = BASE64.encode(b"{\"auths\":{}}");
         let no_json = BASE64.encode(b"s3cret");
         for (object_type, good, bad, key) in [
-            ("kubernetes.io/tls", json!({"tls.crt": "", "tls.key": ""}), json!({"tls.crt": ""}), "tls.key"),
-            ("kubernetes.io/tls", json!({"tls.crt": "", "tls.key": ""}), json!({"tls.key": ""}), "tls.crt"),
+            (
+                "kubernetes.io/tls",
+                json!({"tls.crt": "", "tls.key": ""}),
+                json!({"tls.crt": ""}),
+                "tls.key",
+            ),
+            (
+                "kubernetes.io/tls",
+                json!({"tls.crt": "", "tls.key": ""}),
+                json!({"tls.key": ""}),
+                "tls.crt",
+            ),
             (
                 "kubernetes.io/dockerconfigjson",
                 json!({".dockerconfigjson": json_text}),
                 json!({".dockerconfigjson": no_json}),
                 ".dockerconfigjson",
             ),
-            ("kubernetes.io/dockerconfigjson", json!({".dockerconfigjson": json_text}), json!({}), ".dockerconfigjson"),
-            ("kubernetes.io/dockercfg", json!({".dockercfg": json_text}), json!({".dockercfg": no_json}), ".dockercfg"),
+            (
+                "kubernetes.io/dockerconfigjson",
+                json!({".dockerconfigjson": json_text}),
+                json!({}),
+                ".dockerconfigjson",
+            ),
+            (
+                "kubernetes.io/dockercfg",
+                json!({".dockercfg": json_text}),
+                json!({".dockercfg": no_json}),
+                ".dockercfg",
+            ),
             (
                 "kubernetes.io/ssh-auth",
                 json!({"ssh-privatekey": "eA=="}),
                 json!({"ssh-privatekey": ""}),
                 "ssh-privatekey",
             ),
-            ("kubernetes.io/basic-auth", json!({"password": "eA=="}), json!({"pass": "eA=="}), "username"),
+            (
+                "kubernetes.io/basic-auth",
+                json!({"password": "eA=="}),
+                json!({"pass": "eA=="}),
+                "username",
+            ),
         ] {
             assert_eq!(secret(object_type, good), None, "{object_type}");
             let flaw = secret(object_type, bad).unwrap();
-            assert!(flaw.contains(key) && !flaw.contains("s3cret") && !flaw.contains(&no_json), "{flaw}");
+            assert!(
+                flaw.contains(key) && !flaw.contains("s3cret") && !flaw.contains(&no_json),
+                "{flaw}"
+            );
         }
         assert!(secret("kubernetes.io/service-account-token", json!({})).is_some());
         assert_eq!(secret("example.com/any", json!({})), None);
@@ -160,21 +239,40 @@ mod tests {
 
     #[test]
     fn keys_and_sizes_are_those_that_kubernetes_takes() {
-        for (key, fits) in
-            [("a.b_c-D", true), ("..data", false), (".", false), (".x", true), ("a/b", false), ("", false)]
-        {
-            assert_eq!(config_map(json!({"data": {key: "v"}})).is_none(), fits, "{key:?}");
+        for (key, fits) in [
+            ("a.b_c-D", true),
+            ("..data", false),
+            (".", false),
+            (".x", true),
+            ("a/b", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                config_map(json!({"data": {key: "v"}})).is_none(),
+                fits,
+                "{key:?}"
+            );
         }
-        assert!(config_map(json!({"data": {"k": ""}, "binaryData": {"k": ""}})).unwrap().contains("binaryData"));
+        assert!(
+            config_map(json!({"data": {"k": ""}, "binaryData": {"k": ""}}))
+                .unwrap()
+                .contains("binaryData")
+        );
         assert!(config_map(json!({"data": {"k": "x".repeat(SIZE_LIMIT)}})).is_none());
         assert!(config_map(json!({"data": {"k": "x".repeat(SIZE_LIMIT), "l": "x"}})).is_some());
     }
 
     #[test]
     fn names_are_those_of_objects() {
-        for (name, fits) in
-            [("a", true), ("a.b-c", true), ("A", false), ("a..b", false), ("-a", false), ("a-.b", false), ("", false)]
-        {
+        for (name, fits) in [
+            ("a", true),
+            ("a.b-c", true),
+            ("A", false),
+            ("a..b", false),
+            ("-a", false),
+            ("a-.b", false),
+            ("", false),
+        ] {
             assert_eq!(is_subdomain(name), fits, "{name:?}");
         }
         assert!(!is_subdomain(&"a".repeat(254)));

@@ -88,16 +88,30 @@ struct Simulated {
 
 impl Simulated {
     fn new(rollout: Rollout) -> Self {
-        let there =
-            |number| Cluster { connected: true, tier: number / 4, there: number % 5 != 4, ..Cluster::default() };
+        let there = |number| Cluster {
+            connected: true,
+            tier: number / 4,
+            there: number % 5 != 4,
+            ..Cluster::default()
+        };
         let (hub, clusters) = (World::new(0, rollout), (0..CLUSTERS).map(there).collect());
-        let mut simulated = Self { hub, clusters, edits: 0, uptime: 1000, completed: BTreeSet::new(), kept: None };
+        let mut simulated = Self {
+            hub,
+            clusters,
+            edits: 0,
+            uptime: 1000,
+            completed: BTreeSet::new(),
+            kept: None,
+        };
         simulated.look();
         simulated
     }
 
     fn turn(&self, number: usize) -> RolloutPosition {
-        turn(Some(&self.clusters[number].tier.to_string()), &format!("c{number}"))
+        turn(
+            Some(&self.clusters[number].tier.to_string()),
+            &format!("c{number}"),
+        )
     }
 
     /// What the hub sees.
@@ -112,8 +126,16 @@ impl Simulated {
         self.hub.has_former = base.is_some() && base == self.kept;
         let goes_back = progress.is_some_and(|progress| progress.phase.goes_back());
         // With what clusters are compared.
-        let wanted = if goes_back && self.hub.has_former { base.unwrap() } else { target };
-        let all = self.clusters.iter().enumerate().filter(|(_, cluster)| cluster.there);
+        let wanted = if goes_back && self.hub.has_former {
+            base.unwrap()
+        } else {
+            target
+        };
+        let all = self
+            .clusters
+            .iter()
+            .enumerate()
+            .filter(|(_, cluster)| cluster.there);
         self.hub.clusters = all
             .map(|(number, cluster)| {
                 let health = match &cluster.sent {
@@ -125,20 +147,35 @@ impl Simulated {
                 (self.turn(number), health)
             })
             .collect();
-        self.hub.settling = self.uptime < 45 && self.clusters.iter().any(|one| one.there && !one.connected);
+        self.hub.settling =
+            self.uptime < 45 && self.clusters.iter().any(|one| one.there && !one.connected);
         let is_new = self.hub.gate.is_none() || self.hub.settling;
         let is_at_work = |cluster: &Cluster| {
-            is_new && cluster.there && cluster.connected && cluster.sent == Some((wanted.clone(), None))
+            is_new
+                && cluster.there
+                && cluster.connected
+                && cluster.sent == Some((wanted.clone(), None))
         };
-        let at_work = self.clusters.iter().enumerate().filter(|(_, cluster)| is_at_work(cluster));
-        self.hub.at_work = at_work.map(|(number, _)| format!("c{number}").into()).collect();
+        let at_work = self
+            .clusters
+            .iter()
+            .enumerate()
+            .filter(|(_, cluster)| is_at_work(cluster));
+        self.hub.at_work = at_work
+            .map(|(number, _)| format!("c{number}").into())
+            .collect();
     }
 
     /// Takes a step and checks what follows from it.
     fn step(&mut self, written: bool) -> Result<(), TestCaseError> {
         self.look();
         let (before, gate) = (self.hub.progress.clone(), self.hub.gate.clone());
-        let were_in: BTreeSet<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
+        let were_in: BTreeSet<String> = self
+            .hub
+            .let_in()
+            .into_iter()
+            .map(ToOwned::to_owned)
+            .collect();
         let phase = self.hub.step();
         if !written {
             // The write failed: neither what it said nor who it let in counts.
@@ -152,32 +189,62 @@ impl Simulated {
             self.hub.seconds += 100_000;
             self.hub.step();
             self.hub.seconds -= 100_000;
-            prop_assert_eq!((&self.hub.progress, &self.hub.gate), (&message, &lets_in), "it rests, and time moved it");
+            prop_assert_eq!(
+                (&self.hub.progress, &self.hub.gate),
+                (&message, &lets_in),
+                "it rests, and time moved it"
+            );
         }
         if reported_progress.is_completed() {
             self.completed.insert(reported_progress.revision.clone());
-            if self.hub.rollout.reverts && before.as_ref().is_none_or(|before| !before.is_completed()) {
+            if self.hub.rollout.reverts
+                && before.as_ref().is_none_or(|before| !before.is_completed())
+            {
                 self.kept = Some(reported_progress.revision.clone());
             }
         }
         if phase.goes_back() {
             return self.went_back(&reported_progress, &were_in);
         }
-        let health = |name: &str| *self.hub.clusters.iter().find(|(turn, _)| turn.cluster.as_str() == name).unwrap().1;
-        let new: Vec<_> = self.hub.let_in().into_iter().filter(|name| !were_in.contains(*name)).collect();
+        let health = |name: &str| {
+            *self
+                .hub
+                .clusters
+                .iter()
+                .find(|(turn, _)| turn.cluster.as_str() == name)
+                .unwrap()
+                .1
+        };
+        let new: Vec<_> = self
+            .hub
+            .let_in()
+            .into_iter()
+            .filter(|name| !were_in.contains(*name))
+            .collect();
         if phase == Phase::Completed {
-            let behind = self.hub.clusters.values().filter(|health| **health == Health::Pending).count() as u64;
-            let same =
-                |before: &Progress| before.phase == Phase::Completed && before.revision == reported_progress.revision;
+            let behind = self
+                .hub
+                .clusters
+                .values()
+                .filter(|health| **health == Health::Pending)
+                .count() as u64;
+            let same = |before: &Progress| {
+                before.phase == Phase::Completed && before.revision == reported_progress.revision
+            };
             // Who did not come to an end is one of the failures that were allowed.
             let allowed = before.as_ref().is_some_and(same) || behind <= reported_progress.failed;
             prop_assert!(allowed, "completed, and {behind} are behind");
         }
         if self.hub.gate.as_ref().unwrap().reach == AdmittedClusters::All {
             // Whoever is let in without being counted is there already.
-            let was_open = gate.as_ref().is_some_and(|gate| gate.is_open(&self.hub.target));
+            let was_open = gate
+                .as_ref()
+                .is_some_and(|gate| gate.is_open(&self.hub.target));
             let is_away = |health: &Health| *health == Health::Away;
-            prop_assert!(was_open || !self.hub.clusters.values().any(is_away), "open to somebody who is away");
+            prop_assert!(
+                was_open || !self.hub.clusters.values().any(is_away),
+                "open to somebody who is away"
+            );
             return Ok(());
         }
         // Concurrency: who has been let in and has not settled.
@@ -187,34 +254,67 @@ impl Simulated {
             }
             AdmittedClusters::All => Duration::ZERO,
         };
-        let in_flight = self.hub.let_in().into_iter().filter(|name| match health(name) {
-            Health::Pending => since(name) < STUCK_LIMIT,
-            Health::Away => true,
-            Health::Applied | Health::Quiet | Health::Failed => false,
-        });
-        let (in_flight, room) = (in_flight.count(), self.hub.rollout.max_concurrency.of(self.hub.clusters.len()));
+        let in_flight = self
+            .hub
+            .let_in()
+            .into_iter()
+            .filter(|name| match health(name) {
+                Health::Pending => since(name) < STUCK_LIMIT,
+                Health::Away => true,
+                Health::Applied | Health::Quiet | Health::Failed => false,
+            });
+        let (in_flight, room) = (
+            in_flight.count(),
+            self.hub.rollout.max_concurrency.of(self.hub.clusters.len()),
+        );
         // Whom another process let in is sent nothing new.
         let is_news = |name: &str| !self.hub.at_work.contains(&ClusterName::from(name));
-        let sent: Vec<_> = new.iter().filter(|name| health(name) == Health::Pending && is_news(name)).collect();
-        prop_assert!(sent.is_empty() || in_flight <= room, "{in_flight} under way, {room} may be");
+        let sent: Vec<_> = new
+            .iter()
+            .filter(|name| health(name) == Health::Pending && is_news(name))
+            .collect();
+        prop_assert!(
+            sent.is_empty() || in_flight <= room,
+            "{in_flight} under way, {room} may be"
+        );
         // The budget, and the pause.
         let reached = |name: &str| {
-            reported_progress.has_reached(self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap())
+            reported_progress.has_reached(
+                self.hub
+                    .clusters
+                    .keys()
+                    .find(|turn| turn.cluster.as_str() == name)
+                    .unwrap(),
+            )
         };
         let had_reached = |turn: &RolloutPosition| {
-            before
-                .as_ref()
-                .is_some_and(|before| before.revision == reported_progress.revision && before.has_reached(turn))
+            before.as_ref().is_some_and(|before| {
+                before.revision == reported_progress.revision && before.has_reached(turn)
+            })
         };
         // Who fails already when its wave begins is counted from then on.
-        let counts = |turn: &RolloutPosition| had_reached(turn) || were_in.contains(turn.cluster.as_str());
-        let failed = self.hub.clusters.iter().filter(|(turn, how)| **how == Health::Failed && counts(turn));
+        let counts =
+            |turn: &RolloutPosition| had_reached(turn) || were_in.contains(turn.cluster.as_str());
+        let failed = self
+            .hub
+            .clusters
+            .iter()
+            .filter(|(turn, how)| **how == Health::Failed && counts(turn));
         let failed = u64::try_from(failed.count()).unwrap();
-        prop_assert!(sent.is_empty() || failed <= self.hub.rollout.max_failures, "{failed} failed, and it went on");
-        prop_assert!(sent.is_empty() || !self.hub.rollout.paused, "paused, and it went on");
+        prop_assert!(
+            sent.is_empty() || failed <= self.hub.rollout.max_failures,
+            "{failed} failed, and it went on"
+        );
+        prop_assert!(
+            sent.is_empty() || !self.hub.rollout.paused,
+            "paused, and it went on"
+        );
         // Nobody beyond the cursor that is written down, and the wave is of one value.
         let completed = reported_progress.is_completed();
-        prop_assert!(completed || new.iter().all(|name| reached(name)), "let in beyond the cursor");
+        prop_assert!(
+            completed || new.iter().all(|name| reached(name)),
+            "let in beyond the cursor"
+        );
         let wave_began = before.as_ref().is_none_or(|before| {
             before.wave != reported_progress.wave || before.revision != reported_progress.revision
         });
@@ -240,25 +340,61 @@ impl Simulated {
 
     /// Checks a step of a rollback: no cluster gets the target any more, and those that are let in get the state of the last
     /// completed rollout, no more at a time than may be under way.
-    fn went_back(&mut self, reported_progress: &Progress, were_in: &BTreeSet<String>) -> Result<(), TestCaseError> {
+    fn went_back(
+        &mut self,
+        reported_progress: &Progress,
+        were_in: &BTreeSet<String>,
+    ) -> Result<(), TestCaseError> {
         let gate = self.hub.gate.clone().unwrap();
         let base = reported_progress.base.clone().unwrap();
-        prop_assert!(gate.back_to.as_ref() == Some(&base) && gate.reach != AdmittedClusters::All, "not the way back");
-        prop_assert!(!self.completed.contains(&reported_progress.revision), "it was completed, and is rolled back");
-        prop_assert!(self.completed.contains(&base) && self.kept.as_ref() == Some(&base), "{base} is not kept");
-        let let_in: Vec<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
-        let turn_of = |name: &str| self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap().clone();
-        let AdmittedClusters::Only(these) = &gate.reach else { return Ok(()) };
-        let in_flight = these.iter().filter(|(name, at)| match self.hub.clusters.get(&turn_of(name.as_str())) {
-            Some(Health::Pending) => self.hub.now().instant - **at < STUCK_LIMIT,
-            Some(Health::Away) => true,
-            _ => false,
+        prop_assert!(
+            gate.back_to.as_ref() == Some(&base) && gate.reach != AdmittedClusters::All,
+            "not the way back"
+        );
+        prop_assert!(
+            !self.completed.contains(&reported_progress.revision),
+            "it was completed, and is rolled back"
+        );
+        prop_assert!(
+            self.completed.contains(&base) && self.kept.as_ref() == Some(&base),
+            "{base} is not kept"
+        );
+        let let_in: Vec<String> = self
+            .hub
+            .let_in()
+            .into_iter()
+            .map(ToOwned::to_owned)
+            .collect();
+        let turn_of = |name: &str| {
+            self.hub
+                .clusters
+                .keys()
+                .find(|turn| turn.cluster.as_str() == name)
+                .unwrap()
+                .clone()
+        };
+        let AdmittedClusters::Only(these) = &gate.reach else {
+            return Ok(());
+        };
+        let in_flight = these.iter().filter(|(name, at)| {
+            match self.hub.clusters.get(&turn_of(name.as_str())) {
+                Some(Health::Pending) => self.hub.now().instant - **at < STUCK_LIMIT,
+                Some(Health::Away) => true,
+                _ => false,
+            }
         });
         let room = self.hub.rollout.max_concurrency.of(self.hub.clusters.len());
         let is_at_work = |name: &str| self.hub.at_work.contains(&ClusterName::from(name));
-        let (in_flight, is_new) = (in_flight.count(), |name: &String| !were_in.contains(name) && !is_at_work(name));
-        let pending = let_in.iter().filter(|name| self.hub.clusters[&turn_of(name)] == Health::Pending);
-        prop_assert!(!pending.clone().any(is_new) || in_flight <= room, "{in_flight} go back, {room} may");
+        let (in_flight, is_new) = (in_flight.count(), |name: &String| {
+            !were_in.contains(name) && !is_at_work(name)
+        });
+        let pending = let_in
+            .iter()
+            .filter(|name| self.hub.clusters[&turn_of(name)] == Health::Pending);
+        prop_assert!(
+            !pending.clone().any(is_new) || in_flight <= room,
+            "{in_flight} go back, {room} may"
+        );
         for name in let_in {
             let cluster = &mut self.clusters[name[1..].parse::<usize>().unwrap()];
             if cluster.connected && !cluster.sent_to(&base) {
@@ -283,7 +419,12 @@ impl Simulated {
             Happens::Joins(number, begins_again) => {
                 let cluster = &mut self.clusters[*number];
                 if !cluster.there && *begins_again {
-                    *cluster = Cluster { connected: true, tier: cluster.tier, there: true, ..Cluster::default() };
+                    *cluster = Cluster {
+                        connected: true,
+                        tier: cluster.tier,
+                        there: true,
+                        ..Cluster::default()
+                    };
                 } else {
                     cluster.there = true;
                 }
@@ -294,7 +435,10 @@ impl Simulated {
                 self.edits += 1;
                 self.hub.target = format!("t{}", self.edits + 1);
                 self.look();
-                prop_assert!(self.hub.let_in().is_empty(), "an edit went out before it was judged");
+                prop_assert!(
+                    self.hub.let_in().is_empty(),
+                    "an edit went out before it was judged"
+                );
             }
             Happens::Pause(paused) => self.hub.rollout.paused = *paused,
             Happens::Killed { written } => {
@@ -316,8 +460,16 @@ impl Simulated {
     /// From here on only time passes; who is connected does its work, and half of them fail.
     fn end(&mut self) -> Result<Phase, TestCaseError> {
         self.hub.rollout.paused = false;
-        if self.clusters.iter().all(|cluster| !cluster.connected || !cluster.there) {
-            self.clusters[0] = Cluster { connected: true, there: true, ..self.clusters[0].clone() };
+        if self
+            .clusters
+            .iter()
+            .all(|cluster| !cluster.connected || !cluster.there)
+        {
+            self.clusters[0] = Cluster {
+                connected: true,
+                there: true,
+                ..self.clusters[0].clone()
+            };
         }
         for _ in 0..4000 {
             self.hub.seconds += 5;
@@ -337,20 +489,28 @@ impl Simulated {
                 _ => {}
             }
         }
-        Err(TestCaseError::fail(format!("it does not end: {:?}", self.hub.reported_progress())))
+        Err(TestCaseError::fail(format!(
+            "it does not end: {:?}",
+            self.hub.reported_progress()
+        )))
     }
 }
 
 fn rollouts() -> impl Strategy<Value = Rollout> {
-    let portion = prop_oneof![(1u64..5).prop_map(Portion::Count), (1u64..60).prop_map(Portion::Percent)];
-    (portion, 0u64..200, 0u64..4, any::<bool>()).prop_map(|(max_concurrency, soak, max_failures, reverts)| Rollout {
-        max_concurrency,
-        order_by: Some("tier".to_owned()),
-        soak: Duration::from_secs(soak),
-        max_failures,
-        paused: false,
-        reverts,
-    })
+    let portion = prop_oneof![
+        (1u64..5).prop_map(Portion::Count),
+        (1u64..60).prop_map(Portion::Percent)
+    ];
+    (portion, 0u64..200, 0u64..4, any::<bool>()).prop_map(
+        |(max_concurrency, soak, max_failures, reverts)| Rollout {
+            max_concurrency,
+            order_by: Some("tier".to_owned()),
+            soak: Duration::from_secs(soak),
+            max_failures,
+            paused: false,
+            reverts,
+        },
+    )
 }
 
 proptest! {

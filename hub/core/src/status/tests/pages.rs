@@ -23,13 +23,30 @@ fn shaped(spec: Value, sources: &[(&str, &str, Value)]) -> World {
     world.plan = RulePlan::empty(&world.rule);
     for (number, (resource, name, fields)) in sources.iter().enumerate() {
         let fields = serde_json::from_value(fields.clone()).unwrap();
-        let payload = Payload::encode(Content { fields, ..Content::default() }.to_bytes());
+        let payload = Payload::encode(
+            Content {
+                fields,
+                ..Content::default()
+            }
+            .to_bytes(),
+        );
         let content = SourceContent::new(Revision([u8::try_from(number).unwrap(); 16]), payload);
-        world.plan.set(&SourceRef::new(resource, "a", name), Some(&SourceState::Read(content.into())));
+        world.plan.set(
+            &SourceRef::new(resource, "a", name),
+            Some(&SourceState::Read(content.into())),
+        );
     }
     let gold = BTreeMap::from([("tier".to_owned(), "gold".to_owned())]);
-    let clusters = [(ClusterName::from("eu-1"), gold.into()), (ClusterName::from("eu-2"), BTreeMap::new().into())];
-    world.cluster_plans = ClusterPlans::new(&world.rule, &world.plan, clusters.into_iter(), &RevisionHasher::default());
+    let clusters = [
+        (ClusterName::from("eu-1"), gold.into()),
+        (ClusterName::from("eu-2"), BTreeMap::new().into()),
+    ];
+    world.cluster_plans = ClusterPlans::new(
+        &world.rule,
+        &world.plan,
+        clusters.into_iter(),
+        &RevisionHasher::default(),
+    );
     for cluster in ["eu-1", "eu-2"] {
         world.applied(cluster);
     }
@@ -42,35 +59,53 @@ fn config(data: Value) -> Value {
 
 #[test]
 fn two_sources_that_want_one_copy() {
-    let sources = [("configmaps", "one", config(json!({}))), ("configmaps", "two", config(json!({})))];
-    insta::assert_snapshot!(page(&mut shaped(json!({"transform": {"name": "shared"}}), &sources)));
+    let sources = [
+        ("configmaps", "one", config(json!({}))),
+        ("configmaps", "two", config(json!({}))),
+    ];
+    insta::assert_snapshot!(page(&mut shaped(
+        json!({"transform": {"name": "shared"}}),
+        &sources
+    )));
 }
 
 #[test]
 fn a_transform_that_does_not_fit() {
     let spec = json!({"transform": {"keys": {"rename": {"a.yaml": "b.yaml"}}}});
-    let source = ("configmaps", "settings", config(json!({"a.yaml": "1", "b.yaml": "2"})));
+    let source = (
+        "configmaps",
+        "settings",
+        config(json!({"a.yaml": "1", "b.yaml": "2"})),
+    );
     insta::assert_snapshot!(page(&mut shaped(spec, &[source])));
 }
 
 #[test]
 fn a_label_that_one_cluster_lacks() {
     let spec = json!({"substitute": {"keys": ["app.yaml"]}});
-    let source = ("configmaps", "settings", config(json!({"app.yaml": "tier: ${cluster.labels.tier}"})));
+    let source = (
+        "configmaps",
+        "settings",
+        config(json!({"app.yaml": "tier: ${cluster.labels.tier}"})),
+    );
     insta::assert_snapshot!(page(&mut shaped(spec, &[source])));
 }
 
 #[test]
 fn a_tls_secret_that_would_lack_its_key() {
     let spec = json!({"transform": {"keys": {"include": ["tls.crt"]}}});
-    let fields = json!({"type": "kubernetes.io/tls", "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}});
+    let fields =
+        json!({"type": "kubernetes.io/tls", "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}});
     insta::assert_snapshot!(page(&mut shaped(spec, &[("secrets", "gateway", fields)])));
 }
 
 #[test]
 fn a_name_that_no_object_can_have() {
     let spec = json!({"transform": {"name": "App_${source.name}"}});
-    insta::assert_snapshot!(page(&mut shaped(spec, &[("configmaps", "settings", config(json!({})))])));
+    insta::assert_snapshot!(page(&mut shaped(
+        spec,
+        &[("configmaps", "settings", config(json!({})))]
+    )));
 }
 
 #[test]
@@ -83,10 +118,23 @@ fn ungranted_clusters_are_reported_in_part_or_in_full() {
     world.becomes(rule(spec));
     world.plan = RulePlan::empty(&world.rule);
     let content = SourceContent::new(Revision([1; 16]), Payload::encode(vec![]));
-    world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
-    let namespaces = NamespaceChoice { names: vec![Pattern::new("team-*")], ..NamespaceChoice::default() };
-    let grant = Grant { resources: vec!["configmaps".into()], namespaces: Some(namespaces), ..Grant::default() };
-    let terms = NamedTerms::new(Terms { grants: Some(vec![grant]), ..Terms::clone(&world.rule.terms) });
+    world.plan.set(
+        &SourceRef::new("configmaps", "a", "s"),
+        Some(&SourceState::Read(content.into())),
+    );
+    let namespaces = NamespaceChoice {
+        names: vec![Pattern::new("team-*")],
+        ..NamespaceChoice::default()
+    };
+    let grant = Grant {
+        resources: vec!["configmaps".into()],
+        namespaces: Some(namespaces),
+        ..Grant::default()
+    };
+    let terms = NamedTerms::new(Terms {
+        grants: Some(vec![grant]),
+        ..Terms::clone(&world.rule.terms)
+    });
     world.target_clusters.clusters.insert("eu-1".into(), terms);
     world.target_clusters.not_granted.insert("eu-2".into());
     world.applied("eu-1");
@@ -99,13 +147,28 @@ fn rule_with_more_sources_than_granted_copies() {
     world.plan = RulePlan::empty(&world.rule);
     for name in ["s", "t", "u"] {
         let content = SourceContent::new(Revision([1; 16]), Payload::encode(vec![]));
-        world.plan.set(&SourceRef::new("configmaps", "a", name), Some(&SourceState::Read(content.into())));
+        world.plan.set(
+            &SourceRef::new("configmaps", "a", name),
+            Some(&SourceState::Read(content.into())),
+        );
     }
     let resources = vec!["configmaps".into(), "secrets".into()];
-    let grant = Grant { resources, overwrite: true, adopt: true, create_namespaces: true, ..Grant::default() };
+    let grant = Grant {
+        resources,
+        overwrite: true,
+        adopt: true,
+        create_namespaces: true,
+        ..Grant::default()
+    };
     for (limit, message) in [(Some(2), true), (Some(3), false), (None, false)] {
-        let grants = Some(vec![Grant { max_copies: limit, ..grant.clone() }]);
-        let terms = NamedTerms::new(Terms { grants, ..Terms::clone(&world.rule.terms) });
+        let grants = Some(vec![Grant {
+            max_copies: limit,
+            ..grant.clone()
+        }]);
+        let terms = NamedTerms::new(Terms {
+            grants,
+            ..Terms::clone(&world.rule.terms)
+        });
         world.target_clusters.clusters.insert("eu-1".into(), terms);
         world.applied("eu-1");
         let page = page(&mut world);

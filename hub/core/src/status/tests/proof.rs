@@ -26,8 +26,15 @@ impl World {
     }
 
     fn detail(&self, cluster: &str) -> (bool, Proved) {
-        let all = details(&self.view(&self.status), &self.report_store, self.now().instant);
-        let one = all.into_iter().find(|detail| detail.name.as_str() == cluster).unwrap();
+        let all = details(
+            &self.view(&self.status),
+            &self.report_store,
+            self.now().instant,
+        );
+        let one = all
+            .into_iter()
+            .find(|detail| detail.name.as_str() == cluster)
+            .unwrap();
         (one.newest, one.proved)
     }
 }
@@ -41,10 +48,20 @@ fn cluster_with_a_wrong_digest_has_failed_until_it_matches() {
     world.shows("two", Some(Proof([3; 16])));
     world.fold();
     assert_eq!(world.ready(), pair("False", "DigestMismatch"));
-    assert_eq!((world.detail("one"), world.detail("two")), ((true, Proved::Yes), (true, Proved::No)));
+    assert_eq!(
+        (world.detail("one"), world.detail("two")),
+        ((true, Proved::Yes), (true, Proved::No))
+    );
     let entry = &world.status.clusters[0];
-    assert_eq!((entry.name.as_str(), entry.reason.as_str(), entry.failed), ("two", "DigestMismatch", 0));
-    insta::assert_snapshot!(condition(&world.status.conditions, ConditionType::Ready).unwrap().message);
+    assert_eq!(
+        (entry.name.as_str(), entry.reason.as_str(), entry.failed),
+        ("two", "DigestMismatch", 0)
+    );
+    insta::assert_snapshot!(
+        condition(&world.status.conditions, ConditionType::Ready)
+            .unwrap()
+            .message
+    );
     world.shows("two", right);
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
@@ -58,13 +75,29 @@ fn mismatches_are_counted_by_the_newest_session() {
     world.shows("two", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 1);
     // It comes again, and says and shows the same as before.
-    let text = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
-    world.report_store.connected(&"two".into(), 2, facts(), vec![text]);
+    let text = world.state(
+        "two",
+        Counts {
+            copies: 2,
+            applied: 2,
+            ..Counts::default()
+        },
+    );
+    world
+        .report_store
+        .connected(&"two".into(), 2, facts(), vec![text]);
     assert_eq!(world.differing(), 1);
     // The session before it has no say any more.
     world.shows("two", right);
     assert_eq!(world.differing(), 1);
-    let text = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
+    let text = world.state(
+        "two",
+        Counts {
+            copies: 2,
+            applied: 2,
+            ..Counts::default()
+        },
+    );
     world.report_store.report(&"two".into(), 2, text);
     assert_eq!(world.differing(), 0);
     world.shows("two", Some(Proof([3; 16])));
@@ -72,7 +105,9 @@ fn mismatches_are_counted_by_the_newest_session() {
     // What is said of another plan is not compared.
     world.shows("one", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 1);
-    world.plan.set(&SourceRef::new("configmaps", "a", "s"), None);
+    world
+        .plan
+        .set(&SourceRef::new("configmaps", "a", "s"), None);
     assert_eq!(world.differing(), 0);
 }
 
@@ -91,19 +126,35 @@ fn copies_under_way_are_not_compared() {
     let right = world.right();
     world.shows("one", right);
     world.proof = Some(Proof([3; 16]));
-    world.report("one", Counts { copies: 2, applied: 1, ..Counts::default() }, vec![]);
+    world.report(
+        "one",
+        Counts {
+            copies: 2,
+            applied: 1,
+            ..Counts::default()
+        },
+        vec![],
+    );
     assert_eq!(world.detail("one"), (false, Proved::Untold));
     // The agent has not got the edit.
     world.shows("one", right);
-    let content = SourceContent::new(Revision([2; 16]), Payload::encode(br#"{"fields":{"data":{"k":"v"}}}"#.to_vec()));
+    let content = SourceContent::new(
+        Revision([2; 16]),
+        Payload::encode(br#"{"fields":{"data":{"k":"v"}}}"#.to_vec()),
+    );
     let source = SourceRef::new("configmaps", "a", "s");
     let before = world.plan.intents.get(&source).cloned().unwrap();
-    world.plan.set(&source, Some(&SourceState::Read(content.into())));
+    world
+        .plan
+        .set(&source, Some(&SourceState::Read(content.into())));
     assert_eq!(world.detail("one"), (false, Proved::Untold));
     assert_ne!(world.right(), right, "another content, another proof");
     // It was taken back before the agent heard of it.
     world.plan.set(&source, Some(&SourceState::Read(before)));
-    assert_eq!((world.right(), world.detail("one")), (right, (true, Proved::Yes)));
+    assert_eq!(
+        (world.right(), world.detail("one")),
+        (right, (true, Proved::Yes))
+    );
 }
 
 #[test]
@@ -113,11 +164,17 @@ fn fields_that_are_left_alone_do_not_count() {
         let mut plan = RulePlan::empty(&rule);
         let content = json!({"fields": {"data": {"k": text, "own": "x"}}}).to_string();
         let content = SourceContent::new(Revision([1; 16]), Payload::encode(content.into_bytes()));
-        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
+        plan.set(
+            &SourceRef::new("configmaps", "a", "s"),
+            Some(&SourceState::Read(content.into())),
+        );
         proof_on(&plan, &rule.terms, &key()).unwrap()
     };
     assert_ne!(plan(json!([]), "one"), plan(json!([]), "two"));
-    assert_eq!(plan(json!(["/data/k"]), "one"), plan(json!(["/data/k"]), "two"));
+    assert_eq!(
+        plan(json!(["/data/k"]), "one"),
+        plan(json!(["/data/k"]), "two")
+    );
 }
 
 #[test]
@@ -125,9 +182,18 @@ fn ungranted_copy_is_not_expected() {
     let mut world = World::new(&["one"]);
     let before = world.right();
     let content = SourceContent::new(Revision([5; 16]), Payload::encode(b"{}".to_vec()));
-    world.plan.set(&SourceRef::new("secrets", "a", "t"), Some(&SourceState::Read(content.into())));
-    let grant = runnel_proto::model::Grant { resources: vec!["configmaps".into()], ..Default::default() };
-    let narrow = runnel_proto::model::Terms { grants: Some(vec![grant]), ..(*world.rule.terms.to_shared()).clone() };
+    world.plan.set(
+        &SourceRef::new("secrets", "a", "t"),
+        Some(&SourceState::Read(content.into())),
+    );
+    let grant = runnel_proto::model::Grant {
+        resources: vec!["configmaps".into()],
+        ..Default::default()
+    };
+    let narrow = runnel_proto::model::Terms {
+        grants: Some(vec![grant]),
+        ..(*world.rule.terms.to_shared()).clone()
+    };
     assert_ne!(world.right(), before);
     assert_eq!(proof_on(&world.plan, &narrow, &key()), before);
 }

@@ -23,7 +23,10 @@ impl Under {
         self.gate.reverts()
     }
 
-    pub(super) fn rolling<'a>(&'a self, newest: (&'a ClusterPlans, &'a TargetClusters)) -> Rolling<'a> {
+    pub(super) fn rolling<'a>(
+        &'a self,
+        newest: (&'a ClusterPlans, &'a TargetClusters),
+    ) -> Rolling<'a> {
         Rolling {
             rollout: &self.rollout,
             target: &self.progress.revision,
@@ -55,7 +58,10 @@ fn world(phase: Phase) -> World {
         paused: phase == Phase::Paused,
         reverts: false,
     };
-    let turn = RolloutPosition { value: Some("1".to_owned()), cluster: "canary-1".into() };
+    let turn = RolloutPosition {
+        value: Some("1".to_owned()),
+        cluster: "canary-1".into(),
+    };
     let progress = Progress {
         phase,
         wave: 1,
@@ -68,15 +74,30 @@ fn world(phase: Phase) -> World {
         ..Progress::begin("target", &rollout, None, at(3300))
     };
     let reach = AdmittedClusters::Only(BTreeMap::from([("canary-1".into(), world.now().instant)]));
-    let gate = Gate { revision: "target".to_owned(), reach, is_settled: false, back_to: None };
-    world.rolling = Some(Under { rollout, progress, gate, failing: None, former: former(None) });
+    let gate = Gate {
+        revision: "target".to_owned(),
+        reach,
+        is_settled: false,
+        back_to: None,
+    };
+    world.rolling = Some(Under {
+        rollout,
+        progress,
+        gate,
+        failing: None,
+        former: former(None),
+    });
     world
 }
 
 /// What is kept: nothing, or the state of t0.
 fn former(state: Option<CompletedState>) -> Former {
     let state = state.map(Arc::new).ok_or(RollbackBlocker::NoneCompleted);
-    let revision = if state.is_ok() { "t0".to_owned() } else { String::new() };
+    let revision = if state.is_ok() {
+        "t0".to_owned()
+    } else {
+        String::new()
+    };
     Former::new(StoredState { revision, state })
 }
 
@@ -85,7 +106,10 @@ fn rolled_back(phase: Phase) -> World {
     let mut world = world(phase);
     let mut plan = world.plan.clone();
     let content = SourceContent::new(Revision([9; 16]), Payload::encode(b"{}".to_vec()));
-    plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
+    plan.set(
+        &SourceRef::new("configmaps", "a", "s"),
+        Some(&SourceState::Read(content.into())),
+    );
     let (plans, clusters) = (ClusterPlans::default(), &world.target_clusters);
     let state = CompletedState::of(&world.rule, &Arc::new(plan), &plans, clusters, "t0").ok();
     let under = world.rolling.as_mut().unwrap();
@@ -101,7 +125,10 @@ fn rolled_back(phase: Phase) -> World {
 fn holds_former(world: &mut World, cluster: &str, counts: Counts) {
     let source = SourceRef::new("configmaps", "a", "s");
     let intents_digest = [(&source, &Revision([9; 16]))].into_iter().collect();
-    let state = RuleState { intents_digest, ..world.state(cluster, counts) };
+    let state = RuleState {
+        intents_digest,
+        ..world.state(cluster, counts)
+    };
     world.report_store.report(&cluster.into(), 1, state);
 }
 
@@ -124,21 +151,41 @@ fn progress(world: &mut World) -> &mut Progress {
 #[test]
 fn snapshots_of_a_rollout_in_each_phase() {
     let mut before = world(Phase::Progressing);
-    let by_name = Rollout { order_by: None, ..before.rolling.as_ref().unwrap().rollout.clone() };
-    *progress(&mut before) = Progress { clusters: 3, ..Progress::begin("target", &by_name, None, at(3590)) };
+    let by_name = Rollout {
+        order_by: None,
+        ..before.rolling.as_ref().unwrap().rollout.clone()
+    };
+    *progress(&mut before) = Progress {
+        clusters: 3,
+        ..Progress::begin("target", &by_name, None, at(3590))
+    };
     before.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::Only(BTreeMap::new());
     insta::assert_snapshot!("before_the_first_wave", page(&mut before));
 
     let mut wave = world(Phase::Progressing);
-    wave.report("canary-1", Counts { copies: 2, applied: 1, ..Counts::default() }, vec![]);
+    wave.report(
+        "canary-1",
+        Counts {
+            copies: 2,
+            applied: 1,
+            ..Counts::default()
+        },
+        vec![],
+    );
     progress(&mut wave).applied = 0;
     insta::assert_snapshot!("a_wave_that_is_under_way", page(&mut wave));
 
     insta::assert_snapshot!("a_wave_that_soaks", page(&mut world(Phase::Soaking)));
 
     let mut overtaken = world(Phase::Soaking);
-    (progress(&mut overtaken).superseded, progress(&mut overtaken).unfinished_since) = (12, Some(at(0)));
-    insta::assert_snapshot!("edits_that_come_faster_than_the_waves", page(&mut overtaken));
+    (
+        progress(&mut overtaken).superseded,
+        progress(&mut overtaken).unfinished_since,
+    ) = (12, Some(at(0)));
+    insta::assert_snapshot!(
+        "edits_that_come_faster_than_the_waves",
+        page(&mut overtaken)
+    );
 
     insta::assert_snapshot!("held_by_a_person", page(&mut world(Phase::Paused)));
 
@@ -146,43 +193,75 @@ fn snapshots_of_a_rollout_in_each_phase() {
     let why = "the policy no-poison of this cluster does not want it";
     stopped.report(
         "canary-1",
-        Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() },
+        Counts {
+            copies: 2,
+            applied: 1,
+            failed: 1,
+            ..Counts::default()
+        },
         vec![failure(Reason::Denied, why)],
     );
-    (progress(&mut stopped).applied, progress(&mut stopped).failing, progress(&mut stopped).failed) = (0, 1, 1);
+    (
+        progress(&mut stopped).applied,
+        progress(&mut stopped).failing,
+        progress(&mut stopped).failed,
+    ) = (0, 1, 1);
     let failing = ("canary-1".into(), format!("configmaps/default/s: {why}"));
     stopped.rolling.as_mut().unwrap().failing = Some(failing);
     insta::assert_snapshot!("stopped_by_a_failure", page(&mut stopped));
 
     let mut reverting = rolled_back(Phase::Reverting);
-    ["eu-1", "eu-2"].iter().for_each(|cluster| holds_former(&mut reverting, cluster, ALL_APPLIED));
+    ["eu-1", "eu-2"]
+        .iter()
+        .for_each(|cluster| holds_former(&mut reverting, cluster, ALL_APPLIED));
     let shown_progress = progress(&mut reverting);
-    (shown_progress.applied, shown_progress.failing, shown_progress.failed, shown_progress.failure) =
-        (0, 1, 1, Some(format!("canary-1: configmaps/default/s: {why}")));
+    (
+        shown_progress.applied,
+        shown_progress.failing,
+        shown_progress.failed,
+        shown_progress.failure,
+    ) = (
+        0,
+        1,
+        1,
+        Some(format!("canary-1: configmaps/default/s: {why}")),
+    );
     insta::assert_snapshot!("going_back", page(&mut reverting));
 
     let reverted = &mut reverting;
     holds_former(reverted, "canary-1", ALL_APPLIED);
     let shown_progress = progress(reverted);
-    (shown_progress.phase, shown_progress.reverted, shown_progress.failing) = (Phase::Reverted, 1, 0);
+    (
+        shown_progress.phase,
+        shown_progress.reverted,
+        shown_progress.failing,
+    ) = (Phase::Reverted, 1, 0);
     shown_progress.ended_at = Some(at(3500));
     insta::assert_snapshot!("gone_back", page(reverted));
 
     let mut blocked = stopped;
     let under = blocked.rolling.as_mut().unwrap();
-    (under.rollout.reverts, under.progress.rollback_blocker) = (true, Some(RollbackBlocker::TooLarge.message()));
+    (under.rollout.reverts, under.progress.rollback_blocker) =
+        (true, Some(RollbackBlocker::TooLarge.message()));
     insta::assert_snapshot!("stopped_as_its_state_does_not_fit", page(&mut blocked));
 
     let mut completed = world(Phase::Completed);
     completed.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::All;
     let shown_progress = progress(&mut completed);
-    (shown_progress.wave, shown_progress.reached, shown_progress.applied, shown_progress.ended_at) =
-        (2, 3, 3, Some(at(3500)));
+    (
+        shown_progress.wave,
+        shown_progress.reached,
+        shown_progress.applied,
+        shown_progress.ended_at,
+    ) = (2, 3, 3, Some(at(3500)));
     insta::assert_snapshot!("completed", page(&mut completed));
 }
 
 fn turn(value: &str, cluster: &str) -> RolloutPosition {
-    RolloutPosition { value: Some(value.to_owned()), cluster: cluster.into() }
+    RolloutPosition {
+        value: Some(value.to_owned()),
+        cluster: cluster.into(),
+    }
 }
 
 /// Who the next step lets in, of the three clusters in their order; by a leader that has just begun, or another.
@@ -192,9 +271,15 @@ fn let_in(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
     if just_begun {
         view.rolling.as_mut().unwrap().gate = None;
     }
-    let gate = view.take_step(turns, &world.report_store, world.now()).unwrap();
+    let gate = view
+        .take_step(turns, &world.report_store, world.now())
+        .unwrap();
     let all = ["canary-1", "eu-1", "eu-2"].into_iter();
-    (all.filter(|cluster| gate.lets_in("target", &(*cluster).into())).collect(), gate)
+    (
+        all.filter(|cluster| gate.lets_in("target", &(*cluster).into()))
+            .collect(),
+        gate,
+    )
 }
 
 #[test]
@@ -204,17 +289,25 @@ fn cluster_without_the_former_state_rolls_back_out_of_order() {
     holds_former(&mut world, "eu-2", ALL_APPLIED);
     for just_begun in [false, true] {
         let (let_in, gate) = let_in(&world, just_begun);
-        assert!(let_in == ["canary-1", "eu-1", "eu-2"] && gate.back_to.as_deref() == Some("t0"), "{let_in:?}");
+        assert!(
+            let_in == ["canary-1", "eu-1", "eu-2"] && gate.back_to.as_deref() == Some("t0"),
+            "{let_in:?}"
+        );
     }
     for cluster in ["canary-1", "eu-1"] {
         holds_former(&mut world, cluster, ALL_APPLIED);
     }
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
-    view.take_step(turns, &world.report_store, world.now()).unwrap();
+    view.take_step(turns, &world.report_store, world.now())
+        .unwrap();
     let shown_progress = view.progress().unwrap();
     assert_eq!(
-        (shown_progress.phase, shown_progress.reverted, shown_progress.rollback_blocker.as_ref()),
+        (
+            shown_progress.phase,
+            shown_progress.reverted,
+            shown_progress.rollback_blocker.as_ref()
+        ),
         (Phase::Reverted, 1, None)
     );
 }
@@ -222,16 +315,23 @@ fn cluster_without_the_former_state_rolls_back_out_of_order() {
 #[test]
 fn rollback_to_a_damaged_state_stops_and_says_so() {
     let mut world = rolled_back(Phase::Reverted);
-    let damaged = StoredState { revision: String::new(), state: Err(RollbackBlocker::Damaged) };
+    let damaged = StoredState {
+        revision: String::new(),
+        state: Err(RollbackBlocker::Damaged),
+    };
     world.rolling.as_mut().unwrap().former = Former::new(damaged);
     let (let_in, gate) = let_in(&world, false);
     assert!(let_in.is_empty() && !gate.reverts(), "{let_in:?}");
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
-    view.take_step(turns, &world.report_store, world.now()).unwrap();
+    view.take_step(turns, &world.report_store, world.now())
+        .unwrap();
     let shown_progress = view.progress().unwrap();
     let blocker = shown_progress.rollback_blocker.as_ref().unwrap();
-    assert!(shown_progress.phase == Phase::Stopped && blocker.contains("damaged"), "{blocker}");
+    assert!(
+        shown_progress.phase == Phase::Stopped && blocker.contains("damaged"),
+        "{blocker}"
+    );
 }
 
 #[test]
@@ -239,10 +339,19 @@ fn new_leader_learns_from_agents_who_is_at_work() {
     for phase in [Phase::Progressing, Phase::Reverting] {
         let mut world = rolled_back(phase);
         let under = world.rolling.as_mut().unwrap();
-        (under.rollout.max_concurrency, under.progress.cursor) = (Portion::Count(1), Some(turn("2", "eu-1")));
+        (under.rollout.max_concurrency, under.progress.cursor) =
+            (Portion::Count(1), Some(turn("2", "eu-1")));
         let (failed, busy) = (
-            Counts { copies: 2, failed: 2, ..Counts::default() },
-            Counts { copies: 2, applied: 1, ..Counts::default() },
+            Counts {
+                copies: 2,
+                failed: 2,
+                ..Counts::default()
+            },
+            Counts {
+                copies: 2,
+                applied: 1,
+                ..Counts::default()
+            },
         );
         if phase.goes_back() {
             holds_former(&mut world, "eu-1", busy);
@@ -251,7 +360,11 @@ fn new_leader_learns_from_agents_who_is_at_work() {
             world.report("eu-1", busy, vec![]);
         }
         world.report("canary-1", failed, vec![]);
-        let expected: &[&str] = if phase.goes_back() { &["eu-1", "eu-2"] } else { &["eu-1"] };
+        let expected: &[&str] = if phase.goes_back() {
+            &["eu-1", "eu-2"]
+        } else {
+            &["eu-1"]
+        };
         assert_eq!(let_in(&world, true).0, expected, "{phase:?}");
     }
 }
