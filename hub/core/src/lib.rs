@@ -8,7 +8,7 @@
 //! - [`status`]: what a rule's status says.
 //! - [`epoch`]: the history of leaders, and what it says about a hub that was restored.
 //! - [`lease`]: what a candidate does to lead, and what the Lease records of leaders.
-//! - [`whatif`]: what a rule would do.
+//! - [`preview`]: what a rule would do.
 #![cfg_attr(
     not(test),
     deny(

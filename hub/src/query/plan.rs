@@ -1,5 +1,5 @@
 //! What a rule would do: what the API server and the agents are asked for it. What follows from that
-//! is decided in [`runnel_hub_core::whatif`].
+//! is decided in [`runnel_hub_core::preview`].
 mod change;
 mod rights;
 
