@@ -1,4 +1,4 @@
-//! The loop around the core: whatever is heard goes in, whatever it wants done goes out.
+//! The event loop around the core: it feeds events in, and carries out jobs, frames and Events.
 use std::future::pending;
 use std::pin::Pin;
 use std::time::{Duration, Instant};

@@ -1,7 +1,6 @@
-//! What people in the member cluster read beside their copies, and on the hub in the rule's status: written down whole, so
-//! that a change of words is seen.
+//! Snapshots of all Events and messages for people, so that each change of wording is visible.
 //!
-//! `INSTA_UPDATE=always cargo test -p runnel-agent --lib snapshots` writes them anew; read the diff.
+//! `INSTA_UPDATE=always cargo test -p runnel-agent --lib snapshots` rewrites them; read the diff.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
-//! The right to write: a Lease in the agent's own namespace. Of all agents of a cluster one holds it; the others stand by.
+//! The election of the active agent: a Lease in the agent's own namespace. One agent of a cluster
+//! has it; the others are standby.
 //!
-//! [`runnel_proto::lease`] decides who holds it. The right ends at a moment of this process's monotonic clock, so an agent
-//! that was paused, or whose way to the API server is cut, stops writing before another one may begin.
+//! [`runnel_proto::lease`] decides the holder. The lease ends at an instant of this process's
+//! monotonic clock. So a paused or disconnected agent stops writing before another one begins.
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

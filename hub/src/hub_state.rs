@@ -1,8 +1,9 @@
-//! What the hub's tasks share: the index behind its lock, the ledger, the live sessions, and the signals between them.
+//! The shared state of the hub's tasks: the index behind its lock, the reports, the live sessions,
+//! and the signals between tasks.
 //!
-//! Every change of the index goes through [`HubState::change`], which spreads its effect: sessions of changed clusters
-//! are woken, sources are put to the reader, rules to the writer. Locks are held for short sections and never across an
-//! await.
+//! Every change of the index goes through [`HubState::change`]. It wakes the sessions of changed
+//! clusters, queues sources for the reader and rules for the writer. Locks are taken for short
+//! sections and never across an await.
 #[cfg(test)]
 mod following_tests;
 mod holds;

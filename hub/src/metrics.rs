@@ -1,8 +1,10 @@
-//! The hub's metrics: few labels. The gauges of members and rules name them; nothing names a source or a copy.
+//! The hub's metrics, with few labels. The gauges of members and rules name them; no label names a
+//! source or a copy.
 //!
-//! `runnel_delivery_seconds` begins when the hub's watch shows a new version of a source (the API server tells the time of
-//! a write in whole seconds only) and ends when an agent reports every copy of the rule applied;
-//! `runnel_rule_delivery_seconds` ends when the last agent of the rule does: see [`runnel_hub_core::status::Deliveries`].
+//! `runnel_delivery_seconds` begins when the hub's watch delivers a new version of a source (the
+//! API server stores the time of a write in whole seconds only) and ends when an agent reports
+//! every copy of the rule applied. `runnel_rule_delivery_seconds` ends when the last agent of the
+//! rule does: see [`runnel_hub_core::status::Deliveries`].
 mod state;
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The objects that the writer writes about, as they were last seen or written.
+//! The objects that the writer writes, as they were last observed or written.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Locks that are taken in one order, so that two tasks never wait for one another. Debug builds check the order at each
-//! lock that is taken: the ranks that a thread holds only rise.
+//! Locks with a fixed order, so that two tasks never wait for one another. Debug builds check the
+//! order at each lock: the ranks of the locks of a thread only rise.
 use std::ops::{Deref, DerefMut};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

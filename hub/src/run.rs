@@ -1,5 +1,5 @@
-//! Puts the hub together: binds first, then spawns; every task stands in one set, and one that ends early ends the
-//! process.
+//! Starts the hub: it binds its ports, then spawns its tasks in one set. A task that ends early
+//! ends the process.
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Closed lists of words: what stands in a status or an Event is chosen from one place, by type.
+//! Closed lists of the words in statuses and Events, chosen by type.
 
 /// An enum of CamelCase words, with `ALL` of them in their order and `as_str`. Each stands in one place, so that neither can
 /// lack one.

@@ -1,5 +1,7 @@
-//! What an error of the API server means for a copy. Messages hold no content: the server's own words may quote
-//! values, so of them only a field's path and well-known words are read.
+//! Classifies errors of the API server for one copy.
+//!
+//! Messages contain no content. The server may quote values in its own message, so only the path of
+//! a field and well-known words are taken from it.
 use std::time::Duration;
 
 use kube::core::Status;

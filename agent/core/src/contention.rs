@@ -1,8 +1,10 @@
-//! Copies that somebody keeps changing, though each time they are put back. Pure: time is an argument.
+//! Contention: copies that another client changes again after each correction. Pure: time is an
+//! argument.
 //!
-//! A copy that was put back more than [`LIMIT`] times within [`WINDOW`] is fought for. It is still put back, but each
-//! time later, so that the API server has peace; and it counts as failed, whoever has the word just now, so that the
-//! rule's status does not flap. The fight is over when the copy was left alone for a [`WINDOW`].
+//! A copy is contended after more than [`LIMIT`] corrections within [`WINDOW`]. The agent still
+//! corrects it, with a growing backoff that protects the API server. Its outcome is failed the
+//! whole time, so that the status of the rule does not flap. The contention ends when the copy
+//! stays unchanged for a [`WINDOW`].
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

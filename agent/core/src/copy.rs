@@ -1,4 +1,4 @@
-//! Copies: which intent one is of, what it is to hold, and how it fares.
+//! Copies: the intent and the revision of a copy, and its outcome.
 use std::sync::Arc;
 
 use runnel_proto::model::{Payload, Reason, Revision, RuleUid, SourceRef};

@@ -1,13 +1,14 @@
-//! What to do about one copy: what is wanted and what is there give one action. Pure and idempotent: after the
-//! action has been carried out, deciding again gives rest.
+//! Decides one copy: what is wanted and what was observed give one action. Pure and idempotent: a
+//! second decision after the action is a no-op.
 //!
-//! An object that is not ours is changed only as the conflict policy says, but for one that was retained from a copy and
-//! is taken back when it is equal. Nothing is removed without an order (a tombstone, a removal, a namespace that the
-//! terms no longer name), and of the last kind nothing that the hub has not named, see [`crate::prunes`]. What the
-//! member's policy denies is not written, whatever the hub says.
+//! - A foreign object is changed only as the conflict policy allows. One exception: an object that
+//!   was retained from a copy is taken back if it is equal.
+//! - Nothing is removed without an order: a tombstone, a removal, or a namespace that the terms no
+//!   longer name. The last kind needs the hub's approval, see [`crate::prunes`].
+//! - The agent never writes what the member's policy denies, whatever the hub orders.
 //!
-//! Where drift is only reported, a copy that somebody changed or deleted stays so until its source changes: a new
-//! revision is written over it and ends the drift.
+//! Where drift is only reported, a changed or deleted copy stays so until its source changes. A new
+//! revision overwrites it and ends the drift.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
-//! How many copies may be deleted within an hour, whatever the hub says. Pure: time is an argument.
+//! Limits the deletions within an hour, whatever the hub orders. Pure: time is an argument.
 //!
-//! The last resort against a hub that is mistaken, or is not what it should be: the number stands in the member's own
-//! policy, and no hub can raise it. What is beyond waits, and is reported with the reason `DeleteLimit`.
+//! This is the last protection against a faulty or malicious hub. The limit is part of the member's
+//! own policy, and no hub can raise it. Further deletions wait, and are reported with the reason
+//! `DeleteLimit`.
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

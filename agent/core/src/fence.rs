@@ -1,9 +1,10 @@
-//! Which leader of the hub is obeyed: never one that was deposed.
+//! Fencing: the agent obeys no deposed leader of the hub.
 //!
-//! Of the hub's replicas one leads, and each frame says by what right: an epoch, and a term that rises within it. A stream
-//! of a lower term than one that is known is not obeyed, and one stream speaks of one term only. What is known is kept for
-//! a minute after the last stream in it: no lease is longer, so a deposed leader has noticed by then; and a hub that was
-//! restored from an old backup, whose terms begin again lower, is taken again.
+//! One of the hub's replicas leads. Each frame contains its epoch, and a term that rises within the
+//! epoch. The agent rejects a stream with a lower term than the known one, and a stream with more
+//! than one term. It forgets a known term one minute after the last stream with it. No lease is
+//! longer, so a deposed leader has stopped by then. A hub that was restored from an old backup has
+//! lower terms, and is accepted after that minute.
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

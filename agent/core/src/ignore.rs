@@ -1,7 +1,8 @@
-//! Fields that a rule leaves alone: written when a copy is created, and from then on neither compared nor written. Pure.
+//! Fields that a rule ignores: the agent writes them when it creates a copy, and neither compares
+//! nor writes them later. Pure.
 //!
-//! Which they are stands on the copy itself and is sealed with it, so that an agent that has just started compares what
-//! was sealed, and notices when the rule names others.
+//! The list of these fields is an annotation of the copy, under its seal. So an agent that has just
+//! started compares the sealed fields, and notices that the rule names others.
 use std::collections::BTreeSet;
 
 use kube::core::DynamicObject;

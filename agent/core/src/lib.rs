@@ -1,6 +1,6 @@
-//! What the agent decides: no I/O, no clock, no randomness. Time is an argument.
+//! The decisions of the agent: no I/O, no clock, no randomness. Time is an argument.
 //!
-//! [`reconciler`] puts the rest together: it takes events and gives orders.
+//! [`reconciler`] combines the other modules: it takes events and hands out jobs and frames.
 #![cfg_attr(
     not(test),
     deny(

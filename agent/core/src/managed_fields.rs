@@ -1,4 +1,4 @@
-//! What `managedFields` says of an object: which fields the agent applied.
+//! Reads the fields that the agent applied from `managedFields`.
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{FieldMap, FieldPath};

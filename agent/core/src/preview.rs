@@ -1,12 +1,13 @@
-//! What would become of copies if the hub said something else of a rule: the same decisions as of real copies, carried out
-//! by nobody. Pure.
+//! Decides previewed copies like real copies, without writing. Pure.
 //!
-//! What the agent knows answers most of it. Whether something that is not its own stands where a copy should, it finds out
-//! only when it writes there; so for the answer it is read ([`Open`](crate::job::CopyKnowledge::Open)), and [`preview`] decides with what was seen.
+//! The records of the agent answer most of it. A foreign object in the place of a copy is unknown
+//! to the watches, so the agent reads it for the answer
+//! ([`Open`](crate::job::CopyKnowledge::Open)), and [`preview`] decides by the observed object.
 //!
-//! Of a Secret that is not the agent's own nobody is told whether it equals what would be written: whoever plans chooses what
-//! that is, and could try what he guesses, one plan after the other, without a trace. So the answer is the same for both
-//! ([`is_untold`]), and no write is tried there, as an API server may tell the one from the other.
+//! The answer never contains whether a foreign Secret equals the previewed content. The author of a
+//! preview chooses that content, and could guess a value with one preview after the other, without
+//! a trace. So both cases have the same answer ([`is_untold`]). No dry run is sent for such a copy
+//! either, because the API server may distinguish the cases.
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;

@@ -1,4 +1,4 @@
-//! What is known of the live copies, and which of them hold a given intent.
+//! The observed objects: the live copies, and the copies of each intent.
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the hub is told: outcomes per copy, summed per rule as they change, and sent newest first-hand, coalesced.
+//! The report to the hub: outcomes per copy, summed per rule as they change, and coalesced.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,13 @@
-//! The seal: by it an agent knows its own copy, and whether the copy still says what was written into it.
+//! The seal: it identifies a copy of this agent, and shows whether the copy is unchanged since the
+//! last write.
 //!
-//! Two truncated HMACs under a key that never leaves the member cluster. The first binds the mark to one object
-//! name, so a clone in another namespace is not taken for a copy. The second binds what was written: rule, source,
-//! revision and content. Terms are not in it: a changed policy must not rewrite copies.
+//! It consists of two truncated HMACs under a key that never leaves the member cluster. The first
+//! binds the mark to one object name, so a clone in another namespace is no copy. The second binds
+//! what was written: rule, source, revision and content. It does not cover the terms: a changed
+//! policy must not rewrite copies.
 //!
-//! The first HMAC also records who created the object. A seal of an adopted object names that object's uid: its
-//! content was somebody else's, and stays under the protection of other people's objects.
+//! The first HMAC also records the creator of the object. The seal of an adopted object names that
+//! object's uid: its first content was foreign, and it keeps the protection of foreign objects.
 use std::collections::BTreeSet;
 use std::fmt;
 

@@ -1,5 +1,6 @@
-//! Make before break: a new certificate, a second connection with it, and the hub's word that nothing follows on the
-//! stream that is. Until then that stream goes on as if nothing was, and also when any of it fails.
+//! Make before break: the agent gets a new certificate, opens a second connection with it, and
+//! waits until the hub sends nothing more on the old stream. The old stream continues until then,
+//! and also if a step fails.
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What the agent remembers of its hub: opaque words of the hub's, which are shown to it with each stream, and stored so
-//! that they outlive this process. `sync.proto` says what for.
+//! The hub's history token: opaque bytes that the agent stores and sends with each new stream. See
+//! `sync.proto`.
 use std::time::Duration;
 
 use bytes::Bytes;

@@ -1,5 +1,5 @@
-//! Watches the copies of one area: the objects with our hub's label. Each is reduced here; of its content only what a
-//! list shows of intact copies goes further, into the bounded cache.
+//! Watches the copies of one area: the objects with our hub's label. Each object is reduced here.
+//! Only the content of listed, intact copies goes further, into the bounded cache.
 use std::sync::Arc;
 
 use kube::Client;

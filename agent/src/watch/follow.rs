@@ -1,8 +1,9 @@
-//! Lists objects and watches them from there, for as long as the receiver is there.
+//! Lists objects and watches them, while the receiver exists.
 //!
-//! A list is made again whenever the watch cannot show what happened since: when the API server has forgotten the version, and
-//! when its versions went back, as after a restore of its etcd. The latter is looked for after each end of a watch that
-//! is out of order, since an API server accepts a watch from a version that it has not reached yet, and stays silent.
+//! A watch that cannot continue lists again: after the API server has dropped the version, and
+//! after its versions went back, as by a restore of etcd. The latter is checked after each
+//! irregular end of a watch, because an API server accepts a watch from a future version and sends
+//! nothing.
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! What the agent looks at in its cluster: copies, where the policy has them watched, and namespaces.
+//! The watches of the agent: copies in the areas of the policy, and namespaces.
 //!
-//! The policy comes into force here, between the end of the watches that it no longer has and the beginning of its
-//! new ones, so that the core hears everything in this order.
+//! A new policy comes into force here, after the end of the watches that it drops and before its
+//! new ones begin. So the core receives all events in this order.
 mod copies;
 mod follow;
 mod namespaces;

@@ -1,5 +1,5 @@
-//! What the API server would refuse of a rule that it has not seen: types, limits and words, as the definitions have them.
-//! Not the rules in CEL, which it alone weighs.
+//! Checks a rule that the API server has not checked: types, limits and closed lists, as in the
+//! definitions. It does not evaluate CEL rules; only the API server does.
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! The custom resource definitions as manifests: what the derive gives, and what it cannot say.
+//! Generates the manifests of the custom resource definitions from the derived schemas.
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps,
     JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,

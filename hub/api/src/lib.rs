@@ -1,8 +1,9 @@
-//! The custom resources of the API group `runnel.dev`: what a user writes, and what the hub answers in the status.
+//! The custom resources of the API group `runnel.dev`: the fields that users write, and the status
+//! of the hub.
 //!
-//! The types here are the API. Their doc comments become the descriptions that `kubectl explain` shows, and what they
-//! refuse is refused by the API server itself, with a message that names the field and the cure. All of it is pure:
-//! no I/O and no clock.
+//! The types here are the API. Their doc comments are the descriptions of `kubectl explain`. The
+//! API server itself refuses invalid objects, with a message that names the field and a hint. No
+//! I/O and no clock.
 #![cfg_attr(
     not(test),
     deny(

@@ -1,4 +1,4 @@
-//! Rules: what goes where.
+//! Rules: the sources, the targets and the terms of a distribution.
 use kube::CustomResource;
 use runnel_proto::model::{self, Pattern};
 use schemars::JsonSchema;

@@ -1,4 +1,4 @@
-//! What the hub says about a rule. Bounded in bytes, whatever the size of the fleet.
+//! The status of a rule, bounded in bytes for any size of the fleet.
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

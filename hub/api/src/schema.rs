@@ -1,4 +1,5 @@
-//! What the API server checks beyond types: limits, list types, and CEL rules whose messages name the field and the cure.
+//! Validation by the API server beyond types: limits, list types, and CEL rules whose messages name
+//! the field and a hint.
 use runnel_proto::model::KINDS;
 use schemars::Schema;
 use serde_json::{Map, Value, json};

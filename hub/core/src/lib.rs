@@ -1,14 +1,14 @@
-//! What the hub decides: no I/O, no clock, no randomness. Time is an argument.
+//! The decisions of the hub: no I/O, no clock, no randomness. Time is an argument.
 //!
 //! - [`plan`]: what one rule wants in each cluster.
-//! - [`index`]: everything that the hub knows of rules, sources, grants and clusters.
+//! - [`index`]: the rules, sources, grants and clusters, and their plans.
 //! - [`session`]: what one agent is sent next.
 //! - [`rollout`]: which clusters may have a change now.
-//! - [`guard`]: what may not be removed without approval.
-//! - [`status`]: what a rule's status says.
-//! - [`epoch`]: the history of leaders, and what it says about a hub that was restored.
-//! - [`lease`]: what a candidate does to lead, and what the Lease records of leaders.
-//! - [`preview`]: what a rule would do.
+//! - [`guard`]: which removals need an approval.
+//! - [`status`]: the contents of the statuses.
+//! - [`epoch`]: the history of leaders, and the divergences that it proves.
+//! - [`lease`]: the steps of a candidate, and the records of leaders in the Lease.
+//! - [`preview`]: what a change would do.
 #![cfg_attr(
     not(test),
     deny(

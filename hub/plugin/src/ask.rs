@@ -1,7 +1,7 @@
-//! Asks the hub itself, beyond what the API server holds; see `proto/query.proto`.
+//! Queries the hub itself for what the API server does not store; see `proto/query.proto`.
 //!
-//! The way there is an address of the hub's (`--hub-url`), or the user's `kubectl port-forward`. Nothing is sent before the
-//! hub has proven to be the one that the Lease names.
+//! The plugin uses an address of the hub (`--hub-url`), or the user's `kubectl port-forward`. It
+//! sends nothing before the hub has proven to be the one that the Lease names.
 use std::process::Stdio;
 use std::time::Duration;
 

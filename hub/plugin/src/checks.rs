@@ -1,4 +1,4 @@
-//! What the doctor checks: from what was seen, how it stands and the cure.
+//! The checks of the doctor: each observation gives a result and a hint.
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
-//! What `kubectl runnel doctor` prints, written down whole.
+//! Snapshots of the output of `kubectl runnel doctor`.
 //!
-//! `INSTA_UPDATE=always cargo test -p runnel-hub --lib snapshots` writes it anew; read the diff.
+//! `INSTA_UPDATE=always cargo test -p kubectl-runnel --lib snapshots` rewrites them; read the diff.
 use super::*;
 use crate::rights as needed;
 

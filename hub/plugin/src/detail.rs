@@ -1,4 +1,4 @@
-//! One rule with all its clusters, as the hub itself tells them.
+//! One rule with all its clusters, as the hub reports them.
 use std::fmt::Write;
 
 use super::table::{Cell, Table, Tone};

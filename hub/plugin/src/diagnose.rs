@@ -1,4 +1,4 @@
-//! What is wrong with pods and joins, from what was seen of them, and the cure.
+//! Problems of pods and joins, with hints.
 use jiff::Timestamp;
 use serde_json::Value;
 

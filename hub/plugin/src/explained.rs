@@ -1,4 +1,4 @@
-//! What `kubectl runnel explain` says.
+//! The output of `kubectl runnel explain`.
 use std::fmt::Write;
 
 use jiff::Timestamp;

@@ -1,4 +1,4 @@
-//! What went wrong between this plugin and others, and the cure.
+//! Errors between this plugin and other programs, with hints.
 use std::error::Error;
 
 /// A cluster, as a person knows it.

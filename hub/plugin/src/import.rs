@@ -1,8 +1,10 @@
-//! `kubectl runnel import`: reads what other copiers do in a cluster, and prints rules that do the same. Nothing is changed.
+//! `kubectl runnel import`: reads what other copiers do in a cluster, and prints equivalent rules.
+//! It changes nothing.
 //!
-//! Those copiers work inside one cluster. So the cluster that is read is the one where the copies stand, and it is the
-//! member of the rules: the one whose `MemberCluster` carries its uid, or those that `--cluster` names. The rules' sources
-//! are read on the hub. Where hub and member are one, they stand there already; where not, the text says which are missing.
+//! Those copiers work inside one cluster. So the cluster that is read has the copies, and it is the
+//! member of the rules: the one whose `MemberCluster` has its uid, or those that `--cluster` names.
+//! The rules read their sources on the hub. If hub and member are one cluster, the sources exist
+//! there already; otherwise the output names the missing ones.
 pub mod annotations;
 mod choice;
 mod labelled;

@@ -1,7 +1,8 @@
-//! `kubectl runnel`: installs Runnel, lets clusters join and leave, and tells how it stands.
+//! `kubectl runnel`: installs Runnel, joins and removes clusters, and reports the state of rules.
 //!
-//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `hints`, `explained`, `import/*`, `limit`, `parts`, `planned`, `rights`, `rules`, `seen`,
-//! `table`, `values`. The others talk to clusters, to helm and to the person.
+//! Files without I/O: `args`, `checks`, `complete`, `detail`, `diagnose`, `hints`, `explained`,
+//! `import/*`, `limit`, `planned`, `rights`, `rules`, `table`, `values`. The others access
+//! clusters, helm and the terminal.
 mod access;
 mod approve;
 pub mod args;

@@ -1,4 +1,4 @@
-//! Looks at what is in a cluster: workloads, rules, members, and the hub's addresses.
+//! Reads the state of a cluster: workloads, rules, members, and the addresses of the hub.
 use std::time::Duration;
 
 use runnel_transport::identity::{Fingerprint, JoinString};

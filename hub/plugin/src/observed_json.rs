@@ -1,4 +1,4 @@
-//! What stands in objects of the API, as they were read.
+//! Reads fields of objects as JSON.
 use jiff::Timestamp;
 use runnel_api::conditions::ConditionType;
 use serde_json::Value;

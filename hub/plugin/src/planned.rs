@@ -1,4 +1,4 @@
-//! What `kubectl runnel plan` says.
+//! The output of `kubectl runnel plan`.
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

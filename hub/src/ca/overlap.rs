@@ -1,9 +1,10 @@
-//! How one authority replaces another. The one that signs now is first in a list; those before it stay there, with a serving
-//! certificate that they signed in time, for as long as a member needs them.
+//! The overlap of certificate authorities: the signing one is the first in a list. Former ones stay
+//! in the list, with a serving certificate that they signed in time, while a member needs them.
 //!
-//! A member needs an authority as long as it may come with a certificate of it: it trusted that authority when it got the
-//! certificate, and perhaps no later one. A member whose certificate is of the newest has stored all that were listed then.
-//! So the authorities that signed the certificates on record say all that must be kept, and no member has to be asked.
+//! A member needs an authority while it may present a certificate of it: it trusted that authority
+//! when it got the certificate, and perhaps no later one. A member with a certificate of the newest
+//! authority has stored all authorities of that time. So the certificates on record determine which
+//! authorities are kept, and no member has to be asked.
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 

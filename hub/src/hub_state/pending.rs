@@ -1,4 +1,4 @@
-//! Work that waits for whoever does it.
+//! Queues of work for the hub's tasks.
 use std::collections::BTreeSet;
 
 use tokio::sync::Notify;

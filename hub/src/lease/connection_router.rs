@@ -1,8 +1,9 @@
-//! Where connections come in. The leader serves them; a replica that stands by splices them, as they are and before any
-//! TLS, to the leader.
+//! Routes incoming connections. The leader serves them; a standby replica forwards them to the
+//! leader, unchanged and before any TLS.
 //!
-//! What comes by the replicas' own port is served or closed, never passed on, so connections cannot run in circles. Only what
-//! begins with the seal of a replica is served: see `passed_on`.
+//! A connection to the replicas' own port is served or closed, never forwarded, so that connections
+//! cannot run in circles. Only a connection that begins with the seal of a replica is served there:
+//! see `passed_on`.
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;

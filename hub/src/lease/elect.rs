@@ -1,4 +1,4 @@
-//! Takes part in the election: looks at the Lease, watches it, writes it, and says who leads.
+//! Takes part in the election: reads, watches and writes the Lease, and publishes who leads.
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
-//! What a replica says before the bytes of a connection that it passes on: where that comes from, under a seal that only
-//! replicas of this hub can make. So limits by address hold for whoever comes by way of a standby, and no other peer gets
-//! anything by the port for replicas.
+//! The header of a forwarded connection: its origin, under a seal that only replicas of this hub
+//! can make. So limits by address also work behind a standby replica, and no other peer is served
+//! by the port for replicas.
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use runnel_proto::model::RevisionKey;

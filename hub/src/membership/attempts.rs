@@ -1,8 +1,8 @@
-//! How often an address may be wrong.
+//! Limits the failed attempts of an address.
 //!
-//! This spares the API server and decides nothing else: a token whose id is that of the cluster's join is looked at
-//! whatever came from its address before, so nobody can lock anybody out, behind one address with him or not. What burns
-//! a token is counted in the status of its cluster, see `tokens`.
+//! The limit only protects the API server. A token with the id of the cluster's join is checked
+//! whatever its address did before, so no client can lock out another one behind the same address.
+//! The status of the cluster counts the attempts that invalidate a token, see `tokens`.
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

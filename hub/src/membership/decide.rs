@@ -1,4 +1,4 @@
-//! Who may join, who may renew, and who is let in. Every refusal says what to do.
+//! Decides which agents may join, renew and connect. Every refusal contains a hint.
 use std::time::Duration;
 
 use jiff::Timestamp;

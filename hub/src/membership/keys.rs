@@ -1,8 +1,8 @@
-//! The keys by which a member is known. They stand in the order in which they were certified.
+//! The keys of a member, in the order of their certification.
 //!
-//! The law: the key that is in use stays, and so does every newer one, as the agent may use it from its next stream on.
-//! Older ones go when a newer one is used for the first time, and are remembered for a while: nobody should have them any
-//! more, so one that is seen again is a copy that somebody made.
+//! The key in use stays, and so does every newer one, because the agent may use it from its next
+//! stream on. Older keys are removed when a newer one is first used, and are remembered for a
+//! while: no agent should have them any more, so a connection with one of them proves a copied key.
 use std::time::Duration;
 
 use jiff::Timestamp;

@@ -1,5 +1,5 @@
-//! Why a copy is, or is not, in a cluster, as far as the hub itself can tell: which rules want it, and what keeps them from
-//! sending it.
+//! Why a copy exists in a cluster or not, as far as the hub knows: the rules that want it, and the
+//! reasons for which they do not send it.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{

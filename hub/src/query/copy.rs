@@ -1,4 +1,5 @@
-//! Where one copy comes from, or why it is not there: what the hub knows, and what the cluster's agent says of it.
+//! The origin of one copy, or why it does not exist: the state of the hub, and the answer of the
+//! cluster's agent.
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 

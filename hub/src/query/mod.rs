@@ -1,6 +1,8 @@
-//! Answers questions about rules that their statuses have no room for, out of the hub's memory; see `proto/query.proto`.
+//! Answers queries about rules from the hub's memory, beyond their statuses; see
+//! `proto/query.proto`.
 //!
-//! Who may `get` a rule may ask about it, nobody else: the hub's API server tells both who a caller is and what he may.
+//! A user who may `get` a rule may query it. The hub's API server authenticates and authorizes the
+//! caller.
 mod because;
 mod copy;
 mod plan;

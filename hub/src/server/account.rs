@@ -1,4 +1,4 @@
-//! What an agent says about itself: what it holds when it connects, its reports, what it refuses.
+//! The reports of an agent: its intents when it connects, its rules' states, and its refusals.
 use std::collections::BTreeSet;
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
 //! The gRPC server: join, renew, and the sessions of the agents.
 //!
-//! Who calls is what the verified client certificate says; no field of a request can widen it. A session is admitted
-//! only while its `MemberCluster` is there with the same uid, accepted, and with the certificate's key on record, and
-//! it is cut the moment that stops being so.
+//! The verified client certificate identifies the caller; no field of a request can extend its
+//! rights. A session is admitted only while its `MemberCluster` exists with the same uid, is
+//! accepted, and has the certificate's key on record. It is cut as soon as this changes.
 mod account;
 mod epoch;
 mod inbound;

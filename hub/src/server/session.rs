@@ -1,4 +1,5 @@
-//! One agent's stream: frames in, frames out. What to say is decided in [`runnel_hub_core::session`].
+//! The stream of one agent: it receives and sends frames. [`runnel_hub_core::session`] decides
+//! their content.
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;

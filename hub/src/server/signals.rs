@@ -1,4 +1,4 @@
-//! What happens to a session besides what its agent says and what the index has for it.
+//! The signals to a session, apart from its agent's frames and the index.
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, SelectAll};

@@ -1,8 +1,9 @@
-//! The call of a session as HTTP carries it. Every other call is tonic's own.
+//! The HTTP call of a session. tonic serves every other call.
 //!
-//! tonic keeps, for as long as a stream lasts, a buffer of the size of the largest frame that it has sent on it: a hub with
-//! ten thousand agents that have had their first delivery would hold gigabytes of nothing. Here a frame's bytes are there
-//! from the moment that the connection asks for them until they are sent, and a stream that rests holds none.
+//! tonic keeps a buffer of the size of the largest sent frame while a stream lasts: a hub with ten
+//! thousand agents would keep gigabytes of unused memory after their first delivery. Here the bytes
+//! of a frame exist from the moment at which the connection asks for them until they are sent. An
+//! idle stream has none.
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A `MemberCluster` as it stands in Git.
+//! The manifest of a `MemberCluster` for GitOps.
 use std::collections::BTreeMap;
 
 use kube::{CustomResourceExt, Resource};

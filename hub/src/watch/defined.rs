@@ -1,5 +1,6 @@
-//! Objects that go with their definition. Whoever deletes a definition deletes every object of its kind and has named none:
-//! such a deletion takes nothing away, and neither does a list without these objects.
+//! Objects that are deleted with their definition. The deletion of a definition deletes every
+//! object of its kind and names none. Such a deletion has no effect on copies, and neither has a
+//! list without these objects.
 use std::sync::Arc;
 use std::time::Duration;
 

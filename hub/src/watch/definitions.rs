@@ -1,6 +1,7 @@
-//! The watch of the definition of a kind of rules. Who deletes it deletes all of them, without having named one.
+//! Watches the definition of a kind of rules: its deletion deletes all of them, without naming one.
 //!
-//! Without the right to it the hub goes on: many rules that are deleted at once are noticed all the same.
+//! Without the right to it the hub continues: the removal guard blocks many indirect deletions in
+//! any case.
 use std::sync::Arc;
 
 use futures::StreamExt;

@@ -1,5 +1,5 @@
-//! The grant `everything`: a new hub begins with it, so that rules work before anybody has thought of grants. It is made
-//! once in a hub's life, and only where there is no grant; what an administrator makes of it afterwards stays.
+//! The grant `everything` of a new hub, so that rules work without further setup. It is created
+//! once in a hub's life, and only if there is no grant. Later changes by an administrator stay.
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;

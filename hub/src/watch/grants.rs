@@ -1,6 +1,7 @@
-//! The watches of grants, and of the labels of the hub's namespaces, by which grants may choose.
+//! Watches grants, and the labels of the hub's namespaces, by which grants may select.
 //!
-//! While one of them is refused, nothing that needs a grant is sent or removed; all else goes on.
+//! While one of the watches is refused, the hub sends and removes nothing that needs a grant.
+//! Everything else continues.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Whether a rule was deleted with its namespace or with the definition of its kind.
 //!
-//! Nobody named the rule then, so its removals are under the limits of the removal guard. The watches of namespaces and
-//! definitions may be behind the watch of rules. So the hub reads both when a rule is deleted: whatever deletes a whole
-//! namespace marks the namespace first.
+//! Such a rule was not deleted on purpose, so its removals are under the limits of the removal
+//! guard. The watches of namespaces and definitions may be behind the watch of rules. So the hub
+//! reads both when a rule is deleted: the deletion of a whole namespace marks the namespace first.
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Namespace;

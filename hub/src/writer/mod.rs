@@ -1,8 +1,10 @@
-//! The only code that writes to the hub's API: finalizers and statuses of rules, statuses of members, Events. It writes
-//! only while this process leads, and looks at the clock before each write.
+//! The only code that writes to the hub's API: finalizers and statuses of rules, statuses of
+//! members, Events. It writes only while this process leads, and checks the deadline before each
+//! write.
 //!
-//! A status is written at most once a second and only when it says something new; an edit that reaches every cluster
-//! within a second costs one write, whatever the number of clusters. What fails is logged and tried again.
+//! A status is written at most once a second and only if it changed. An edit that reaches every
+//! cluster within a second costs one write, whatever the number of clusters. A failed write is
+//! logged and retried.
 mod events;
 mod fleet;
 mod members;

@@ -1,11 +1,12 @@
-//! Who leads: what a process concludes from a Lease as it has seen it, and what it does next. The replicas of a hub and
-//! those of an agent decide by the same rules.
+//! The election: what a process concludes from an observed Lease, and its next step. The replicas
+//! of a hub and those of an agent use the same rules.
 //!
-//! Nothing here knows a clock: `now` is what the process's monotonic clock says.
+//! The module has no clock: `now` is an instant of the process's monotonic clock.
 //!
-//! The timing is client-go's: the holder renews the Lease every `retry` and stops leading when no renewal succeeded for
-//! `renew`; another process takes the Lease when it has *seen* no change for `lease`. `renew` is shorter than `lease` and
-//! counts from before the request was sent, so no two processes lead at one time, whatever the clocks of the nodes say.
+//! The timing is client-go's: the holder renews the Lease every `retry` and stops leading when no
+//! renewal succeeded for `renew`; another process takes the Lease when it has *seen* no change for
+//! `lease`. `renew` is shorter than `lease` and counts from before the request was sent, so no two
+//! processes lead at one time, whatever the clocks of the nodes are.
 mod timing;
 
 use std::collections::BTreeMap;

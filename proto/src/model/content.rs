@@ -1,4 +1,4 @@
-//! What a source says: content, its payload on the wire, and the revision that names it.
+//! The content of a source, its payload on the wire, and its revision.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;

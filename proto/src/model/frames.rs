@@ -1,4 +1,5 @@
-//! What travels on a stream, in the model's words. `sync.proto` says when each frame is sent and what it promises.
+//! The frames of a stream as types. `sync.proto` describes when each frame is sent and its
+//! guarantees.
 use bytes::Bytes;
 
 use super::{

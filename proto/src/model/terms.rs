@@ -1,4 +1,4 @@
-//! What a rule says about all its intents.
+//! The terms of a rule, for all its intents.
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,8 @@
-//! Alphabets of the strings that peers send: what may stand in a name, and what text keeps on its way to a person.
+//! Alphabets of the strings of peers: the characters of names, and those that text for a person
+//! keeps.
 //!
-//! A string of a peer ends in statuses, Events, logs and terminals. A name is checked and refused; text for a person is
-//! cleaned and bounded.
+//! A string of a peer ends in statuses, Events, logs and terminals. A name is checked and refused;
+//! text for a person is cleaned and bounded.
 
 /// Text for a person on one line: at most `limit` bytes, without characters that end a line, steer a terminal, change the
 /// direction of writing or show nothing.

@@ -1,4 +1,5 @@
-//! Lists in pages that are bounded in bytes, not in objects: anybody who may create an object decides how large it is.
+//! Reads lists in pages that are bounded in bytes, not in objects: any author of an object decides
+//! its size.
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;

@@ -1,7 +1,9 @@
-//! Objects of an API server, each read by itself: one that cannot be read fails alone, not the list or the watch that shows it.
+//! Reads each object of an API server by itself: an unreadable one fails alone, not its whole list
+//! or watch.
 //!
-//! Whoever may write an object decides on its `managedFields`, and an API server takes times there that no `jiff::Timestamp` holds
-//! (after 9999-12-30). Where such a time is in the way, the object is read without it.
+//! Any writer of an object decides on its `managedFields`, and an API server accepts times there
+//! that `jiff::Timestamp` does not (after 9999-12-30). An object with such a time is read without
+//! it.
 use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde::{Deserialize, de};
 use serde_json::Value;

@@ -1,8 +1,9 @@
-//! What this cluster should have: terms and intents per rule, and from them who wants which copy, and which copies
-//! were ordered to go.
+//! The desired set of this cluster: terms and intents per rule, the claims of intents on copies,
+//! and the orders to remove copies.
 //!
-//! Payloads are not here (see [`crate::cache`]); a revision stands for one. Reverse indexes keep an edit of one
-//! source at the cost of its own copies, and the event of one namespace at the cost of that namespace's copies.
+//! A revision stands for a payload; the payloads are in [`crate::cache`]. Reverse indexes limit the
+//! cost of an edit to the copies of its source, and the cost of a namespace event to the copies of
+//! that namespace.
 mod orders;
 mod places;
 mod preview;

@@ -1,4 +1,5 @@
-//! What would be wanted if the hub said something else of a rule: the same as when it says so, on a set that is thrown away.
+//! Applies a preview to a copy of the desired set, as the hub's frames would. The copy is dropped
+//! afterwards.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{

@@ -1,4 +1,5 @@
-//! What an agent holds after its restart: terms from its own Secret, revisions from the seals of its copies.
+//! Restores the desired set after a restart: terms from the agent's own Secret, revisions from the
+//! seals of the copies.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What stands of the intents of a rule, kept up to date intent by intent: only those of which something may have changed
-//! are looked at again, when the hub is told.
+//! The digests of the applied copies, per intent of a rule. Only intents that may have changed are
+//! computed again, when the agent reports.
 use runnel_proto::model::{ContentDigest, RuleUid, Shown, SourceRef};
 
 use super::{Desired, Rule};

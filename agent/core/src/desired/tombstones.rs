@@ -1,10 +1,11 @@
 //! Tombstones that outlive a restart.
 //!
-//! The terms of a rule and the seals of its copies are all that an agent knows after a restart. In the middle of a removal
-//! they say that the rest of the copies is wanted, and the rest is a twin from which the deleted ones could be created
-//! again. So the tombstones of sources whose copies are being removed are stored with the terms, before the first copy is
-//! deleted. After a restart nothing is written for these sources until the hub has sent content or a tombstone. A stored
-//! tombstone deletes nothing: the hub may have changed its mind since.
+//! After a restart an agent knows only the terms of a rule and the seals of its copies. In the
+//! middle of a removal these imply that the remaining copies are wanted. Each of them is a twin
+//! from which the deleted ones could be created again. So the agent stores the tombstones with the
+//! terms before it deletes the first copy. After a restart it writes nothing for these sources
+//! until the hub has sent content or a tombstone. A stored tombstone deletes nothing: the hub may
+//! have changed the rule since.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{RuleUid, SourceRef};

@@ -1,13 +1,15 @@
-//! Versions: where each content has a copy name of its own, the older ones stay for a while.
+//! Versions: each content has a copy name of its own, and older copies stay for a while.
 //!
-//! To the hub this is a rename: it gives up the intent under the old name and sends one under the new, and holds no payload
-//! of what was. The agent does not carry such an order out at once: the copy stays as an *older version*, as it is, for
-//! as long as it is among the newest `versions` of its source in its namespace and any intent of that source is wanted
-//! there. It is not made anew in other namespaces, not corrected and not reported.
+//! For the hub this is a rename: it removes the intent with the old name, sends one with the new
+//! name, and keeps no former payload. The agent does not carry out such a removal at once. The copy
+//! stays unchanged as an *older version* while two conditions hold: it is among the newest
+//! `versions` of its source in its namespace, and an intent of that source is wanted there. An
+//! older version is not created in other namespaces, not corrected and not reported.
 //!
-//! All that must outlive a restart stands in the copies: a number (`runnel.dev/version`) that grows each time that a content
-//! becomes the newest, also one that was before, and the label of the newest (`runnel.dev/newest`). The copy of the
-//! highest number is what is held after a restart, and the others are its older versions.
+//! Everything that must outlive a restart is part of the copies. `runnel.dev/version` is a number
+//! that grows each time a content becomes the newest, even if it was the newest before.
+//! `runnel.dev/newest` marks the newest one. After a restart the copy with the highest number is
+//! the current one, and the others are its older versions.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{DeletionPolicy, SourceRef};

@@ -1,8 +1,9 @@
-//! The member's own policy: what its administrator lets a hub do here. The hub can widen nothing of it.
+//! The member's own policy: the permissions that its administrator gives to a hub. The hub can
+//! extend none of them.
 //!
-//! What is denied is not written and is reported as `Denied`, with the field of the policy that says so. A copy from
-//! before stays as it is and is no longer corrected; only an order of the hub to remove it is still carried out,
-//! because that is no content that comes in.
+//! A denied copy is not written, and is reported as `Denied` with the field of the policy. An
+//! existing copy stays unchanged and is no longer corrected. The agent still carries out a removal,
+//! because no content comes in by it.
 mod parse;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Reads a policy. Whatever it does not know it refuses, and says which field and what to write instead.
+//! Reads a policy. Each unknown field or value is refused with the name of the field and a hint.
 use runnel_proto::model::{KINDS, Pattern, is_label};
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! What a witness gives rise to.
+//! The divergences that a history token proves.
 use data_encoding::HEXLOWER;
 use jiff::Timestamp;
 

@@ -1,4 +1,4 @@
-//! The doubts that there are about members.
+//! The current divergences of the members.
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

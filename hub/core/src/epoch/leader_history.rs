@@ -1,4 +1,4 @@
-//! Who has led, as the Lease says: one entry for each time that the lead was taken.
+//! The history of leaders in the Lease: one entry for each change of the leader.
 use std::fmt;
 
 use k8s_openapi::api::coordination::v1::Lease;

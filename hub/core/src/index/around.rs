@@ -1,5 +1,5 @@
-//! A part of the index in which a rule can be tried: with everything that has to do with it, and nothing that anybody looks
-//! at.
+//! A part of the index for a preview: a rule with everything that affects it. Changes of the part
+//! have no effect elsewhere.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, RuleUid};

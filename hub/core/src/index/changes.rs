@@ -1,4 +1,4 @@
-//! What a rule no longer wants, and what it wants again: told to its removal guard.
+//! Reports to the removal guard what a rule no longer wants, and what it wants again.
 use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};

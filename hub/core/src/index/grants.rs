@@ -1,8 +1,8 @@
-//! Grants come, change and go, and with them where the rules of a namespace may send what.
+//! Changes of grants and namespaces: they decide where the rules of a namespace may send objects.
 //!
-//! A grant that is narrowed takes effect at once. Whatever it takes away (a kind or a whole cluster here, a namespace in
-//! the member) goes by an *indirect* removal: nobody has deleted a rule or a source. [`Index::follow`] is where that
-//! begins, for one rule at a time.
+//! A narrowed grant takes effect at once. The removals that follow (a kind or a whole cluster here,
+//! a namespace in the member) are *indirect*: no rule and no source was deleted. [`Index::follow`]
+//! starts them, for one rule at a time.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{ClusterName, RuleUid};

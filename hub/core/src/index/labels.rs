@@ -1,5 +1,5 @@
-//! How many labels of objects are kept. Whoever may create an object can give it tens of thousands of labels, whether a rule
-//! selects it or not.
+//! Bounds the labels that the hub stores. Any author of an object can give it tens of thousands of
+//! labels, whether a rule selects it or not.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::SourceRef;

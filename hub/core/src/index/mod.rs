@@ -1,11 +1,13 @@
-//! Everything the hub knows, and the plans that follow from it: pure, behind one lock with short sections.
+//! The index: rules, sources, grants and clusters, and the plans that follow from them. Pure,
+//! behind one lock with short sections.
 //!
-//! An event (a rule, a source, a cluster, a place whose watch came or went) re-plans only the rules that it touches and
-//! names in its [`Effect`] the clusters whose desired set changed and the sources whose content must be read. After any
-//! sequence of events every plan equals [`crate::plan::plan`] of the final state.
+//! An event (of a rule, a source, a cluster or a watch) changes only the plans of the concerned
+//! rules. Its [`Effect`] names the clusters whose desired set changed and the sources whose content
+//! must be read. After any sequence of events every plan equals [`crate::plan::plan`] of the final
+//! state.
 //!
-//! Sessions do not get desired sets pushed: they ask for the [`Directive`]s that changed since the version they last saw.
-//! So an agent that is slow skips to the newest state, and nothing can overflow.
+//! The index pushes nothing to sessions. They ask for the [`Directive`]s that changed since the
+//! last version they saw. So a slow agent skips to the newest state, and nothing can overflow.
 mod around;
 mod change_log;
 mod changes;

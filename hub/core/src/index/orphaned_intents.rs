@@ -1,4 +1,5 @@
-//! What agents hold and nobody wants, as they say when they come back; and what that says of what was held before.
+//! Copies that agents report and no rule wants, and what a reconnected agent proves about earlier
+//! removals.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{ClusterName, KINDS, RuleUid, SourceRef};

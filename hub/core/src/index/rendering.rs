@@ -1,12 +1,12 @@
-//! Rendering beside the index: copies that are not just what a rule selects take time for every source and cluster, and
-//! the index is not locked for so long.
+//! Rendering outside the lock of the index: shaped copies take time for each source and cluster.
 //!
-//! What a change needs rendered is noted ([`Effect::render`]) and stays as it was, as if the change had not come yet. A
-//! [`RenderJob`] holds all that is needed, runs without the index, and what it gives is swapped in. Selection and copies
-//! change together, so that no reader sees one without the other. What makes something unknown or takes it away needs no
-//! rendering, and is never put off; it is done again on what a job has rendered meanwhile.
+//! A change that needs rendering is recorded ([`Effect::render`]), and the plan stays as if the
+//! change had not come yet. A [`RenderJob`] contains all that is needed, runs without the index,
+//! and its result is swapped in. Selection and copies change together, so that no reader sees one
+//! without the other. A change that makes something unknown or removes it needs no rendering and is
+//! never deferred. It is applied again to the result of a job under way.
 //!
-//! An index that does not render aside does all of it at once.
+//! An index without a renderer beside it renders at once.
 mod defer;
 mod job;
 mod unrendered;

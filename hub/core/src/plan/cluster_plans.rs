@@ -1,8 +1,9 @@
-//! Makes what is sent out of what a rule selects: per cluster where the rule says different things to different
-//! clusters, and once for all of them where it does not.
+//! Renders the selection of a rule: per cluster if the rule varies by cluster, otherwise once for
+//! all clusters.
 //!
-//! Clusters that get the same share one [`RulePlan`], and where they do not, the contents that are equal are one
-//! allocation. An edit of a source costs its own outcome in each cluster, not that of the whole plan.
+//! Clusters with the same content share one [`RulePlan`]. Between different plans equal contents
+//! are one allocation. An edit of a source costs its own result in each cluster, not that of the
+//! whole plan.
 mod budget;
 
 use std::collections::{BTreeMap, BTreeSet};

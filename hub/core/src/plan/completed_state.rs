@@ -1,8 +1,10 @@
-//! What the last completed rollout of a rule sends to its clusters, and how that is encoded: a rollback sends it again.
+//! The state that a completed rollout of a rule sent to its clusters, and its encoding. A rollback
+//! sends it again.
 //!
-//! It holds contents and terms before an agent resolves namespaces, exactly as the frames of the protocol do. Encoded, it is
-//! one zstd frame of JSON lines: a header, then each content once, then what clusters get. It holds values of Secrets:
-//! nothing here has `Debug`, and no error names a part of it.
+//! The state has contents and terms before an agent resolves namespaces, exactly as in the frames
+//! of the protocol. Encoded, it is one zstd frame of JSON lines: a header, each content once, then
+//! the intents of the clusters. It contains values of Secrets: no type here has `Debug`, and no
+//! error names a part of it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! A sorted map of which a clone costs little, and the change of a clone little more.
+//! A sorted map with cheap clones and cheap changes of a clone.
 //!
-//! Sessions keep the plan that they last saw while the index changes it: what they do not share any more is the sheet on
-//! which the change is, whatever the number of entries on the others.
+//! Sessions keep the last plan that they saw while the index changes it. After a change only the
+//! changed chunk is no longer shared, whatever the number of entries in the others.
 use std::sync::Arc;
 
 /// A sheet with more entries than this becomes two.

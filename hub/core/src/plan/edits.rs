@@ -1,4 +1,5 @@
-//! What the last changes of a plan touched: who holds an earlier one finds what differs without comparing all of both.
+//! The sources that the last changes of a plan touched: a reader of an earlier plan finds the
+//! difference without a comparison of both plans.
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! Where the hub looks for sources: in the whole cluster, or only in the namespaces that it was told.
+//! The scopes of the hub's watches: the whole cluster, or only the configured namespaces.
 //!
-//! A place is what one watch watches: a kind, in one namespace or in all of them. Whether the hub knows what is there
-//! is a question of the place, never of the kind alone: what is forbidden in one namespace concerns nobody else.
+//! One watch covers one kind, in one namespace or in all of them. Whether the hub knows the objects
+//! is a property of a scope, never of the kind alone: a forbidden namespace affects no other one.
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;

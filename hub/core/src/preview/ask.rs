@@ -1,4 +1,4 @@
-//! What each cluster would be told, as a question to its agent.
+//! The question to the agent of each cluster: what the cluster would be sent.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

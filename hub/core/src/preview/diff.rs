@@ -1,7 +1,8 @@
-//! What would change in one copy, as lines for a person.
+//! The changes of one copy, as lines for a person.
 //!
-//! The agent lists the paths, with short present values where it may ([`runnel_proto::model::FieldChange`]). The hub adds the
-//! new values. No line holds a value of a kind that is sensitive, whatever an agent sends.
+//! The agent lists the paths, with short present values if it may
+//! ([`runnel_proto::model::FieldChange`]). The hub adds the new values. No line contains a value of
+//! a sensitive kind, whatever an agent sends.
 use runnel_proto::model::{
     Content, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind,
     PreviewOutcome, PreviewedCopy, short_value,

@@ -1,14 +1,16 @@
-//! What a rule would do that is not saved. Pure.
+//! Previews an unsaved change. Pure.
 //!
-//! The rule is tried in a copy of the part of the index that has to do with it ([`Around`]): the same planner, the
-//! same grants, the same removal guard as for a saved one, and nobody hears of it. What only the agents know, namespaces and what
-//! stands in them, they are asked: each hears what would be said to it ([`PreviewIndex::ask`]), decides as it would, and forgets
-//! it. With their answers the guard judges what only they could find ([`PreviewIndex::settle`]).
+//! The change is applied to a copy of the part of the index that it concerns ([`Around`]), with the
+//! same planner, grants and removal guard as for a saved change, and without any effect on agents.
+//! Only the agents know their namespaces and the objects in them. So each agent gets a question
+//! ([`PreviewIndex::ask`]), decides as it would, and drops the state. With their answers the guard
+//! judges the removals that only agents know ([`PreviewIndex::settle`]).
 //!
-//! A plan carries no payload to a member: digests with a key of the question's own let the agent compare what stands there.
-//! For the diff there is a digest of each field, and the hub adds the new values of ConfigMaps itself (`diff`).
-//! The key travels along, as the agent computes with it: whoever has a member in his hands could test what he guesses that a
-//! source holds. Only for a rehearsal, in which each API server is to judge the writes, is sent what would be sent.
+//! A preview sends no payload to a member. Digests with a key of the question's own let the agent
+//! compare its objects. For the diff there is a digest of each field, and the hub adds the new
+//! values of ConfigMaps itself (`diff`). The agent has the key, because it computes with it: an
+//! attacker in control of a member could test guesses of a source's values. Only a dry run by the
+//! members' API servers sends the content.
 mod answer;
 mod ask;
 mod diff;

@@ -1,8 +1,9 @@
-//! How encoded states of completed rollouts are laid out in Secrets of fixed names: pure.
+//! The layout of encoded states of completed rollouts in Secrets with fixed names: pure.
 //!
-//! Each Secret is a slot. A state is stored in parts, which lie wherever there is room; the name of a part says which state it
-//! belongs to, and how many parts there are. A newer state of a rule has a higher number. It is stored before the older one is
-//! dropped, where there is room for both, so that one of them is whole at any time.
+//! Each Secret is a slot. A state is stored in parts, in any free slots. The name of a part
+//! contains its state and the number of parts. A newer state of a rule has a higher number. It is
+//! stored before the older one is dropped, if there is room for both, so that one of them is
+//! complete at any time.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::RuleUid;

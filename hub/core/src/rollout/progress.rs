@@ -1,4 +1,4 @@
-//! How far a rollout has come: what stands in the rule's status.
+//! The progress of a rollout, as stored in the rule's status.
 use jiff::Timestamp;
 
 use super::{Phase, Rollout, RolloutPosition};

@@ -1,4 +1,5 @@
-//! How a session comes to know what the agent holds of a rule: by an account that equals the share, or by asking.
+//! How a session learns the intents that an agent has of a rule: by a digest that equals the
+//! assignment, or by a question.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{AckedIntent, RuleState, RuleUid};

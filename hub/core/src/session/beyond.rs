@@ -1,4 +1,5 @@
-//! Rules beyond the most that one agent holds: they are not sent, so that an agent never holds more than its hub takes back.
+//! Rules beyond the limit of one agent are not sent, so that an agent never has more rules than its
+//! hub accepts at a reconnect.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::RuleUid;

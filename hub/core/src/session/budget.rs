@@ -1,5 +1,5 @@
-//! What an agent needs again, and how much of what one member says a session keeps: its own word must not fill the
-//! memory of the hub, which serves all the others.
+//! The content that an agent requests again, and the memory that a session uses for one member's
+//! messages: no member may fill the memory of the hub.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{RuleUid, SourceRef};

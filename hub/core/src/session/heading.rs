@@ -1,4 +1,4 @@
-//! What is said about a rule itself: its terms, and what may be done by them.
+//! The messages about a rule itself: its terms, and the permissions for its removals.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{RuleDelta, RuleUid, Terms};

@@ -1,4 +1,5 @@
-//! What an agent says it holds when it connects, until it has said all of it: bounded, as nothing is known of it yet.
+//! The intents that a connecting agent reports, until its report is complete: bounded, because
+//! nothing is known of it yet.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{RuleState, RuleUid};

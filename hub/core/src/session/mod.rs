@@ -1,17 +1,18 @@
-//! One agent's view: what it holds, and what it must be told next. Pure.
+//! The session of one agent: what it has, and what it must be sent next. Pure.
 //!
-//! A session starts from what the agent says it holds ([`Session::hello`]) and is kept up to date with the index's
-//! claims ([`Session::update`]). [`Session::next_batch`] gives the next piece of the difference.
+//! A session starts from the report of the agent ([`Session::hello`]) and follows the directives of
+//! the index ([`Session::update`]). [`Session::next_batch`] gives the next piece of the difference.
 //!
 //! # Guarantees
-//! - Once every batch has been taken out and no claim is pending, the agent holds exactly what the claims want, plus
-//!   what the hub cannot compute now and what it does not know.
-//! - A source is removed only when a rule that the hub knows positively no longer wants it.
-//! - Upserts leave before tombstones: what is handed from one rule to another is never missing.
-//! - What was sent on the stream counts as held: the stream is ordered and reliable, and a broken one is followed by a
-//!   new session with a new account of what is held.
-//! - Memory: a session that is up to date refers to the shared plans and holds nothing per source; one that has a whole rule
-//!   to send shares what waits with the plan. What it keeps of what the agent says has one bound for all of it.
+//! - Once every batch has been taken out and no directive is pending, the agent has exactly the
+//!   wanted intents, plus those that the hub cannot compute now and those of unknown rules.
+//! - A source is removed only when a known rule no longer wants it.
+//! - Upserts leave before tombstones: a copy that another rule takes over is never missing.
+//! - Sent intents count as acked: the stream is ordered and reliable, and a broken one is followed
+//!   by a new session with a new report.
+//! - Memory: an up-to-date session refers to the shared plans and stores nothing per source. A
+//!   session with a whole rule to send shares the pending part with the plan. The stored messages
+//!   of the agent have one bound together.
 mod account;
 mod beyond;
 mod budget;

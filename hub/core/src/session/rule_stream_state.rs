@@ -1,4 +1,4 @@
-//! What an agent holds of one rule, and the step from there to a plan.
+//! The state of one rule in a session: the intents of the agent, and the step from them to a plan.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

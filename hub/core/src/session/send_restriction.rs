@@ -1,4 +1,4 @@
-//! What is not said to a member that has given rise to a doubt ([`crate::epoch`]).
+//! The restriction of what is sent to a diverged member ([`crate::epoch`]).
 use runnel_proto::model::{AskedDigest, RuleUid};
 
 use super::Session;

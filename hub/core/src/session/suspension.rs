@@ -1,5 +1,5 @@
-//! What is not said: to a cluster that is cordoned, about rules of which the hub cannot tell, and about those that it does
-//! not know. And how what was not sent yet is taken back.
+//! What is not sent: to a cordoned cluster, about rules that the hub cannot compute, and about
+//! unknown rules. Pending intents are withdrawn.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};

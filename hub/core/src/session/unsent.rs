@@ -1,7 +1,8 @@
-//! What waits to be sent about the sources of rules.
+//! The intents that wait to be sent, by rule.
 //!
-//! When a rule goes to very many clusters for the first time, all of it waits in each of their sessions at once: they share
-//! the plan's own sheets until they send from them, so that what waits takes next to nothing.
+//! When a rule first goes to very many clusters, all its intents wait in each of their sessions.
+//! The sessions share the chunks of the plan until they send from them, so that waiting takes
+//! almost no memory.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,14 +1,15 @@
-//! How long edits of sources take until they are applied: begun when a watch of the hub shows a new version of a source,
-//! over for a cluster when its agent reports every copy of the rule applied as the plan then says, and over for the rule
-//! when that is so in the last of its clusters.
+//! Measures the delivery time of edits of sources. It begins when a watch of the hub delivers a new
+//! version of a source. It ends for a cluster when its agent reports every copy of the rule
+//! applied, and for the rule when this holds in the last of its clusters.
 //!
-//! The moment at which the watch shows it is the best that there is: the API server notes in whole seconds when fields were
-//! written, and of a write that only takes something away it notes nothing.
+//! The time of the watch event is the best one there is: the API server stores times of writes in
+//! whole seconds, and none for a write that only removes fields.
 //!
-//! An edit is followed only in the clusters that are connected when it comes and do not have it already. What a cluster that
-//! was away catches up on says nothing about how fast edits travel, nor does a copy that fails: the rule waits for neither.
-//! Should a cluster that failed have it before the others do, it counts; a cluster that waits for its turn in a rollout counts
-//! for the rule. Edits of one rule that overlap count as one, from the first on.
+//! An edit is measured only in clusters that are connected when it comes and do not have it
+//! already. A cluster that catches up later says nothing about the delivery time, nor does a failed
+//! copy: the rule waits for neither. A failed cluster that succeeds before the others counts. A
+//! cluster that awaits its wave counts for the rule. Overlapping edits of one rule count as one,
+//! from the first on.
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

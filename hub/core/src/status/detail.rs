@@ -1,4 +1,4 @@
-//! What a rule's status has no room for: how it stands in each of its clusters.
+//! The state of a rule in each of its clusters, for answers that the status has no room for.
 use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Failure};

@@ -1,4 +1,4 @@
-//! What a member's status should say.
+//! The contents of a member's status.
 use jiff::Timestamp;
 use runnel_proto::model::{ClusterName, LostWatch, RuleName};
 

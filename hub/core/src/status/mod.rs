@@ -1,8 +1,10 @@
-//! What statuses should say: pure. The agents' reports are folded into a rule's status, and sessions into a member's.
+//! The contents of statuses: pure. The reports of the agents are folded into the status of a rule,
+//! and sessions into that of a member.
 //!
-//! Truth before comfort: a status is never staler than it says. A cluster that is silent for [`SILENCE`] turns
-//! Unreachable and the rule is not Ready. Calm before noise: a fold that gives the status that is there already is not
-//! written, times change only with what they speak of, and a restart of the hub changes nothing by itself.
+//! - Freshness: a status is never more stale than it states. A cluster without a sign of life for
+//!   [`SILENCE`] is Unreachable, and the rule is not Ready.
+//! - No noise: a fold that equals the current status is not written, a time changes only with its
+//!   subject, and a restart of the hub changes nothing by itself.
 mod cluster_view;
 mod deliveries;
 mod detail;

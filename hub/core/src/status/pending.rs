@@ -1,4 +1,4 @@
-//! What people are told of a removal that waits for approval.
+//! The messages about a removal that waits for approval.
 use super::fold::counted;
 use crate::plan::Rule;
 use runnel_api::{APPROVE, PendingApproval};

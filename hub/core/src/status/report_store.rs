@@ -1,4 +1,4 @@
-//! What the agents last said.
+//! The last reports of the agents.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 

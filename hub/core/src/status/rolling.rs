@@ -1,4 +1,4 @@
-//! How a rollout does, as the agents' reports have it, and what the status says of it.
+//! The state of a rollout by the reports of the agents, and its part of the status.
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 

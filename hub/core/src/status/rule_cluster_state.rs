@@ -1,4 +1,4 @@
-//! How one rule stands in one cluster.
+//! The state of one rule in one cluster.
 use std::time::Instant;
 
 use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey};

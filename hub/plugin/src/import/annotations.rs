@@ -1,4 +1,4 @@
-//! What other copiers were told: read from the annotations and labels of objects.
+//! Reads the configuration of other copiers from annotations and labels of objects.
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::choice::{self, Choice, Places, Written};

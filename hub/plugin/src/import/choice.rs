@@ -1,4 +1,4 @@
-//! Target namespaces: from the regular expressions and selectors of other copiers to what a rule can say.
+//! Converts the regular expressions and selectors of other copiers to target namespaces of a rule.
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Regex;

@@ -1,8 +1,9 @@
-//! What a copier does that goes by a label.
+//! Copiers that select by a label.
 //!
-//! Nothing but what a person says and what stands in the cluster tells what it copies, and a rule that goes by the same label
-//! would copy whatever has it. So a rule is made for a namespace and a kind only where they are said, or where equal copies
-//! show them; and what has the label and is not copied, a rule leaves out by name. What is left is refused with the reason.
+//! Only the user and the cluster show what such a copier copies, and a rule that selects by the
+//! same label would copy every object with it. So a rule is printed for a namespace and a kind only
+//! if the user names them, or if equal copies prove them. The rule excludes labelled objects
+//! without copies by name. The rest is refused with the reason.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::HUB_LABEL;

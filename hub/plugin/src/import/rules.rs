@@ -1,4 +1,4 @@
-//! From what other copiers were told to rules that do the same.
+//! Converts the configuration of other copiers to rules.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::HUB_LABEL;

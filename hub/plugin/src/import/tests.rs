@@ -1,6 +1,6 @@
-//! What each annotation becomes; the whole text is written down under `snapshots`.
+//! Tests of each annotation; the outputs are in `snapshots`.
 //!
-//! `INSTA_UPDATE=always cargo test -p runnel-hub --lib plugin::import` writes it anew; read the diff.
+//! `INSTA_UPDATE=always cargo test -p kubectl-runnel --lib import` rewrites them; read the diff.
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};

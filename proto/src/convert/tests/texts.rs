@@ -1,4 +1,4 @@
-//! No string of a peer reaches anybody unfiltered, whichever field of whichever frame it stands in.
+//! No string of a peer is used without a filter, in any field of any frame.
 use super::*;
 
 /// Strings with everything that terminals, shells and readers are fooled with, among names and sentences.

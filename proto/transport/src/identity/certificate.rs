@@ -1,4 +1,4 @@
-//! What a certificate says about its holder.
+//! Reads the fields of a certificate.
 use std::fmt;
 use std::time::{Duration, SystemTime};
 

@@ -1,4 +1,4 @@
-//! The names that identities are made of. None of them can hold a separator of a SPIFFE id.
+//! The parts of identities. None of them can contain a separator of a SPIFFE id.
 use std::sync::LazyLock;
 
 use data_encoding::{Encoding, Specification};

@@ -1,4 +1,4 @@
-//! Core dumps: the memory of hub and agent holds keys and the content of Secrets.
+//! Disables core dumps: the memory of hub and agent contains keys and the content of Secrets.
 
 /// Tells the kernel never to write this process's memory to a core dump, and to let only root trace it. A limit of
 /// zero for core dumps would not do: a node that pipes dumps into a program ignores it.

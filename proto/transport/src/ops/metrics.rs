@@ -1,4 +1,4 @@
-//! Metrics: the registry of a process, and what the kernel says about the process itself.
+//! Metrics: the registry of a process, and the kernel's figures of the process.
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,5 +1,6 @@
-//! When each watch of the API server last said something: any data counts, also the bookmarks that an API server sends
-//! about once a minute when nothing changes. So a watch that hangs shows, and a quiet cluster does not look like one.
+//! The time of the last data of each watch of the API server. Bookmarks count, too: an API server
+//! sends one about once a minute when nothing changes. So a hanging watch is visible, and a quiet
+//! cluster does not look like one.
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

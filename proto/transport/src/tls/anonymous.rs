@@ -1,5 +1,6 @@
-//! Connections without a client certificate. Anybody can open them, and a join is over within seconds: so each lives for a
-//! short time only, and when there are too many the oldest of the largest crowd goes.
+//! Connections without a client certificate. Any client can open them, and a join takes only
+//! seconds. So each has a short time limit, and above a maximum number the oldest one of the
+//! largest group is closed.
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::pin::Pin;

@@ -1,6 +1,7 @@
-//! With which of its certificates the hub serves, while one authority replaces another: with the newest that the agent can
-//! verify. The agent says in its ClientHello which that are (extension certificate_authorities). Subjects of authorities may
-//! be equal, so they are told apart by made-up names of their digests.
+//! Selects the hub's serving certificate while one authority replaces another: the newest one that
+//! the agent can verify. The agent lists its authorities in its ClientHello (extension
+//! certificate_authorities). Subjects of authorities may be equal, so artificial names of their
+//! digests distinguish them.
 use std::sync::Arc;
 
 use rustls::DistinguishedName;

@@ -1,9 +1,9 @@
-//! Whether a connection lives: what counts is that bytes move, not that an answer comes in time. On a slow link a ping
-//! waits behind what was sent before it, for minutes perhaps, and all that while the peer is there.
+//! Detects dead connections by the bytes that move, not by timely answers. On a slow link a ping
+//! waits behind earlier data, perhaps for minutes, although the peer is alive.
 //!
-//! Both ends send HTTP/2 pings, so a connection on which nothing came in for [`Metered`]'s silence is dead. On a link that
-//! is slow in one direction the pings there wait; whoever receives much and sends nothing owes a sign of life
-//! ([`Meter::owes`]), and sends a frame that says nothing else.
+//! Both ends send HTTP/2 pings, so a connection without incoming data for [`Metered`]'s silence is
+//! dead. On a link that is slow in one direction, the pings wait there. An end that receives much
+//! and sends nothing owes a sign of life ([`Meter::owes`]), and sends an empty frame.
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;

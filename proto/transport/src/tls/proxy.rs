@@ -1,5 +1,5 @@
-//! Which proxy a connection goes through: pure. `HTTPS_PROXY` names it, `NO_PROXY` what goes around it, as curl and Go
-//! understand them.
+//! Selects the proxy of a connection: pure. `HTTPS_PROXY` names it, and `NO_PROXY` the exceptions,
+//! as in curl and Go.
 use std::fmt;
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Handshakes that failed: what is logged of them is bounded, as anybody can cause them.
+//! Logs failed handshakes, with a bound: any client can cause them.
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;

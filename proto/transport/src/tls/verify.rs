@@ -1,8 +1,10 @@
-//! How an agent knows its hub: by authority and SPIFFE id. Names in DNS prove nothing here, as load balancers have any.
-//! And how a hub knows its members: by authority, at any time up to the certificate's end and after it.
+//! Verifies peers. An agent verifies its hub by authority and SPIFFE id; DNS names prove nothing
+//! here, because a load balancer has any name. A hub verifies its members by authority, at any time
+//! until the certificate's end and after it.
 //!
-//! Neither looks at when a certificate begins. Only the hub's own authority signs, and nobody had the key before: a
-//! certificate of the future says that a clock was ahead when it was signed, or is behind now, and that shuts nobody out.
+//! Neither checks when a certificate begins. Only the hub's own authority signs. A certificate of
+//! the future only shows a clock that was ahead at the signature or is behind now, and must not
+//! lock out a peer.
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 

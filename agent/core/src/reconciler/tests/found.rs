@@ -1,4 +1,4 @@
-//! What the watches show against what is remembered: restored clusters, and copies that come to light while the agent runs.
+//! Tests of found copies: restored clusters, and copies that appear while the agent runs.
 use super::*;
 use crate::copy::IntentKey;
 use crate::policy::Area;

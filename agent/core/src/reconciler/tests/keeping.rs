@@ -1,4 +1,4 @@
-//! Taking over what is not ours, leaving drift as it is, and fights, played against the model of an API server.
+//! Tests of adoption, reported drift and contention against the model of an API server.
 use super::applied;
 use super::world::*;
 use crate::contention;

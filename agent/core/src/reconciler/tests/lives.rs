@@ -1,5 +1,5 @@
-//! Short lives: rules that come, hand their copies on and go, each for good. The agent reports that nothing is left of a rule
-//! only when no copy of it stands, and no write for it is under way.
+//! Property of short-lived rules: each is created, hands its copies over and is deleted. The agent
+//! reports a rule as gone only when no copy of it exists and no write for it is under way.
 use super::world::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;

@@ -1,4 +1,4 @@
-//! What is in namespaces given up waits for the hub's word, played against the model of an API server.
+//! Tests of removals from namespaces that are no longer targets: they wait for the hub's approval.
 use super::world::*;
 use crate::copy::CopyError;
 use crate::reconciler::*;

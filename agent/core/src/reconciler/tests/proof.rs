@@ -1,4 +1,4 @@
-//! Proof of what stands: equal to what the hub expects exactly where everything is as it was sent.
+//! Tests of proofs: a proof equals the hub's expectation exactly if every copy is as it was sent.
 use super::*;
 
 fn proved(world: &mut World) -> Option<Proof> {

@@ -1,5 +1,5 @@
-//! A small model of a member cluster's API server for the core's tests: it carries jobs out with their
-//! preconditions, and its watch tells everything in order, but late.
+//! A small model of a member's API server for the tests of the core. It carries out jobs with their
+//! preconditions, and its watch delivers all events in order, but late.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

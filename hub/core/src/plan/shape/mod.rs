@@ -1,7 +1,8 @@
-//! How the copies of a rule differ from their sources, for one cluster: their name, keys, labels, annotations and type,
-//! variables that are filled, and what is overridden there. Pure.
+//! The difference between copies and their sources for one cluster: name, keys, labels, annotations
+//! and type, filled variables, and overrides. Pure.
 //!
-//! Every step says what it cannot do, with the field and the source; a value of an object is never said.
+//! Each step reports what it cannot do, with the field and the source, and never with a value of an
+//! object.
 mod overrides;
 mod template;
 #[cfg(test)]

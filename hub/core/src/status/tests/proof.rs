@@ -1,4 +1,4 @@
-//! An agent that says what is right is believed when it shows it.
+//! Tests of proofs: a correct digest counts as applied once the agent proves it.
 use runnel_proto::model::{Proof, ProofKey};
 
 use super::*;

@@ -1,6 +1,7 @@
-//! Rules as a person finds them, in the moments in which he looks: written down whole, so that a change of words is seen.
+//! Snapshots of rules in typical situations, so that each change of wording is visible.
 //!
-//! `INSTA_UPDATE=always cargo test -p runnel-hub --lib snapshots` writes them anew; read the diff.
+//! `INSTA_UPDATE=always cargo test -p runnel-hub-core --lib snapshots` rewrites them; read the
+//! diff.
 use std::fmt::Write;
 
 use super::*;
