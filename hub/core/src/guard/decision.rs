@@ -70,7 +70,7 @@ impl GuardDecision {
             .is_some_and(|item| matches!(item, Item::Prune(..)))
     }
 
-    /// Whether the decision differs in what clusters hear of that the rule does not choose.
+    /// Whether the decision differs for clusters that the rule does not select.
     pub fn differs_elsewhere(&self, former: &GuardDecision) -> bool {
         let is_for_all = |item: &&Item| matches!(item, Item::Rule | Item::Cluster(_));
         !self

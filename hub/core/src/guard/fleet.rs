@@ -11,7 +11,7 @@ use super::{Cause, DELAY, Item, Limit, WINDOW};
 /// However much else comes, removals wait for no more than so many delays.
 const DELAYS: u32 = 5;
 
-/// What the `Fleet` object says about removals.
+/// The removal settings of the `Fleet` object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetTerms {
     /// The limit of the fleet.
@@ -31,7 +31,7 @@ impl Default for FleetTerms {
 }
 
 impl FleetTerms {
-    /// What the object says; the defaults where there is none.
+    /// Reads the object; without one, the defaults.
     pub fn of(fleet: Option<&runnel_api::Fleet>) -> Self {
         let spec = fleet.map(|fleet| fleet.spec.clone()).unwrap_or_default();
         let limit = |count: i64, percent: i64| Limit {
@@ -58,7 +58,7 @@ pub struct Part {
     pub uid: RuleUid,
     /// The cause.
     pub cause: Cause,
-    /// What goes.
+    /// The removed items.
     pub items: BTreeSet<Item>,
     /// How many copies that is, by cluster.
     pub copies: BTreeMap<ClusterName, u64>,

@@ -53,7 +53,8 @@ impl fmt::Display for Item {
 /// Why something is not wanted any more; of two causes the one further down counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// A cluster that came back holds what the rule does not want. Any cause that the hub saw itself says more.
+    /// A cluster that came back has copies that the rule does not want. A cause that the hub
+    /// observed itself is more precise.
     Reconnected,
     /// Its literal name was taken out of a list.
     Named,
@@ -77,18 +78,19 @@ pub enum Cause {
     Grants,
     /// Namespaces in member clusters are no longer targets.
     TargetNamespaces,
-    /// A cluster that came back holds what the rule did not want, and blocked removals of an earlier process of the hub
-    /// may be among it.
+    /// A cluster that came back has copies that the rule did not want, perhaps from blocked
+    /// removals of an earlier process of the hub.
     Carried,
 }
 
 impl Cause {
-    /// Whether somebody deleted just this.
+    /// Whether a user deleted exactly this item.
     pub fn is_deliberate(self) -> bool {
         matches!(self, Cause::Named | Cause::Deleted)
     }
 
-    /// Whether each rule has a cause of its own: what namespaces a rule goes to is mostly decided by itself.
+    /// Whether each rule has a cause of its own: a rule mostly decides its target namespaces
+    /// itself.
     pub fn is_of_rule(self) -> bool {
         matches!(self, Cause::RuleEdited | Cause::TargetNamespaces)
     }

@@ -66,7 +66,7 @@ pub struct RemovalGuard {
     blocked: Option<(Instant, BTreeMap<ClusterName, u64>)>,
     /// An earlier process blocked removals, and not all agents have reported yet.
     carried: bool,
-    /// The clusters that were silent when that ended: they may hold a part of it.
+    /// The clusters that were not connected when that ended: they may have a part of it.
     awaited: BTreeSet<ClusterName>,
     /// Something was opened since the last judgement.
     is_news: bool,
@@ -75,7 +75,7 @@ pub struct RemovalGuard {
 }
 
 impl RemovalGuard {
-    /// A guard that continues with what the rule's status says.
+    /// A guard that continues with the state of the rule's status.
     pub fn remembering(pending: Option<&PendingApproval>) -> Self {
         let since = pending
             .and_then(|pending| pending.since.as_ref())
@@ -194,7 +194,7 @@ impl RemovalGuard {
             .any(|item| item.cluster() == Some(cluster))
     }
 
-    /// What has passed and has not gone yet is judged again.
+    /// Judges again what has passed and is not removed yet.
     pub fn judge_again(&mut self) {
         if !self.decision.passed.is_empty() {
             Arc::make_mut(&mut self.decision).passed.clear();
@@ -232,7 +232,8 @@ impl RemovalGuard {
         carried
     }
 
-    /// Whether a cluster that comes back may hold what an earlier process blocked; asked once.
+    /// Whether a cluster that comes back may have copies whose removal an earlier process blocked.
+    /// The answer is true once.
     pub fn was_awaited(&mut self, cluster: &ClusterName) -> bool {
         self.awaited.remove(cluster)
     }
@@ -352,7 +353,7 @@ impl RemovalGuard {
         decision.passed.extend(items);
     }
 
-    /// These stay until somebody approves them.
+    /// Blocks items until a person approves them.
     pub fn block(&mut self, items: BTreeSet<Item>, cause: Cause) {
         self.causes
             .extend(items.iter().map(|item| (item.clone(), cause)));

@@ -21,7 +21,8 @@ pub enum ChangedObject {
     Member(ClusterName, Option<Cluster>),
 }
 
-/// What has to do with a rule, taken out of an index. Nothing is planned yet: who takes it holds the index only for so long.
+/// Everything that affects a rule, copied from an index. It is planned later, so that the lock of
+/// the index is short.
 pub struct Around {
     part: Index,
     others: Vec<Rule>,

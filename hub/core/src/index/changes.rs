@@ -42,7 +42,8 @@ impl RuleEntry {
         self.guard = guard;
     }
 
-    /// What would go where a cluster holds an intent that it should not have; `None` if it should, or nobody can tell.
+    /// The item to remove if a cluster has an intent that it should not have; `None` if it should
+    /// have it, or if that is unknown.
     pub(super) fn orphaned_intent(
         &self,
         cluster: &ClusterName,
@@ -144,7 +145,7 @@ pub(super) fn note_goes(
 ) {
     for (cluster, before) in &former.clusters {
         match entry.target_clusters.clusters.get(cluster).cloned() {
-            // Before the hub could tell, nothing was said.
+            // Nothing was sent while the grants were unknown.
             Some(now) if !former.unknown => {
                 note_kinds(before, &now, entry, cluster, cause(cluster))
             }
@@ -152,7 +153,7 @@ pub(super) fn note_goes(
             None if takes_part(cluster) => entry
                 .guard
                 .remove(Item::Cluster(cluster.clone()), cause(cluster)),
-            // What is revoked hears nothing, and what leaves does so on purpose.
+            // A revoked cluster is sent nothing, and a leaving one leaves on purpose.
             None => {}
         }
     }
@@ -230,7 +231,7 @@ mod tests {
     use super::*;
     use crate::plan::Rule;
 
-    /// What would go where a cluster holds the one source under another name.
+    /// The item to remove if the cluster has the one source under another name.
     fn orphaned_intent(transform: &serde_json::Value, name: &str) -> Option<Item> {
         let object: runnel_api::ClusterDistributionRule = serde_json::from_value(json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",

@@ -21,7 +21,7 @@ pub struct Cluster {
     pub accepted: bool,
     /// Whether it keeps what it has and gets nothing new.
     pub cordoned: bool,
-    /// Whether it leaves: it gets nothing new, and what it has goes.
+    /// Whether the cluster leaves: it gets nothing new, and its copies are removed.
     pub leaving: bool,
     /// Orders from rules that were deleted while it was away.
     pub pending: BTreeMap<RuleUid, PendingRemoval>,
@@ -56,7 +56,7 @@ impl Cluster {
         self.accepted && !self.leaving
     }
 
-    /// Whether a rule goes to it.
+    /// Whether a rule selects the cluster.
     pub fn is_chosen_by(&self, rule: &Rule, name: &ClusterName) -> bool {
         self.takes_part() && rule.chooses(name, &self.labels)
     }
@@ -79,7 +79,7 @@ impl Index {
         for (uid, chosen) in self.choices(&name, &cluster) {
             self.choose(&uid, &name, chosen, reborn, &mut effect);
         }
-        // Orders of rules that are gone are said through the rule's absence.
+        // The orders of deleted rules follow from their absence in the index.
         for uid in cluster.pending.keys().filter(|uid| !before.contains(*uid)) {
             if !self.rules.contains_key(uid) {
                 self.changes.forget(uid);
@@ -102,7 +102,7 @@ impl Index {
         effect
     }
 
-    /// These are all the clusters there are: the others are gone.
+    /// Removes all clusters that are not in a complete list.
     pub fn retain_clusters(&mut self, listed: &BTreeSet<ClusterName>) -> Effect {
         let gone: Vec<_> = self
             .clusters
@@ -150,7 +150,7 @@ impl Index {
             None
         };
         if waits == Some(false) {
-            // It goes there when what it sends is rendered.
+            // The cluster gets the rule when its content is rendered.
             if always {
                 self.renew(uid);
             }
@@ -223,7 +223,8 @@ impl Index {
             }
         }
         if chosen || dealt || always {
-            // Other clusters have nothing to hear, so only this one is named; the version tells its session.
+            // No other cluster is concerned, so only this one is woken; the version informs its
+            // session.
             self.renew(uid);
             effect.rules.insert(uid.clone());
         }

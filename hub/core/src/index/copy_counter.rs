@@ -19,8 +19,9 @@ pub(super) struct CopyCounter<'a> {
 }
 
 impl CopyCounter<'_> {
-    /// How many copies a set is: as agents counted them; where none did, as many as the rule's literal names say. What
-    /// another rule wants in the same place changes hands there, and is no removal.
+    /// Counts the copies of items: as the agents reported them; without a report, by the literal
+    /// names in the rule. A copy that another rule wants in the same cluster is handed over, and is
+    /// no removal.
     pub(super) fn count<'a>(
         &self,
         entry: &RuleEntry,
@@ -61,7 +62,8 @@ impl CopyCounter<'_> {
                 }
             }
         }
-        // Where the rule's copies are held, its sources' copies would go as soon as it goes there again.
+        // Where the rule has copies, the copies of its sources would be removed as soon as the rule
+        // selects the cluster again.
         let holds = |cluster: &ClusterName| {
             (self.holdings)(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0)
         };
@@ -69,7 +71,7 @@ impl CopyCounter<'_> {
             .clusters
             .keys()
             .filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
-        // Where everything goes, nothing is counted twice.
+        // In a cluster that loses all copies, nothing is counted twice.
         let there = there.filter(|name| !clusters.contains(name));
         // What no other rule selects needs no second look, however much of that there is.
         let contested: Vec<_> = everywhere
@@ -97,15 +99,16 @@ impl CopyCounter<'_> {
             .collect()
     }
 
-    /// All copies of a rule, of which its limit is a part: as agents counted them, where a part of what is not known is
-    /// nothing.
+    /// Counts all copies of a rule, to which its limit in percent refers. Unreported copies count
+    /// as none.
     ///
-    /// Nobody checks what a member counts, and one that counts too many would widen the limit for all others. So a
-    /// cluster adds no more copies than the rule can have there: one of each source (`leaving` of which are no longer
-    /// wanted) in each namespace that it names, in each version that it keeps. Where it does not name them (globs,
-    /// selectors), the hub does not know the namespaces of a member, and a cluster adds no more than all others together:
-    /// no member alone can more than double what the others say. Where one cluster has all copies there is nobody else to
-    /// protect.
+    /// Nothing verifies the counts of a member, and a count that is too high would widen the limit
+    /// for all others. So a cluster adds no more copies than the rule can have there: one of each
+    /// source (`leaving` of which are no longer wanted) in each namespace that it names, in each
+    /// version that it keeps. If the rule does not name them (globs, selectors), the hub does not
+    /// know the namespaces of a member, and a cluster adds no more than all others together: no
+    /// member alone can more than double the count of the others. If one cluster has all copies,
+    /// there is no other one to protect.
     pub(super) fn all_copies(&self, entry: &RuleEntry) -> u64 {
         let (decision, leaving) = (entry.guard.decision(), entry.guard.leaving());
         let outside = self.clusters.keys().filter(|name| {
@@ -160,7 +163,7 @@ impl CopyCounter<'_> {
     fn copies_of_one(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
         match (self.holdings)(&entry.rule.uid, cluster) {
             Some(holding) if holding.intents > 0 => holding.copies.div_ceil(holding.intents),
-            // It may have taken in more than it has told.
+            // The agent may have applied more than it has reported.
             Some(_) => targets(&entry.rule),
             None if self.may_have(cluster) => targets(&entry.rule),
             None => 0,

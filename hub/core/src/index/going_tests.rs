@@ -36,7 +36,8 @@ fn rule(uid: &str, deleting: bool) -> Rule {
     Rule::namespaced(&object, "runnel-system").unwrap()
 }
 
-/// Whether the rule may go at once that is deleted when `happens` has happened; its one cluster holds so many copies.
+/// Whether a deleted rule may be removed at once after `happens`; its one cluster has so many
+/// copies.
 fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     let mut index = Index::new();
     index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
@@ -104,12 +105,12 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
         assert!(may_go(uid, 11, dies(other)), "{uid}");
         // It is weighed, no more.
         assert!(may_go(uid, 10, dies(own)), "{uid}");
-        // What is gone took its rules along, which may be heard later.
+        // The deletion of a scope deletes its rules, whose events may come later.
         assert!(
             !may_go(uid, 11, |index| drop(index.set_definition(own, None))),
             "{uid}"
         );
-        // A list says the same; one that cannot be had says nothing.
+        // A list has the same effect; a failed one has none.
         let list = |terminating| Some(BTreeMap::from([(own.to_owned(), terminating)]));
         assert!(
             !may_go(uid, 11, |index| drop(index.set_definitions(list(true)))),

@@ -17,16 +17,16 @@ use crate::plan::{Rule, RuleGrant, TargetClusters, TermsResolver};
 pub struct SeenNamespace {
     /// Its labels, by which grants may choose.
     pub labels: BTreeMap<String, String>,
-    /// Whether it is being deleted: what goes with it was not deleted one by one.
+    /// Whether it is terminating: its objects were not deleted one by one.
     pub terminating: bool,
 }
 
-/// Namespaces that are remembered as having gone, besides those that are there.
+/// Deleted namespaces that are remembered, besides the existing ones.
 const GONE: usize = 1000;
 
 impl Index {
-    /// A namespace of the hub is as given now; `None`: it is gone. What it held may be missed only later, so that it counts
-    /// as one that is being deleted until it is there again.
+    /// Sets a namespace of the hub; `None`: it is deleted. Its objects may be deleted only later,
+    /// so it counts as terminating until it exists again.
     pub fn set_seen_namespace(&mut self, name: &str, seen: Option<SeenNamespace>) -> Effect {
         self.set_terminating(name, seen.as_ref().is_none_or(|seen| seen.terminating));
         let effect = self.set_hub_namespace(name, seen.map(|seen| seen.labels));
@@ -55,7 +55,7 @@ impl Index {
         }))
     }
 
-    /// A grant is as given now; `None`: it is gone. Without effect while grants cannot be read.
+    /// Sets a grant; `None`: it is deleted. Without effect while grants cannot be read.
     pub fn set_grant(&mut self, name: &str, grant: Option<RuleGrant>) -> Effect {
         let Some(known) = &mut self.grants.all else {
             return Effect::default();
@@ -81,7 +81,7 @@ impl Index {
         self.regrants(|_| true)
     }
 
-    /// A namespace of the hub has these labels; `None`: it is gone.
+    /// Sets the labels of a namespace of the hub; `None`: it is deleted.
     pub fn set_hub_namespace(
         &mut self,
         name: &str,
@@ -124,7 +124,7 @@ impl Index {
         self.grants.all.is_some()
     }
 
-    /// What is granted to these rules is to be looked at anew.
+    /// Resolves the grants of these rules again.
     fn regrants(&mut self, concerned: impl Fn(&Rule) -> bool) -> Effect {
         let concerned = |entry: &RuleEntry| {
             !entry.rule.terms.rule.is_cluster_scoped() && concerned(&entry.rule)
@@ -149,7 +149,7 @@ impl Index {
         effect
     }
 
-    /// Lets all rules follow at once that are to, where nobody else sees to that.
+    /// Lets all concerned rules follow at once, if no other task does.
     pub(super) fn follow_here(&mut self, mut effect: Effect) -> Effect {
         while !self.is_aside()
             && let Some(uid) = effect.follow.pop_first()
@@ -159,7 +159,7 @@ impl Index {
         effect
     }
 
-    /// Looks anew at what is granted to a rule.
+    /// Resolves the grants of a rule again.
     fn regrant(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
         let namespaced = self

@@ -11,7 +11,7 @@ use super::{Effect, Index};
 use crate::guard::{Cause, FleetTerms, Item, Limit};
 use crate::now::Now;
 
-/// What an agent reported that it holds of a rule.
+/// The copies of a rule that an agent reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
     /// Copies that the rule has, those in namespaces that are no longer targets too.
@@ -22,7 +22,7 @@ pub struct Holding {
     pub prunes: Option<Asked>,
 }
 
-/// What is known of what agents hold.
+/// Looks up the reported copies of a rule in a cluster.
 pub type Holdings<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<Holding>;
 
 /// What waits for approval in the fleet because of one cause.
@@ -44,7 +44,7 @@ impl Index {
         }
     }
 
-    /// The `Fleet` object says this now.
+    /// Sets the removal settings of the `Fleet` object.
     pub fn set_fleet_terms(&mut self, terms: FleetTerms) -> Effect {
         let mut effect = Effect::default();
         if self.guard.terms != terms {
@@ -85,7 +85,8 @@ impl Index {
         };
     }
 
-    /// The definition of a kind of rules is being deleted, or no longer is there: nobody has deleted its rules one by one.
+    /// Records that the definition of a kind of rules is terminating or deleted: its rules were not
+    /// deleted one by one.
     pub fn set_definition(&mut self, name: &str, terminating: Option<bool>) -> Effect {
         if terminating.unwrap_or(true) {
             self.terminating.definitions.insert(name.to_owned())
@@ -146,7 +147,7 @@ impl Index {
                 None => self.touch(&uid, &mut effect),
             }
             if decision.differs_elsewhere(&former) {
-                // Clusters that are no longer chosen hear of it, too.
+                // Clusters that are no longer selected are concerned, too.
                 effect.clusters.extend(self.clusters.keys().cloned());
             }
         }

@@ -13,7 +13,7 @@ use crate::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 
 const MEMBERS: [&str; 2] = ["member-1", "member-2"];
 
-/// A hub with two members, and what their agents hold.
+/// A hub with two members, and the reports of their agents.
 struct World {
     index: Index,
     holdings: BTreeMap<(RuleUid, ClusterName), Holding>,
@@ -425,7 +425,7 @@ fn removal_joining_a_blocked_cause_needs_approval_again() {
     world.change(|index| index.set_rule(rule("one", "team", &only(&["one-0*", "one-1*"]))));
     let first = world.index.pending_approval(&"one".into()).unwrap().clone();
     world.later(WINDOW * 2);
-    // One more is far below the limits, and goes with the rest or not at all.
+    // One more removal is far below the limits, and is decided together with the rest.
     world.change(|index| index.set_rule(rule("one", "team", &only(&["one-1*"]))));
     let second = world.index.pending_approval(&"one".into()).unwrap().clone();
     assert!(second.copies > first.copies && second.digest != first.digest);
@@ -565,7 +565,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     approved.removal.approve = Some(blocked.digest.clone());
     next.change(|index| index.set_rule(approved));
     assert_eq!((next.leaving(), next.pending().len()), (MEMBERS.len(), 0));
-    // Agents that hold another set are waited for.
+    // The guard waits for agents that report another set.
     let mut changed = World::new();
     changed.index.set_rule(edited);
     changed.index.reset_removal_guards();

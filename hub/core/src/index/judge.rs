@@ -51,7 +51,8 @@ impl<'a> Judge<'a> {
             undone |= self.sort_out(uid);
         }
         if undone {
-            // The rest may be below the limits, and so may what was blocked only with it.
+            // The rest may be below the limits, and so may everything that was blocked only with
+            // it.
             self.reopen_blocked();
         }
         let due = self.fleet.take_due(self.now.instant);
@@ -243,8 +244,8 @@ impl<'a> Judge<'a> {
     }
 
     fn decide(&mut self, part: Part, is_blocked: bool) {
-        // Nobody knows what a cluster holds that has not connected to this process. What passes by an estimate is judged again
-        // when the cluster is back.
+        // The copies of a cluster that has not connected to this process are unknown. A removal
+        // that passes by an estimate is judged again when the cluster is back.
         let is_away = |item: &Item| {
             let silent = |cluster: &ClusterName| {
                 (self.holdings)(&part.uid, cluster).is_none() && self.counter().may_have(cluster)
@@ -290,7 +291,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// What the annotation of the `Fleet` object approves goes in all its rules.
+    /// Approves the digests of the `Fleet` object's annotation in all rules.
     fn approve_by_fleet(&mut self) {
         let Some(approval) = self.fleet.terms.approve.clone() else {
             return;
@@ -377,8 +378,8 @@ pub(super) fn is_preview(entry: &RuleEntry) -> bool {
 /// How many rules a cause names.
 const NAMES: usize = 5;
 
-/// What agents would remove in namespaces that are no longer targets, where the rule goes. What the rule does not go to is
-/// judged as a whole.
+/// The removals from namespaces that are no longer targets, in the clusters of the rule. Elsewhere
+/// the whole cluster is judged.
 fn prunes(entry: &RuleEntry, holdings: Holdings<'_>) -> BTreeMap<ClusterName, AskedDigest> {
     if entry.rule.deleting {
         return BTreeMap::new();

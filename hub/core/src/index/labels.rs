@@ -41,7 +41,7 @@ impl LabelRoom {
         true
     }
 
-    /// An object is gone.
+    /// Releases the labels of a deleted object.
     pub fn release(&mut self, source: &SourceRef) {
         self.taken -= self.taken_by.remove(source).unwrap_or_default();
     }

@@ -63,24 +63,27 @@ use selection::Selection;
 use source_cache::SourceCache;
 pub use source_cache::version_number;
 
-/// What the hub says about one rule to one cluster.
+/// The hub's directive about one rule to one cluster.
 #[derive(Clone)]
 pub enum Directive {
     /// The cluster should have this.
     Wanted(ClusterAssignment),
-    /// The cluster should have this, but is cordoned: it gets nothing new. What it has and should not have goes.
+    /// The cluster should have this, but is cordoned: it gets nothing new. Unwanted copies are
+    /// removed.
     Cordoned(ClusterAssignment),
-    /// The rule exists, or is being deleted, and wants nothing in this cluster, or is granted nothing: what is there goes.
+    /// The rule exists or is being deleted, and wants or is granted nothing in this cluster: its
+    /// copies are removed.
     Unwanted(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
     Suspended(ClusterAssignment),
-    /// The rule is known and does not go to the cluster any more, but that did not pass the removal guard: nothing is said, and
-    /// what is there stays as it is.
+    /// The rule does not select the cluster any more, but the removal guard blocks the removal:
+    /// nothing is sent, and the copies stay.
     RemovalBlocked,
-    /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed. Whether the rule rests
-    /// is said.
+    /// The cluster should have this in a later wave of the rollout: nothing is sent and nothing
+    /// removed. Only whether the rule is suspended is sent.
     AwaitingWave(ClusterAssignment),
-    /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
+    /// The rule selects the cluster, but its grants are unknown: nothing is sent and nothing
+    /// removed.
     Unknown,
     /// The hub does not know the rule.
     Orphaned,
@@ -135,7 +138,7 @@ pub struct RuleEntry {
     /// What has changed and waits to be rendered.
     unrendered: Unrendered,
     version: u64,
-    /// Names what it brings, once somebody has asked since that changed.
+    /// The name of the current target, computed at the first use after a change.
     target: OnceLock<RolloutTarget>,
     /// What it sends where it is rolled back, if that is kept.
     former: Former,
@@ -177,7 +180,7 @@ pub struct Index {
     sources: SourceCache,
     /// Names contents that are made out of those of sources.
     revision_hasher: RevisionHasher,
-    /// Where sources are looked for.
+    /// The scope of the hub's watches.
     scope: Scope,
     places: BTreeMap<WatchScope, PlaceState>,
     clusters: BTreeMap<ClusterName, Cluster>,
@@ -222,7 +225,7 @@ impl Index {
         self.clusters.iter()
     }
 
-    /// An index of a hub that looks for sources in these namespaces.
+    /// An index of a hub that watches these namespaces.
     pub fn of(scope: Scope) -> Self {
         Self {
             scope,
@@ -238,21 +241,21 @@ impl Index {
         }
     }
 
-    /// Where the hub looks for sources.
+    /// The scope of the hub's watches.
     pub fn scope(&self) -> &Scope {
         &self.scope
     }
 
-    /// Whether the hub talks to this cluster at all: it is there, with this uid, and accepted. To any other it says
-    /// nothing, not even that something is unwanted.
+    /// Whether the hub serves this cluster: it exists, with this uid, and is accepted. Any other
+    /// cluster is sent nothing, not even a removal.
     pub fn talks_to(&self, cluster: &ClusterName, uid: &str) -> bool {
         self.clusters
             .get(cluster)
             .is_some_and(|known| known.accepted && known.uid == uid)
     }
 
-    /// What the hub says about a rule to a cluster that it talks to ([`Index::talks_to`]). A pure function of rule and
-    /// cluster, so it needs no session.
+    /// The directive about a rule to a served cluster ([`Index::talks_to`]). A pure function of
+    /// rule and cluster, so it needs no session.
     pub fn directive(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
         let Some(entry) = self.rules.get(uid) else {
             return if self.is_awaited(uid) {
@@ -279,7 +282,7 @@ impl Index {
             } else if entry.target_clusters.cordoned.contains(cluster) {
                 Directive::Cordoned(assignment)
             } else if entry.is_shut_to(cluster) {
-                // That a rule rests is said to all, and nothing else of it.
+                // Only whether the rule is suspended is sent, to all clusters.
                 Directive::AwaitingWave(assignment)
             } else {
                 Directive::Wanted(assignment)
@@ -289,7 +292,7 @@ impl Index {
             .clusters
             .get(cluster)
             .is_some_and(|cluster| cluster.leaving);
-        // Where deliberate deletes are under the limits, so is what goes with a cluster that leaves.
+        // If deliberate deletes are under the limits, removals from a leaving cluster are, too.
         if leaving && !self.guard.terms.holds_deliberate {
             Directive::Unwanted(policy)
         } else if entry.rule.terms.is_frozen() {
@@ -301,7 +304,7 @@ impl Index {
         }
     }
 
-    /// A rule that is gone may have left an order for a cluster that was away.
+    /// A deleted rule may have left an order for a cluster that was not connected.
     fn pending_claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
         let pending = self
             .clusters
@@ -317,9 +320,9 @@ impl Index {
         self.rules.get(uid).map(|entry| entry.version)
     }
 
-    /// The rules about which something was said to this cluster after `since`, with what is said now; and the version
-    /// to ask with next time. Rules that never chose the cluster are among them: only who holds something of such a
-    /// rule needs to care. Asking since 0 gives everything.
+    /// The rules with a directive for this cluster that may have changed after `since`, with that
+    /// directive; and the version for the next call. They include rules that never selected the
+    /// cluster: they concern only agents with copies of them. `since` 0 returns all rules.
     pub fn directives_since(
         &self,
         cluster: &ClusterName,
@@ -343,8 +346,8 @@ impl Index {
         effect.rules.insert(uid.clone());
     }
 
-    /// Gives a rule a new version: who asks what changed hears of it, and nobody is woken. It takes the same time whatever
-    /// the number of clusters, as each cluster that is heard of does it once.
+    /// Gives a rule a new version without waking any session. The cost does not depend on the
+    /// number of clusters.
     fn renew(&mut self, uid: &RuleUid) {
         if let Some(entry) = self.rules.get_mut(uid) {
             entry.version = self.changes.record(uid, entry.version);
@@ -353,8 +356,8 @@ impl Index {
         }
     }
 
-    /// Whether rules were forgotten after `since` that [`Index::directives_since`] does not tell any more: who holds rules has to
-    /// ask of each of them.
+    /// Whether rules were forgotten after `since` that [`Index::directives_since`] does not return
+    /// any more: a session has to ask for each of its rules.
     pub fn has_forgotten_since(&self, since: u64) -> bool {
         self.changes.has_forgotten_since(since)
     }

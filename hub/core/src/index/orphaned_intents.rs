@@ -8,7 +8,7 @@ use super::{Cluster, Effect, Index};
 use crate::guard::{Cause, Item};
 
 impl Index {
-    /// An agent holds these of a rule that does not want them, and nobody has judged that.
+    /// An agent has unwanted intents of a rule, and their removal is not judged yet.
     pub fn orphaned_intents(
         &mut self,
         uid: &RuleUid,
@@ -16,7 +16,7 @@ impl Index {
         sources: BTreeSet<SourceRef>,
     ) -> Effect {
         let mut effect = Effect::default();
-        // Of a place that nobody watches any more the hub cannot tell.
+        // Sources outside of all watches are unknown to the hub.
         let known = |source: &SourceRef| {
             let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
             kind.is_some_and(|kind| {
@@ -67,7 +67,7 @@ impl Index {
         effect
     }
 
-    /// A cluster holds copies of a rule that does not choose it, and nobody has judged that.
+    /// A cluster has copies of a rule that does not select it, and their removal is not judged yet.
     pub fn orphaned_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
         let mut effect = Effect::default();
         let leaves = |cluster: &Cluster| {
@@ -92,7 +92,8 @@ impl Index {
         effect
     }
 
-    /// A cluster is back, and holds copies of these rules only: what was held there of others is not there.
+    /// A cluster is back, and has copies of these rules only: the copies of all other rules there
+    /// are gone.
     pub fn holds_only(&mut self, cluster: &ClusterName, rules: &BTreeSet<RuleUid>) -> Effect {
         let mut effect = Effect::default();
         let others = self
@@ -106,8 +107,8 @@ impl Index {
         effect
     }
 
-    /// Every agent has said what it holds, but for those that are `away`: what an earlier process held of a rule is held
-    /// by now, or over.
+    /// Every agent has reported its intents, except those in `away`: copies of an earlier process
+    /// are reported by now, or removed.
     pub fn settle_guard(&mut self, uid: &RuleUid, away: &BTreeSet<ClusterName>) -> Effect {
         let mut effect = Effect::default();
         if self

@@ -7,7 +7,7 @@ use runnel_proto::model::RuleUid;
 use super::{Effect, Index};
 use crate::plan::{Rule, WatchScope};
 
-/// What the hub can tell about a place.
+/// The state of a watch scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PlaceState {
     /// No rule has needed it yet, or its watch has not delivered its first complete list.
@@ -41,7 +41,7 @@ impl Index {
             .filter(|(_, entry)| entry.rule.places(&self.scope).contains(&place));
         let follow: BTreeSet<_> = needing.map(|(uid, _)| uid.clone()).collect();
         self.places.insert(place, state);
-        // Why it cannot be read may be another thing now, which the status says.
+        // The reason may have changed, and is part of the status.
         self.follow_here(Effect {
             rules: follow.clone(),
             follow,
@@ -90,7 +90,7 @@ impl Index {
         effect
     }
 
-    /// Places in which some rule looks for sources.
+    /// The scopes in which rules select sources.
     pub fn needed_places(&self) -> BTreeSet<WatchScope> {
         let rules = self
             .rules

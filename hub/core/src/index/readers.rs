@@ -136,7 +136,8 @@ impl Readers {
         let namespaces = namespaces(&entry.namespaces);
         let mut all = match &entry.selector {
             None => product(&kinds, &namespaces, &names(&entry.names)),
-            // All requirements hold, so any one of them will do: the one that fewest other rules go by.
+            // All requirements must hold, so any one of them is enough: the one that fewest other
+            // rules use.
             Some(selector) => {
                 let by_each = selector
                     .requirements

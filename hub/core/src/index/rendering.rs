@@ -52,7 +52,7 @@ impl Rendering {
         self.aside
     }
 
-    /// Forgets a rule that is gone, or needs nothing rendered.
+    /// Forgets a rule that is deleted, or needs no rendering.
     pub(super) fn forget(&mut self, uid: &RuleUid) {
         self.awaited.remove(uid);
     }
@@ -62,7 +62,7 @@ impl Rendering {
         self.awaited.keys()
     }
 
-    /// What a rule says about removals is this now.
+    /// Sets the removal terms of a rule.
     pub(super) fn set_removal(&mut self, uid: &RuleUid, removal: &RemovalTerms) {
         if let Some(awaited) = self.awaited.get_mut(uid) {
             awaited.rule.removal = removal.clone();
@@ -85,7 +85,7 @@ impl RuleEntry {
 }
 
 impl Index {
-    /// What takes long is left to whoever changes the index: what [`Effect::render`] and [`Effect::follow`] name.
+    /// Leaves slow work to the caller: what [`Effect::render`] and [`Effect::follow`] name.
     pub fn working_aside(mut self) -> Self {
         self.rendering.aside = true;
         self
@@ -112,7 +112,8 @@ impl Index {
         self.rendering.awaited.contains_key(uid)
     }
 
-    /// Another leader may have sent what waits to be rendered here. Nothing is said of those rules until it is.
+    /// Another leader may have sent what waits to be rendered here. Nothing is sent of those rules
+    /// until it is rendered.
     pub(super) fn mark_unrendered_stale(&mut self) {
         let last = self.rendering.last;
         for (uid, entry) in &mut self.rules {
@@ -371,7 +372,7 @@ impl Index {
             let body = entry.plan.body(source);
             known.set(source, body.as_ref());
             if has_content(body.as_ref()) {
-                // It was said at once that it has none, and has it again.
+                // The source lost its content at once, and has it again.
                 entry.unrendered.sources.insert(source.clone());
             } else if cluster_plans.exceeds() {
                 entry.unrendered.again = true;

@@ -426,7 +426,7 @@ fn rule_over_its_render_budget_sends_nothing() {
         "{}",
         why.message
     );
-    // What stands of it stays.
+    // Existing copies stay.
     assert!(
         assignment.is_unknown(&source(false, 0))
             && matches!(
@@ -497,7 +497,7 @@ fn rule_over_its_budget_is_rendered_again_aside() {
     assert!([0, 1].map(|name| noisy(&mut index, name).render.len()) == [1, 1]);
     settle(&mut index);
     assert!(exceeds(&index));
-    // A source that has no content yet, and one that goes.
+    // A source without content, and a deleted one.
     let effect = index.observe(&source(false, 2), 1, labels(0));
     assert!(effect.render.contains(&"r".into()) && exceeds(&index));
     settle(&mut index);
@@ -668,7 +668,7 @@ fn labels_of_unselected_object_are_bounded() {
         ),
         (1, Some(1))
     );
-    // An object that goes makes room.
+    // A deleted object releases its labels.
     index.mark_source_deleted(&source(false, 1), Instant::now());
     index.expire_deleted(Instant::now() + GRACE, GRACE);
     index.observe(&source(false, 11), 2, labelled(&[]));

@@ -42,7 +42,7 @@ impl CompletedStates {
 /// What a rule sends where it is rolled back.
 pub struct Former {
     stored: StoredState,
-    /// On the grants of today, once somebody has asked since those changed.
+    /// The plans under the current grants, computed at the first use after a change.
     plans: OnceLock<FormerPlans>,
 }
 
@@ -133,7 +133,8 @@ impl RuleEntry {
     /// Why it cannot be kept.
     pub fn completed_state(&self) -> Result<Arc<CompletedState>, RollbackBlocker> {
         if self.guard.blocks_removals() {
-            // A copy whose removal is held is no part of the state, and would look as if the next change had created it.
+            // A copy whose removal is blocked is not part of the state, and would look as if the
+            // next change had created it.
             return Err(RollbackBlocker::Incomplete(
                 "removals were held when it was completed",
             ));
@@ -156,7 +157,7 @@ impl Index {
         self.renew_former(uid)
     }
 
-    /// These are all the states that are stored. `missing` says why any other rule has none.
+    /// Sets all stored states. `missing` is the reason for which any other rule has none.
     pub fn set_completed_states(
         &mut self,
         states: BTreeMap<RuleUid, StoredState>,

@@ -16,8 +16,8 @@ impl RuleEntry {
             .name(self.holds_content())
     }
 
-    /// Whether the removal guard blocks something of what clusters have that are chosen; or did so in an earlier process, and nobody
-    /// can tell yet of what.
+    /// Whether the removal guard blocks items inside selected clusters; or did so in an earlier
+    /// process, with unknown items.
     fn holds_content(&self) -> bool {
         let acked = self.guard.blocked();
         let is_of_content =
@@ -25,13 +25,13 @@ impl RuleEntry {
         self.guard.blocks_removals() && (acked.is_empty() || acked.iter().any(is_of_content))
     }
 
-    /// Whether a cluster's turn has not come: it keeps what it has and hears nothing of the rule. While the rule rests, no turn
-    /// is awaited.
+    /// Whether the cluster awaits its wave: it keeps its copies and is sent nothing of the rule. A
+    /// suspended rule has no waves.
     pub fn awaits(&self, cluster: &ClusterName) -> bool {
         !self.rule.terms.suspend && self.is_shut_to(cluster)
     }
 
-    /// Whether a cluster may not have the newest of the rule, whether that rests or not.
+    /// Whether a cluster may not have the newest target of the rule, suspended or not.
     pub(super) fn is_shut_to(&self, cluster: &ClusterName) -> bool {
         let is_let_in = || {
             self.gate
@@ -56,7 +56,8 @@ impl RuleEntry {
 }
 
 impl Index {
-    /// The clusters that the gate lets in may have what it names. What the status must say of it is written down.
+    /// Sets the gate of a rule: its clusters may have its target. The caller has written the
+    /// progress to the status before.
     pub fn let_in(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
         let mut effect = Effect::default();
         let Some(entry) = self

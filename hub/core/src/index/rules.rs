@@ -41,7 +41,7 @@ impl Index {
                 .extend(former.target_clusters.clusters.keys().cloned());
         }
         if rule.deleting {
-            // Whoever was chosen at any time may hold copies.
+            // Any formerly selected cluster may have copies.
             effect.clusters.extend(self.clusters.keys().cloned());
         }
         let unchanged = former.as_ref().is_some_and(|former| {
@@ -71,7 +71,7 @@ impl Index {
             Some(former) => std::mem::take(&mut former.guard),
             None => rule.removal.guard(),
         };
-        // Whom a rollout let in before its rule was suspended has had no time meanwhile: who is at work is found out anew.
+        // The clusters of a suspended rollout had no time to settle, so they are determined again.
         let goes_on = former
             .as_ref()
             .is_some_and(|former| former.rule.terms.suspend)
@@ -130,8 +130,8 @@ impl Index {
         effect
     }
 
-    /// What a rule says about removals is this now, and nothing else has changed: nothing is planned again. Most of that is
-    /// the hub's own status, which only another process needs.
+    /// Sets the removal terms of a rule, of which nothing else has changed: nothing is planned
+    /// again. Most of them are the hub's own status, which only another process needs.
     pub fn set_removal(&mut self, uid: &RuleUid, removal: RemovalTerms) -> Effect {
         let mut effect = Effect::default();
         self.rendering.set_removal(uid, &removal);
@@ -148,8 +148,8 @@ impl Index {
         effect
     }
 
-    /// A rule is no longer on the hub. Its copies stay unless its deletion was seen to: sessions that still hold
-    /// something of it are told that it is orphaned.
+    /// Removes a rule that no longer exists on the hub. Its copies stay, unless its deletion was
+    /// carried out before: to the sessions the rule is orphaned.
     pub fn remove_rule(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
         self.rendering.forget(uid);
@@ -173,7 +173,7 @@ impl Index {
         }
     }
 
-    /// These are all the rules there are: the others are gone.
+    /// Removes all rules that are not in a complete list.
     pub fn retain_rules(&mut self, listed: &BTreeSet<RuleUid>) -> Effect {
         let known = self.rules.keys().chain(self.rendering.awaited());
         let gone: BTreeSet<_> = known
@@ -213,7 +213,7 @@ impl Index {
         Some(entry)
     }
 
-    /// One source is to a rule what `selected` says now.
+    /// Sets the state of one source in the plan of a rule.
     pub(super) fn update_plan(
         &mut self,
         uid: &RuleUid,
@@ -263,8 +263,8 @@ impl Index {
         self.touch(uid, effect);
     }
 
-    /// One Secret is this now (`None`: gone), from which a rule may take values for the copies of others. Returns
-    /// whether it does.
+    /// Sets the state of one Secret (`None`: deleted) in a rule that may take values from it.
+    /// Returns whether it does.
     pub(super) fn update_referenced(
         &mut self,
         uid: &RuleUid,

@@ -12,7 +12,7 @@ use crate::plan::{
 };
 
 const GRACE: Duration = Duration::from_secs(5);
-/// Values as they stand in Secrets.
+/// Values as encoded in Secrets.
 const EU: &str = "ZXU=";
 const NEW: &str = "bmV3";
 
@@ -136,7 +136,7 @@ fn secret_value_beside_the_source_is_inserted_and_follows() {
     ] {
         assert!(message.contains(reason), "{reason} is not in {message}");
     }
-    // It is there, but not read: the hub reads it, and says nothing meanwhile.
+    // The Secret exists, but is not read: the hub reads it, and sends nothing meanwhile.
     assert!(index.is_selected(&eu, &BTreeMap::new()), "it is not read");
     let effect = index.set_source(eu.clone(), BTreeMap::new(), None);
     assert!(effect.read.contains(&eu));
@@ -150,7 +150,8 @@ fn secret_value_beside_the_source_is_inserted_and_follows() {
         sent(&index, "team", "eu-1"),
         Some(Ok(json!({"user": "dQ==", "password": EU})))
     );
-    // An edit of it is one of the copies; its own label is nobody's business, and neither is a Secret of another name.
+    // An edit of it is an edit of the copies; its own labels have no effect, and neither has a
+    // Secret of another name.
     assert!(set(
         &mut index,
         &eu,
@@ -165,13 +166,13 @@ fn secret_value_beside_the_source_is_inserted_and_follows() {
         &secret("team", "us"),
         Some(body(json!({"pw": EU})))
     ));
-    // What could not be read again stands.
+    // Content that could not be read again stays.
     set(&mut index, &eu, Some(SourceState::Unreadable));
     assert_eq!(
         sent(&index, "team", "eu-1"),
         Some(Ok(json!({"user": "dQ==", "password": NEW})))
     );
-    // The same by planning afresh.
+    // A new plan gives the same.
     index.set_rule(rule());
     assert_eq!(
         sent(&index, "team", "eu-1"),
@@ -208,7 +209,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
     }
     set(&mut index, &eu, Some(body(json!({"pw": EU}))));
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
-    // It goes: nothing is said within the grace, and then what was sent stays.
+    // It is deleted: nothing changes within the grace period, and then the sent copies stay.
     let now = Instant::now();
     index.mark_source_deleted(&eu, now);
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
@@ -230,7 +231,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
         sent(&index, "other", "eu-1"),
         Some(Ok(json!({"password": NEW})))
     );
-    // While the hub cannot see whether it is there, it does not say that it is not.
+    // While the hub cannot list the scope, it does not treat the Secret as missing.
     index.set_place(
         WatchScope::everywhere("secrets"),
         PlaceState::Unreadable("no right".to_owned()),

@@ -140,7 +140,7 @@ fn a_source_that_vanishes_is_wanted_until_its_grace_is_over() {
             .is_empty()
     );
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
-    // Back in time: nothing happened, and its grace starts afresh the next time.
+    // It exists again in time: nothing happened, and the next grace period starts again.
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
     assert_eq!(index.next_expiry(GRACE), None);
     assert!(
@@ -255,7 +255,7 @@ fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
         BTreeMap::from([(places[1].clone(), "forbidden".to_owned())])
     );
 
-    // The right comes: the rule goes on.
+    // The right is granted: the rule continues.
     assert_eq!(
         index.set_place(places[1].clone(), PlaceState::Known).rules,
         BTreeSet::from(["r2".into()])
@@ -622,7 +622,7 @@ proptest! {
             apply(step, &mut index, &mut naive, now);
         }
         prop_assert_eq!(index.rules().map(|(uid, _)| uid).collect::<Vec<_>>(), naive.rules.keys().collect::<Vec<_>>());
-        // What content the index holds is its own affair; whether it selects is not.
+        // The cached content is an internal matter; whether a rule selects it is not.
         let bodies: BTreeMap<_, _> = naive.sources.iter().map(|(key, source)| {
             let body = index.source(key).map_or(SourceState::Unread, |known| known.body.clone());
             (key.clone(), Source { labels: source.labels.clone(), body })
@@ -635,7 +635,7 @@ proptest! {
             let chosen: Vec<_> = naive.clusters.iter().filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect();
             prop_assert_eq!(entry.target_clusters.clusters.keys().cloned().collect::<Vec<_>>(), chosen);
         }
-        // A session that asks since any version hears of every rule that changed after it.
+        // A session that asks since any version gets every rule that changed after it.
         let (all, version) = index.directives_since(&"c0".into(), 0);
         let received: BTreeSet<_> = all.into_iter().map(|(uid, _)| uid).collect();
         prop_assert!(naive.rules.keys().all(|uid| received.contains(uid)));
@@ -654,7 +654,7 @@ fn content_older_than_a_new_leaders_list_is_unknown() {
     }
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
     index.mark_stale(&WatchScope::everywhere("configmaps"));
-    // A late answer of a read takes no doubt away.
+    // A late answer of a read does not confirm a stale version.
     index.read(&source("a", "edited"), 8, labelled("x"), body("late"));
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
     assert!(
@@ -687,7 +687,7 @@ fn content_older_than_a_new_leaders_list_is_unknown() {
         assignment.plan.intents.contains_key(&source("a", "same"))
             && assignment.plan.intents.len() == 1
     );
-    // A watch that goes on as usual keeps the old content until the new one is there.
+    // A working watch keeps the old content until the new one is read.
     index.read(&source("a", "edited"), 12, labelled("x"), body("new"));
     index.observe(&source("a", "edited"), 13, labelled("x"));
     assert_eq!(wanted(&index, "r1", "one"), Some(2));
@@ -712,7 +712,7 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
     // While it leads, a watch that is refused takes nothing away.
     refuse(&mut index);
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
-    // Another one led meanwhile, and the agents may hold newer content.
+    // Another process led meanwhile, and the agents may have newer content.
     index.mark_stale(&place);
     assert!(refuse(&mut index).clusters.contains(&"one".into()));
     let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
@@ -816,7 +816,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         directive(&index, "two"),
         Directive::AwaitingWave(_)
     ));
-    // The former terms hold, but for whether the rule is suspended.
+    // The former terms stay in force, apart from the suspension.
     let terms = |suspend, conflict_policy| {
         let terms = in_waves.terms.to_shared().as_ref().clone();
         crate::plan::NamedTerms::new(runnel_proto::model::Terms {

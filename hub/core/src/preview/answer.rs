@@ -23,8 +23,8 @@ pub struct Room {
 }
 
 impl AgentAnswer {
-    /// Keeps of an answer what `room` copies are room for, which all answers share; what a person would have to look at comes
-    /// first.
+    /// Keeps as much of an answer as `room` has space for copies, which all answers share; the
+    /// copies that need attention come first.
     pub fn of(answer: PreviewResult, room: &mut Room) -> Self {
         let mut reply = Self {
             more: answer.more as usize,
@@ -54,7 +54,7 @@ impl AgentAnswer {
         Self { copies, ..reply }
     }
 
-    /// How many copies become of these kinds, told or not.
+    /// The number of copies with these outcomes, listed or not.
     pub fn count(&self, wanted: &[PreviewOutcome]) -> usize {
         wanted
             .iter()
@@ -62,7 +62,7 @@ impl AgentAnswer {
             .sum()
     }
 
-    /// How many copies there are of which the agent said something.
+    /// The number of copies in the agent's answer.
     pub fn all(&self) -> usize {
         self.counts.values().sum()
     }

@@ -20,7 +20,7 @@ const DIGESTS: usize = 512 << 10;
 /// Bytes of one digest beside its path.
 const DIGEST: usize = 24;
 
-/// What is said of a cluster that has what was before the rollout that is under way.
+/// The note for a cluster with the state before the current rollout.
 const BEHIND: &str = "it awaits its turn in the rollout that is under way: what that change would remove there is not told";
 
 /// How a cluster is to the rule.
@@ -34,9 +34,9 @@ pub enum ClusterEligibility {
     Leaving,
     /// Nothing is granted there of what the rule sends.
     NotGranted,
-    /// The hub cannot tell what is granted.
+    /// The grants are unknown.
     Unknown,
-    /// The rule rests and does not choose it: what is there stays.
+    /// The rule is suspended and does not select it: existing copies stay.
     Idle,
 }
 
@@ -162,7 +162,7 @@ impl PreviewIndex {
         }
     }
 
-    /// What would be said to a cluster, when its turn has come.
+    /// The directive to a cluster, when its wave has come.
     fn directive(&self, name: &ClusterName) -> Directive {
         let entry = self.index.rule(&self.focus.uid);
         match self.index.directive(&self.focus.uid, name) {
@@ -203,8 +203,8 @@ impl PreviewIndex {
         waves
     }
 
-    /// What a cluster's agent is asked; `None`: it would hear nothing. Where a rollout has not come to the cluster, nothing is
-    /// tried.
+    /// The question to a cluster's agent; `None`: it would be sent nothing. A cluster that awaits
+    /// its wave is asked nothing.
     pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<AgentQuestion> {
         let directive = self.directive(cluster);
         // Before its turn a cluster gets nothing of the change, not for a trial either.
@@ -301,17 +301,17 @@ pub struct Asking {
     key: FieldsKey,
     dry_run: bool,
     diff: bool,
-    /// What is told of content that many clusters would have, by its address.
+    /// The digests of content that many clusters would have, by its address.
     known: Mutex<BTreeMap<usize, InternedContent>>,
 }
 
-/// Content, held so that its address is nobody else's, and what is told of it.
+/// Content, kept alive so that its address stays unique, and its digests.
 struct InternedContent {
     _content: Arc<SourceContent>,
     announced: Option<Announced>,
 }
 
-/// What is told of content, beside the content itself.
+/// The digests of content.
 #[derive(Clone)]
 struct Announced {
     bytes: u64,
@@ -350,8 +350,8 @@ impl Asking {
         self.dry_run
     }
 
-    /// What is told of content; what the hub has made itself it can decode. It is found out once, however many clusters
-    /// would have it.
+    /// The digests of content, if the hub can decode it. They are computed once, however many
+    /// clusters would have it.
     fn announced(&self, kind: &Kind, content: &Arc<SourceContent>) -> Option<Announced> {
         let compute = || {
             let plain = content.payload.decode().ok()?;

@@ -49,7 +49,7 @@ struct Focus {
     former: BTreeMap<ClusterName, ClusterAssignment>,
     /// Those to which a rollout under way has not come: they have what was before it, and the hub does not know what that is.
     behind: BTreeSet<ClusterName>,
-    /// The clusters of which anything is told; absent: all.
+    /// The reported clusters; absent: all.
     clusters: Option<BTreeSet<ClusterName>>,
 }
 
@@ -186,7 +186,7 @@ impl PreviewIndex {
         self.index.rule(&self.focus.uid).map(|entry| &entry.rule)
     }
 
-    /// Where the rule looks for sources and nobody has looked before.
+    /// The scopes of the rule's sources that are not listed yet.
     pub fn unlisted(&self) -> Vec<WatchScope> {
         let Some(entry) = self.index.rule(&self.focus.uid) else {
             return vec![];
@@ -214,7 +214,7 @@ impl PreviewIndex {
         self.unread.extend(effect.read);
     }
 
-    /// What is in a place cannot be told, which is not to say that nothing is there.
+    /// Records that a scope cannot be listed: its objects are unknown, not absent.
     pub fn cannot_list(&mut self, place: WatchScope, why: &str) {
         let answer = format!(
             "{place} could not be listed ({why}): the plan knows nothing of what is there, ask again"
@@ -260,7 +260,7 @@ impl PreviewIndex {
                 .map(|(source, _)| source)
                 .filter(|source| assignment.content(source).is_none())
                 .collect();
-            // An agent would say that it holds these.
+            // An agent would report these intents.
             if holdings(uid, cluster).is_some() && !orphaned_intents.is_empty() {
                 self.index.orphaned_intents(
                     uid,
@@ -272,7 +272,8 @@ impl PreviewIndex {
         self.judge_now(holdings, now);
     }
 
-    /// Judges what agents would ask for: `announced` is what they would say that they hold.
+    /// Judges the removals that agents would request: `announced` are the intents that they would
+    /// report.
     pub fn settle(&mut self, announced: Holdings<'_>, now: Now) {
         self.judge_now(announced, now);
     }

@@ -14,7 +14,7 @@ const PRUNES: AskedDigest = AskedDigest([0x67; 16]);
 
 /// Why a removal is blocked.
 const BLOCKED: &str = "it is above a removalLimit: `kubectl runnel approve` would let it go";
-/// What is said of Secrets that are not Runnel's, of which nobody is told whether they are equal.
+/// The message for foreign Secrets: no answer contains whether they are equal.
 const UNTOLD: &str = "a Secret that is not Runnel's stands here: it is taken over if it equals the source, and left alone \
                       (Conflict) if not; a plan does not tell which";
 const LOST: &str = "what stands there is lost";
@@ -26,7 +26,7 @@ const LOST_OR_EQUAL: &str =
 pub struct Row {
     /// The cluster.
     pub cluster: ClusterName,
-    /// What an agent said, with the guard's decision.
+    /// The answer of an agent, with the guard's decision.
     pub copy: PreviewedCopy,
     /// A word, see `proto/query.proto`.
     pub verdict: &'static str,
@@ -101,7 +101,7 @@ impl PreviewIndex {
         all.into_iter().map(of_rule).collect()
     }
 
-    /// What an agent would say that it holds, once it has heard of the rule.
+    /// The intents that an agent would report after the change.
     fn holding(&self, cluster: &ClusterName, answer: &AgentAnswer) -> Holding {
         let count = |wanted: &[PreviewOutcome]| answer.count(wanted);
         let gone = count(&[

@@ -171,7 +171,7 @@ fn a_place_that_could_not_be_listed_is_not_an_empty_one() {
     );
 }
 
-/// What an edit of a saved rule does with `sources` intents of which each agent says that it has them.
+/// The result of an edit of a saved rule with `sources` intents, all of which each agent has.
 fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
     let mut index = index(sources);
     index.set_rule(from);
@@ -206,7 +206,7 @@ fn removals_of_an_edit_are_judged_by_the_guard() {
         &json!({"removalLimit": {"count": 100, "percent": 100}}),
     );
     assert_eq!(edited(12, all(), unlimited), (10, 0));
-    // Copies that get other names are made anew under these before the others go.
+    // Copies under new names are created before the former ones are removed.
     assert_eq!(
         edited(
             2,

@@ -72,8 +72,8 @@ impl Index {
         Some(true)
     }
 
-    /// Whether a cluster that a rule chooses waits until what is sent to it is rendered. Returns whether the rule goes there
-    /// already.
+    /// Whether a selected cluster waits until its content is rendered. Returns whether it has the
+    /// rule already.
     pub(in crate::index) fn defer_cluster(
         &mut self,
         uid: &RuleUid,

@@ -32,7 +32,7 @@ pub(super) enum Work {
     },
 }
 
-/// What a job has rendered. Whatever it holds after it was swapped in is to be dropped.
+/// The result of a job. After it was swapped in, the rest is to be dropped.
 pub struct Rendered {
     pub(super) rule: Rule,
     pub(super) number: u64,

@@ -8,12 +8,13 @@ use runnel_proto::model::{ClusterName, SourceRef};
 pub(in crate::index) struct Unrendered {
     pub(super) sources: BTreeSet<SourceRef>,
     pub(super) clusters: BTreeSet<ClusterName>,
-    /// All of it is to be rendered again: it took more than the budget of the rule, or nothing was known of what is lent.
+    /// Everything is to be rendered again: it exceeded the budget of the rule, or its references
+    /// were unknown.
     pub(super) again: bool,
     /// What a job under way does not know of: it was done at once.
     pub(super) since: Option<(u64, BTreeSet<SourceRef>)>,
-    /// The job that was the last one when agents may have been sent newer things by another leader: until a later one is
-    /// done, nothing is said of the rule.
+    /// The last job at the time when agents may have been sent newer content by another leader:
+    /// until a later one is done, nothing is sent of the rule.
     pub(super) outdated: Option<u64>,
 }
 
@@ -29,7 +30,7 @@ impl Unrendered {
             .map(|(_, since)| since)
     }
 
-    /// Whether agents may hold newer things than the index.
+    /// Whether agents may have newer content than the index.
     pub(in crate::index) fn is_outdated(&self) -> bool {
         self.outdated.is_some()
     }
