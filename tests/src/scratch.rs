@@ -109,7 +109,11 @@ fn keep(folder: &Path) {
     }
 }
 
-fn root() -> Result<PathBuf> {
+/// The folder of all test runs of this user.
+///
+/// # Errors
+/// When it cannot be created, or belongs to another user.
+pub(crate) fn root() -> Result<PathBuf> {
     let user = rustix::process::getuid().as_raw();
     let root = std::env::temp_dir().join(format!("runnel-tests-{user}"));
     DirBuilder::new()
