@@ -12,7 +12,7 @@ use runnel_proto::model::{
 use super::{RulePlan, SourceContent};
 use crate::guard::GuardDecision;
 
-/// Terms and their digest. Clusters to which the same is said share them.
+/// Terms and their digest. Clusters with equal terms share them.
 #[derive(Clone, Debug)]
 pub struct NamedTerms {
     terms: Arc<Terms>,
@@ -72,7 +72,8 @@ pub fn digest_on(plan: &RulePlan, terms: &Terms) -> SetDigest {
     sum
 }
 
-/// What an agent proves that has applied all that a plan sends on these terms; `None` where the hub cannot tell.
+/// The proof of an agent that has applied the whole plan under these terms; `None` if the hub
+/// cannot compute it.
 pub fn proof_on(plan: &RulePlan, terms: &Terms, key: &ProofKey) -> Option<Proof> {
     plan.shown.proof(&plan.uid, terms, key)
 }
@@ -135,9 +136,10 @@ impl ClusterAssignment {
         self.plan.unread.iter().any(|source| self.sends(source))
     }
 
-    /// Whether a source must not be removed, and stays as it is: the hub cannot tell what becomes of it, or its removal
-    /// did not pass the removal guard. Where contents have names of their own, another name is an edit and no removal. What a change
-    /// created that is rolled back goes, whatever the guard blocks. Of a dry run everything stays.
+    /// Whether a source must not be removed, and stays as it is: its state is unknown to the hub,
+    /// or its removal did not pass the removal guard. Where contents have names of their own,
+    /// another name is an edit and no removal. What a rolled back change created is removed,
+    /// whatever the guard blocks. A dry run removes nothing.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
         let is_edit =
             || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
@@ -160,13 +162,13 @@ impl ClusterAssignment {
         self.judged.prune(&self.cluster)
     }
 
-    /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is. What is not
-    /// granted is not wanted, whatever becomes of it.
+    /// Whether the state of this source is unknown: it must not be removed, and stays as it is. A
+    /// source without a grant is unwanted in any case.
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
         self.sends(source) && self.plan.is_unknown(source)
     }
 
-    /// Whether a source that is not wanted stays only because nobody has judged its removal.
+    /// Whether an unwanted source stays only because its removal is not judged yet.
     pub fn is_unjudged(&self, source: &SourceRef) -> bool {
         !self.is_unknown(source)
             && !self.terms.is_dry_run()

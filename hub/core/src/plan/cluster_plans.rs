@@ -216,7 +216,7 @@ impl ClusterPlans {
         self.share_equal_plans();
     }
 
-    /// Where the rule looks for sources and the hub does not know now what is there.
+    /// Sets the scopes of the rule's sources that are not listed now.
     pub fn set_unknown(&mut self, unknown: &BTreeSet<WatchScope>) {
         match &mut self.variation {
             Variation::AsSelected => {}
@@ -280,7 +280,7 @@ impl ClusterPlans {
         more: Vec<(ClusterName, Labels)>,
         revision_hasher: &RevisionHasher,
     ) {
-        // What was rendered before is not known by what is lent now.
+        // The earlier rendering did not depend on the current references.
         self.contents = Arc::default();
         if !self.differs_by_cluster() {
             *self =
@@ -463,7 +463,7 @@ impl ClusterPlans {
         let by_cluster = self.differs_by_cluster();
         let mut within = true;
         self.each(source, body.as_ref(), |cluster, labels, contents| {
-            // What goes beyond it is not rendered to the end.
+            // Content beyond the budget is not rendered completely.
             if !within {
                 return renderer.awaited(cluster, labels);
             }
@@ -479,7 +479,7 @@ impl ClusterPlans {
             self.exceed(rule, selection, revision_hasher);
             return false;
         }
-        // It may count what clusters had that are gone.
+        // The count may include clusters that are deleted.
         if self.contents.lock().recount() <= revision_hasher.budget() {
             self.each(source, body.as_ref(), |cluster, labels, contents| {
                 renderer.outcome(cluster, labels, contents)
@@ -512,8 +512,8 @@ impl ClusterPlans {
                 rendered_plan.set(source, body, outcome);
             }
             Variation::Each(by_cluster) => {
-                // Clusters that shared a plan and get the same now share it again. The former ones are kept so long, as
-                // they are told by their addresses.
+                // Clusters that shared a plan and get equal content share one again. The former
+                // plans are kept until then, because their addresses identify them.
                 let mut made_of =
                     BTreeMap::<(*const RenderedPlan, Option<OutcomeKey>), Replaced>::new();
                 let mut alone = 0;

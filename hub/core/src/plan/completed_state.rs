@@ -305,7 +305,7 @@ impl CompletedState {
             );
             uniform = Some(plan);
         }
-        // The checksum stands at the end.
+        // The checksum is at the end.
         if lines.read(&mut [0]).ok()? > 0 {
             return None;
         }

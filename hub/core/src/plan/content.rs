@@ -9,8 +9,9 @@ use serde_json::Value;
 /// What `kubectl apply` wrote: the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Annotations and labels that are not copied unless a rule allows it: they steer tools of the hub cluster, or repeat the whole object.
-/// A trailing `*` stands for any rest. Argo CD's `secret-type` is not among them: members deny it, unless their policy allows it.
+/// Annotations and labels that are not copied unless a rule allows it: they control tools of the
+/// hub cluster, or repeat the whole object. A trailing `*` matches any rest. Argo CD's
+/// `secret-type` is not among them: members deny it, unless their policy allows it.
 const DENIED_METADATA: &[&str] = &[
     LAST_APPLIED,
     "meta.helm.sh/*",
@@ -28,8 +29,8 @@ const DENIED_METADATA: &[&str] = &[
     "reflector.v1.k8s.emberstack.com/*",
 ];
 
-/// Secrets that hold what the hub and the agents are: never sources, in any namespace, as the agent of the hub's own
-/// cluster may live in another one than the hub.
+/// Secrets with the identities of the hub and the agents: never sources, in any namespace, as the
+/// agent of the hub's own cluster may run in another namespace than the hub.
 const OWN_SECRETS: &[&str] = &[
     "runnel-hub-identity",
     "runnel-hub-authorities",
@@ -50,7 +51,7 @@ pub enum UnsupportedSource {
     Type,
     /// It is larger than an agent takes.
     TooLarge,
-    /// Its owner says so, by the annotation `runnel.dev/distribute`.
+    /// The owner of the object excludes it, by the annotation `runnel.dev/distribute`.
     Annotation,
 }
 

@@ -142,7 +142,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
         taken
     }
 
-    /// A sheet with few entries goes to the one before it.
+    /// Merges a chunk with few entries into the one before it.
     fn close_up(&mut self, number: usize) {
         let left = self.chunks.get(number).map_or(0, |chunk| chunk.len());
         let before = number

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{SetDigest, SourceRef};
 
-/// Changes that are remembered. Who is further behind compares everything.
+/// Changes that are remembered. A reader that is further behind compares everything.
 const REMEMBERED: usize = 16;
 
 /// The last changes of a plan, computed once for all who ask.

@@ -51,7 +51,7 @@ pub(super) struct Expected {
     ignored: Arc<BTreeSet<FieldPath>>,
     /// Intents whose content cannot be digested.
     unknown: usize,
-    /// The proof of all kinds together, once somebody has asked since they changed.
+    /// The proof of all kinds together, computed at the first use after a change.
     whole: OnceLock<Proof>,
 }
 
@@ -101,7 +101,8 @@ impl Expected {
         }
     }
 
-    /// What an agent proves that has applied all that is sent to it on these terms; `None` where the hub cannot tell.
+    /// The proof of an agent that has applied everything that is sent under these terms; `None` if
+    /// the hub cannot compute it.
     pub(super) fn proof(&self, rule: &RuleUid, terms: &Terms, key: &ProofKey) -> Option<Proof> {
         if self.unknown > 0 {
             return None;
@@ -149,7 +150,7 @@ mod tests {
         first.put_in(&source, &one);
         let right = shown(&first);
         assert!(right.is_some());
-        // From now on nobody can decode it.
+        // From now on the payload cannot be decoded.
         one.payload = Payload::from_wire(Encoding::Zstd, Bytes::from_static(b"none"), 4);
         assert!(one.payload.decode().is_err());
         other.put_in(&source, &one);

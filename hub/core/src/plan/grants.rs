@@ -72,25 +72,25 @@ pub struct Grants {
 pub enum Granted<'a> {
     /// Everything: it is a rule of the whole cluster.
     All,
-    /// What these grants say.
+    /// These grants.
     These(Vec<&'a RuleGrant>),
-    /// The hub cannot tell.
+    /// The grants are unknown.
     Unknown,
 }
 
-/// On which terms a rule goes to a cluster that it chooses.
+/// The terms of a rule in a cluster that it selects.
 #[derive(Clone, PartialEq)]
 pub enum EffectiveTerms {
     /// On these.
     Terms(NamedTerms),
     /// On none: nothing is granted there of what it sends.
     NotGranted,
-    /// The hub cannot tell: nothing is sent and nothing removed.
+    /// The terms are unknown: nothing is sent and nothing removed.
     Unknown,
 }
 
 impl Grants {
-    /// What is granted to a rule, wherever it goes.
+    /// The grants of a rule, in any cluster.
     pub fn of(&self, rule: &Rule) -> Granted<'_> {
         if rule.terms.rule.is_cluster_scoped() {
             return Granted::All;
@@ -117,13 +117,14 @@ impl Grants {
 /// The clusters that a rule chooses, by what is granted there.
 #[derive(Clone, Default, PartialEq)]
 pub struct TargetClusters {
-    /// Where it goes, and the terms in each.
+    /// The clusters of the rule, with the terms in each.
     pub clusters: BTreeMap<ClusterName, NamedTerms>,
     /// Where nothing is granted of what it sends.
     pub not_granted: BTreeSet<ClusterName>,
     /// Those of `clusters` that keep what they have and get nothing new.
     pub cordoned: BTreeSet<ClusterName>,
-    /// Whether the hub cannot tell what is granted: then it goes to all that it chooses, and nothing is sent or removed.
+    /// Whether the grants are unknown: then the rule keeps all selected clusters, and nothing is
+    /// sent or removed.
     pub unknown: bool,
 }
 
@@ -178,7 +179,7 @@ impl<'a> TermsResolver<'a> {
         }
     }
 
-    /// Whether the hub cannot tell what is granted.
+    /// Whether the grants are unknown.
     pub fn are_unknown(&self) -> bool {
         matches!(self.granted, Granted::Unknown)
     }

@@ -131,8 +131,8 @@ pub struct Source {
     pub body: SourceState,
 }
 
-/// What one rule selects, or what of it is sent to clusters for which that is the same. On which terms a cluster gets it
-/// is said in its [`ClusterAssignment`].
+/// The selection of one rule, or the part of it that is sent to equal clusters. The terms of a
+/// cluster are in its [`ClusterAssignment`].
 #[derive(Clone)]
 pub struct RulePlan {
     /// The rule.
@@ -151,16 +151,17 @@ pub struct RulePlan {
     pub unreadable: BTreeSet<SourceRef>,
     /// Selected sources that are never distributed.
     pub refused: BTreeMap<SourceRef, UnsupportedSource>,
-    /// Selected sources that are not sent, because their copies could not be what the rule wants. What stands of them
-    /// stays as it is.
+    /// Selected sources that are not sent, because their copies cannot be rendered. Existing copies
+    /// stay as they are.
     pub render_errors: BTreeMap<SourceRef, RenderError>,
     /// Secrets from which values go into copies of others, as far as they are known.
     pub secret_refs: BTreeMap<SourceRef, SourceState>,
-    /// Where the rule looks for sources and the hub does not know now what is there.
+    /// The scopes of the rule's sources that are not listed now.
     pub unknown: BTreeSet<WatchScope>,
-    /// Where the hub looks at all.
+    /// The scope of the hub's watches.
     pub scope: Scope,
-    /// What the last changes touched: a session that holds a former plan finds its delta without comparing whole sets.
+    /// The sources of the last changes: a session with a former plan finds its delta without a
+    /// comparison of whole sets.
     pub edits: Edits,
 }
 
@@ -192,8 +193,8 @@ impl RulePlan {
         }
     }
 
-    /// Whether the hub cannot tell what becomes of this source: it must not be removed anywhere, and stays as it is,
-    /// whatever its copies are called.
+    /// Whether the state of this source is unknown: it must not be removed anywhere, and stays as
+    /// it is, under any name of its copies.
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
         let source = &source.plain();
         self.unread.contains(source)
@@ -202,7 +203,7 @@ impl RulePlan {
             || self.cannot_see(source)
     }
 
-    /// Whether the hub cannot tell whether this object is there.
+    /// Whether it is unknown if this object exists.
     fn cannot_see(&self, source: &SourceRef) -> bool {
         !self.scope.reads(&source.namespace) || self.unknown.iter().any(|place| place.holds(source))
     }
@@ -232,8 +233,8 @@ impl RulePlan {
         self.intents.len() + self.unread.len() + never_read.count()
     }
 
-    /// Takes in what a source is to the rule now (`None`: not selected). Costs about the same however many there are,
-    /// also while others hold the plan as it was.
+    /// Sets the state of a source in the rule (`None`: not selected). The cost hardly depends on
+    /// the number of sources, also while sessions share the plan as it was.
     pub fn set(&mut self, source: &SourceRef, selected: Option<&SourceState>) {
         let before = self.digest;
         self.take_out(source);
@@ -295,7 +296,7 @@ impl RulePlan {
             || matches!(self.secret_refs.get(source), Some(SourceState::Unread))
     }
 
-    /// The selected sources that are something else than in a former plan, those that are gone included.
+    /// The selected sources that differ from a former plan, with those that are deleted.
     pub fn changed_since(&self, former: &RulePlan) -> Vec<SourceRef> {
         let both: BTreeSet<&SourceRef> = self.selected().chain(former.selected()).collect();
         let changed = both
@@ -354,7 +355,7 @@ impl RulePlan {
         }
     }
 
-    /// Whether two plans say the same (not how they came about).
+    /// Whether two plans have equal content, however they were computed.
     pub fn says_the_same(&self, other: &RulePlan) -> bool {
         self.digest == other.digest
             && self.unread == other.unread
@@ -371,7 +372,8 @@ impl RulePlan {
 
 /// Plans a rule from scratch. The order of `sources` does not matter.
 ///
-/// `is_known` tells the places that the hub knows now: its watch has delivered a complete list and is not forbidden.
+/// `is_known` tells whether a scope is listed: its watch has delivered a complete list and is not
+/// forbidden.
 pub fn plan<'a>(
     rule: &Rule,
     sources: impl IntoIterator<Item = (&'a SourceRef, &'a Source)>,

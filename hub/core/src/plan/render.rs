@@ -76,7 +76,7 @@ struct OfSource {
 
 #[derive(Clone)]
 enum Rendered {
-    /// Just what the source holds.
+    /// The content of the source, unchanged.
     AsSource,
     Content(Weak<SourceContent>),
     Failed(RenderError),

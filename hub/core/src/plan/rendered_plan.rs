@@ -25,12 +25,12 @@ pub enum RenderErrorKind {
     Budget,
 }
 
-/// That a selected source is not sent. What stands of it stays as it is.
+/// Why a selected source is not sent. Existing copies stay as they are.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RenderError {
     /// Why.
     pub why: RenderErrorKind,
-    /// A sentence for a person: which field and which source. Never holds a value of an object.
+    /// A sentence for a person, with field and source. It never contains a value of an object.
     pub message: Arc<str>,
 }
 
@@ -51,7 +51,7 @@ impl RenderOutcome {
         }
     }
 
-    /// What tells it from others.
+    /// Its identity among other outcomes.
     pub(super) fn key(&self) -> OutcomeKey {
         match self {
             RenderOutcome::Copy(name, content) => OutcomeKey::Copy(
@@ -63,7 +63,7 @@ impl RenderOutcome {
     }
 }
 
-/// What tells outcomes apart.
+/// The identity of an outcome.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum OutcomeKey {
     Copy(Arc<str>, Option<[u8; 16]>),
@@ -75,7 +75,7 @@ pub(super) enum OutcomeKey {
 pub struct RenderedPlan {
     pub(super) plan: Arc<RulePlan>,
     outcomes: CowSortedMap<SourceRef, RenderOutcome>,
-    /// Who wants which copy.
+    /// The sources that want each copy.
     wanted: CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
     /// Whether the copies of all sources meet in the same namespaces.
     meet: bool,
@@ -113,7 +113,7 @@ impl RenderedPlan {
         self.plan.says_the_same(&other.plan) && self.wanted == other.wanted
     }
 
-    /// Where the rule looks for sources and the hub does not know now what is there.
+    /// Sets the scopes of the rule's sources that are not listed now.
     pub(super) fn set_unknown(&mut self, unknown: &BTreeSet<WatchScope>) {
         Arc::make_mut(&mut self.plan).unknown.clone_from(unknown);
     }
@@ -156,7 +156,7 @@ impl RenderedPlan {
                 Some(RenderOutcome::Copy(_, None))
             )
         ) {
-            // Something that goes into it is still being read.
+            // A part of its content is still being read.
             plan.unread.insert(source.clone());
         }
         if let Some(outcome) = outcome {
@@ -217,7 +217,7 @@ fn settle(
     }
 }
 
-/// What stands for a copy among those of the rule.
+/// The key of a copy among those of the rule.
 fn copy(source: &SourceRef, name: &str, meet: bool) -> SourceRef {
     let namespace = if meet {
         Arc::from("")

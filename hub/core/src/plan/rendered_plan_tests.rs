@@ -95,7 +95,7 @@ proptest! {
         let sent = cluster_plans.plan_of(&"any".into()).unwrap();
         let expected = expected.plan_of(&"any".into()).unwrap();
         prop_assert_eq!(sent.intents.keys().collect::<Vec<_>>(), expected.intents.keys().collect::<Vec<_>>());
-        // Every source that could be sent is, or is said to be withheld.
+        // Every source is either sent or has an error.
         for source in selection.intents.keys() {
             prop_assert!(sent.intents.contains_key(source) != sent.render_errors.contains_key(source));
         }

@@ -43,21 +43,21 @@ pub struct ClusterChoice {
     pub exclude: Vec<Pattern>,
 }
 
-/// How much of a rule may be removed at a time, and what was said about that.
+/// The limit for removals of a rule, and its approvals.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RemovalTerms {
     /// What may go without approval.
     pub limit: Limit,
-    /// Whether the limit holds for the deletion of the rule, too.
+    /// Whether the limit also applies to the deletion of the rule.
     pub on_rule_delete: bool,
     /// The digests that the rule's annotation approves.
     pub approve: Option<String>,
-    /// What waits for approval, as the status says.
+    /// The pending approval of the rule's status.
     pub pending: Option<PendingApproval>,
 }
 
 impl RemovalTerms {
-    /// A guard that continues with what the status says.
+    /// A guard that continues with the state of the status.
     pub fn guard(&self) -> RemovalGuard {
         RemovalGuard::remembering(self.pending.as_ref())
     }
@@ -70,16 +70,16 @@ pub struct Rule {
     pub uid: RuleUid,
     /// The generation of the spec.
     pub generation: i64,
-    /// Whether it is being deleted: every copy goes, as the deletion policy says.
+    /// Whether it is being deleted: every copy is removed, by the deletion policy.
     pub deleting: bool,
     /// The hub has read the namespace and the definition of the rule since its deletion, so it is known whether they are
     /// being deleted, too.
     pub is_origin_known: bool,
     /// What it selects; entries add up.
     pub sources: Vec<SourceChoice>,
-    /// Where it goes.
+    /// The target clusters.
     pub clusters: ClusterChoice,
-    /// What it says about all its intents.
+    /// The terms of all its intents.
     pub terms: NamedTerms,
     /// How its copies differ from their sources.
     pub shape: Arc<Shape>,
@@ -87,7 +87,7 @@ pub struct Rule {
     pub removal: RemovalTerms,
     /// How changes travel; without it, everywhere at once.
     pub rollout: Option<Rollout>,
-    /// Names how copies are made and kept, whether the rule rests or not.
+    /// The name of the way in which copies are rendered and kept, without the suspension.
     pub made_by: [u8; 32],
     /// Runnel's own namespace on the hub.
     runnel_namespace: Arc<str>,
@@ -115,7 +115,7 @@ impl Rule {
         )
     }
 
-    /// The rule once somebody has deleted it.
+    /// The rule after its deletion.
     pub fn deleted(self) -> Self {
         Self {
             deleting: true,
@@ -138,7 +138,7 @@ impl Rule {
         }
     }
 
-    /// Reads a `ClusterDistributionRule`; each entry says where it selects.
+    /// Reads a `ClusterDistributionRule`; each entry names its namespaces.
     pub fn cluster_scoped(
         object: &runnel_api::ClusterDistributionRule,
         runnel_namespace: &str,
@@ -165,8 +165,8 @@ impl Rule {
             .map(|kind| kind.resource)
     }
 
-    /// Where it looks for sources. A namespace that it names exactly is among them even where the hub does not look; a
-    /// glob means those of the namespaces in which the hub looks.
+    /// The scopes of its sources. A namespace that it names exactly is among them even outside of
+    /// the hub's scope; a glob covers the namespaces of the hub's scope.
     pub fn places(&self, scope: &Scope) -> BTreeSet<WatchScope> {
         let of_entry = |entry: &SourceChoice| -> BTreeSet<WatchScope> {
             let names: Vec<&str> = match scope {
@@ -267,7 +267,7 @@ impl Rule {
         })
     }
 
-    /// Whether it goes to a cluster.
+    /// Whether it selects a cluster.
     pub fn chooses(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
         self.clusters.chooses(cluster, labels)
     }
@@ -448,7 +448,8 @@ fn build(
     })
 }
 
-/// Names how copies are made and kept: the terms, but for whether the rule rests, and how copies differ from their sources.
+/// Names the way in which copies are rendered and kept: the terms without the suspension, and the
+/// shape of the copies.
 fn made_by(terms: &Terms, spec: &runnel_api::RuleTerms) -> [u8; 32] {
     let terms = Terms {
         suspend: false,

@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::{RulePlan, SourceState};
 
-/// The kind that is lent.
+/// The kind of referenced objects.
 pub const REFERENCED_KIND: &str = "secrets";
 
-/// Why a value of a Secret cannot be used. The text holds no value.
+/// Why a value of a Secret cannot be used. The text contains no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretRefError {
     /// The hub cannot read the Secret now.
@@ -47,9 +47,10 @@ impl<'a> SecretRefs<'a> {
         Self { selection }
     }
 
-    /// The value of a key, as it stands in the object; `None`: it is still being read.
+    /// The value of a key, as encoded in the object; `None`: it is still being read.
     ///
     /// # Errors
+    ///
     /// [`SecretRefError`], when there is none.
     pub fn value(
         &self,
@@ -106,7 +107,7 @@ impl RulePlan {
         .collect()
     }
 
-    /// Whether two know the same of what is lent.
+    /// Whether two plans have the same references.
     pub(super) fn has_same_references(&self, other: &RulePlan) -> bool {
         let same = |(secret, body)| lends_the_same(other.secret_refs.get(secret), Some(body));
         self.secret_refs.len() == other.secret_refs.len() && self.secret_refs.iter().all(same)

@@ -53,7 +53,7 @@ impl fmt::Display for WatchScope {
     }
 }
 
-/// The namespaces of the hub in which sources are looked for.
+/// The namespaces of the hub with sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
     /// All of them.
@@ -74,7 +74,7 @@ impl Scope {
         }
     }
 
-    /// Whether sources of this namespace are looked for. Of others the hub cannot tell what is there.
+    /// Whether sources of this namespace are watched. The objects of others are unknown.
     pub fn reads(&self, namespace: &str) -> bool {
         match self {
             Self::Everywhere => true,

@@ -7,17 +7,18 @@ use super::report_store::{Connectivity, RuleReport, SessionFacts};
 use super::{ReportStore, View};
 use crate::plan::{NamedTerms, RulePlan};
 
-/// A cluster that a rule goes to, and all that is known of it: a status asks for it many times, and it is looked up once.
+/// A cluster of a rule with everything that is known of it: a status uses it many times, and it is
+/// looked up once.
 pub(super) struct ClusterView<'a> {
     pub(super) name: &'a ClusterName,
-    /// What the rule says there.
+    /// The terms of the rule there.
     pub(super) terms: Option<&'a NamedTerms>,
     /// What is sent there.
     pub(super) sent: &'a RulePlan,
     presence: Option<&'a Connectivity>,
     /// Its agent's last word on the rule.
     pub(super) account: Option<&'a RuleReport>,
-    /// Under which agents prove what stands there.
+    /// The key under which agents prove their copies.
     pub(super) proof_key: Option<&'a ProofKey>,
 }
 
@@ -31,7 +32,7 @@ impl View<'_> {
         self.cluster_on(report_store, name, self.target_clusters.clusters.get(name))
     }
 
-    /// The clusters that the rule goes to.
+    /// The clusters of the rule.
     pub(super) fn clusters<'s>(
         &'s self,
         report_store: &'s ReportStore,
@@ -76,18 +77,18 @@ impl<'a> ClusterView<'a> {
         self.presence.is_some_and(Connectivity::has_connected)
     }
 
-    /// Whether something is not said to it before an administrator confirms.
+    /// Whether messages to it are restricted until an administrator confirms.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.presence.is_some_and(Connectivity::is_unconfirmed)
     }
 
-    /// Whether the rule is not sent to it, as it holds as many as it takes.
+    /// Whether the rule is not sent to it, because the agent has its maximum of rules.
     pub(super) fn is_beyond(&self, view: &View<'_>) -> bool {
         self.presence
             .is_some_and(|presence| presence.is_beyond(&view.rule.uid))
     }
 
-    /// How many rules are not sent to it, as it holds as many as it takes.
+    /// The number of rules that are not sent to it, because the agent has its maximum.
     pub(super) fn rules_beyond(&self) -> usize {
         self.presence.map_or(0, Connectivity::rules_beyond)
     }

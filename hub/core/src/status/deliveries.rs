@@ -36,7 +36,7 @@ enum State {
     Travels,
     /// The cluster's turn in a rollout had not come.
     Awaits,
-    /// A copy has failed: nobody waits for it.
+    /// A copy has failed: the measurement does not wait for it.
     Failed,
 }
 
@@ -59,7 +59,7 @@ pub struct Took {
 }
 
 impl Deliveries {
-    /// An edit that was seen at `since` goes to a cluster, or does when the cluster's turn in a rollout has come.
+    /// An edit that was observed at `since` is sent to a cluster, or will be in the cluster's wave.
     pub fn begin(&mut self, cluster: &ClusterName, rule: &RuleUid, since: Instant, awaits: bool) {
         let ways = self.under_way.entry(cluster.clone()).or_default();
         if ways.get(rule).is_some_and(|way| way.state != State::Failed) {
@@ -336,7 +336,7 @@ mod tests {
         // Only failed: nothing was delivered.
         story.begin("one", 70, false);
         assert_eq!(story.says("one", 71, 1, 1), took(None, None));
-        // The next edit is followed anew.
+        // The next edit is measured again.
         story.begin("one", 80, false);
         assert_eq!(story.says("one", 81, 2, 0), took(Some(1), Some(1)));
         assert!(story.is_over());
@@ -353,7 +353,7 @@ mod tests {
         story.begin("one", 10, false);
         story.begin("two", 10, false);
         assert_eq!(story.says("one", 13, 2, 0), took(Some(3), None));
-        // When it was noticed that the other one is gone does not matter.
+        // The time at which the loss of the other one was noticed does not matter.
         assert_eq!(story.lost("two"), [Duration::from_secs(3)]);
         assert!(story.is_over());
 

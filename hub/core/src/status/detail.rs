@@ -9,7 +9,7 @@ use super::{ReportStore, View};
 use runnel_api::ClusterState;
 use runnel_api::conditions::Reason;
 
-/// How a rule stands in one cluster. Never holds content of a source.
+/// The state of a rule in one cluster. It contains no content of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterDetail {
     /// The cluster.
@@ -26,15 +26,15 @@ pub struct ClusterDetail {
     pub reason: Reason,
     /// A sentence for a person.
     pub message: String,
-    /// What the agent said of copies that failed, the worst first.
+    /// The agent's reports of failed copies, the worst first.
     pub failures: Vec<Failure>,
-    /// Whether it holds the newest revision of every source, as far as it is known.
+    /// Whether it has the newest revision of every source, as far as that is known.
     pub newest: bool,
     /// Whether it has proved that.
     pub proved: Proved,
 }
 
-/// How a rule stands in each of its clusters: the worst first, then by name, as in its status.
+/// The state of a rule in each of its clusters: the worst first, then by name, as in its status.
 pub fn details(view: &View<'_>, report_store: &ReportStore, now: Instant) -> Vec<ClusterDetail> {
     let one = |cluster: ClusterView<'_>| {
         let (standing, account) = (standing(view, &cluster, now), cluster.account);

@@ -46,7 +46,7 @@ pub struct View<'a> {
     pub previous: &'a RuleStatus,
     /// When the hub started.
     pub hub_started: Instant,
-    /// Whether something has been under way for so long that a person should hear of it.
+    /// Whether something has been under way for so long that people should know.
     pub overdue: bool,
 }
 
@@ -59,7 +59,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// What a condition says.
+/// The value of a condition.
 pub(super) struct ConditionValue {
     status: ConditionStatus,
     reason: Reason,
@@ -80,8 +80,8 @@ impl ConditionValue {
     }
 }
 
-/// The status that the rule should have; `None` if the one that is there is right, or must stand because the clusters
-/// that it speaks of have not had the time to connect to a hub that just started.
+/// The status that the rule should have; `None` if the current one is right, or must stay because
+/// its clusters had no time yet to connect to a hub that just started.
 pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<RuleStatus> {
     let standings: Vec<_> = view
         .clusters(report_store)
@@ -144,8 +144,8 @@ fn removals_elsewhere(view: &View<'_>) -> i64 {
     .unwrap_or(i64::MAX)
 }
 
-/// A hub that just started writes only improvements and definite failures: while a cluster may still connect, the
-/// persisted status stands.
+/// A hub that just started writes only improvements and definite failures: while a cluster may
+/// still connect, the persisted status stays.
 fn must_stand(
     view: &View<'_>,
     report_store: &ReportStore,
@@ -153,7 +153,7 @@ fn must_stand(
     now: Instant,
 ) -> bool {
     let young = now.saturating_duration_since(view.hub_started) < SETTLING;
-    // Later no cluster is awaited, and none is looked up again.
+    // Later no cluster is awaited, and none has to be looked up.
     let awaited = young
         && (is_reading(view)
             || view
@@ -357,7 +357,7 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
     ))
 }
 
-/// What is selected and cannot be sent: a person must say it otherwise.
+/// Selected sources that cannot be sent, which a user has to correct.
 fn render_errors(view: &View<'_>) -> Option<ConditionValue> {
     let (reason, message) = from_any(view)?;
     Some(ConditionValue::new(ConditionStatus::True, reason, message))
@@ -605,7 +605,7 @@ fn with_refused(plan: &RulePlan, message: &str) -> String {
     }
 }
 
-/// The worst first, then by name; times stand as long as the state does.
+/// The worst first, then by name; times stay as long as the state does.
 fn list_clusters(
     status: &mut RuleStatus,
     view: &View<'_>,

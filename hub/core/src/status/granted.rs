@@ -115,7 +115,8 @@ fn look_at<'a>(
         .iter()
         .filter(|(resource, _)| granted.contains(resource))
     {
-        // The labels of the member's namespaces are not known here: what they may grant is not said to be missing.
+        // The labels of the member's namespaces are unknown here, so a grant by label does not
+        // count as missing.
         let by_label = |grant: &Grant| grant.is_of_kind(resource) && grant.has_selector();
         match terms.allowance(resource, namespace, None, view.rule.runnel_namespace()) {
             None if grants.iter().any(by_label) => missing.limited = true,

@@ -14,7 +14,7 @@ use runnel_api::{Certificate, MemberClusterStatus};
 /// Names of orphaned rules that one message lists.
 const NAMES_SHOWN: usize = 5;
 
-/// What the condition `KeyShared` says.
+/// The message of the condition `KeyShared`.
 const KEY_SHARED: &str = "two agents use this cluster's key by turns, and each ends the session of the other: somebody may have a \
                           copy of the key. Set spec.accepted to false, find out who, and let the cluster join anew with \
                           `runnel-hub token create`: then only the new key is valid";
@@ -31,11 +31,12 @@ pub struct MemberView<'a> {
     pub leaving: bool,
     /// The session that counts as connected.
     pub session: Option<&'a SessionFacts>,
-    /// Rules that the member holds copies of, and that this hub knows.
+    /// Rules of this hub that the member has copies of.
     pub acked: usize,
     /// While it leaves: the rules whose copies stay, and how many.
     pub retained: &'a [(RuleName, u32)],
-    /// Rules that it holds copies of, and that this hub does not know: these copies stay, also when the cluster leaves.
+    /// Rules that the member has copies of and this hub does not know: these copies stay, also when
+    /// the cluster leaves.
     pub orphaned: Vec<&'a RuleName>,
     /// Whether the hub has not been up for long enough to take silence for an answer.
     pub awaited: bool,
@@ -59,7 +60,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     if let Some(session) = view.session {
         status.agent_version = Some(session.agent_version.clone());
         status.kubernetes_version = Some(session.kubernetes_version.clone());
-        // Whoever joins anew may be in another cluster; the session that was may not have ended yet.
+        // A cluster that joins again may be another one; the former session may not have ended yet.
         if has_key(view.previous, &session.key) {
             status.cluster_uid = Some(session.cluster_uid.clone());
         }
@@ -80,7 +81,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         );
     };
     set(ConditionType::Accepted, accepted(view));
-    // While a hub that just started waits for its agents, what it said before stands.
+    // While a hub that just started waits for its agents, the former condition stays.
     let never_reported = condition(&view.previous.conditions, ConditionType::Connected).is_none();
     if view.session.is_some() || !view.accepted || !view.awaited || never_reported {
         set(ConditionType::Connected, connected(view, now.wall));
@@ -150,14 +151,14 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
                 generation,
                 now.wall,
             ),
-            // Who does not come says nothing new.
+            // A cluster without a session reports nothing new.
             None if view.session.is_some() => {
                 remove_condition(&mut status.conditions, condition_type)
             }
             None => {}
         }
     }
-    // Who does not come says nothing new.
+    // A cluster without a session reports nothing new.
     if !view.key_shared && view.session.is_some() {
         remove_condition(&mut status.conditions, ConditionType::KeyShared);
     }
@@ -205,8 +206,8 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
     )
 }
 
-/// Whether nothing is left that this hub removes. Copies of rules that it does not know stay, and hold nothing up. What was
-/// once true stays so: the agent of a cluster that has left goes.
+/// Whether this hub has nothing left to remove there. Copies of unknown rules stay and delay
+/// nothing. The result stays true: the agent of a cluster that has left is uninstalled.
 fn has_left(view: &MemberView<'_>) -> bool {
     match view.session {
         Some(_) => view.acked == 0,
@@ -214,7 +215,7 @@ fn has_left(view: &MemberView<'_>) -> bool {
     }
 }
 
-/// What was said before of a cluster that has left.
+/// The former message about a cluster that has left.
 fn reported_left<'a>(view: &MemberView<'a>) -> Option<&'a str> {
     let before = condition(&view.previous.conditions, ConditionType::Drained)?;
     (before.status == ConditionStatus::True.as_str()).then_some(before.message.as_str())
@@ -328,7 +329,7 @@ fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason,
     (ConditionStatus::Unknown, Reason::SessionLost, message)
 }
 
-/// Somebody came with a key that had been given up.
+/// A client used a key that had been replaced.
 fn stolen(view: &MemberView<'_>) -> Option<String> {
     let retired = view
         .previous
@@ -353,7 +354,7 @@ fn has_key(previous: &MemberClusterStatus, key: &str) -> bool {
         .is_none_or(|identity| identity.keys.iter().any(|known| known.fingerprint == key))
 }
 
-/// What there is of each kind of doubt.
+/// The current divergences by kind.
 fn divergences(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String)>); 3] {
     [
         ConditionType::RestoredFromBackup,
@@ -483,7 +484,7 @@ mod tests {
             ("True", "ConcurrentSessions")
         );
         assert!(first.message.contains("spec.accepted"), "{}", first.message);
-        // It is cut off, as the message says.
+        // It is cut off, as the message states.
         let cut = reported(&MemberView {
             leaving: false,
             accepted: false,
@@ -528,7 +529,7 @@ mod tests {
                 && message.contains("(3 of a/b, 1 of c)"),
             "{message}"
         );
-        // Copies of rules that nobody knows hold nothing up.
+        // Copies of unknown rules delay nothing.
         let orphan = rule("x", "y");
         let orphaned = reported(&MemberView {
             orphaned: vec![&orphan],
@@ -549,7 +550,7 @@ mod tests {
             (accepted.status.as_str(), accepted.reason.as_str()),
             ("False", "Drained")
         );
-        // Who is cut off first is told what to do.
+        // A cluster that is cut off gets a hint first.
         let cut = reported(&MemberView {
             accepted: false,
             ..view(&none, None, 0)

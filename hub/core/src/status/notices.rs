@@ -13,7 +13,8 @@ closed_list! {
         ClusterLost,
         /// On a rule: the cluster is connected again.
         ClusterBack,
-        /// On the identity's Secret: it cannot be used, and the hub goes on with what it had.
+        /// On the identity's Secret: it cannot be used, and the hub continues with the former
+        /// identity.
         IdentityUnusable,
         ..
         /// A condition that appeared.

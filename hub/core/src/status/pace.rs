@@ -26,12 +26,13 @@ impl Pace {
         self.dirty_since.filter(|_| self.unreleased)
     }
 
-    /// The rule could not be released; its status is still to be looked at. The next change is another try.
+    /// The rule could not be released; its status is still to be checked. The next change is
+    /// another try.
     pub fn tried_release(&mut self) {
         self.unreleased = false;
     }
 
-    /// When to look at the status, if anything changed; only then is it asked whether the change has settled.
+    /// When to check the status, if anything changed; only then `settled` is called.
     pub fn due(&self, settled: impl FnOnce() -> bool) -> Option<Instant> {
         let since = self.dirty_since?;
         let wanted = if settled() { since } else { since + BEAT };
@@ -41,24 +42,24 @@ impl Pace {
         )
     }
 
-    /// Whether something changed that was not looked at.
+    /// Whether there is an unchecked change.
     pub fn is_dirty(&self) -> bool {
         self.dirty_since.is_some()
     }
 
-    /// Whether the last write still holds the next one back.
+    /// Whether the last write still delays the next one.
     pub fn is_recent(&self, now: Instant) -> bool {
         self.last_write
             .is_some_and(|last| now.saturating_duration_since(last) < BEAT)
     }
 
-    /// Whether the change has been under way for so long that a person should hear of it.
+    /// Whether the change has been under way for so long that people should know.
     pub fn is_overdue(&self, now: Instant) -> bool {
         self.dirty_since
             .is_some_and(|since| now.saturating_duration_since(since) >= BEAT)
     }
 
-    /// The status was looked at; `written` says whether that cost a write. The next change marks it again.
+    /// The status was checked; `written`: with a write. The next change marks it again.
     pub fn done(&mut self, now: Instant, written: bool) {
         if written {
             self.last_write = Some(now);

@@ -36,7 +36,7 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
     let mut first: Option<(&ClusterName, &RenderError)> = None;
     let mut clusters = 0;
     let mut sources: BTreeSet<&SourceRef> = BTreeSet::new();
-    // Clusters to which the same is sent share it: each of these is looked into once.
+    // Clusters with the same content share it: each plan is checked once.
     let mut seen: BTreeMap<*const RulePlan, bool> = BTreeMap::new();
     for cluster in view.target_clusters.clusters.keys() {
         let sent = view.sent(cluster);

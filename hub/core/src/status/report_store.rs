@@ -30,8 +30,8 @@ pub(super) struct RuleReport {
 }
 
 impl RuleReport {
-    /// The copies that another rule or nobody of ours has: where all failures that are named are of that kind, all failures
-    /// are.
+    /// The copies that belong to another rule or to a foreign owner: if all named failures are of
+    /// that kind, all failures are.
     fn foreign(&self) -> u32 {
         let is_foreign = |failure: &&Failure| {
             matches!(
@@ -50,7 +50,7 @@ impl RuleReport {
     }
 }
 
-/// What a session says about its member.
+/// The facts of a session about its member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionFacts {
     /// Version of the agent.
@@ -59,7 +59,7 @@ pub struct SessionFacts {
     pub kubernetes_version: String,
     /// Uid of the member's `kube-system` namespace.
     pub cluster_uid: String,
-    /// The fingerprint of the key that it is held with.
+    /// The fingerprint of its key.
     pub key: String,
     /// Tells the agent's process from others.
     pub boot_id: String,
@@ -71,21 +71,21 @@ pub struct SessionFacts {
 #[derive(Default)]
 pub(super) struct Connectivity {
     session: Option<SessionFacts>,
-    /// Which session speaks for the cluster; what an older one still says is void.
+    /// The current session of the cluster; messages of an older one are void.
     number: u64,
     lost_at: Option<Instant>,
     accounts: BTreeMap<RuleUid, RuleReport>,
-    /// Rules that the agent holds and how they are called.
+    /// Rules of the agent, with their names.
     names: BTreeMap<RuleUid, RuleName>,
-    /// Something is not said to it before an administrator confirms.
+    /// Messages to it are restricted until an administrator confirms.
     unconfirmed: bool,
-    /// Rules that are not sent to it, as it would hold too many.
+    /// Rules that are not sent to it, because it would have too many.
     beyond: BTreeSet<RuleUid>,
     /// About how much its accounts take.
     bytes: usize,
     /// The watches of its API that its agent has lost.
     lost_watches: Vec<LostWatch>,
-    /// Whether somebody else uses its key.
+    /// Whether another client uses its key.
     key_sharing: KeySharing,
 }
 
@@ -103,22 +103,22 @@ impl Connectivity {
         self.session.is_some()
     }
 
-    /// Whether something is not said to it before an administrator confirms.
+    /// Whether messages to it are restricted until an administrator confirms.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.unconfirmed
     }
 
-    /// Whether a rule is not sent to it, as it would hold too many.
+    /// Whether a rule is not sent to it, because it would have too many.
     pub(super) fn is_beyond(&self, rule: &RuleUid) -> bool {
         self.beyond.contains(rule)
     }
 
-    /// How many rules are not sent to it, as it would hold too many.
+    /// The number of rules that are not sent to it, because it would have too many.
     pub(super) fn rules_beyond(&self) -> usize {
         self.beyond.len()
     }
 
-    /// The lost watch that speaks for it, if what its agent says of these kinds may not be so any more.
+    /// The lost watch that makes the reports of these kinds uncertain, if there is one.
     pub(super) fn lost_watch<'r>(
         &self,
         mut resources: impl Iterator<Item = &'r str>,
@@ -136,20 +136,21 @@ impl Connectivity {
     }
 }
 
-/// How many bytes the accounts of one cluster take; beyond that failures are not kept, and the counts alone tell of them.
+/// The bytes of the reports of one cluster; beyond that failures are dropped, and only the counts
+/// stay.
 const ACCOUNT_BYTES: usize = 24 * 1024 * 1024;
 
-/// What the agents last said, by cluster.
+/// The last reports of the agents, by cluster.
 #[derive(Default)]
 pub struct ReportStore {
     clusters: BTreeMap<ClusterName, Connectivity>,
-    /// The clusters whose session has ended, as long as their silence has not been told.
+    /// The clusters whose session has ended, until their silence is reported.
     lost: BTreeSet<ClusterName>,
     /// What the rules of clusters that leave retain there.
     retained: BTreeMap<ClusterName, Vec<(RuleName, u32)>>,
-    /// Under which agents prove what stands in their clusters.
+    /// The key under which agents prove their copies.
     pub(super) proof_key: Option<ProofKey>,
-    /// Reports whose failures were not kept, since the last time that somebody asked.
+    /// Reports whose failures were dropped, since the last query.
     shortened: u64,
 }
 
@@ -162,7 +163,7 @@ impl ReportStore {
         }
     }
 
-    /// Whether something is not said to a connected cluster before an administrator confirms.
+    /// Whether messages to a connected cluster are restricted until an administrator confirms.
     pub fn waits_for_confirmation(&mut self, cluster: &ClusterName, waits: bool) {
         if let Some(presence) = self.clusters.get_mut(cluster) {
             presence.unconfirmed = waits;
@@ -175,14 +176,14 @@ impl ReportStore {
             .is_some_and(Connectivity::is_unconfirmed)
     }
 
-    /// Whether a cluster is connected, and nobody has to confirm anything first.
+    /// Whether a cluster is connected, and needs no confirmation.
     pub fn takes_edits(&self, cluster: &ClusterName) -> bool {
         self.presence(cluster)
             .is_some_and(|presence| presence.session.is_some() && !presence.unconfirmed)
     }
 
-    /// An agent is connected and says all that it holds; what it said before is void. `number` tells its session from
-    /// later ones.
+    /// An agent has connected and reports everything; its earlier reports are void. `number`
+    /// distinguishes its session from later ones.
     pub fn connected(
         &mut self,
         cluster: &ClusterName,
@@ -207,7 +208,8 @@ impl ReportStore {
                 (state.intents_digest, state.terms_digest),
             );
             self.report(cluster, number, state);
-            // An agent that was restarted, or is busy, has not found out again what waits, and says so when it has.
+            // An agent that was restarted, or is busy, has not computed its waiting prunes again,
+            // and reports them later.
             let account = self
                 .clusters
                 .get_mut(cluster)
@@ -233,7 +235,7 @@ impl ReportStore {
         let Some(old) = presence.session.as_ref() else {
             return false;
         };
-        // With a new key of the agent the former one is refused, or tells of itself.
+        // With a new key of the agent the former one is refused, or reveals another client.
         if old.key != facts.key {
             presence.key_sharing = KeySharing::default();
             return false;
@@ -255,7 +257,7 @@ impl ReportStore {
             .is_some_and(|presence| presence.key_sharing.is_seen(now))
     }
 
-    /// An agent says which watches of its cluster's API it has lost. Returns whether that is news.
+    /// An agent reports its lost watches. Returns whether that changed.
     pub fn lost_watches(
         &mut self,
         cluster: &ClusterName,
@@ -271,7 +273,8 @@ impl ReportStore {
         })
     }
 
-    /// The lost watch that speaks for a cluster, if what its agent says of these kinds may not be so any more.
+    /// The lost watch that makes the reports of a cluster about these kinds uncertain, if there is
+    /// one.
     pub fn lost_watch<'r>(
         &self,
         cluster: &ClusterName,
@@ -308,7 +311,8 @@ impl ReportStore {
         silent
     }
 
-    /// These rules are not sent to a cluster, as it would hold too many. Returns those for which that is news.
+    /// Sets the rules that are not sent to a cluster, because it would have too many. Returns those
+    /// for which that changed.
     pub fn set_beyond(
         &mut self,
         cluster: &ClusterName,
@@ -383,7 +387,7 @@ impl ReportStore {
         self.retained.remove(cluster);
     }
 
-    /// A cluster begins to leave, or no longer does; `retains` tells the rules whose copies stay there.
+    /// A cluster begins to leave, or no longer does; `retains`: the rules whose copies stay there.
     pub fn leaves(
         &mut self,
         cluster: &ClusterName,
@@ -411,7 +415,7 @@ impl ReportStore {
             .unwrap_or_default()
     }
 
-    /// The rules that a cluster holds copies of, and how many.
+    /// The rules with copies in a cluster, and how many.
     pub fn copies_by_rule(
         &self,
         cluster: &ClusterName,
@@ -439,7 +443,7 @@ impl ReportStore {
             .is_some_and(Connectivity::has_connected)
     }
 
-    /// The rules that a cluster holds something of, as its agent calls them.
+    /// The rules with intents in a cluster, with the agent's names for them.
     pub fn acked_rules(
         &self,
         cluster: &ClusterName,
@@ -482,7 +486,7 @@ impl ReportStore {
         })
     }
 
-    /// What a cluster last said that it holds of a rule.
+    /// The last report of a cluster about a rule's copies.
     pub fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
         let account = self.account(cluster, rule)?;
         let prunes = account.namespace_prunes.as_ref();
@@ -504,7 +508,7 @@ impl ReportStore {
         })
     }
 
-    /// Some of the namespaces in which copies of a rule are given up in a cluster.
+    /// Some of the namespaces from which copies of a rule are to be removed in a cluster.
     pub fn namespaces_of_prunes(&self, rule: &RuleUid, cluster: &ClusterName) -> &[String] {
         let account = self
             .account(cluster, rule)
@@ -514,7 +518,7 @@ impl ReportStore {
             .unwrap_or_default()
     }
 
-    /// Whether a cluster last said that it holds exactly these intents of a rule.
+    /// Whether a cluster's last report has exactly these intents of a rule.
     pub fn holds_exactly(&self, cluster: &ClusterName, rule: &RuleUid, intents: SetDigest) -> bool {
         self.account(cluster, rule)
             .is_some_and(|account| account.intents_digest == intents)
@@ -546,8 +550,8 @@ mod tests {
         }
     }
 
-    /// A rule of 16 copies in one cluster, of which so many failed and the rest is as given. As many are in a namespace that
-    /// is no longer a target.
+    /// A rule of 16 copies in one cluster, with so many failed ones and the rest as given. As many
+    /// are in a namespace that is no longer a target.
     fn state(objects: u32, change: impl FnOnce(&mut Counts)) -> RuleState {
         let mut counts = Counts {
             copies: 16,

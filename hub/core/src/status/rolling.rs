@@ -23,7 +23,7 @@ pub struct Rolling<'a> {
     pub rollout: &'a Rollout,
     /// What is rolled out.
     pub target: &'a str,
-    /// Who may have it.
+    /// The clusters that may have the target.
     pub gate: Option<Cow<'a, Gate>>,
     /// How far it has come.
     pub progress: Option<Progress>,
@@ -65,10 +65,11 @@ impl View<'_> {
         self.rolling.as_ref()?.progress.as_ref()
     }
 
-    /// Takes the next step of the rule's rollout, if it may: what the view says of it is what the status should say then.
-    /// Returns who may have the target once that is written.
+    /// Takes the next step of the rule's rollout, if it is due: the view then has what the status
+    /// should state. Returns the gate for the time after the write.
     ///
-    /// While the hub cannot tell what the rule wants, or the rule rests or goes, everything stays as it is.
+    /// While the plan of the rule is unknown, or the rule is suspended or being deleted, everything
+    /// stays as it is.
     pub fn take_step(
         &mut self,
         turns: Vec<RolloutPosition>,
@@ -115,7 +116,7 @@ impl View<'_> {
                 now.instant,
             )
         });
-        // Whom another process let in is heard of as it connects.
+        // The clusters that another process let in are known once they connect.
         let is_new = settling || rolling.gate.is_none();
         let is_at_work = |cluster: &ClusterView<'_>, account: &RuleReport| {
             account.counts.under_way() > 0 && holds_the_plan(self, cluster, account)
@@ -198,7 +199,7 @@ impl View<'_> {
     }
 }
 
-/// Whether nothing is heard of a cluster, or not yet.
+/// Whether a cluster has not reported, or not yet.
 fn is_silent(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> bool {
     is_awaited(view, cluster, now.instant) || !cluster.is_connected(now.instant)
 }
@@ -238,7 +239,7 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     }
 }
 
-/// The clusters that are heard of, and of whose word this is so.
+/// The reporting clusters with this property.
 fn those(
     view: &View<'_>,
     report_store: &ReportStore,
@@ -258,7 +259,7 @@ fn those(
     received_of.filter(says_so).cloned().collect()
 }
 
-/// Whether something failed that does not pass by itself. The worst stands first.
+/// Whether a failure needs an action. The worst comes first.
 fn has_failed(account: &RuleReport) -> bool {
     account
         .failures

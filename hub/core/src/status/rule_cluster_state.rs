@@ -13,15 +13,15 @@ use crate::session::RULES_LIMIT;
 use runnel_api::conditions::Reason;
 use runnel_api::{ClusterState, ClusterStatus};
 
-/// What is said of a cluster that says it has applied everything, and shows something else.
+/// The message for a cluster that reports everything as applied and proves something else.
 const DIFFERS: &str = "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
 
-/// Whether an agent has proved what it says.
+/// Whether an agent has proved its report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proved {
-    /// All that was sent stands in the member's API.
+    /// The member's API has everything that was sent.
     Yes,
-    /// Something else stands there.
+    /// It has other content.
     No,
     /// Nothing is to be compared (yet): not every copy is applied, or one of the two cannot tell.
     Untold,

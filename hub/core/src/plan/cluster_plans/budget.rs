@@ -10,7 +10,7 @@ use super::{ClusterPlans, Variation};
 const ENTRY: u64 = 256;
 
 impl ClusterPlans {
-    /// More is wanted than the budget allows: nothing is sent, and what stands stays.
+    /// The rule exceeds its budget: nothing is sent, and existing copies stay.
     pub(super) fn exceed(
         &mut self,
         rule: &Rule,
@@ -61,7 +61,7 @@ impl ClusterPlans {
             .saturating_add(entries.saturating_mul(ENTRY))
     }
 
-    /// Whether it is within the budget, what clusters had that are gone not counted.
+    /// Whether the rule is within the budget, without the deleted clusters.
     pub(super) fn fits(&self, revision_hasher: &RevisionHasher) -> bool {
         if self.takes() <= revision_hasher.budget() {
             return true;

@@ -27,11 +27,11 @@ pub use template::{About, Reads};
 /// The most bytes to which the template of a name is filled; no name is longer, and the message shows how it begins.
 const NAME_LIMIT: usize = 1024;
 
-/// What a rule says about the form of its copies.
+/// The form that a rule gives to its copies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shape {
     name: Option<String>,
-    /// Whether the content goes into the name.
+    /// Whether the name contains a digest of the content.
     versioned: bool,
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,
@@ -88,7 +88,7 @@ fn render_error(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderErr
 }
 
 impl Shape {
-    /// What a rule says.
+    /// Reads the fields of a rule.
     pub fn new(spec: &runnel_api::RuleTerms) -> Self {
         let transform = spec.transform.clone().unwrap_or_default();
         let keys = transform.keys.unwrap_or_default();
@@ -117,7 +117,7 @@ impl Shape {
         *self == Self::default()
     }
 
-    /// Whether a value of a Secret of this name goes into some copies.
+    /// Whether copies contain a value of a Secret of this name.
     pub fn takes_from(&self, name: &str) -> bool {
         self.lenders().any(|lender| lender == name)
     }
@@ -173,9 +173,9 @@ impl Shape {
         read
     }
 
-    /// The name of the copies that hold this, given what [`Shape::name`] says. The digest is made of the revision, which
-    /// is keyed, and of the source: it says nothing of the content, not even that two sources have the same, and it is
-    /// the same after a restart.
+    /// The name of the copies with this content, given the result of [`Shape::name`]. The digest is
+    /// computed from the revision, which is keyed, and the source. It reveals nothing about the
+    /// content, not even that two sources are equal, and stays the same after a restart.
     pub fn versioned(&self, name: Arc<str>, source: &SourceRef, revision: &Revision) -> Arc<str> {
         if !self.versioned {
             return name;

@@ -17,7 +17,7 @@ pub(super) struct Override {
     patch: Vec<runnel_api::PatchStep>,
 }
 
-/// Why a JSON patch cannot be applied. The text holds no data.
+/// Why a JSON patch cannot be applied. The text contains no data.
 #[derive(Debug, thiserror::Error)]
 enum PatchError {
     #[error("step {number} is not about /data/KEY")]
@@ -57,8 +57,8 @@ impl Override {
         self.clusters.chooses(about.cluster, about.labels)
     }
 
-    /// Changes the content, if it speaks of this cluster. What a rule says is for everybody to read: nothing of it goes
-    /// into a Secret; and what is in a Secret goes into nothing else.
+    /// Changes the content, if the override matches this cluster. Every reader of a rule sees its
+    /// fields: none of them goes into a Secret. No content of a Secret goes into another object.
     pub(super) fn apply(
         &self,
         number: usize,

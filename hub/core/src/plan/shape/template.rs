@@ -29,7 +29,7 @@ pub enum Unfilled<'t> {
 }
 
 impl Unfilled<'_> {
-    /// A sentence for a person. `quote`: what stands in the text may be shown.
+    /// A sentence for a person. `quote`: the text may be shown.
     pub fn describe(&self, quote: bool) -> String {
         match self {
             Unfilled::Open => "it has a ${ without a }; write $${ for the characters themselves".to_owned(),
@@ -269,7 +269,7 @@ mod tests {
 
         #[test]
         fn an_escaped_text_fills_to_itself(text in "([a-z {}:$-]|\\$\\{|\\$\\{cluster\\.name\\})*") {
-            // A `$` right before an escape would be one too many to tell from it.
+            // A `$` right before an escape would be ambiguous.
             prop_assume!(!text.contains("$$"));
             let escaped = text.replace("${", "$${");
             prop_assert_eq!(with(&[], |about| fill(&escaped, about, 1 << 20).ok()), Some(text.clone()));

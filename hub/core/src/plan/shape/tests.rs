@@ -431,7 +431,7 @@ fn failure_for_one_cluster_affects_no_other() {
     );
     assert_eq!((with.intents.len(), with.render_errors.len()), (2, 0));
     assert_eq!((without.intents.len(), without.render_errors.len()), (1, 1));
-    // Whatever an agent holds of it stays, under any name.
+    // Existing copies stay, under any name.
     assert!(
         without.is_unknown(&bad)
             && without.is_unknown(&bad.as_copy("else"))
@@ -468,7 +468,7 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
         first != second && becomes("one") == first,
         "{first} {second}"
     );
-    // What cannot be read has no new name, and what stands stays.
+    // An unreadable source has no new name, and existing copies stay.
     selection.set(&source, Some(&SourceState::Unreadable));
     cluster_plans.update(&versioned, &selection, &source, &RevisionHasher::default());
     let plan = cluster_plans.plan_of(&"c0".into()).unwrap();
@@ -491,7 +491,7 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Edits and label changes, one by one, end where planning afresh does.
+    /// Single edits and label changes give the same as a new plan.
     #[test]
     fn incremental_plans_equal_fresh_ones_in_every_cluster(
         steps in proptest::collection::vec((any::<bool>(), 0..4usize, 0..5usize), 0..30)
@@ -523,7 +523,7 @@ proptest! {
         for (name, _) in &fleet {
             let (one, two) = (dealt.plan_of(name).unwrap(), expected.plan_of(name).unwrap());
             prop_assert_eq!(one.intents.keys().collect::<Vec<_>>(), two.intents.keys().collect::<Vec<_>>());
-            // Every selected source is sent, or is said not to be.
+            // Every selected source is sent or has an error.
             for source in selection.selected() {
                 let sent = one.intents.keys().filter(|intent| intent.plain() == *source).count();
                 prop_assert_eq!(sent + usize::from(one.render_errors.contains_key(source)), 1);
@@ -531,7 +531,8 @@ proptest! {
         }
     }
 
-    /// No key is lost and none is added unless the rule says so, and their values are those of the source.
+    /// No key is lost and none is added unless the rule requires it, and the values are those of
+    /// the source.
     #[test]
     fn copy_has_the_keys_of_its_source_but_for_the_rule(
         keys in proptest::collection::btree_map("[a-c]{1,2}", "[x-z]{0,3}", 0..6),

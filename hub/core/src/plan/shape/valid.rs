@@ -14,7 +14,7 @@ const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// The longest key of an object.
 const KEY_LIMIT: usize = 253;
 
-/// Why an object of this kind and content would be refused; says no value.
+/// Why an object of this kind and content would be refused; without any value.
 pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
     if let Some(flaw) = mark_flaw(content) {
         return Some(flaw);
