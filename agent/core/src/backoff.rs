@@ -15,17 +15,17 @@ pub const COPY: Backoff = Backoff {
     base: Duration::from_secs(1),
     limit: Duration::from_secs(300),
 };
-/// For a copy that somebody else keeps changing.
+/// For a contended copy.
 pub const CONTENTION: Backoff = Backoff {
     base: Duration::from_secs(10),
     limit: Duration::from_secs(240),
 };
-/// For what is looked at again soon, because it may pass without a sign: conflicts and missing rights.
+/// For failures that may end without an event: conflicts and missing rights.
 pub const RECHECK: Backoff = Backoff {
     base: Duration::from_secs(5),
     limit: Duration::from_secs(30),
 };
-/// For an API server that is away or overloaded: it says nothing about the copy.
+/// For an unavailable or overloaded API server; the copy itself may be fine.
 pub const UNAVAILABLE: Backoff = Backoff {
     base: Duration::from_secs(1),
     limit: Duration::from_secs(30),

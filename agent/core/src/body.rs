@@ -17,7 +17,7 @@ use crate::ignore;
 use crate::managed_fields;
 use crate::seal::{Sealed, Sealer, canonical};
 
-/// What a copy is made of. Without `Debug`: it holds content.
+/// The fields of a copy. Without `Debug`: it contains content.
 pub struct Written<'a> {
     /// Its kind.
     pub kind: &'a Kind,
@@ -43,7 +43,7 @@ pub struct Written<'a> {
 pub struct Over<'a> {
     /// Which it is.
     pub target: &'a ExpectedObject,
-    /// What it holds, where that matters: where fields are left alone.
+    /// The current object, needed only for ignored fields.
     pub object: Option<&'a DynamicObject>,
 }
 
@@ -167,9 +167,9 @@ pub fn surplus(
 /// The most that keys and values of all annotations of an object may have, in bytes.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 
-/// The JSON patch that makes way for an apply that was refused because of what it would leave: the exact maps become what
-/// is applied, and so many annotations of others go, the largest first, that ours have room. It takes nothing of which
-/// the apply itself could not take hold. `None` if nothing is in its way.
+/// The JSON patch that prepares an object for a refused apply: the exact maps become what is
+/// applied, and foreign annotations are removed, the largest first, until ours fit. It removes
+/// nothing that the apply itself could not remove. `None` if nothing prevents the apply.
 pub fn make_way(
     kind: &Kind,
     object: &DynamicObject,
@@ -238,8 +238,9 @@ pub fn demote(object: &DynamicObject) -> Option<Patch> {
     labelled.then(|| guarded(object, vec![remove(&["metadata", "labels", NEWEST_LABEL])]))
 }
 
-/// The JSON patch that takes our marks and our managed fields off a copy. On one that Runnel created it notes which rule
-/// left it, with the `proof` that it was created; an adopted object is left as anybody else's.
+/// The JSON patch that removes our marks and our managed fields from a copy. On a copy that Runnel
+/// created it notes the rule that left it, with the `proof` of its creation; an adopted object gets
+/// no note.
 pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> Patch {
     let metadata = &object.metadata;
     let mut changes = vec![];

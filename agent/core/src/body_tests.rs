@@ -182,7 +182,8 @@ fn ownership_of_objects_is_classified() {
     foreign.metadata.managed_fields = None;
     assert_eq!(owner(&foreign), Ownership::Foreign);
 
-    // The agent's Secret was lost: its seals are of another key, its managed fields still tell.
+    // The agent's Secret was lost: its seals are of another key, but its managed fields still
+    // identify the copy.
     assert_eq!(
         seen(&object, &Sealer::new(b"new key", "hub")).ownership,
         Ownership::Ours
@@ -217,7 +218,7 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
         value["metadata"]["managedFields"].as_array().unwrap().len(),
         1
     );
-    // The note without its proof, or on another object, is anybody's.
+    // The note without its proof, or on another object, proves nothing.
     let mut forged = left.clone();
     forged.metadata.uid = Some("u2".into());
     assert_eq!(seen(&forged, &sealer).ownership, Ownership::Foreign);
@@ -331,7 +332,7 @@ fn ignored() -> BTreeSet<FieldPath> {
         .collect()
 }
 
-/// The copy with the fields that are left alone, which somebody has changed and therefore has now.
+/// The copy with the ignored fields, which another client has changed.
 fn changed_by_others(sealer: &Sealer) -> DynamicObject {
     let mut value =
         serde_json::to_value(served_ignoring(&copy(), sealer, Some(&ignored()))).unwrap();

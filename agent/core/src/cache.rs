@@ -14,7 +14,7 @@ struct Entry {
     used: u64,
 }
 
-/// Compressed payloads by intent. Without `Debug`: it holds content.
+/// Compressed payloads by intent. Without `Debug`: it contains content.
 pub struct PayloadCache {
     limit: usize,
     bytes: usize,
@@ -24,7 +24,7 @@ pub struct PayloadCache {
 }
 
 impl PayloadCache {
-    /// A cache that holds at most this many bytes of payload, and always the newest one.
+    /// A cache of at most this many bytes of payload. It always keeps the newest one.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -58,7 +58,7 @@ impl PayloadCache {
         }
     }
 
-    /// Keeps a payload that nobody has asked for: only where nothing has to go for it.
+    /// Keeps an unrequested payload, if there is room for it.
     pub fn offer(&mut self, key: IntentKey, revision: Revision, payload: Payload) {
         if !self.entries.contains_key(&key) && self.bytes + payload.bytes().len() <= self.limit {
             self.insert(key, revision, payload);
@@ -101,7 +101,7 @@ impl PayloadCache {
         }
     }
 
-    /// Bytes held.
+    /// The bytes in the cache.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

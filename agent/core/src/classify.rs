@@ -14,7 +14,7 @@ use crate::rights::Missing;
 
 /// A request that did not succeed.
 pub enum CallError {
-    /// The server said no.
+    /// The server refused the request.
     Refused(Box<Status>),
     /// The server takes no more just now, and asks to wait for so long.
     Throttled(Duration),
@@ -45,7 +45,7 @@ impl CallError {
         }
     }
 
-    /// Whether a precondition (uid, resourceVersion) was not met: somebody was faster.
+    /// Whether a precondition (uid, resourceVersion) was not met: another client was faster.
     pub fn is_race(&self) -> bool {
         let Self::Refused(status) = self else {
             return false;
@@ -54,8 +54,8 @@ impl CallError {
         status.code == 409 || (status.code == 422 && on_uid())
     }
 
-    /// Whether the API server says that this object is not there. Another 404 may come from whatever stands before it, such
-    /// as a proxy without a backend; and a missing namespace is another matter.
+    /// Whether the API server reports this object as not found. Another 404 may come from a proxy
+    /// without a backend, and a missing namespace is another case.
     pub fn is_absent(&self, name: &str) -> bool {
         let Self::Refused(status) = self else {
             return false;

@@ -18,15 +18,15 @@ use crate::copy::CopyError;
 pub const LIMIT: usize = 5;
 /// In this time.
 pub const WINDOW: Duration = Duration::from_secs(600);
-/// Copies that are remembered at most, besides those that are fought for.
+/// Uncontended copies that are recorded at most.
 const REMEMBERED: usize = 10_000;
 
 struct Story {
     /// When the copy was put back, the newest last.
     times: VecDeque<Instant>,
-    /// How often since the fight began; 0: there is none.
+    /// Corrections since the contention began; 0: there is none.
     rounds: u32,
-    /// Who else writes the copy, as far as that is known.
+    /// The other field managers of the copy, if they are known.
     who: Option<Arc<str>>,
 }
 
@@ -45,9 +45,9 @@ impl Story {
 #[derive(Default)]
 pub struct Contentions {
     stories: BTreeMap<SourceRef, Story>,
-    /// When each copy that nobody fights for was put back last.
+    /// The last correction of each uncontended copy.
     calm: BTreeSet<(Instant, SourceRef)>,
-    /// When each copy that is fought for was put back last.
+    /// The last correction of each contended copy.
     fought: BTreeSet<(Instant, SourceRef)>,
 }
 
@@ -78,7 +78,7 @@ impl Contentions {
         };
         index.insert((now, copy.clone()));
         self.stories.insert(copy.clone(), story);
-        // The oldest is forgotten: of so many corrections at once, none is a fight.
+        // The oldest is forgotten: among so many corrections none is a contention.
         if self.calm.len() > REMEMBERED
             && let Some((_, oldest)) = self.calm.pop_first()
         {
@@ -106,7 +106,7 @@ impl Contentions {
         (at > now).then_some(at)
     }
 
-    /// What a copy that is fought for is reported with. The same for as long as the fight lasts.
+    /// The error of a contended copy. It stays the same while the contention lasts.
     pub fn copy_error(&self, copy: &SourceRef) -> Option<CopyError> {
         let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
         let who = story.who.as_deref().unwrap_or("somebody");
@@ -130,12 +130,12 @@ impl Contentions {
         calm
     }
 
-    /// When the next fight may be over.
+    /// When the next contention may be over.
     pub fn next_calm(&self) -> Option<Instant> {
         self.fought.first().map(|(last, _)| *last + WINDOW)
     }
 
-    /// How many copies are fought for.
+    /// The number of contended copies.
     pub fn count(&self) -> usize {
         self.fought.len()
     }
@@ -172,7 +172,7 @@ mod tests {
              leave the field to it (ignoreFields), or take the object out of the rule"
         );
         assert_eq!(contentions.count(), 1);
-        // Ever more slowly, up to minutes, and the same is said all the time.
+        // The delay grows up to minutes, and the message stays the same.
         let mut before = Duration::ZERO;
         for _ in 0..8 {
             now = contentions.not_before(&copy(), now).unwrap_or(now);

@@ -12,7 +12,7 @@ pub struct IntentKey {
     pub source: SourceRef,
 }
 
-/// A payload that came with a batch. Without `Debug`: it holds content.
+/// A payload of a batch. Without `Debug`: it contains content.
 pub struct NewPayload {
     /// Whose it is.
     pub key: IntentKey,
@@ -27,7 +27,7 @@ pub struct NewPayload {
 pub enum CopyStatus {
     /// Something is being done about it.
     UnderWay,
-    /// Equal to the intent, as far as the API server has said.
+    /// Equal to the intent, by the last answers of the API server.
     Applied,
     /// Not equal, and the last attempt failed.
     Failed(CopyError),

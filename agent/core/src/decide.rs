@@ -25,7 +25,7 @@ use crate::records::Observed;
 pub enum TargetNamespace {
     /// It is there.
     Ready,
-    /// It is not there, and nobody asks for it to be created.
+    /// The namespace does not exist, and no rule creates it.
     Missing,
     /// It is not there and is to be created; the last attempt may have failed.
     ToCreate(Option<CopyError>),
@@ -48,32 +48,32 @@ pub struct WantedCopy {
     pub suspend: bool,
     /// The rule is a dry run: what would be done is reported.
     pub dry_run: bool,
-    /// Why the copy cannot be as the hub wants it, whatever the live object says.
+    /// Why the copy cannot be as the hub wants it, whatever the live object is.
     pub copy_error: Option<CopyError>,
     /// Nothing is done because two sources want the copy.
     pub is_ambiguous: bool,
     /// Why this cluster itself does not let the copy be written.
     pub denied: Option<CopyError>,
-    /// What its rule says about what is not as it should be.
+    /// The policies of its rule for copies that differ.
     pub policies: Policies,
     /// Somebody keeps changing it.
     pub contention: Option<CopyError>,
-    /// It held this revision and is not there any more, or its marks are not.
+    /// The copy had this revision and was deleted, or lost its marks.
     pub lost: bool,
-    /// It held this revision, and somebody wrote another one over it, with our marks.
+    /// The copy had this revision, and another client wrote another one over it, with our marks.
     pub rewritten: bool,
     /// What comparing this version of the live object with the revision in force gave.
     pub compared: Option<(Arc<str>, CopyError)>,
 }
 
-/// What a rule says about copies that are not as they should be, as far as this cluster lets it.
+/// The policies of a rule for copies that differ, as far as this cluster allows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policies {
     /// About objects that are not ours.
     pub takeover: Takeover,
-    /// About our copies that somebody changed.
+    /// For our copies that another client changed.
     pub drift: DriftPolicy,
-    /// Whether a copy that does not take a change is deleted and created anew.
+    /// Whether a copy that cannot take a change is deleted and created again.
     pub recreate: bool,
     /// What is left alone once the copy is created.
     pub ignored: BTreeSet<FieldPath>,
@@ -87,11 +87,11 @@ pub enum Takeover {
     /// No.
     #[default]
     Never,
-    /// If its content is what should stand there.
+    /// If its content equals the wanted one.
     IfEqual,
     /// In any case.
     Always,
-    /// The rule says so, but this cluster does not let it.
+    /// The rule takes it over, but this cluster denies it.
     Denied(CopyError),
 }
 
@@ -100,8 +100,8 @@ pub enum Takeover {
 pub struct Order {
     /// Delete or leave unmarked.
     pub policy: DeletionPolicy,
-    /// It waits: the rule is suspended and the order is not the removal of the whole rule, or the copy has been renamed
-    /// and does not stand under its new name yet.
+    /// It waits: the rule is suspended and the order is not the removal of the whole rule, or the
+    /// copy has been renamed and does not exist under its new name yet.
     pub deferred: bool,
     /// It waits for the word of the hub.
     pub asks: bool,
@@ -115,11 +115,12 @@ pub struct Order {
 /// What should become of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// Nobody says anything about it: it stays as it is.
+    /// No rule concerns it: it stays as it is.
     Nothing,
-    /// It should hold an intent.
+    /// It should contain an intent.
     Copy(Box<WantedCopy>),
-    /// It stays as an older version of another copy; once that one stands (`true`), without the label of the newest.
+    /// It stays as an older version of another copy; once that one exists (`true`), without the
+    /// label of the newest.
     Kept(IntentKey, bool),
     /// It should go, if it belongs to this intent.
     Gone(IntentKey, RuleName, Order),
@@ -147,7 +148,7 @@ pub enum Action {
     Change(ExpectedObject),
     /// Take an object that is not ours over if its content is equal.
     Adopt(ExpectedObject),
-    /// Take an object that is not ours over, whatever it holds.
+    /// Take over a foreign object, whatever its content is.
     Overwrite(ExpectedObject),
     /// Find out in what our copy differs.
     Compare(ExpectedObject),
@@ -179,7 +180,8 @@ pub fn decide(want: &Want, observed: &Observed) -> Decision {
     }
 }
 
-/// What would be done about a wanted copy. At most a read: of what stands there, and of the fields in which it differs.
+/// What would be done about a wanted copy. The only action is a read: of the object with its name,
+/// or of the fields that differ.
 fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     let planned = |change, message: &str| Decision::Noop(planned(change, message));
     match decide_wanted(wanted, observed) {
@@ -203,7 +205,7 @@ fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
                 "would be updated: another rule or source wrote it",
             ),
         },
-        // Whether a foreign object is equal is reported to nobody.
+        // No report contains whether a foreign object is equal.
         Decision::Act(Action::Adopt(_)) => {
             planned(PlannedChange::Update, "would be adopted if it is equal")
         }
@@ -314,7 +316,7 @@ fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     }
     match observed {
         Observed::Live(live) if is_right(wanted, live, revision) => {
-            // Who is fought for is not well, whoever has the word just now.
+            // A contended copy counts as failed, whatever its content is just now.
             Decision::Noop(copy_error(
                 wanted
                     .contention
@@ -366,7 +368,7 @@ fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
     wanted.rewritten || (deferred && !live.intact)
 }
 
-/// An object stands where the copy should, and it is not the copy that it should be.
+/// Decides a copy whose name belongs to a wrong object.
 fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Decision {
     let target = ExpectedObject {
         uid: live.uid.clone(),
@@ -387,7 +389,7 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
             _ => Decision::Act(Action::Compare(target)),
         };
     }
-    // What is going is not worth a fight, and what nobody may touch is not touched.
+    // A terminating object is not worth a contention, and an untouchable one is not touched.
     let hands_off = live.terminating || live.ownership == Ownership::Untouchable;
     match &wanted.policies.takeover {
         Takeover::Always if !hands_off => Decision::Act(Action::Overwrite(target)),

@@ -34,7 +34,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Replaces what is said of one copy, by the rules that want it or remove it.
+    /// Replaces the outcomes of one copy, by the rules that want it or remove it.
     pub fn set(&mut self, copy: &SourceRef, mut outcomes: Vec<(RuleUid, CopyStatus)>) {
         let before = self.copies.get(copy).map(Vec::as_slice).unwrap_or_default();
         if before == outcomes {
@@ -54,7 +54,7 @@ impl Report {
         }
     }
 
-    /// What is said of one copy for one rule.
+    /// The outcome of one copy for one rule.
     pub fn outcome(&self, copy: &SourceRef, rule: &RuleUid) -> Option<&CopyStatus> {
         self.copies
             .get(copy)?
@@ -63,7 +63,7 @@ impl Report {
             .map(|(_, outcome)| outcome)
     }
 
-    /// What is said of one copy, rule by rule.
+    /// The outcomes of one copy, by rule.
     pub fn of_copy(&self, copy: &SourceRef) -> &[(RuleUid, CopyStatus)] {
         self.copies.get(copy).map(Vec::as_slice).unwrap_or_default()
     }
@@ -95,7 +95,7 @@ impl Report {
         self.dirty.insert(rule.clone());
     }
 
-    /// Says that something else about a rule changed: what is held, or its terms.
+    /// Records that another part of a rule's state changed: its intents, or its terms.
     pub fn touch(&mut self, rule: &RuleUid) {
         self.rules.entry(rule.clone()).or_default().dirty = true;
         self.dirty.insert(rule.clone());
@@ -109,7 +109,7 @@ impl Report {
         }
     }
 
-    /// Says that something else about the rules changed of which something is said about this copy.
+    /// Records that another part of the state changed, of the rules with an outcome for this copy.
     pub fn touch_copy(&mut self, copy: &SourceRef) {
         let rules: Vec<_> = self
             .copies
@@ -151,7 +151,8 @@ impl Report {
             .map(|(_, copy)| copy)
     }
 
-    /// The copies of a rule in namespaces given up that wait for the hub's word.
+    /// The copies of a rule in namespaces that are no longer targets, which wait for the hub's
+    /// approval.
     pub fn namespace_prunes(&self, rule: &RuleUid) -> impl Iterator<Item = &SourceRef> {
         self.rules
             .get(rule)
@@ -191,7 +192,7 @@ impl Report {
         due
     }
 
-    /// Notes that a rule's newest state has been told.
+    /// Records that a rule's newest state was sent.
     pub fn reported(&mut self, rule: &RuleUid, now: Instant) {
         self.dirty.remove(rule);
         if let Some(entry) = self.rules.get_mut(rule) {

@@ -54,9 +54,9 @@ impl Missing {
         }
     }
 
-    /// The sentence for a person: what is missing, and the commands that grant it. The names are not those of the
-    /// chart's own Roles, so that a chart that makes them later finds nothing in its way. What is there already is no reason
-    /// not to do the rest.
+    /// The sentence for a person: the missing rights, and the commands that grant them. The names
+    /// differ from those of the chart's own Roles, so that a later chart does not collide. Existing
+    /// parts do not prevent the rest.
     pub fn sentence(&self) -> String {
         let Self {
             verb,

@@ -24,7 +24,7 @@ const MAC_LENGTH: usize = 16;
 /// A truncated HMAC.
 type Mac = [u8; MAC_LENGTH];
 
-/// Makes and checks the seals of one agent for one hub. Without `Debug`: it holds a key.
+/// Makes and checks the seals of one agent for one hub. Without `Debug`: it contains a key.
 #[derive(Clone)]
 pub struct Sealer {
     key: hmac::Key,
@@ -32,7 +32,7 @@ pub struct Sealer {
     hub: String,
 }
 
-/// What the text of a seal says; nothing of it is proved before [`Sealer`] has checked it.
+/// The text of a seal; nothing of it is proved before [`Sealer`] has checked it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seal {
     /// Which agent-local key made it.
@@ -60,16 +60,16 @@ pub struct Sealed {
     pub ignored: BTreeSet<FieldPath>,
 }
 
-/// What a seal says about whose an object is.
+/// The owner of an object by its seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// Made by this agent for this very object, which Runnel created.
     Ours,
     /// Made by this agent for this very object, which it adopted.
     Adopted,
-    /// Made by this agent for another object: somebody copied our copy.
+    /// Made by this agent for another object: another client cloned our copy.
     Clone,
-    /// Made with another key; says nothing here.
+    /// Made with another key; proves nothing here.
     OtherKey,
 }
 
@@ -150,7 +150,7 @@ impl Sealer {
         }
     }
 
-    /// Whose the object of this name and uid is, as far as its seal tells.
+    /// The owner of the object with this name and uid, as far as its seal proves.
     pub fn check_identity(&self, seal: &Seal, copy: &SourceRef, uid: &str) -> Identity {
         let adopted = seal.adopted.then_some(uid);
         if seal.key_id != self.key_id {

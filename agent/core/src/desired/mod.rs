@@ -46,14 +46,16 @@ struct IntentState {
     in_force: Option<Revision>,
     /// What the policy judges of it, if that is known.
     facts: Option<Facts>,
-    /// A later one that was refused: the hub is told that it is held, so that it is not offered again and again.
+    /// A later revision that was refused: the agent reports it as acked, so that the hub does not
+    /// send it again and again.
     refused: Option<(Revision, CopyError)>,
-    /// It is held because a copy said so after a restart, and the hub has not said it since.
+    /// A copy proved the intent after a restart, and the hub has not confirmed it since.
     restored: bool,
-    /// Copies of it came to light, and nobody knows whether the hub wants it: it has no copies but these, and is reported
-    /// under a revision that no content has, so that the hub answers with the content or with a tombstone.
+    /// Copies of it were found, and it is unknown whether the hub wants it. It has no copies but
+    /// these, and is reported under a revision that no content has, so that the hub answers with
+    /// the content or with a tombstone.
     found: bool,
-    /// What its copies show, as far as that has been looked at since it could have changed.
+    /// The digests of its copies, if they are current.
     shown: Option<Shown>,
 }
 
@@ -65,7 +67,7 @@ impl IntentState {
         }
     }
 
-    /// The revision that counts as held; none only in between.
+    /// The acked revision; `None` only in between.
     fn revision(&self) -> Option<&Revision> {
         let found = self.found.then_some(&UNKNOWN_REVISION);
         self.refused
@@ -76,10 +78,10 @@ impl IntentState {
     }
 }
 
-/// What is held of one rule.
+/// The acked state of one rule.
 #[derive(Clone, Default)]
 struct Rule {
-    /// As the hub named them. Whether the rule rests it may have said since.
+    /// The last terms of the hub. A later message may have changed the suspension.
     terms: Option<(Arc<Terms>, TermsDigest)>,
     orphaned: bool,
     /// The terms are those of the store, and may be older than what was in force: nothing is removed by them.
@@ -148,9 +150,9 @@ pub struct Desired {
     rules: BTreeMap<RuleUid, Rule>,
     /// Rules that choose namespaces, or are granted them, by glob or label: a namespace's event may change their targets.
     broad: BTreeSet<RuleUid>,
-    /// Who wants a copy.
+    /// The intents that want a copy.
     claims: BTreeMap<SourceRef, SmallSet<IntentKey>>,
-    /// Who ordered a copy to go, and how.
+    /// The intents that ordered a copy to be removed, and how.
     orders: BTreeMap<SourceRef, BTreeMap<IntentKey, Ordered>>,
     /// Rules of which nothing is left since this was last asked for.
     gone: Vec<Gone>,
@@ -165,11 +167,11 @@ pub struct Gone {
     pub uid: RuleUid,
     /// How it was called.
     pub rule: RuleName,
-    /// Where its copies were, if it said where.
+    /// The namespaces of its copies, if the rule named any.
     pub targets: Option<BTreeSet<Arc<str>>>,
 }
 
-/// What is held of a rule, for the hub.
+/// The acked state of a rule, for the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckedRule {
     /// How it is called.
@@ -180,7 +182,7 @@ pub struct AckedRule {
     pub intents: u32,
     /// The terms, as the hub named them.
     pub terms: Option<TermsDigest>,
-    /// Whether it rests.
+    /// Whether it is suspended.
     pub suspended: bool,
 }
 
@@ -201,19 +203,19 @@ impl Desired {
         }
     }
 
-    /// The rules of which anything is held.
+    /// The rules with any state.
     pub fn rules(&self) -> impl Iterator<Item = &RuleUid> {
         self.rules.keys()
     }
 
-    /// What is held of a rule.
+    /// The acked state of a rule.
     pub fn acked(&self, uid: &RuleUid) -> Option<AckedRule> {
         let rule = self.rules.get(uid)?;
         Some(AckedRule {
             rule: rule.name(uid),
             digest: rule.digest,
             intents: u32::try_from(rule.intents.len()).unwrap_or(u32::MAX),
-            // A hub that knows the rule again says its terms anew, and so claims it.
+            // A hub that knows the rule again sends its terms again, and so claims it.
             terms: rule
                 .terms
                 .as_ref()
@@ -253,7 +255,7 @@ impl Desired {
             .collect()
     }
 
-    /// Intents held, of all rules that the hub is not known to have forgotten, and the sum of their digests.
+    /// The number of intents of all rules except orphaned ones, and the sum of their digests.
     pub fn sum(&self) -> (u64, SetDigest) {
         let known = self
             .rules
@@ -270,7 +272,7 @@ impl Desired {
         self.intent_of(key)?.in_force.as_ref()
     }
 
-    /// Whether an intent is held.
+    /// Whether an intent is acked.
     pub fn has(&self, key: &IntentKey) -> bool {
         self.intent_of(key).is_some()
     }
@@ -287,13 +289,13 @@ impl Desired {
             .unwrap_or_default()
     }
 
-    /// Every copy that anybody wants or has ordered to go.
+    /// Every copy that an intent wants or has ordered to be removed.
     pub fn all_copies(&self) -> impl Iterator<Item = &SourceRef> {
         self.claims.keys().chain(self.orders.keys())
     }
 
-    /// The rules of which nothing is left since this was last asked, but for those whose copies may be in a namespace
-    /// of `unseen`; a rule that did not say where may have copies in any.
+    /// The rules without any remaining state since the last call, except those that may have copies
+    /// in a namespace of `unseen`; a rule without named namespaces may have copies in any.
     pub fn take_gone(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<Gone> {
         let hidden = |gone: &Gone| match &gone.targets {
             _ if unseen.contains(&None) => true,
@@ -335,7 +337,7 @@ impl Desired {
         }
     }
 
-    /// Sets what an intent holds and keeps the digest right.
+    /// Sets the state of an intent and updates the digest.
     fn set_intent(&mut self, key: &IntentKey, intent: Option<IntentState>) {
         let Some(rule) = self.rules.get_mut(&key.rule) else {
             return;

@@ -25,15 +25,17 @@ impl Ordered {
         }
     }
 
-    /// Whether the hub must say so first. What is only left without marks is not lost.
+    /// Whether the hub must approve the removal first. A copy that is only left without marks is
+    /// not lost.
     pub fn asks(self) -> bool {
         self.namespace_prunes && self.policy == DeletionPolicy::Delete
     }
 }
 
 impl Desired {
-    /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
-    /// another rule wants the copy and can have it, the order waits until it is taken over.
+    /// Orders the removal of a copy, unless its namespace is deleted or terminating, or the policy
+    /// has no watch for it. While another rule wants the copy and can have it, the order waits
+    /// until it is taken over.
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
         if !self.namespace_stays(copy)
             || self.policy.area(copy).is_none()

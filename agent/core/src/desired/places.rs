@@ -15,7 +15,7 @@ pub struct Namespace {
     pub labels: BTreeMap<String, String>,
     /// It is being deleted.
     pub terminating: bool,
-    /// It takes no copies: its owners say so by an annotation.
+    /// It accepts no copies: its owners exclude it by an annotation.
     pub refuses: bool,
 }
 
@@ -37,7 +37,7 @@ impl Desired {
         self.namespaces.keys()
     }
 
-    /// Takes in a namespace as it is now (absent: it is gone), and returns the copies to look at.
+    /// Sets a namespace (`None`: it is deleted), and returns the copies to reconcile.
     pub fn set_namespace(
         &mut self,
         name: &str,
@@ -55,7 +55,7 @@ impl Desired {
         if same {
             return BTreeSet::new();
         }
-        // A namespace that goes takes its copies along: what was ordered there needs nothing more.
+        // A deleted namespace deletes its copies: orders there are done.
         if was_there && !stays {
             self.drop_orders_in(&name);
         }
@@ -67,7 +67,7 @@ impl Desired {
         looks
     }
 
-    /// Adds or removes one namespace among those that a rule has copies in, as its choice and its grants say now.
+    /// Adds or removes one target namespace of a rule, by its choice and its grants.
     fn retarget(
         &mut self,
         uid: &RuleUid,
@@ -172,7 +172,7 @@ impl Desired {
         if terms.suspend || rule.orphaned || (rule.unconfirmed && !order.asks()) {
             return;
         }
-        // What goes already by somebody's word goes on, with the older versions beside it.
+        // A removal that is ordered already continues, with the older versions beside it.
         let goes = |known: &Ordered| !known.asks() && known.policy == order.policy;
         if self
             .order_of(key, copy)
@@ -249,10 +249,11 @@ impl Desired {
             .collect()
     }
 
-    /// Whether the object is the source of any rule, as far as this cluster is told: only the hub's own has sources.
+    /// Whether the object is the source of any rule, as far as this cluster knows: only the hub's
+    /// own cluster has sources.
     pub(super) fn is_any_source(&self, object: &SourceRef) -> bool {
         let is_hub = self.hub_cluster_uid.as_deref() == Some(self.home.cluster_uid.as_str());
-        // What is renamed stands right behind the plain source.
+        // A renamed source sorts right behind the plain one.
         let first = |rule: &Rule| {
             rule.intents
                 .range(object.plain()..)

@@ -14,8 +14,8 @@ use crate::policy::Facts;
 use crate::records::Records;
 
 impl Desired {
-    /// Takes in what would be said: as a batch of the hub, but for the payloads, of which only what is judged by the policy
-    /// is told.
+    /// Applies the previewed state like a batch of the hub. Of the payloads it has only the facts
+    /// that the policy judges.
     pub fn preview(&mut self, asked: &PreviewRequest, records: &Records) {
         let delta = || RuleDelta::new(asked.uid.clone());
         let batch = |delta: RuleDelta| Batch {
@@ -120,7 +120,7 @@ impl Desired {
         wanted.chain(rule.orders.iter().cloned()).collect()
     }
 
-    /// The source of a rule that wants a copy, whoever wins it.
+    /// The source of a rule that wants a copy, whether it wins or not.
     pub fn claimed_by(&self, uid: &RuleUid, copy: &SourceRef) -> Option<SourceRef> {
         let claims = self.claims.get(copy).into_iter().flatten();
         claims

@@ -21,7 +21,7 @@ pub struct StoredRule {
     pub terms: Terms,
     /// Their digest, as the hub gave it.
     pub digest: TermsDigest,
-    /// The hub has said that it does not know the rule.
+    /// The hub has reported that it does not know the rule.
     pub orphaned: bool,
     /// Of sources whose copies were being removed.
     pub tombstones: Tombstones,
@@ -77,7 +77,7 @@ impl Desired {
             .collect()
     }
 
-    /// Takes in stored terms. Nothing is held by intents yet.
+    /// Restores stored terms. No intents are known yet.
     pub fn restore_terms(&mut self, stored: Vec<StoredRule>) {
         for StoredRule {
             uid,
@@ -109,9 +109,10 @@ impl Desired {
         }
     }
 
-    /// The hub has said everything: the terms that it did not say anew are in force. Returns the copies to look at.
+    /// The hub's snapshot is complete: the terms that it did not send again are in force. Returns
+    /// the copies to reconcile.
     pub fn confirm(&mut self, records: &Records) -> BTreeSet<SourceRef> {
-        // What it has not sent again of what was being removed is gone.
+        // The unsent rest of a removal under way is removed.
         if self
             .rules
             .values()
@@ -142,9 +143,9 @@ impl Desired {
         looks
     }
 
-    /// Takes in the intents that live copies of some areas say they hold, unless the hub has spoken of them already,
-    /// and returns the copies to look at. A damaged copy counts too: its intent is held, but its content must come
-    /// from a twin or from the hub.
+    /// Restores the intents of the live copies in some areas, unless the hub has sent them already,
+    /// and returns the copies to reconcile. A damaged copy counts too: its intent is acked, but its
+    /// content must come from a twin or from the hub.
     pub fn restore_intents(
         &mut self,
         areas: &BTreeSet<Area>,
@@ -174,7 +175,7 @@ impl Desired {
             if self.is_older_version(key, records, &mut looks) {
                 continue;
             }
-            // A copy in a namespace that is being deleted stands there whether its intent was removed or not.
+            // A copy in a terminating namespace exists whether its intent was removed or not.
             let stays = records
                 .holders(key)
                 .any(|(copy, _)| self.namespace_stays(copy));
@@ -202,16 +203,16 @@ impl Desired {
         looks
     }
 
-    /// Takes in that copies of an intent came to light while the agent runs, in areas that are watched again or where
-    /// somebody created them. Nothing is written for an intent that the hub has not named. Returns whether the hub must be
-    /// asked about it.
+    /// Records copies of an intent that were found while the agent runs: in areas that are watched
+    /// again, or created by another client. Nothing is written for an intent that the hub has not
+    /// named. Returns whether the hub must be asked about it.
     pub fn find_intent(
         &mut self,
         key: &IntentKey,
         copies: &[SourceRef],
         records: &Records,
     ) -> bool {
-        // What goes already needs no answer.
+        // Copies under removal need no answer.
         let copies: Vec<_> = copies
             .iter()
             .filter(|copy| !self.is_ordered(key, std::slice::from_ref(copy)))
@@ -221,7 +222,7 @@ impl Desired {
         }
         let rule = self.rules.entry(key.rule.clone()).or_default();
         match rule.intents.get(&key.source) {
-            // Also of a rule that is being removed: the hub names what goes.
+            // Also of a rule that is being removed: the hub names the removals.
             None => {
                 self.keep_found(key);
                 return true;
@@ -242,7 +243,8 @@ impl Desired {
         false
     }
 
-    /// Forgets what was found of a rule and is gone again: a late word of a watch about a copy that was removed.
+    /// Forgets the found copies of a rule that are deleted again: a late event of a watch about a
+    /// removed copy.
     pub fn forget_deleted(&mut self, uid: &RuleUid, records: &Records) {
         let Some(rule) = self.rules.get(uid) else {
             return;
@@ -294,7 +296,8 @@ impl Desired {
             .collect()
     }
 
-    /// Whether the hub has ordered one of these copies of an intent to go: then the intent is not held again.
+    /// Whether the hub has ordered the removal of one of these copies of an intent: then the intent
+    /// is not restored.
     fn is_ordered(&self, key: &IntentKey, copies: &[SourceRef]) -> bool {
         copies.iter().any(|copy| {
             self.order_of(key, copy)
@@ -314,9 +317,10 @@ fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Fact
     })
 }
 
-/// The revision that is in force after a restart: the one that intact copies prove. Where they prove several, as after a
-/// stop half-way through an edit, only the hub can tell, and `None` is in force. Where none is intact, a copy's own text
-/// must do: nothing is written by it, as only the hub has such a content.
+/// The revision in force after a restart: the one that intact copies prove. If they prove several,
+/// as after a stop in the middle of an edit, only the hub knows, and none is in force. If none is
+/// intact, the copy's own text decides: nothing is written by it, as only the hub has such a
+/// content.
 fn restored_revision(key: &IntentKey, records: &Records) -> Option<Revision> {
     let sealed = || {
         records

@@ -15,7 +15,7 @@ pub enum Shows {
 }
 
 impl Rule {
-    /// Everything is to be looked at again.
+    /// All digests are to be computed again.
     pub(super) fn show_again_all(&mut self) {
         self.intents
             .values_mut()
@@ -40,7 +40,8 @@ impl Desired {
         }
     }
 
-    /// What stands of the intents of a rule, given what its copies show; `None` where the agent cannot tell.
+    /// The sum of the digests of a rule's intents, given the state of its copies; `None` if it is
+    /// unknown.
     pub fn shown(&mut self, uid: &RuleUid, shows: impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
         let rule = self.rules.get(uid)?;
         if rule.shown.1 {

@@ -18,10 +18,10 @@ use crate::records::Records;
 /// More names than this taken out of a list at once are not a deliberate act any more.
 const DELIBERATE: usize = 10;
 
-/// What came of a batch. Without `Debug`: it holds content.
+/// The result of a batch. Without `Debug`: it contains content.
 #[derive(Default)]
 pub struct Taken {
-    /// The copies to look at.
+    /// The copies to reconcile.
     pub looks: BTreeSet<SourceRef>,
     /// The items that are not in force, for the ack.
     pub refused: Vec<Refusal>,
@@ -132,7 +132,7 @@ impl Desired {
         records: &Records,
         taken: &mut Taken,
     ) {
-        // What goes by these terms goes when they are stored.
+        // Removals by these terms wait until they are stored.
         self.note_change();
         let Some(rule) = self.rules.get(uid) else {
             return;
@@ -160,7 +160,8 @@ impl Desired {
             if terms.is_frozen() {
                 rule.dropped.clone_from(&dropped);
             }
-            // All that was taken out of a suspended rule is one act when it goes on.
+            // All names that were dropped from a suspended rule count as one change when it is
+            // resumed.
             if dropped.len() > DELIBERATE {
                 dropped.clear();
             }
@@ -189,7 +190,7 @@ impl Desired {
         self.look_at_rule(uid, taken);
     }
 
-    /// A rule rests, or does not any more, by the terms that it has.
+    /// Sets whether a rule is suspended, under its current terms.
     fn set_suspended(
         &mut self,
         uid: &RuleUid,
@@ -213,7 +214,8 @@ impl Desired {
         });
         self.note_change();
         if !suspend && let Some(rule) = self.rules.get_mut(uid) {
-            // All that was taken out of a suspended rule is one act when it goes on.
+            // All names that were dropped from a suspended rule count as one change when it is
+            // resumed.
             let mut dropped = std::mem::take(&mut rule.dropped);
             dropped.retain(|name| !rule.targets.contains(name));
             if dropped.len() > DELIBERATE {
@@ -224,8 +226,8 @@ impl Desired {
         self.look_at_rule(uid, taken);
     }
 
-    /// Orders away the live copies of a rule's intents that stand where its terms want none.
-    /// `dropped` are the namespaces that were taken out of its terms on purpose.
+    /// Orders the removal of the live copies of a rule's intents where its terms want none.
+    /// `dropped` are the namespaces that were deliberately dropped from its terms.
     pub(super) fn order_orphans(
         &mut self,
         uid: &RuleUid,
@@ -326,7 +328,8 @@ impl Desired {
             rule: refusal.rule.clone(),
             source: refusal.source.clone(),
         };
-        // Without a source it speaks of the rule's terms, without a revision of a tombstone: nothing counts as held.
+        // A refusal without a source is of the rule's terms, without a revision of a tombstone:
+        // neither counts as acked.
         let is_intent = !key.source.name.is_empty() && refusal.revision != Revision([0; 16]);
         if is_intent && let Some(rule) = self.rules.get(&key.rule) {
             let intent_state = rule.intents.get(&key.source);
@@ -372,7 +375,7 @@ impl Desired {
         taken.rules.insert(key.rule.clone());
     }
 
-    /// Removes a whole rule. One that is not held is gone at once.
+    /// Removes a whole rule. An unknown one is gone at once.
     fn remove(
         &mut self,
         uid: &RuleUid,
@@ -380,7 +383,8 @@ impl Desired {
         records: &Records,
         taken: &mut Taken,
     ) {
-        // A copy may have come to light after the rule was forgotten: the policy hid it when it was ordered away.
+        // A copy may have been found after the rule was forgotten: the policy hid it when its
+        // removal was ordered.
         if !self.rules.contains_key(uid) && records.intents_of(uid).next().is_none() {
             let targets = None;
             self.gone.push(Gone {
@@ -400,7 +404,8 @@ impl Desired {
         keys.extend(records.intents_of(uid).map(|(key, _)| key.clone()));
         let orders = rule.orders.clone();
         let has_twins = keys.iter().any(|key| self.has_twins(key, records));
-        // The rule is not stored any more. Where twins stand, that must be stored before the orders are carried out.
+        // The rule is not stored any more. Where twins exist, that must be stored before the orders
+        // are carried out.
         if has_twins {
             self.note_change();
         }
@@ -415,8 +420,8 @@ impl Desired {
     }
 }
 
-/// The namespaces that new terms of a rule give up on purpose: exact names that were taken out of the list, a few at a
-/// time, while the rest of the choice stays as it was. Of terms that are only remembered nobody can tell.
+/// The namespaces that new terms of a rule drop deliberately: exact names that were removed from
+/// the list, a few at a time, while the rest of the choice stays. Unknown for unconfirmed terms.
 fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
     let before = rule
         .terms

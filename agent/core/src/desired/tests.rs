@@ -232,7 +232,8 @@ fn a_name_that_is_none_is_refused() {
     assert_eq!(taken.refused[0].reason, Reason::Invalid);
 }
 
-/// A step of a history of grants: a namespace comes, changes its labels or goes, or the terms change.
+/// A step of a history of grants: a namespace is created, relabeled or deleted, or the terms
+/// change.
 #[derive(Clone, Debug)]
 enum Step {
     Namespace(u8, Option<bool>),
@@ -302,7 +303,8 @@ proptest::proptest! {
                     take(&mut desired, RuleDelta { terms, ..RuleDelta::new("r".into()) });
                 }
             }
-            // Naively: each source in each namespace that could be meant, said by the words of the design.
+            // The naive model: each source in each namespace that could be meant, by the rules of
+            // the design.
             let fits = |choice: &NamespaceChoice, name: &str, by_name: bool| {
                 let prod = labels.get(name).copied();
                 choice.names.iter().any(|pattern| pattern.matches(name) && (pattern.is_literal() || by_name || prod.is_some()))

@@ -88,7 +88,7 @@ impl Removals {
 }
 
 impl Rule {
-    /// Whether a source that is not held any more is one: another version of it may be held.
+    /// Whether a source without an acked intent is removed: another version of it may be acked.
     fn is_removed(&self, uid: &RuleUid, source: &SourceRef) -> bool {
         let key = || IntentKey {
             rule: uid.clone(),
@@ -200,8 +200,9 @@ impl Desired {
                 > 1
     }
 
-    /// Notes that tombstones of a rule are to be stored before they are carried out, where twins stand. Where another
-    /// version of a source stays, its copies show after a restart which one is the newest.
+    /// Records tombstones of a rule that must be stored before they are carried out, where twins
+    /// exist. If another version of a source stays, its copies show after a restart which one is
+    /// the newest.
     pub(super) fn note_tombstones(
         &mut self,
         uid: &RuleUid,

@@ -40,8 +40,8 @@ impl Rule {
 }
 
 impl Desired {
-    /// Whether a copy that was ordered to go stays as an older version. Nothing goes while a newer one is not in force, or
-    /// by terms that are only remembered.
+    /// Whether a copy whose removal was ordered stays as an older version. Nothing is removed while
+    /// a newer one is not in force, or by unconfirmed terms.
     pub fn keeps(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
         let Some(rule) = self.rules.get(&key.rule).filter(|rule| !rule.leaving) else {
             return false;
@@ -84,8 +84,9 @@ impl Desired {
         !newest.is_empty() && (waits || rule.unconfirmed || newer.count() + 1 < keep)
     }
 
-    /// The number that the copy of an intent has at least, as the newest version; `None` where no versions are kept. While
-    /// two are wanted, which is until the hub has given up one of them, what stands does not contend for being the newest.
+    /// The least number of an intent's copy, as the newest version; `None` where no versions are
+    /// kept. While two intents are wanted, until the hub has removed one of them, existing copies
+    /// do not contend for being the newest.
     pub fn version(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> Option<u64> {
         let rule = self.rules.get(&key.rule)?;
         rule.versions().filter(|_| key.source.is_version())?;

@@ -13,8 +13,8 @@ use crate::plan::ClusterAssignment;
 const PAIRS_AT_A_TIME: usize = 100_000;
 
 impl Session {
-    /// Whether the hub knows, source by source, what the agent holds of a rule. If not, an account that equals the share
-    /// settles it, and otherwise the agent is asked.
+    /// Whether the hub knows the agent's intents of a rule, source by source. If not, a digest that
+    /// equals the assignment is enough, and otherwise the agent is asked.
     pub(super) fn knows_items(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
         let Some(stream) = self.rules.get_mut(uid) else {
             return false;
@@ -37,8 +37,9 @@ impl Session {
         false
     }
 
-    /// The agent says again what it holds of these rules: copies came to light that nothing on this stream ordered. It is
-    /// asked for the pairs, whatever was known of them. Returns how many rules are beyond what a session keeps.
+    /// The agent reports its intents of these rules again: it found copies that nothing on this
+    /// stream ordered. It is asked for the pairs, whatever was known of them. Returns how many
+    /// rules exceed the limit of a session.
     pub fn resync(&mut self, states: Vec<RuleState>) -> usize {
         let mut left_out = 0;
         for state in states.into_iter().filter(|state| !state.gone) {
@@ -104,9 +105,9 @@ impl Session {
         }
     }
 
-    /// The agent's pairs of one rule, for which it was asked. Pairs that the hub has itself cost nothing to keep, so that an
-    /// agent is heard whatever the hub has sent to it. Of the others those are left out that are more than the budget allows:
-    /// they are asked for again when what was taken in has been removed.
+    /// The agent's pairs of one rule, as requested. Pairs that equal the hub's own cost no memory,
+    /// so any such answer is accepted. Others beyond the budget are left out, and requested again
+    /// when the accepted ones have been removed.
     pub fn detail(&mut self, uid: &RuleUid, intents: Vec<AckedIntent>, last: bool) {
         if !matches!(
             self.rules.get(uid),

@@ -45,12 +45,12 @@ impl Session {
         std::mem::take(&mut self.beyond.has_changed).then(|| self.beyond.rules.clone())
     }
 
-    /// The agent holds so many rules of which this session does not know.
+    /// The agent has so many rules that this session does not know.
     pub fn leave_out_rules(&mut self, rules: usize) {
         self.left_out_rules = rules;
     }
 
-    /// How many rules the agent holds of which this session does not know.
+    /// The number of the agent's rules that this session does not know.
     pub fn left_out_rules(&self) -> usize {
         self.left_out_rules
     }

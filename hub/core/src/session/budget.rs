@@ -14,7 +14,7 @@ const LIMIT: usize = 64 * 1024 * 1024;
 /// About what a source takes besides its text: its revision, and what lies around the parts of its name.
 const OVERHEAD: usize = 240;
 
-/// The agent says more about what it holds than a session keeps.
+/// The agent reports more than a session stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooMuch;
 
@@ -37,7 +37,7 @@ impl Session {
                     assignment.content(source).is_some() || assignment.is_unknown(source)
                 });
             }
-            // The hub has not said yet whether it wants the rule.
+            // The hub has not decided yet whether it wants the rule.
             Some(None) => {}
             _ => return,
         }
@@ -48,7 +48,7 @@ impl Session {
         }
     }
 
-    /// Of a rule for whose newest the cluster still waits, only what it holds is sent again: so that must be known.
+    /// A cluster that awaits its wave is only sent again what it has: so that must be known.
     fn ask_what_it_kept(&mut self, uid: &RuleUid) {
         if let Some(stream) = self.rules.get_mut(uid)
             && matches!(
@@ -64,7 +64,7 @@ impl Session {
         }
     }
 
-    /// Wants wait until it is known what the agent holds of the rule.
+    /// Requests wait until the agent's intents of the rule are known.
     pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
         let Some(RuleStreamState {
             items, directive, ..
@@ -80,7 +80,7 @@ impl Session {
             ) => assignment,
             _ => return,
         };
-        // To a cluster that gets nothing new only what it holds is sent again.
+        // A cluster that gets nothing new is only sent again what it has.
         let new = |source: &SourceRef, content: &SourceContent| match items {
             Items::Pairs(pairs) => pairs.get(source) != Some(&content.revision),
             _ => false,

@@ -44,8 +44,8 @@ impl Session {
         false
     }
 
-    /// Whether a rule rests is said to all at once, also where nothing else is sent of it: there the terms stay what they are,
-    /// whatever was edited besides.
+    /// A change of the suspension is sent at once, also where nothing else is sent of the rule:
+    /// there the other terms stay, whatever was edited besides.
     pub(super) fn send_suspended(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let keeps = self.keeps(uid);
         let Some(stream) = self.rules.get_mut(uid) else {

@@ -11,8 +11,8 @@ const BYTES: usize = 24 * 1024 * 1024;
 /// About what a state takes besides its texts.
 const OVERHEAD: usize = 400;
 
-/// What an agent says it holds. Each rule counts once, and only as many as a session keeps: rules that the hub knows before
-/// others. What is left out is said again in the next session.
+/// The intents that an agent reports. Each rule counts once, up to the limit of a session: rules
+/// that the hub knows before others. The rest is reported again in the next session.
 #[derive(Default)]
 pub struct HelloStates {
     states: BTreeMap<RuleUid, RuleState>,
@@ -25,7 +25,7 @@ pub struct HelloStates {
 }
 
 impl HelloStates {
-    /// Takes in what one frame says.
+    /// Adds the states of one frame.
     pub fn add(&mut self, states: Vec<RuleState>, is_known: impl Fn(&RuleUid) -> bool) {
         self.add_within(states, is_known, (RULES_LIMIT, BYTES));
     }
@@ -39,8 +39,8 @@ impl HelloStates {
         for mut state in states {
             let is_known = is_known(&state.uid);
             self.remove(&state.uid.clone());
-            // No status shows failures of rules that the hub does not know, of which an agent can make up many. Half of the room
-            // is for what is held.
+            // No status shows failures of unknown rules, and an agent can invent many. Half of the
+            // budget is for its intents.
             if !state.failures.is_empty()
                 && (!is_known || self.bytes + state_bytes(&state) > bytes / 2)
             {

@@ -46,23 +46,24 @@ use weight::weight;
 
 /// Batches that may be under way without an ack.
 const WINDOW: usize = 8;
-/// A batch is closed when its payloads reach this many bytes; a single larger one travels alone. Each connection holds one
-/// batch until the agent has room for it, so this bounds what a delivery to very many agents at once takes of memory.
+/// A batch is closed when its payloads reach this many bytes; a single larger one travels alone.
+/// Each connection has one batch until the agent has room for it, so this bounds the memory of a
+/// delivery to very many agents at once.
 const BATCH_BYTES: usize = 32 * 1024;
 /// A batch is closed when it has this many items.
 const BATCH_ITEMS: usize = 1000;
 
-/// The most rules that are sent to one agent, and that a session keeps of what it says it holds.
+/// The most rules that are sent to one agent, and that a session stores of its report.
 pub const RULES_LIMIT: usize = 20_000;
 
-/// What is to be said about a rule itself.
+/// The messages that wait to be sent about a rule itself.
 #[derive(Default)]
 struct Heading {
     terms: Option<(Arc<Terms>, TermsDigest)>,
     orphaned: bool,
     /// What may go of the copies in namespaces that are no longer targets.
     prune: Option<AskedDigest>,
-    /// Whether the rule rests, where its terms are not said.
+    /// The suspension of the rule, where its terms are not sent.
     suspend: Option<bool>,
 }
 
@@ -88,31 +89,32 @@ pub struct Session {
     asked: BTreeMap<RuleUid, usize>,
     /// Rules of whose pairs some were left out, and whether any of whatever rule were removed since.
     left_out: BTreeMap<RuleUid, bool>,
-    /// Rules that are not sent, as the agent would hold too many.
+    /// Rules that are not sent, because the agent would have too many.
     beyond: Beyond,
-    /// Rules that the agent holds and said in vain.
+    /// Reported rules that did not fit into the session.
     left_out_rules: usize,
-    /// What the agent holds, is not wanted, and nobody has judged yet; no sources: the whole rule.
+    /// Unwanted intents of the agent whose removal is not judged yet; no sources: the whole rule.
     orphaned_intents: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     unacked: BTreeSet<u64>,
     nonce: u64,
     /// The version of the index up to which claims were taken in.
     version: u64,
-    /// What is kept of what the agent said.
+    /// The memory for the agent's messages.
     budget: Budget,
     hello_done: bool,
-    /// What is not said.
+    /// What is not sent.
     restriction: SendRestriction,
-    /// Something was not said that would have removed a copy.
+    /// A message that would have removed a copy was not sent.
     kept_back: bool,
-    /// The last batch before the end of the snapshot, once that was said.
+    /// The last batch before the end of the snapshot, once that was sent.
     snapshot_ended: Option<u64>,
     /// The agent has taken in something that came after the end of the snapshot, and so that end.
     knows_end: bool,
 }
 
 impl Session {
-    /// Takes in the agent's account of what it holds; may be called several times before [`Session::hello_done`].
+    /// Adds a part of the agent's report; may be called several times before
+    /// [`Session::hello_done`].
     pub fn hello(&mut self, rules: Vec<RuleState>) {
         for state in rules.into_iter().filter(|state| !state.gone) {
             let mut stream = RuleStreamState::claimed_by_agent(&state);
@@ -122,24 +124,24 @@ impl Session {
         }
     }
 
-    /// The agent has said all that it holds.
+    /// The agent's report is complete.
     pub fn hello_done(&mut self) {
         self.hello_done = true;
     }
 
-    /// The rules that the agent holds something of.
+    /// The rules with intents of the agent.
     pub fn acked_rules(&self) -> impl Iterator<Item = &RuleUid> {
         self.rules.keys()
     }
 
-    /// Takes in what the hub says about rules now.
+    /// Applies the current directives about rules.
     pub fn update(&mut self, directives: impl IntoIterator<Item = (RuleUid, Directive)>) {
         for (uid, directive) in directives {
             self.reconcile(&uid, directive);
         }
     }
 
-    /// Takes in all that the hub says about rules since [`Session::version`], up to this version of the index.
+    /// Applies all directives since [`Session::version`], up to this version of the index.
     pub fn catch_up(
         &mut self,
         directives: impl IntoIterator<Item = (RuleUid, Directive)>,
@@ -163,9 +165,9 @@ impl Session {
         }
     }
 
-    /// The agent has nothing left of a rule, as of the batch that it took in last. Returns whether that answers the order to
-    /// remove it. While an order waits to be sent, or a later batch named the rule, it answers an earlier one, and the agent
-    /// may hold copies again.
+    /// The agent has nothing left of a rule, as of the last batch that it applied. Returns whether
+    /// that answers the order to remove it. While an order waits to be sent, or a later batch named
+    /// the rule, it answers an earlier one, and the agent may have copies again.
     pub fn gone(&mut self, uid: &RuleUid, last_batch: u64) -> bool {
         let stream = self.rules.get(uid);
         let ordered =
@@ -177,14 +179,14 @@ impl Session {
         answers
     }
 
-    /// Whether the session knows of anything that the agent holds of a rule.
+    /// Whether the session knows of any intent of the agent for a rule.
     pub fn holds(&self, uid: &RuleUid) -> bool {
         self.rules.contains_key(uid)
     }
 
-    /// Whether the agent has nothing of a rule, no order about it is under way, and the session has taken in what the hub
-    /// says of it as of this version of the index: until then it may still send what was wanted before. Nobody can tell while
-    /// the agent holds rules of which the session does not know.
+    /// Whether the agent has nothing of a rule, no order about it is under way, and the session has
+    /// applied its directive as of this version of the index: until then it may still send former
+    /// content. Unknown while the agent has rules that the session does not know.
     pub fn is_free_of(&self, uid: &RuleUid, version: u64) -> bool {
         self.hello_done
             && self.left_out_rules == 0
@@ -192,13 +194,13 @@ impl Session {
             && !self.rules.contains_key(uid)
     }
 
-    /// What the agent holds, is not wanted, and was not judged: the removal guard decides whether it may go. No sources:
-    /// whatever the agent holds of the rule.
+    /// The unwanted intents of the agent whose removal was not judged: the removal guard decides
+    /// about them. No sources: all intents of the rule.
     pub fn take_orphaned_intents(&mut self) -> BTreeMap<RuleUid, BTreeSet<SourceRef>> {
         std::mem::take(&mut self.orphaned_intents)
     }
 
-    /// The next batch, if there is something to say and room in the window.
+    /// The next batch, if there is one and room in the window.
     pub fn next_batch(&mut self) -> Option<Batch> {
         if self.unacked.len() >= WINDOW {
             return None;
@@ -365,7 +367,7 @@ impl Session {
         }
     }
 
-    /// Brings what the agent holds of a rule to its share.
+    /// Brings the agent's intents of a rule to its assignment.
     fn follow(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         if self.would_remove_unknown(uid, assignment) {
             return self.take_back(uid);

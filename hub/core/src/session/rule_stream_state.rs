@@ -9,14 +9,15 @@ use runnel_proto::model::{
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, SourceContent};
 
-/// What an agent holds of one rule.
+/// The agent's state of one rule.
 #[derive(Default)]
 pub(super) struct RuleStreamState {
     /// The terms that it has, or will have when what waits is sent.
     pub(super) terms: Option<TermsDigest>,
     /// The terms that it has.
     pub(super) sent_terms: Option<TermsDigest>,
-    /// Whether the rule rests there, or will when what waits is sent; none: that is not known, or not said yet.
+    /// Whether the rule is suspended there, or will be when the pending messages are sent; `None`:
+    /// unknown, or not sent yet.
     pub(super) is_suspended: Option<bool>,
     /// Whether it does.
     pub(super) sent_suspended: Option<bool>,
@@ -27,16 +28,17 @@ pub(super) struct RuleStreamState {
     pub(super) prune_sent: Option<u64>,
     /// What was named so, and lapsed because something else waited.
     pub(super) lapsed: Option<AskedDigest>,
-    /// What the agent said last that waits there.
+    /// The last reported digest of waiting prunes.
     pub(super) waits: Option<AskedDigest>,
     /// The last batch that named the rule.
     pub(super) named: u64,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) sent_orphaned: bool,
-    /// The agent came with it, and it has not been just what is wanted here since: who told it is not certain.
+    /// The agent connected with it, and it has not equaled the wanted state since: its origin is
+    /// uncertain.
     pub(super) former: bool,
-    /// What the hub last said.
+    /// The last directive of the hub.
     pub(super) directive: Option<Directive>,
 }
 
@@ -76,7 +78,7 @@ impl RuleStreamState {
 
     /// Whether the hub knows the rule and wants it here.
     pub(super) fn is_claimed(&self) -> bool {
-        // An agent that was told that nobody knows the rule has heard nothing else since.
+        // An agent that was sent that the rule is orphaned has received nothing else since.
         let is_suspended = matches!(
             self.directive,
             Some(
@@ -92,7 +94,7 @@ impl RuleStreamState {
     }
 }
 
-/// The (source, revision) pairs that an agent holds of one rule.
+/// The (source, revision) pairs of an agent for one rule.
 pub(super) enum Items {
     /// Nothing is known.
     Uncertain,
@@ -115,7 +117,7 @@ impl Default for Items {
     }
 }
 
-/// How to get from what is held to a share.
+/// The step from the agent's pairs to an assignment.
 pub(super) struct Delta {
     pub(super) items: Items,
     pub(super) upserts: Vec<(SourceRef, Arc<SourceContent>)>,
@@ -209,7 +211,7 @@ impl Items {
         (kept, gone)
     }
 
-    /// What stays though a share does not want it, only because nobody has judged its removal.
+    /// The unwanted pairs that stay only because their removal is not judged yet.
     pub(super) fn unjudged(&self, assignment: &ClusterAssignment) -> BTreeSet<SourceRef> {
         let beyond: Box<dyn Iterator<Item = &SourceRef>> = match self {
             Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => {
@@ -226,8 +228,8 @@ impl Items {
             .collect()
     }
 
-    /// The step from these pairs to a share. Where it is known to differ in few intents only, only those are looked at,
-    /// besides what was left alone before.
+    /// The step from these pairs to an assignment. If it differs in few known intents, only those
+    /// are compared, and those that were left alone before.
     pub(super) fn step_to(&self, assignment: &ClusterAssignment) -> Delta {
         let mut step = Delta {
             items: Items::default(),

@@ -6,25 +6,25 @@ use super::rule_stream_state::{Delta, Items};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
-/// What is not said.
+/// What is not sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendRestriction {
-    /// All is said.
+    /// Everything is sent.
     #[default]
     Nothing,
     /// Nothing that removes a copy.
     Removals,
-    /// Nothing about any rule: the agent goes on as if the hub was away.
+    /// Nothing is sent about any rule: the agent continues as if the hub was away.
     Everything,
 }
 
 impl Session {
-    /// From its beginning on this session does not say this.
+    /// Restricts this session from its beginning on.
     pub fn set_restriction(&mut self, restriction: SendRestriction) {
         self.restriction = restriction;
     }
 
-    /// Whether something was not said that would have removed a copy.
+    /// Whether a message that would have removed a copy was not sent.
     pub fn has_kept_back(&self) -> bool {
         self.kept_back
     }
@@ -35,8 +35,8 @@ impl Session {
         self.rules.values().all(|stream| !stream.former)
     }
 
-    /// Whether nothing of a rule is removed. What was exactly as it is wanted once has nothing left of former times, and a
-    /// rule of which nobody can tell keeps none but its own copies.
+    /// Whether nothing of a rule is removed. A rule that once equaled the wanted state has no
+    /// former copies left, and a rule in an unknown state keeps only its own copies.
     pub(super) fn keeps(&self, uid: &RuleUid) -> bool {
         let is_former = || self.rules.get(uid).is_some_and(|stream| stream.former);
         match self.restriction {
@@ -46,7 +46,7 @@ impl Session {
         }
     }
 
-    /// What is made of a claim while something is held.
+    /// The directive under the current restriction.
     pub(super) fn restrict(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
         match (self.restriction, directive) {
             (SendRestriction::Everything, _) => Directive::Unknown,
@@ -70,7 +70,7 @@ impl Session {
         sent_terms.is_some_and(|sent_terms| sent_terms != assignment.terms.digest)
     }
 
-    /// What may go of what is in namespaces given up.
+    /// The approved prunes under the current restriction.
     pub(super) fn may_prune(
         &self,
         uid: &RuleUid,

@@ -18,7 +18,7 @@ impl Session {
             stream.removing = None;
         }
         if self.headings.remove(uid).is_some() {
-            // It was never said.
+            // It was never sent.
             stream.terms = stream.sent_terms;
             stream.is_suspended = stream.sent_suspended;
             stream.sent_orphaned = false;
@@ -27,7 +27,7 @@ impl Session {
         self.take_back(uid);
     }
 
-    /// The agent gets nothing new of a rule: only what it should not have any more goes.
+    /// The agent gets nothing new of a rule: only its unwanted copies are removed.
     pub(super) fn cordoned(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         if self.headings.contains_key(uid)
             || self.removals.contains_key(uid)
@@ -43,7 +43,8 @@ impl Session {
         {
             return;
         }
-        // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.
+        // The removal was judged by terms that the agent may not have: it would follow its own
+        // ones.
         let has_terms = self
             .rules
             .get(uid)
@@ -89,7 +90,7 @@ impl Session {
         stream.removing = Some(policy);
         stream.sent_orphaned = false;
         stream.prune = None;
-        // Until the order is sent, the agent holds what it held.
+        // Until the order is sent, the agent has its former pairs.
         stream.items = Items::Uncertain;
         stream.terms = None;
         stream.is_suspended = stream.sent_suspended;
@@ -114,9 +115,10 @@ impl Session {
         stream.is_suspended = stream.sent_suspended;
         let was_sent = std::mem::replace(&mut stream.sent_orphaned, true);
         self.ask.remove(uid);
-        // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
+        // Also if the agent was sent it: pending removals in a cordoned cluster are dropped, as the
+        // rule is orphaned.
         self.unsent.drop_of(uid);
-        // Whatever else waits to be said was reset above and is not said any more.
+        // All other pending messages were reset above.
         let waits = self
             .headings
             .remove(uid)
@@ -137,8 +139,8 @@ impl Session {
         self.unsent.has_tombstones() || !self.removals.is_empty()
     }
 
-    /// Undoes changes that were not sent: what is held goes back to what the agent really holds, which the hub knows
-    /// only by asking.
+    /// Undoes changes that were not sent: the pairs are again the agent's real ones, which the hub
+    /// knows only by a question.
     pub(super) fn take_back(&mut self, uid: &RuleUid) {
         if self.unsent.drop_of(uid)
             && let Some(stream) = self.rules.get_mut(uid)
@@ -148,7 +150,7 @@ impl Session {
         }
     }
 
-    /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
+    /// Whether an unsent tombstone is for a source whose state is unknown now.
     pub(super) fn would_remove_unknown(
         &self,
         uid: &RuleUid,
@@ -175,9 +177,9 @@ impl Session {
         }
     }
 
-    /// The agent says what waits in namespaces given up. What was named before and is not that is good for nothing there.
-    /// Returns whether that is what waits now, so that it must be said again if it still may go. So must be what was said
-    /// when something else waited: the agent did not heed it.
+    /// The agent reports its waiting prunes. A former approval of another set is void there.
+    /// Returns whether the set is the reported one of now, so that an approval must be sent again;
+    /// also one that was sent while another set waited, as the agent did not apply it.
     pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
         let Some(stream) = self.rules.get_mut(uid) else {
             return false;
@@ -215,7 +217,8 @@ impl Session {
     }
 }
 
-/// Whether just this was said, in a batch that the agent has taken in. If so, nothing counts as said any more.
+/// Whether exactly this was sent in a batch that the agent has applied. Then nothing counts as sent
+/// any more.
 fn is_used_up(
     message: &mut Option<AskedDigest>,
     sent: &mut Option<u64>,
