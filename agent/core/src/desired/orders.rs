@@ -1,44 +1,20 @@
-//! Orders: which copies are to go, and how.
-use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef, is_subdomain};
+//! Orders the removal of copies.
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::Desired;
+use runnel_proto::model::{RuleUid, SourceRef, is_subdomain};
+
+use super::{Desired, Ordered};
 use crate::copy::IntentKey;
-
-/// How a copy is to go, and who decided it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ordered {
-    pub policy: DeletionPolicy,
-    /// This agent computed it: the copy's namespace is no longer a target. So it is counted, where the hub brakes what it
-    /// orders itself.
-    pub namespace_prunes: bool,
-    /// The [generation](Desired::generation) that must be stored first.
-    pub generation: u64,
-}
-
-impl Ordered {
-    /// By a message of the hub, or by a deliberate act.
-    pub fn by_message(policy: DeletionPolicy) -> Self {
-        Self {
-            policy,
-            namespace_prunes: false,
-            generation: 0,
-        }
-    }
-
-    /// Whether the hub must approve the removal first. A copy that is only left without marks is
-    /// not lost.
-    pub fn asks(self) -> bool {
-        self.namespace_prunes && self.policy == DeletionPolicy::Delete
-    }
-}
+use crate::records::Records;
 
 impl Desired {
     /// Orders the removal of a copy, unless its namespace is deleted or terminating, or the policy
     /// has no watch for it. While another rule wants the copy and can have it, the order waits
     /// until it is taken over.
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
-        if !self.namespace_stays(copy)
-            || self.policy.area(copy).is_none()
+        if !self.cluster.has_live_namespace(&copy.namespace)
+            || self.cluster.policy.area(copy).is_none()
             || !is_subdomain(&copy.name)
         {
             return;
@@ -49,44 +25,19 @@ impl Desired {
                 ..order
             };
             rule.orders.insert(copy.clone());
-            if self
-                .orders
-                .entry(copy.clone())
-                .or_default()
-                .insert(key.clone(), order)
-                .is_none()
-            {
+            if self.copies.order(key, copy, order) {
                 rule.removals.ordered(&key.source);
             }
         }
     }
 
-    /// Whether the namespace of a copy is there, and is not being deleted.
-    pub(super) fn namespace_stays(&self, copy: &SourceRef) -> bool {
-        self.namespaces
-            .get(&copy.namespace)
-            .is_some_and(|namespace| !namespace.terminating)
-    }
-
-    /// Whether a copy is to go only because its namespace is no longer a target, so that the hub is asked first.
-    pub fn asks(&self, key: &IntentKey, copy: &SourceRef) -> bool {
-        self.order_of(key, copy).is_some_and(Ordered::asks)
-    }
-
-    pub(super) fn order_of(&self, key: &IntentKey, copy: &SourceRef) -> Option<Ordered> {
-        self.orders.get(copy)?.get(key).copied()
-    }
-
     /// Notes that an intent's order for a copy needs nothing more.
     pub fn resolve(&mut self, key: &IntentKey, copy: &SourceRef) {
-        let Some(orders) = self.orders.get_mut(copy) else {
-            return;
-        };
-        let was_ordered = orders.remove(key).is_some();
-        let others = orders.keys().any(|other| other.rule == key.rule);
-        if orders.is_empty() {
-            self.orders.remove(copy);
-        }
+        let was_ordered = self.copies.drop_order(key, copy);
+        let others = self
+            .copies
+            .orders(copy)
+            .any(|(other, _)| other.rule == key.rule);
         let rule = self.rules.get_mut(&key.rule).filter(|_| was_ordered);
         if rule.is_some_and(|rule| rule.removals.resolved(&key.source)) {
             self.note_change();
@@ -101,5 +52,47 @@ impl Desired {
             rule.orders.remove(copy);
         }
         self.drop_if_gone(uid);
+    }
+
+    /// Orders the removal of a copy in a namespace that the terms of its rule no longer name, unless
+    /// the rule is suspended or orphaned.
+    ///
+    /// The removal, and that of the older versions beside the copy, needs the hub's approval, unless
+    /// the namespace was `dropped` deliberately. Unconfirmed terms order only removals that need an
+    /// approval. The owner of the live object is not checked here: a write under way may make it this
+    /// intent's, and [`super::Copies::stale_orders`] drops orders for objects of others.
+    pub(super) fn order_orphan(
+        &mut self,
+        key: &IntentKey,
+        copy: &SourceRef,
+        dropped: &BTreeSet<Arc<str>>,
+        records: &Records,
+    ) {
+        let Some(rule) = self.rules.get(&key.rule) else {
+            return;
+        };
+        let Some((terms, _)) = rule.terms.clone() else {
+            return;
+        };
+        // What a dry run would remove waits for the hub's approval once the rule is enforced.
+        let namespace_prunes = terms.is_dry_run() || !dropped.contains(&copy.namespace);
+        let order = Ordered {
+            namespace_prunes,
+            ..Ordered::by_message(terms.deletion_policy)
+        };
+        if terms.suspend || rule.orphaned || (rule.unconfirmed && !order.needs_approval()) {
+            return;
+        }
+        // A removal that is ordered already continues, with the older versions beside it.
+        let goes = |known: &Ordered| !known.needs_approval() && known.policy == order.policy;
+        if self
+            .copies
+            .order_of(key, copy)
+            .as_ref()
+            .is_none_or(|known| !goes(known))
+        {
+            self.order(key, copy, order);
+            self.order_versions_beside(key, copy, order, records);
+        }
     }
 }

@@ -116,16 +116,7 @@ impl Desired {
         let wanted = rule
             .intents
             .keys()
-            .flat_map(|source| self.expand(rule, source));
+            .flat_map(|source| self.cluster.copies_of(rule, source));
         wanted.chain(rule.orders.iter().cloned()).collect()
-    }
-
-    /// The source of a rule that wants a copy, whether it wins or not.
-    pub fn claimed_by(&self, uid: &RuleUid, copy: &SourceRef) -> Option<SourceRef> {
-        let claims = self.claims.get(copy).into_iter().flatten();
-        claims
-            .filter(|key| key.rule == *uid)
-            .map(|key| key.source.clone())
-            .next()
     }
 }

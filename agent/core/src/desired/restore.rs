@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest};
 
-use super::places::is_broad;
+use super::namespaces::is_broad;
 use super::tombstones::{Removals, Tombstones};
 use super::{Desired, IntentState, Rule};
 use crate::copy::IntentKey;
@@ -31,11 +31,11 @@ impl Desired {
     /// Sets the hub cluster's uid; an agent in that very cluster never touches a source.
     /// Returns whether that is news.
     pub fn set_hub_cluster(&mut self, uid: &str) -> bool {
-        if self.hub_cluster_uid.as_deref() == Some(uid) {
+        if self.cluster.hub_uid() == Some(uid) {
             return false;
         }
-        self.hub_cluster_uid = Some(uid.to_owned());
-        let own = self.home.cluster_uid == uid;
+        self.cluster.hub_cluster_uid = Some(uid.to_owned());
+        let own = self.cluster.is_hub();
         let sources: Vec<_> = self
             .rules
             .iter()
@@ -50,11 +50,6 @@ impl Desired {
             self.unclaim(&IntentKey { rule, source }, &copy);
         }
         true
-    }
-
-    /// The uid of the hub's cluster, if it is known.
-    pub fn hub_cluster(&self) -> Option<&str> {
-        self.hub_cluster_uid.as_deref()
     }
 
     /// The terms to store, while these removals are under way.
@@ -87,11 +82,7 @@ impl Desired {
             tombstones,
         } in stored
         {
-            let targets = terms
-                .namespaces
-                .as_ref()
-                .map(|choice| self.targets(choice))
-                .unwrap_or_default();
+            let targets = self.cluster.targets(&terms);
             if is_broad(&terms) {
                 self.broad.insert(uid.clone());
             }
@@ -178,7 +169,7 @@ impl Desired {
             // A copy in a terminating namespace exists whether its intent was removed or not.
             let stays = records
                 .holders(key)
-                .any(|(copy, _)| self.namespace_stays(copy));
+                .any(|(copy, _)| self.cluster.has_live_namespace(&copy.namespace));
             let Some(revision) = restored_revision(key, records).filter(|_| stays) else {
                 self.keep_found(key);
                 continue;
@@ -192,7 +183,7 @@ impl Desired {
                     ..IntentState::of(revision)
                 }),
             );
-            for copy in self.copies(key) {
+            for copy in self.copies_of_intent(key) {
                 self.claim(key, &copy);
                 looks.insert(copy);
             }
@@ -232,11 +223,7 @@ impl Desired {
             Some(_) => {}
         }
         for copy in copies {
-            if !self
-                .claims
-                .get(copy)
-                .is_some_and(|claims| claims.contains(key))
-            {
+            if !self.copies.is_claimed_by(key, copy) {
                 self.order_orphan(key, copy, &BTreeSet::new(), records);
             }
         }
@@ -288,7 +275,8 @@ impl Desired {
     ) -> Vec<SourceRef> {
         copies
             .filter(|copy| {
-                self.policy
+                self.cluster
+                    .policy
                     .area(copy)
                     .is_some_and(|area| areas.contains(&area))
             })
@@ -300,7 +288,8 @@ impl Desired {
     /// is not restored.
     fn is_ordered(&self, key: &IntentKey, copies: &[SourceRef]) -> bool {
         copies.iter().any(|copy| {
-            self.order_of(key, copy)
+            self.copies
+                .order_of(key, copy)
                 .is_some_and(|order| !order.namespace_prunes)
         })
     }

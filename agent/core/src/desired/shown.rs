@@ -14,29 +14,11 @@ pub enum Shows {
     Content(Option<ContentDigest>),
 }
 
-impl Rule {
-    /// All digests are to be computed again.
-    pub(super) fn show_again_all(&mut self) {
-        self.intents
-            .values_mut()
-            .for_each(|intent| intent.shown = None);
-        self.shown = (Shown::default(), true);
-    }
-}
-
 impl Desired {
     /// Something may have changed about the copies of an intent.
     pub fn show_again(&mut self, key: &IntentKey) {
-        let Some(rule) = self.rules.get_mut(&key.rule) else {
-            return;
-        };
-        if let Some(shown) = rule
-            .intents
-            .get_mut(&key.source)
-            .and_then(|intent| intent.shown.take())
-        {
-            rule.shown.0.take_away(shown);
-            rule.shown.1 = true;
+        if let Some(rule) = self.rules.get_mut(&key.rule) {
+            rule.show_again(&key.source);
         }
     }
 
@@ -76,7 +58,7 @@ impl Desired {
             .get(source)
             .filter(|intent| intent.refused.is_none())?;
         let mut contents = vec![];
-        for copy in self.expand(rule, source) {
+        for copy in self.cluster.copies_of(rule, source) {
             match shows(&copy) {
                 Shows::Nothing => {}
                 Shows::Content(content) => contents.push(content?),

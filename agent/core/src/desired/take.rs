@@ -7,7 +7,7 @@ use runnel_proto::model::{
     RuleDelta, RuleName, RuleUid, SourceRef, Terms, TermsDigest, is_label, is_subdomain,
 };
 
-use super::places::is_broad;
+use super::namespaces::is_broad;
 use super::{Desired, Gone, IntentState, Rule};
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
@@ -118,7 +118,7 @@ impl Desired {
         taken.looks.extend(
             rule.intents
                 .keys()
-                .flat_map(|source| self.expand(rule, source)),
+                .flat_map(|source| self.cluster.copies_of(rule, source)),
         );
         taken.looks.extend(rule.orders.iter().cloned());
     }
@@ -140,13 +140,9 @@ impl Desired {
         let sources: Vec<_> = rule.intents.keys().cloned().collect();
         let before: Vec<_> = sources
             .iter()
-            .map(|source| self.expand(rule, source))
+            .map(|source| self.cluster.copies_of(rule, source))
             .collect();
-        let targets = terms
-            .namespaces
-            .as_ref()
-            .map(|choice| self.targets(choice))
-            .unwrap_or_default();
+        let targets = self.cluster.targets(&terms);
         if is_broad(&terms) {
             self.broad.insert(uid.clone());
         } else {
@@ -175,7 +171,7 @@ impl Desired {
                 rule: uid.clone(),
                 source,
             };
-            let after = self.copies(&key);
+            let after = self.copies_of_intent(&key);
             for copy in &after {
                 self.claim(&key, copy);
             }
@@ -242,11 +238,7 @@ impl Desired {
                 continue;
             }
             for copy in copies {
-                if !self
-                    .claims
-                    .get(copy)
-                    .is_some_and(|claims| claims.contains(key))
-                {
+                if !self.copies.is_claimed_by(key, copy) {
                     self.order_orphan(key, copy, dropped, records);
                 }
             }
@@ -316,7 +308,7 @@ impl Desired {
     }
 
     fn claim_all(&mut self, key: &IntentKey, taken: &mut Taken) {
-        for copy in self.copies(key) {
+        for copy in self.copies_of_intent(key) {
             self.claim(key, &copy);
             taken.looks.insert(copy);
         }
@@ -360,7 +352,7 @@ impl Desired {
         records: &Records,
         taken: &mut Taken,
     ) {
-        let mut copies: BTreeSet<_> = self.copies(key).into_iter().collect();
+        let mut copies: BTreeSet<_> = self.copies_of_intent(key).into_iter().collect();
         self.set_intent(key, None);
         for copy in &copies {
             self.unclaim(key, copy);

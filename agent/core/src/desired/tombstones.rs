@@ -163,11 +163,6 @@ impl Desired {
         self.generation = self.generation.saturating_add(1);
     }
 
-    /// The generation that must be stored before a copy is removed for an intent.
-    pub fn generation_of(&self, key: &IntentKey, copy: &SourceRef) -> u64 {
-        self.order_of(key, copy).map_or(0, |order| order.generation)
-    }
-
     /// Renews the tombstones that are to be stored, while these removals are under way.
     pub(super) fn renew_tombstones(&mut self, removals: &BTreeSet<IntentKey>) {
         let mut room = STORED_LIMIT;
@@ -192,7 +187,7 @@ impl Desired {
         let holders = || records.holders(key).map(|(copy, _)| copy.clone());
         self.rules.get(&key.rule).is_some_and(is_open)
             || self
-                .copies(key)
+                .copies_of_intent(key)
                 .into_iter()
                 .chain(holders())
                 .collect::<BTreeSet<_>>()

@@ -14,30 +14,10 @@ use std::collections::BTreeSet;
 
 use runnel_proto::model::{DeletionPolicy, SourceRef};
 
-use super::{Desired, Ordered, Rule};
+use super::{Desired, Ordered};
 use crate::copy::IntentKey;
 use crate::live::Live;
 use crate::records::Records;
-
-impl Rule {
-    /// How many versions stay, the newest included.
-    pub(super) fn versions(&self) -> Option<usize> {
-        let (terms, _) = self.terms.as_ref()?;
-        usize::try_from(terms.versions?).ok()
-    }
-
-    /// The versions of the same source beside this one.
-    pub(super) fn beside<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
-        let plain = key.source.plain();
-        let first = plain.clone();
-        let same = self
-            .intents
-            .range(first..)
-            .map(|(source, _)| source)
-            .take_while(move |one| one.plain() == plain);
-        same.filter(|source| **source != key.source && source.is_version())
-    }
-}
 
 impl Desired {
     /// Whether a copy whose removal was ordered stays as an older version. Nothing is removed while
@@ -65,9 +45,7 @@ impl Desired {
                     ..key.clone()
                 },
             );
-            self.claims
-                .get(&copy)
-                .is_some_and(|claims| claims.contains(&key))
+            self.copies.is_claimed_by(&key, &copy)
         };
         let newest: BTreeSet<_> = rule.beside(key).filter(wanted).collect();
         let waits = newest.iter().any(|source| {
@@ -135,7 +113,7 @@ impl Desired {
             .collect();
         let rest = rule
             .beside(key)
-            .flat_map(|source| self.expand(rule, source));
+            .flat_map(|source| self.cluster.copies_of(rule, source));
         looks.extend(rest);
         for (one, copy) in older {
             self.order(&one, &copy, self.order_for(&one, &copy, policy));
@@ -169,7 +147,10 @@ impl Desired {
         let Some(rule) = self.rules.get(&key.rule) else {
             return by_message;
         };
-        let goes = self.order_of(key, copy).is_some_and(|known| !known.asks());
+        let goes = self
+            .copies
+            .order_of(key, copy)
+            .is_some_and(|known| !known.needs_approval());
         let has_place = || match &rule.terms {
             Some((terms, _)) if terms.namespaces.is_some() => {
                 rule.targets.contains(&copy.namespace)
@@ -179,7 +160,7 @@ impl Desired {
         let granted = || {
             rule.terms
                 .as_ref()
-                .is_some_and(|(terms, _)| self.is_granted(terms, copy))
+                .is_some_and(|(terms, _)| self.cluster.is_granted(terms, copy))
         };
         let stays = has_place() && granted();
         Ordered {
@@ -231,7 +212,7 @@ impl Desired {
             other.resource == copy.resource && other.namespace == copy.namespace
         };
         for beside in rule.orders.range(first..).take_while(here) {
-            for (other, order) in self.orders.get_mut(beside).into_iter().flatten() {
+            for (other, order) in self.copies.orders_mut(beside) {
                 if other.rule == key.rule && other.source.plain() == plain {
                     order.namespace_prunes = false;
                 }
@@ -281,7 +262,7 @@ impl Desired {
             .any(|other| message(other) || number(other) > number(key));
         let older = if newer { vec![key.clone()] } else { beside };
         for older in older {
-            for copy in self.copies(&older) {
+            for copy in self.copies_of_intent(&older) {
                 self.unclaim(&older, &copy);
                 looks.insert(copy);
             }

@@ -1,16 +1,15 @@
 //! What should become of one copy, and whose it is.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use runnel_proto::model::{
     ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms,
 };
 
-use super::{Desired, IntentState, Rule};
+use super::{Desired, Rule};
 use crate::copy::IntentKey;
 use crate::copy::{CopyError, CopyStatus};
-use crate::decide::{Order, Policies, Takeover, TargetNamespace, Want, WantedCopy};
+use crate::decide::{Order, Policies, Takeover, Want, WantedCopy};
 use crate::live::{Live, Ownership};
-use crate::policy::refused_by_namespace;
 
 impl Desired {
     /// What should become of a copy. `live` is what stands there, if that is known.
@@ -71,10 +70,7 @@ impl Desired {
                         ..key.clone()
                     },
                 );
-                let claimed = self
-                    .claims
-                    .get(&copy)
-                    .is_some_and(|claims| claims.contains(&key));
+                let claimed = self.copies.is_claimed_by(&key, &copy);
                 claimed.then_some((key, intent_state.in_force?, copy))
             });
         wanted.collect()
@@ -92,44 +88,29 @@ impl Desired {
             .iter()
             .filter(|other| *other != copy && other.namespace == copy.namespace);
         beside
-            .filter(|other| {
-                self.orders
-                    .get(*other)
-                    .into_iter()
-                    .flatten()
-                    .any(|(key, _)| same(key))
-            })
+            .filter(|other| self.copies.orders(other).any(|(key, _)| same(key)))
             .cloned()
             .collect()
     }
 
-    /// Orders for a copy that the live object has outlived: it is no longer theirs.
-    pub fn moot(&self, copy: &SourceRef, live: &Live) -> Vec<IntentKey> {
-        let orders = self.orders.get(copy).into_iter().flat_map(BTreeMap::keys);
-        orders
-            .filter(|key| !live.is_removable_for(key))
-            .cloned()
-            .collect()
-    }
-
-    /// The intent that wins a copy, and another source of the same rule that wants it too.
-    /// The rule that a copy is for, or that it is to go for.
+    /// The rule that wins a copy, or that ordered its removal.
     pub fn rule_of(&self, copy: &SourceRef) -> Option<&RuleUid> {
-        let ordered = self
-            .orders
-            .get(copy)
-            .and_then(|orders| orders.keys().next());
+        let ordered = self.copies.orders(copy).next().map(|(key, _)| key);
         self.winner(copy)
             .map(|(key, _)| key)
             .or(ordered)
             .map(|key| &key.rule)
     }
 
+    /// The intent that wins a copy, and another source of the same rule that claims it too.
     fn winner(&self, copy: &SourceRef) -> Option<(&IntentKey, Option<&IntentKey>)> {
-        let claims = self.claims.get(copy)?;
-        let first = claims.iter().min_by_key(|key| self.rank(&key.rule))?;
-        let other = claims
-            .iter()
+        let first = self
+            .copies
+            .claims(copy)
+            .min_by_key(|key| self.rank(&key.rule))?;
+        let other = self
+            .copies
+            .claims(copy)
             .find(|key| key.rule == first.rule && *key != first);
         Some((first, other))
     }
@@ -164,11 +145,11 @@ impl Desired {
             intent: key.clone(),
             rule: rule.name(&key.rule),
             revision: intent_state.in_force,
-            place: self.place(rule, copy),
+            place: self.cluster.target_namespace(rule, copy),
             suspend: rule.is_suspended(),
             dry_run: rule.is_dry_run(),
             is_ambiguous: ambiguous.is_some(),
-            denied: self.denied(rule, intent_state, copy),
+            denied: self.cluster.denies(rule, intent_state.facts.as_ref(), copy),
             copy_error: ambiguous.or(refused),
             policies: self.policies(rule, copy),
             contention: None,
@@ -191,32 +172,13 @@ impl Desired {
         }
     }
 
-    /// What the conflict policy of a rule comes to for one copy: here everybody who may restrict it has his say.
+    /// How a rule may take over an object that Runnel did not create. In the hub's cluster the
+    /// sources of other rules are never taken over.
     fn takeover(&self, terms: &Terms, copy: &SourceRef) -> Takeover {
-        let granted = || {
-            self.allowance(terms, copy)
-                .is_some_and(|allowance| allowance.overwrite)
-        };
-        let may_adopt = || {
-            self.allowance(terms, copy)
-                .is_some_and(|allowance| allowance.adopt)
-        };
-        match terms.conflict_policy {
-            ConflictPolicy::Fail => Takeover::Never,
-            // In the hub's own cluster the sources of other rules are objects like any other, but what they say goes out.
-            _ if self.is_any_source(copy) => Takeover::Never,
-            ConflictPolicy::AdoptIfEqual if !may_adopt() => Takeover::Never,
-            ConflictPolicy::AdoptIfEqual => match self.policy.denies_adopting() {
-                Some(denied) => Takeover::Denied(denied),
-                None => Takeover::IfEqual,
-            },
-            // Where it is not granted, which the hub says, it is as Fail.
-            ConflictPolicy::Overwrite if !granted() => Takeover::Never,
-            ConflictPolicy::Overwrite => match self.policy.denies_overwriting() {
-                Some(denied) => Takeover::Denied(denied),
-                None => Takeover::Always,
-            },
+        if terms.conflict_policy != ConflictPolicy::Fail && self.is_any_source(copy) {
+            return Takeover::Never;
         }
+        self.cluster.takeover(terms, copy)
     }
 
     /// How many bytes the values of an intent's copies have, if that is known.
@@ -231,7 +193,7 @@ impl Desired {
             .get(uid)
             .and_then(|rule| rule.terms.as_ref())
             .filter(|(terms, _)| terms.grants.is_some());
-        let allowance = terms.and_then(|(terms, _)| self.allowance(terms, copy));
+        let allowance = terms.and_then(|(terms, _)| self.cluster.allowance(terms, copy));
         allowance
             .map(|allowance| (allowance.max_copies, allowance.max_bytes))
             .unwrap_or_default()
@@ -260,75 +222,8 @@ impl Desired {
         self.takeover(terms, copy) == Takeover::Always
     }
 
-    /// Why this cluster itself does not let a copy be written: by its policy, or by the namespace's own word.
-    fn denied(
-        &self,
-        rule: &Rule,
-        intent_state: &IntentState,
-        copy: &SourceRef,
-    ) -> Option<CopyError> {
-        let by_content = || self.policy.denies_content(intent_state.facts.as_ref()?);
-        let whatever = || self.denied_whatever(copy, &self.place(rule, copy));
-        self.closed(&copy.namespace)
-            .or_else(|| self.policy.denies_kind(&copy.resource))
-            .or_else(by_content)
-            .or_else(whatever)
-    }
-
-    /// The same, whatever the copy is to hold.
-    pub fn denied_whatever(&self, copy: &SourceRef, place: &TargetNamespace) -> Option<CopyError> {
-        let by_creation = || match place {
-            TargetNamespace::ToCreate(_) => self.policy.denies_creation(&copy.namespace),
-            TargetNamespace::Ready | TargetNamespace::Missing | TargetNamespace::Terminating => {
-                None
-            }
-        };
-        self.closed(&copy.namespace)
-            .or_else(|| self.policy.denies_kind(&copy.resource))
-            .or_else(by_creation)
-    }
-
-    /// Why no copy may be in a namespace at all.
-    pub fn closed(&self, namespace: &str) -> Option<CopyError> {
-        let refuses = self
-            .namespaces
-            .get(namespace)
-            .is_some_and(|namespace| namespace.refuses);
-        let by_policy = self
-            .policy
-            .denies_namespace(namespace, &self.home.namespace);
-        by_policy.or_else(|| refuses.then(|| refused_by_namespace(namespace)))
-    }
-
-    fn place(&self, rule: &Rule, copy: &SourceRef) -> TargetNamespace {
-        match self.namespaces.get(&copy.namespace) {
-            Some(namespace) if namespace.terminating => TargetNamespace::Terminating,
-            Some(_) => TargetNamespace::Ready,
-            None if self.may_create(rule, copy) => TargetNamespace::ToCreate(None),
-            None => TargetNamespace::Missing,
-        }
-    }
-
-    /// Whether the rule has a missing namespace created, and is granted that.
-    fn may_create(&self, rule: &Rule, copy: &SourceRef) -> bool {
-        let Some((terms, _)) = &rule.terms else {
-            return false;
-        };
-        terms.create_namespaces
-            && self
-                .allowance(terms, copy)
-                .is_some_and(|allowance| allowance.create_namespaces)
-    }
-
     fn ordered(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
-        let Some(orders) = self.orders.get(copy) else {
-            return Want::Nothing;
-        };
-        let own = live.and_then(Live::intent);
-        let order = own
-            .and_then(|key| orders.get_key_value(&key))
-            .or_else(|| orders.first_key_value());
-        let Some((key, order)) = order else {
+        let Some((key, order)) = self.copies.order_for(copy, live) else {
             return Want::Nothing;
         };
         let Some(rule) = self.rules.get(&key.rule) else {
@@ -337,9 +232,9 @@ impl Desired {
         let deferred = rule.is_frozen() && !rule.leaving;
         let dry_run = rule.is_dry_run() && !rule.is_suspended() && !rule.leaving;
         // A rule that the hub has ordered away asks for nothing any more, whatever has become of its copies' seals.
-        let asks = order.asks() && !rule.leaving;
+        let asks = order.needs_approval() && !rule.leaving;
         // What somebody else wants is never deleted for this rule's sake.
-        let alone = !self.claims.contains_key(copy);
+        let alone = !self.copies.is_claimed(copy);
         let overwrites = alone
             && rule
                 .terms
@@ -361,9 +256,8 @@ impl Desired {
     /// The rules that want a copy in vain, with the reason; and those that still have it removed.
     pub fn others(&self, copy: &SourceRef) -> Vec<(RuleUid, CopyStatus)> {
         let mut outcomes: Vec<(RuleUid, CopyStatus)> = vec![];
-        let claims = self.claims.get(copy);
-        let claimed = |uid: &RuleUid| claims.into_iter().flatten().any(|key| key.rule == *uid);
-        for key in self.orders.get(copy).into_iter().flat_map(BTreeMap::keys) {
+        let claimed = |uid: &RuleUid| self.copies.claims(copy).any(|key| key.rule == *uid);
+        for (key, _) in self.copies.orders(copy) {
             if !claimed(&key.rule) && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
                 outcomes.push((key.rule.clone(), CopyStatus::Removing(None)));
             }
@@ -371,7 +265,7 @@ impl Desired {
         let Some((winner, _)) = self.winner(copy) else {
             return outcomes;
         };
-        for key in claims.into_iter().flatten() {
+        for key in self.copies.claims(copy) {
             if key.rule != winner.rule && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
                 outcomes.push((
                     key.rule.clone(),
@@ -380,11 +274,6 @@ impl Desired {
             }
         }
         outcomes
-    }
-
-    /// Whether anybody wants a copy or has ordered it to go.
-    pub fn concerns(&self, copy: &SourceRef) -> bool {
-        self.claims.contains_key(copy) || self.orders.contains_key(copy)
     }
 
     fn superseded(&self, winner: &RuleUid, loser: &RuleUid) -> CopyError {

@@ -92,7 +92,7 @@ impl Reconciler {
         let stale = self
             .records
             .live(copy)
-            .map(|live| self.desired.moot(copy, live))
+            .map(|live| self.desired.copies().stale_orders(copy, live))
             .unwrap_or_default();
         if stale.is_empty() || self.must_read(copy) {
             return;
@@ -238,7 +238,7 @@ impl Reconciler {
                     && is_news(copy_error.reason)
                     && before != Some(&outcome)
                     // The agent writes no Event into a closed namespace, either.
-                    && self.desired.closed(&copy.namespace).is_none()
+                    && self.desired.cluster().denies_namespace(&copy.namespace).is_none()
                 {
                     self.notices
                         .push(Notice::Failed(copy.clone(), copy_error.clone()));

@@ -145,7 +145,7 @@ impl Decider<'_> {
         // Such a copy is not written in any case, or its namespace does not exist.
         let is_settled = match want {
             Want::Copy(wanted) => {
-                wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace)
+                wanted.denied.is_some() || !self.desired.cluster().has_namespace(&copy.namespace)
             }
             Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
         };

@@ -23,11 +23,11 @@ impl Reconciler {
 
     fn namespace_of(&self, copy: &SourceRef) -> NamespaceState {
         let name = &*copy.namespace;
-        if self.desired.closed(name).is_some() {
+        if self.desired.cluster().denies_namespace(name).is_some() {
             NamespaceState::Closed
-        } else if self.desired.is_terminating(name) {
+        } else if self.desired.cluster().is_terminating(name) {
             NamespaceState::Terminating
-        } else if self.desired.has_namespace(name) {
+        } else if self.desired.cluster().has_namespace(name) {
             NamespaceState::Ready
         } else if !self.watches.namespaces_complete {
             NamespaceState::Unknown

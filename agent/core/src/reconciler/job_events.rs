@@ -78,8 +78,8 @@ impl Reconciler {
         };
         let known = self.watches.namespaces_unknown().is_none();
         let is_needed = known
-            && !self.desired.has_namespace(name)
-            && self.desired.copies_in(name).iter().any(needs);
+            && !self.desired.cluster().has_namespace(name)
+            && self.desired.copies().in_namespace(name).any(needs);
         if !is_needed {
             self.jobs.namespace_failed.remove(name);
         }
@@ -251,7 +251,8 @@ impl Reconciler {
         self.jobs
             .namespace_failed
             .insert(name.clone(), copy_error.clone());
-        for copy in self.desired.copies_in(name) {
+        let copies: Vec<_> = self.desired.copies().in_namespace(name).cloned().collect();
+        for copy in copies {
             self.reconcile_copy(&copy, now);
         }
     }

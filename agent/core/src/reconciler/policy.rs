@@ -14,7 +14,8 @@ impl Reconciler {
         // The orders for copies without a watch are dropped, and with them what was reported of them.
         let known: BTreeSet<_> = self
             .desired
-            .all_copies()
+            .copies()
+            .all()
             .chain(self.records.all())
             .cloned()
             .collect();
@@ -83,7 +84,7 @@ impl Reconciler {
     /// Reconciles every copy that an intent claims, and every object with the marks of one.
     pub(super) fn reconcile_all(&mut self, now: Instant) {
         let known = self.records.intents().flat_map(|(_, copies)| copies);
-        let all: Vec<_> = self.desired.all_copies().chain(known).cloned().collect();
+        let all: Vec<_> = self.desired.copies().all().chain(known).cloned().collect();
         for copy in all {
             self.reconcile_now(&copy, now);
         }

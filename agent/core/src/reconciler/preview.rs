@@ -173,7 +173,7 @@ impl Preview<'_> {
                 outcome(key.source, (PreviewOutcome::Unchanged, None))
             }
             // Somebody else's; what is said to the rule is what its status would say.
-            _ => match (desired.claimed_by(uid, &copy), &blocked) {
+            _ => match (desired.copies().source_of(uid, &copy), &blocked) {
                 (Some(source), _) => {
                     outcome(source, (PreviewOutcome::Refused, self.loss(uid, &copy)))
                 }
@@ -225,8 +225,12 @@ impl Preview<'_> {
         let asked = self.asked;
         let preview_intent = self.intents.get(&wanted.intent.source).copied();
         let watched = self.decider.watches.of(copy);
-        let settled =
-            wanted.denied.is_some() || !self.decider.desired.has_namespace(&copy.namespace);
+        let settled = wanted.denied.is_some()
+            || !self
+                .decider
+                .desired
+                .cluster()
+                .has_namespace(&copy.namespace);
         if let Some(copy_error) = watched
             .and_then(|watched| watched.forbidden.clone())
             .filter(|_| !settled)

@@ -61,7 +61,7 @@ impl Store {
         } else {
             desired.stored(removals)
         };
-        (desired.hub_cluster().map(str::to_owned), rules)
+        (desired.cluster().hub_uid().map(str::to_owned), rules)
     }
 
     /// Records the result of an attempt. Returns the copies that waited for it.
@@ -141,7 +141,7 @@ impl Reconciler {
         let needed = if self.is_purging() {
             self.store.purge_generation(&mut self.desired)
         } else {
-            self.desired.generation_of(key, copy)
+            self.desired.copies().generation_of(key, copy)
         };
         let waits = needed > self.store.generation;
         if waits {

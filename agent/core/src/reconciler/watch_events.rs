@@ -72,7 +72,8 @@ impl Reconciler {
     /// can create any number of these, so they are not remembered; nor are more than a bounded number of those that name an
     /// intent without a proof.
     fn is_stranger(&self, copy: &SourceRef, live: &Live) -> bool {
-        if self.desired.concerns(copy) || live.sealed.is_some() && live.ownership == Ownership::Ours
+        if self.desired.copies().contains(copy)
+            || live.sealed.is_some() && live.ownership == Ownership::Ours
         {
             return false;
         }
@@ -94,7 +95,7 @@ impl Reconciler {
     /// A copy of ours came to light: it may be of an intent that is not held, or stand where its rule has no copies.
     pub(super) fn find(&mut self, copy: &SourceRef, now: Instant) {
         // It is the echo of a write of ours, or a rule or an order sees to it.
-        if self.desired.concerns(copy) || self.jobs.running.contains_key(copy) {
+        if self.desired.copies().contains(copy) || self.jobs.running.contains_key(copy) {
             return;
         }
         let watch = self.watches.of(copy);
@@ -144,7 +145,7 @@ impl Reconciler {
         for copy in lost {
             if self.jobs.running.contains_key(&copy) {
                 self.jobs.record_event(&copy, None);
-            } else if self.records.shown_in_list(&copy) && self.desired.concerns(&copy) {
+            } else if self.records.shown_in_list(&copy) && self.desired.copies().contains(&copy) {
                 // The list may be older than what was read or written meanwhile.
                 self.jobs.reread.insert(copy.clone());
                 self.reconcile_copy(&copy, now);
@@ -228,6 +229,7 @@ impl Reconciler {
         let seen = self.watches.namespace_listing.take().unwrap_or_default();
         let lost: Vec<_> = self
             .desired
+            .cluster()
             .namespaces()
             .filter(|name| !seen.contains(*name))
             .cloned()
@@ -262,7 +264,7 @@ impl Reconciler {
         {
             self.reconcile_copy(&copy, now);
         }
-        let all: Vec<_> = self.desired.all_copies().cloned().collect();
+        let all: Vec<_> = self.desired.copies().all().cloned().collect();
         tracing::info!(
             rules,
             copies = all.len(),
@@ -292,7 +294,8 @@ impl Reconciler {
     fn reconcile_area(&mut self, area: &Area, now: Instant) {
         let all = self
             .desired
-            .all_copies()
+            .copies()
+            .all()
             .filter(|copy| self.policy.area(copy).as_ref() == Some(area));
         for copy in all.cloned().collect::<Vec<_>>() {
             self.reconcile_copy(&copy, now);

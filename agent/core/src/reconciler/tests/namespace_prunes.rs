@@ -717,7 +717,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     world.approves_prunes = true;
     world.settle();
     for name in NAMES {
-        let wanted = world.core.desired.copies_in(name).len();
+        let wanted = world.core.desired.copies().in_namespace(name).count();
         let there = world
             .objects
             .keys()

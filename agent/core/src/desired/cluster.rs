@@ -1,0 +1,262 @@
+//! The member cluster as the desired set sees it: its namespaces, its policy, and what the hub's
+//! administrator grants there.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{Allowance, ConflictPolicy, NamespaceChoice, SourceRef, Terms};
+
+use super::Rule;
+use crate::copy::CopyError;
+use crate::decide::{Takeover, TargetNamespace};
+use crate::policy::{Facts, Policy, refused_by_namespace};
+
+/// Where this agent lives.
+#[derive(Clone, Debug)]
+pub struct Home {
+    /// Runnel's own namespace in the member cluster.
+    pub namespace: String,
+    /// Uid of the member's `kube-system` namespace.
+    pub cluster_uid: String,
+}
+
+/// A namespace of the member cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Namespace {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// It is being deleted.
+    pub terminating: bool,
+    /// It accepts no copies: its owners exclude it by an annotation.
+    pub refuses: bool,
+}
+
+/// The member cluster: decides where a rule may have copies.
+#[derive(Clone)]
+pub struct Cluster {
+    home: Home,
+    pub(super) policy: Arc<Policy>,
+    pub(super) hub_cluster_uid: Option<String>,
+    namespaces: BTreeMap<Arc<str>, Namespace>,
+}
+
+impl Cluster {
+    /// A cluster without namespaces.
+    pub(super) fn new(home: Home, policy: Arc<Policy>) -> Self {
+        Self {
+            home,
+            policy,
+            hub_cluster_uid: None,
+            namespaces: BTreeMap::new(),
+        }
+    }
+
+    /// The uid of the hub's cluster, if it is known.
+    pub fn hub_uid(&self) -> Option<&str> {
+        self.hub_cluster_uid.as_deref()
+    }
+
+    /// Whether this is the hub's own cluster. Only there are sources.
+    pub(super) fn is_hub(&self) -> bool {
+        self.hub_cluster_uid.as_deref() == Some(self.home.cluster_uid.as_str())
+    }
+
+    /// Whether a namespace exists, terminating or not.
+    pub fn has_namespace(&self, name: &str) -> bool {
+        self.namespaces.contains_key(name)
+    }
+
+    /// The namespaces that exist.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.namespaces.keys()
+    }
+
+    /// Whether a namespace is being deleted.
+    pub fn is_terminating(&self, name: &str) -> bool {
+        self.namespaces
+            .get(name)
+            .is_some_and(|namespace| namespace.terminating)
+    }
+
+    /// Whether a namespace exists and is not being deleted.
+    pub(super) fn has_live_namespace(&self, name: &str) -> bool {
+        self.namespaces
+            .get(name)
+            .is_some_and(|namespace| !namespace.terminating)
+    }
+
+    /// Stores a namespace (`None`: it is deleted), and returns the former one.
+    pub(super) fn put_namespace(
+        &mut self,
+        name: &Arc<str>,
+        namespace: Option<Namespace>,
+    ) -> Option<Namespace> {
+        match namespace {
+            Some(namespace) => self.namespaces.insert(name.clone(), namespace),
+            None => self.namespaces.remove(name),
+        }
+    }
+
+    /// Whether a choice takes a namespace: a literal one in any case, others while they exist and
+    /// are not being deleted.
+    pub(super) fn is_target(&self, choice: &NamespaceChoice, name: &str) -> bool {
+        choice.wanted_literals().any(|literal| literal == name)
+            || self.namespaces.get(name).is_some_and(|namespace| {
+                !namespace.terminating
+                    && choice.includes(name, &namespace.labels, &self.home.namespace)
+            })
+    }
+
+    /// All target namespaces of terms; none for terms that leave the choice to the sources.
+    pub(super) fn targets(&self, terms: &Terms) -> BTreeSet<Arc<str>> {
+        let Some(choice) = &terms.namespaces else {
+            return BTreeSet::new();
+        };
+        let existing = self
+            .namespaces
+            .keys()
+            .filter(|name| self.is_target(choice, name))
+            .cloned();
+        existing
+            .chain(choice.wanted_literals().map(Arc::from))
+            .collect()
+    }
+
+    /// The copies that a source of a rule becomes: in each target namespace that is granted.
+    pub(super) fn copies_of(&self, rule: &Rule, source: &SourceRef) -> Vec<SourceRef> {
+        let Some((terms, _)) = &rule.terms else {
+            return vec![];
+        };
+        if rule.intents.get(source).is_some_and(|intent| intent.found) {
+            return vec![];
+        }
+        let copies: Vec<_> = match &terms.namespaces {
+            None => vec![source.copy_in(&source.namespace)],
+            Some(_) => rule
+                .targets
+                .iter()
+                .map(|namespace| source.copy_in(namespace))
+                .collect(),
+        };
+        copies
+            .into_iter()
+            .filter(|copy| self.is_granted(terms, copy) && !self.is_source_of(copy, source))
+            .collect()
+    }
+
+    /// Whether a copy would be its own source, in the hub's cluster. A renamed copy has another
+    /// name there.
+    pub(super) fn is_source_of(&self, copy: &SourceRef, source: &SourceRef) -> bool {
+        copy == source && self.is_hub()
+    }
+
+    /// What the hub's administrator grants for a copy; `None`: it may not be there.
+    pub(super) fn allowance(&self, terms: &Terms, copy: &SourceRef) -> Option<Allowance> {
+        let labels = self
+            .namespaces
+            .get(&copy.namespace)
+            .map(|namespace| &namespace.labels);
+        terms.allowance(
+            &copy.resource,
+            &copy.namespace,
+            labels,
+            &self.home.namespace,
+        )
+    }
+
+    /// Whether the hub's administrator grants that a copy is there.
+    pub(super) fn is_granted(&self, terms: &Terms, copy: &SourceRef) -> bool {
+        terms.grants.is_none() || self.allowance(terms, copy).is_some()
+    }
+
+    /// How a rule may take over an object that Runnel did not create: its conflict policy, limited
+    /// by its grants and by the member's policy.
+    pub(super) fn takeover(&self, terms: &Terms, copy: &SourceRef) -> Takeover {
+        let allowance = || self.allowance(terms, copy);
+        match terms.conflict_policy {
+            ConflictPolicy::Fail => Takeover::Never,
+            ConflictPolicy::AdoptIfEqual if !allowance().is_some_and(|granted| granted.adopt) => {
+                Takeover::Never
+            }
+            ConflictPolicy::AdoptIfEqual => match self.policy.denies_adopting() {
+                Some(denied) => Takeover::Denied(denied),
+                None => Takeover::IfEqual,
+            },
+            // Without a grant, which the hub reports, it is as Fail.
+            ConflictPolicy::Overwrite if !allowance().is_some_and(|granted| granted.overwrite) => {
+                Takeover::Never
+            }
+            ConflictPolicy::Overwrite => match self.policy.denies_overwriting() {
+                Some(denied) => Takeover::Denied(denied),
+                None => Takeover::Always,
+            },
+        }
+    }
+
+    /// Why this cluster does not let a copy with these facts be written: by its policy, or because
+    /// the namespace refuses copies.
+    pub(super) fn denies(
+        &self,
+        rule: &Rule,
+        facts: Option<&Facts>,
+        copy: &SourceRef,
+    ) -> Option<CopyError> {
+        self.denies_namespace(&copy.namespace)
+            .or_else(|| self.policy.denies_kind(&copy.resource))
+            .or_else(|| self.policy.denies_content(facts?))
+            .or_else(|| self.denies_creation(copy, &self.target_namespace(rule, copy)))
+    }
+
+    /// Why this cluster does not let a copy be written, whatever its content is.
+    pub fn denies_any_content(
+        &self,
+        copy: &SourceRef,
+        target: &TargetNamespace,
+    ) -> Option<CopyError> {
+        self.denies_namespace(&copy.namespace)
+            .or_else(|| self.policy.denies_kind(&copy.resource))
+            .or_else(|| self.denies_creation(copy, target))
+    }
+
+    /// Why a missing namespace may not be created for a copy.
+    fn denies_creation(&self, copy: &SourceRef, target: &TargetNamespace) -> Option<CopyError> {
+        match target {
+            TargetNamespace::ToCreate(_) => self.policy.denies_creation(&copy.namespace),
+            TargetNamespace::Ready | TargetNamespace::Missing | TargetNamespace::Terminating => {
+                None
+            }
+        }
+    }
+
+    /// Why no copy may be in a namespace at all.
+    pub fn denies_namespace(&self, namespace: &str) -> Option<CopyError> {
+        let refuses = self
+            .namespaces
+            .get(namespace)
+            .is_some_and(|namespace| namespace.refuses);
+        let by_policy = self
+            .policy
+            .denies_namespace(namespace, &self.home.namespace);
+        by_policy.or_else(|| refuses.then(|| refused_by_namespace(namespace)))
+    }
+
+    /// The state of a copy's namespace.
+    pub(super) fn target_namespace(&self, rule: &Rule, copy: &SourceRef) -> TargetNamespace {
+        match self.namespaces.get(&copy.namespace) {
+            Some(namespace) if namespace.terminating => TargetNamespace::Terminating,
+            Some(_) => TargetNamespace::Ready,
+            None if self.may_create_namespace(rule, copy) => TargetNamespace::ToCreate(None),
+            None => TargetNamespace::Missing,
+        }
+    }
+
+    /// Whether the rule has a missing namespace created, and is granted that.
+    fn may_create_namespace(&self, rule: &Rule, copy: &SourceRef) -> bool {
+        let Some((terms, _)) = &rule.terms else {
+            return false;
+        };
+        terms.create_namespaces
+            && self
+                .allowance(terms, copy)
+                .is_some_and(|allowance| allowance.create_namespaces)
+    }
+}

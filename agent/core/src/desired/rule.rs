@@ -1,0 +1,221 @@
+//! The acked state of one rule and of its intents.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{
+    AckedIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest,
+};
+
+use super::tombstones::Removals;
+use crate::copy::{CopyError, IntentKey};
+use crate::policy::Facts;
+
+/// The revision of an intent of which only copies are known.
+const UNKNOWN_REVISION: Revision = Revision([0; 16]);
+
+/// The acked state of a rule, for the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AckedRule {
+    /// How it is called.
+    pub rule: RuleName,
+    /// Digest of its (source, revision) pairs.
+    pub digest: SetDigest,
+    /// How many intents.
+    pub intents: u32,
+    /// The terms, as the hub named them.
+    pub terms: Option<TermsDigest>,
+    /// Whether it is suspended.
+    pub suspended: bool,
+}
+
+/// One intent, by revision.
+#[derive(Clone, Default)]
+pub(super) struct IntentState {
+    /// The revision in force.
+    pub in_force: Option<Revision>,
+    /// What the policy judges of it, if that is known.
+    pub facts: Option<Facts>,
+    /// A later revision that was refused: the agent reports it as acked, so that the hub does not
+    /// send it again and again.
+    pub refused: Option<(Revision, CopyError)>,
+    /// A copy proved the intent after a restart, and the hub has not confirmed it since.
+    pub restored: bool,
+    /// Copies of it were found, and it is unknown whether the hub wants it. It has no copies but
+    /// these, and is reported under a revision that no content has, so that the hub answers with
+    /// the content or with a tombstone.
+    pub found: bool,
+    /// The digests of its copies, if they are current.
+    pub shown: Option<Shown>,
+}
+
+impl IntentState {
+    pub fn of(revision: Revision) -> Self {
+        Self {
+            in_force: Some(revision),
+            ..Self::default()
+        }
+    }
+
+    /// The acked revision; `None` only in between.
+    pub fn revision(&self) -> Option<&Revision> {
+        let found = self.found.then_some(&UNKNOWN_REVISION);
+        self.refused
+            .as_ref()
+            .map(|(revision, _)| revision)
+            .or(self.in_force.as_ref())
+            .or(found)
+    }
+}
+
+/// The acked state of one rule.
+#[derive(Clone, Default)]
+pub(super) struct Rule {
+    /// The last terms of the hub. A later message may have changed the suspension.
+    pub terms: Option<(Arc<Terms>, TermsDigest)>,
+    pub orphaned: bool,
+    /// The terms are those of the store, and may be older than what was in force: nothing is removed by them.
+    pub unconfirmed: bool,
+    /// The hub has ordered the removal of the whole rule.
+    pub leaving: bool,
+    pub intents: BTreeMap<SourceRef, IntentState>,
+    pub digest: SetDigest,
+    /// The target namespaces, where the terms choose any: existing ones, and the literal ones in any case.
+    pub targets: BTreeSet<Arc<str>>,
+    /// Copies of this rule that were ordered to go.
+    pub orders: BTreeSet<SourceRef>,
+    /// The same by source, and the tombstones that are stored.
+    pub removals: Removals,
+    /// Names that were taken out of its terms on purpose while it was suspended, so that nothing went by that yet.
+    pub dropped: BTreeSet<Arc<str>>,
+    /// What all intents show of which that is known, and whether there are others.
+    pub shown: (Shown, bool),
+}
+
+impl Rule {
+    pub fn name(&self, uid: &RuleUid) -> RuleName {
+        match &self.terms {
+            Some((terms, _)) => terms.rule.clone(),
+            None => RuleName {
+                name: uid.to_string(),
+                ..RuleName::default()
+            },
+        }
+    }
+
+    pub fn is_dry_run(&self) -> bool {
+        self.terms
+            .as_ref()
+            .is_some_and(|(terms, _)| terms.is_dry_run())
+    }
+
+    /// Whether existing copies stay as they are.
+    pub fn is_frozen(&self) -> bool {
+        self.terms
+            .as_ref()
+            .is_some_and(|(terms, _)| terms.is_frozen())
+    }
+
+    pub fn is_suspended(&self) -> bool {
+        self.terms.as_ref().is_some_and(|(terms, _)| terms.suspend)
+    }
+
+    /// The acked state, for the hub.
+    pub fn acked(&self, uid: &RuleUid) -> AckedRule {
+        AckedRule {
+            rule: self.name(uid),
+            digest: self.digest,
+            intents: u32::try_from(self.intents.len()).unwrap_or(u32::MAX),
+            // A hub that has the rule again sends its terms again, and so claims it.
+            terms: self
+                .terms
+                .as_ref()
+                .filter(|_| !self.orphaned)
+                .map(|(_, digest)| *digest),
+            suspended: self.is_suspended(),
+        }
+    }
+
+    /// The (source, revision) pairs.
+    pub fn pairs(&self) -> Vec<AckedIntent> {
+        self.intents
+            .iter()
+            .filter_map(|(source, intent)| {
+                Some(AckedIntent {
+                    source: source.clone(),
+                    revision: *intent.revision()?,
+                })
+            })
+            .collect()
+    }
+
+    /// The keys of all intents.
+    pub fn keys(&self, uid: &RuleUid) -> impl Iterator<Item = IntentKey> {
+        self.intents.keys().map(|source| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        })
+    }
+
+    /// Sets or removes an intent, and updates the digest.
+    pub fn set_intent(&mut self, source: &SourceRef, intent: Option<IntentState>) {
+        let before = match intent {
+            Some(intent) => {
+                if let Some(revision) = intent.revision() {
+                    self.digest.insert(source, revision);
+                }
+                self.shown.1 = true;
+                self.intents.insert(source.clone(), intent)
+            }
+            None => self.intents.remove(source),
+        };
+        if let Some(revision) = before.as_ref().and_then(IntentState::revision) {
+            self.digest.remove(source, revision);
+        }
+        if let Some(shown) = before.and_then(|before| before.shown) {
+            self.shown.0.take_away(shown);
+        }
+    }
+
+    /// Whether the hub ordered the removal of the rule, and nothing of it is left.
+    pub fn is_removed_completely(&self) -> bool {
+        self.leaving && self.intents.is_empty() && self.orders.is_empty()
+    }
+
+    /// How many versions stay, the newest included.
+    pub fn versions(&self) -> Option<usize> {
+        let (terms, _) = self.terms.as_ref()?;
+        usize::try_from(terms.versions?).ok()
+    }
+
+    /// The versions of the same source beside this one.
+    pub fn beside<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
+        let plain = key.source.plain();
+        let first = plain.clone();
+        let same = self
+            .intents
+            .range(first..)
+            .map(|(source, _)| source)
+            .take_while(move |one| one.plain() == plain);
+        same.filter(|source| **source != key.source && source.is_version())
+    }
+
+    /// All digests are to be computed again.
+    pub fn show_again_all(&mut self) {
+        self.intents
+            .values_mut()
+            .for_each(|intent| intent.shown = None);
+        self.shown = (Shown::default(), true);
+    }
+
+    /// The digests of an intent's copies are to be computed again.
+    pub fn show_again(&mut self, source: &SourceRef) {
+        let shown = self
+            .intents
+            .get_mut(source)
+            .and_then(|intent| intent.shown.take());
+        if let Some(shown) = shown {
+            self.shown.0.take_away(shown);
+            self.shown.1 = true;
+        }
+    }
+}
