@@ -8,7 +8,8 @@
 mod following_tests;
 mod holds;
 mod inquiries;
-mod pending;
+mod leadership;
+mod queues;
 mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,257 +18,147 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dashmap::DashMap;
-use kube::CustomResourceExt;
 use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::ordered_lock::{
-    DELIVERIES, DIVERGENCES, INDEX, LEADER_POSITION, LEADERSHIP, LEAF, OrderedMutex, OrderedRwLock,
-    REPORT_STORE, SESSION,
+    DELIVERIES, INDEX, LEAF, OrderedMutex, OrderedRwLock, REPORT_STORE, SESSION,
 };
-use crate::relist_barrier::{RelistBarrier, Watched};
 pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
-pub use pending::Pending;
-use runnel_api::{ClusterDistributionRule, DistributionRule, FleetStatus};
-use runnel_hub_core::epoch::{Divergences, LeaderPosition};
+pub use leadership::{COMPLETED_STATES, Leadership};
+pub use queues::{Pending, Queues};
+use runnel_api::FleetStatus;
 use runnel_hub_core::index::{Effect, Index, RuleEntry};
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{ClusterAssignment, RevisionHasher, WatchScope};
 use runnel_hub_core::session::Session;
 pub use settings::Settings;
 
-use runnel_hub_core::lease::{Lead, Leader};
+use runnel_hub_core::lease::Lead;
 use runnel_hub_core::status::{Deliveries, ReportStore};
-
-/// The states of completed rollouts, as the lists of a round name them.
-pub const COMPLETED_STATES: Watched = Watched::Own("completed rollouts");
 
 /// A session as the rest of the hub sees it.
 pub struct LiveSession {
-    /// Tells this session from a later one of the same cluster.
+    /// Distinguishes this session from a later one of the same cluster.
     pub number: u64,
-    /// What the agent holds.
+    /// What the agent has, and what it must be sent.
     pub session: OrderedMutex<Session, SESSION>,
-    /// What is asked of the agent.
+    /// Questions to the agent.
     pub inquiries: Inquiries,
-    /// Woken when a claim to its cluster changed, or something is to be asked.
+    /// Woken when a directive for its cluster changed, or a question was added.
     pub wake: Notify,
 }
 
-/// What the hub's tasks share.
+/// The shared state of the hub's tasks.
 pub struct HubState {
-    /// What is fixed.
+    /// Settings of the process.
     pub settings: Settings,
-    /// Under which agents prove what stands in their clusters.
+    /// The key with which agents prove the content of their copies.
     pub proof_key: ProofKey,
-    /// Everything the hub knows.
+    /// Rules, sources, members, grants and plans.
     pub index: OrderedRwLock<Index, INDEX>,
-    /// What the agents last said.
+    /// The last reports of the agents.
     pub report_store: OrderedMutex<ReportStore, REPORT_STORE>,
     /// Edits of sources that are on their way to connected clusters.
     pub deliveries: OrderedMutex<Deliveries, DELIVERIES>,
-    /// When edits of sources were seen whose new content is still being read.
+    /// Times of edits of sources whose new content is still being read.
     pub edits: OrderedMutex<BTreeMap<SourceRef, Instant>, LEAF>,
     /// The newest session of each cluster.
     pub sessions: DashMap<ClusterName, Arc<LiveSession>>,
-    /// Sources whose content must be read.
-    pub to_read: Pending<SourceRef>,
-    /// Rules whose status may be out of date.
-    pub dirty_rules: Pending<RuleUid>,
-    /// Members whose status may be out of date.
-    pub dirty_members: Pending<ClusterName>,
-    /// Orders that a cluster was given while it was away, and has carried out.
-    pub settled_removals: Pending<(ClusterName, RuleUid)>,
-    /// Orders of deleted rules that are to be written down for clusters that cannot answer.
-    pub removal_orders: Pending<(ClusterName, RuleUid)>,
-    /// Orders of rules that wait to be released, for which a cluster has no room.
-    pub removal_overflow: Pending<(ClusterName, RuleUid)>,
-    /// Rules of which the state of the last completed rollout is to be stored, or is not any more.
-    pub completed_rules: Pending<RuleUid>,
+    /// The work of the hub's tasks.
+    pub queues: Queues,
     /// The status of the `Fleet` that its watch showed last.
     pub fleet_status: watch::Sender<Option<FleetStatus>>,
-    /// Rules of which copies are to be rendered.
-    pub to_render: Pending<RuleUid>,
-    /// When the first of the edits was seen whose outcome is still being rendered.
+    /// Time of the first edit of each rule whose outcome is still being rendered.
     rendered_edits: OrderedMutex<BTreeMap<RuleUid, Instant>, LEAF>,
-    /// Asks for all objects that may be sources to be listed again.
+    /// Requests to list all objects that may be sources again.
     pub relist: watch::Sender<u64>,
-    /// How long the index was kept from others.
+    /// How long the index was locked for writing.
     pub index_holds: Holds,
-    /// Places in which some rule looks for sources.
+    /// The namespaces and kinds in which some rule selects sources.
     pub needed: watch::Sender<BTreeSet<WatchScope>>,
-    /// The right to lead, if this process has it; see [`HubState::leads`]. A renewal moves its deadline without a word.
-    pub lead: watch::Sender<Option<Lead>>,
-    /// What this process has come to, while it leads.
-    pub leader_position: OrderedRwLock<Option<LeaderPosition>, LEADER_POSITION>,
-    /// What speaks against letting members follow this hub.
-    pub divergences: OrderedMutex<Divergences, DIVERGENCES>,
-    /// The other replica that leads.
-    pub leader: watch::Sender<Option<Leader>>,
-    /// Since when this process serves: since it has listed everything anew after it took the lead.
-    pub ready: watch::Sender<Option<Instant>>,
-    /// The lists that must be there before it serves.
-    pub rounds: RelistBarrier,
-    /// The hub's authorities, DER, the one that signs now first; empty until they are read.
+    /// Whether this process leads, and what it must do before it serves.
+    pub leadership: Leadership,
+    /// The hub's certificate authorities, DER, the signing one first; empty until they are read.
     pub authorities: watch::Sender<Vec<Bytes>>,
-    /// Woken when a source vanished.
+    /// Woken when the time of the next judgement of removals changed.
     pub deadline_changed: Notify,
-    /// Woken when a watch has delivered a complete list or was refused, and when the lead was taken.
-    pub progress: Notify,
-    /// Taking the lead and beginning to serve do not overlap.
-    leadership_lock: OrderedMutex<(), LEADERSHIP>,
 }
 
 impl HubState {
-    /// A hub that knows nothing yet.
+    /// The state of a hub that has listed nothing yet.
     pub fn new(settings: Settings) -> Arc<Self> {
+        let hasher =
+            RevisionHasher::new(settings.revision_key.clone()).with_budget(settings.render_budget);
+        let index = Index::of(settings.scope.clone())
+            .working_aside()
+            .hashing_with(hasher)
+            .with_ceiling(settings.removal_ceiling);
+        let proof_key = settings.revision_key.proof_key();
         Arc::new(Self {
-            index: OrderedRwLock::new(
-                Index::of(settings.scope.clone())
-                    .working_aside()
-                    .hashing_with(
-                        RevisionHasher::new(settings.revision_key.clone())
-                            .with_budget(settings.render_budget),
-                    )
-                    .with_ceiling(settings.removal_ceiling),
-            ),
-            report_store: OrderedMutex::new(ReportStore::proving(
-                settings.revision_key.proof_key(),
-            )),
-            proof_key: settings.revision_key.proof_key(),
+            index: OrderedRwLock::new(index),
+            report_store: OrderedMutex::new(ReportStore::proving(proof_key.clone())),
+            proof_key,
             settings,
             deliveries: OrderedMutex::default(),
             edits: OrderedMutex::default(),
             sessions: DashMap::new(),
-            to_read: Pending::default(),
-            completed_rules: Pending::default(),
+            queues: Queues::default(),
             fleet_status: watch::Sender::default(),
-            to_render: Pending::default(),
             rendered_edits: OrderedMutex::default(),
-            index_holds: Holds::default(),
             relist: watch::Sender::default(),
-            dirty_rules: Pending::default(),
-            dirty_members: Pending::default(),
-            settled_removals: Pending::default(),
-            removal_orders: Pending::default(),
-            removal_overflow: Pending::default(),
+            index_holds: Holds::default(),
             needed: watch::Sender::default(),
-            lead: watch::Sender::default(),
-            leader_position: OrderedRwLock::default(),
-            divergences: OrderedMutex::default(),
-            leader: watch::Sender::default(),
-            ready: watch::Sender::default(),
-            rounds: RelistBarrier::default(),
-            leadership_lock: OrderedMutex::default(),
+            leadership: Leadership::default(),
             authorities: watch::Sender::default(),
             deadline_changed: Notify::new(),
-            progress: Notify::new(),
         })
     }
 
-    /// Since when the hub serves; before that nobody could connect, so no silence counts.
-    pub fn serving_since(&self) -> Option<Instant> {
-        *self.ready.borrow()
-    }
-
-    /// Whether this process leads now: only then does it serve agents and write to the hub's API.
-    pub fn leads(&self) -> bool {
-        self.current_lead().is_some()
-    }
-
-    /// The right to lead, if this process has it now.
-    pub fn current_lead(&self) -> Option<Lead> {
-        self.lead
-            .borrow()
-            .clone()
-            .filter(|lead| Instant::now() < lead.valid_until)
-    }
-
-    /// Whether this process still has this right to lead. It looks at the clock: ask before each send.
-    pub fn holds(&self, lead: &Lead) -> bool {
-        self.lead
-            .borrow()
-            .as_ref()
-            .is_some_and(|now| now.is_same(lead) && Instant::now() < now.valid_until)
-    }
-
-    /// The right to lead is this now. Sessions of another one end, and what the agents said in them is forgotten.
-    /// A new right begins with a new list of everything: [`HubState::serve_if_known`] follows.
+    /// Sets the right to lead. Sessions under another right end, and their reports are dropped. A
+    /// new right starts a relist of everything; [`HubState::serve_if_listed`] completes it.
     pub fn set_lead(&self, lead: Option<Lead>) {
-        let _turn = self.leadership_lock.lock();
-        let same = |known: &Option<Lead>| match (known, &lead) {
-            (Some(known), Some(lead)) => known.is_same(lead),
-            (None, None) => true,
-            _ => false,
-        };
-        if same(&self.lead.borrow()) {
-            self.lead.send_if_modified(|known| {
-                *known = lead;
-                false
-            });
+        let _turn = self.leadership.lock.lock();
+        if self.leadership.renew(&lead) {
             return;
         }
-        self.ready.send_replace(None);
-        self.lead.send_replace(None);
+        self.leadership.end();
         *self.report_store.lock() = ReportStore::proving(self.proof_key.clone());
         *self.deliveries.lock() = Deliveries::default();
-        *self.divergences.lock() = Divergences::default();
-        self.settled_removals.take();
-        self.removal_orders.take();
-        self.removal_overflow.take();
-        self.completed_rules.take();
+        self.queues.clear_orders();
         if lead.is_some() {
-            self.rounds.begin();
-            self.lead.send_replace(lead);
-            self.progress.notify_one();
+            self.leadership.begin(lead);
         }
     }
 
-    /// Begins to serve, once everything that is needed has been listed anew since this process took the lead. Returns
-    /// whether it begins now.
-    pub fn serve_if_known(&self) -> bool {
-        let _turn = self.leadership_lock.lock();
-        if self.serving_since().is_some() || !self.leads() {
+    /// Begins to serve once everything was listed since this process took the lead. Returns whether
+    /// it begins now.
+    pub fn serve_if_listed(&self) -> bool {
+        let _turn = self.leadership.lock.lock();
+        if self.leadership.serving_since().is_some() || !self.leadership.leads() {
             return false;
         }
-        let own = [
-            "memberclusters",
-            "distributionrules",
-            "clusterdistributionrules",
-            "distributiongrants",
-            "fleets",
-            "namespaces",
-        ];
-        let definitions = [
-            DistributionRule::crd_name(),
-            ClusterDistributionRule::crd_name(),
-        ];
-        let own = own
-            .into_iter()
-            .chain(definitions)
-            .map(Watched::Own)
-            .chain([COMPLETED_STATES]);
-        // A place in which this hub does not look has no watch.
-        let looks = |place: &WatchScope| {
+        // A namespace outside the hub's scope has no watch.
+        let is_watched = |place: &WatchScope| {
             place
                 .namespace
                 .as_ref()
                 .is_none_or(|name| self.settings.scope.reads(name))
         };
-        let places = self
+        let sources = self
             .index
             .read()
             .needed_places()
             .into_iter()
-            .filter(looks)
-            .map(Watched::Sources);
-        if !self.rounds.have_all(own.chain(places)) {
+            .filter(is_watched)
+            .collect::<Vec<_>>();
+        if !self.leadership.has_listed(sources) {
             return false;
         }
         self.change_quietly(Index::reset_removal_guards);
-        self.ready.send_replace(Some(Instant::now()));
-        // What is being deleted is judged anew.
+        self.leadership.ready.send_replace(Some(Instant::now()));
+        // Removals that were under way are judged again.
         let rules = self
             .index
             .read()
@@ -282,8 +173,8 @@ impl HubState {
         true
     }
 
-    /// Changes the index and tells everybody who is concerned. Rules that follow what is shared by all do so one by one, so
-    /// that nobody waits for all of them.
+    /// Changes the index, and wakes the tasks that the effect concerns. Rules that a shared change
+    /// affects are updated one by one, so that the lock is never held for all of them.
     pub fn change(&self, change: impl FnOnce(&mut Index) -> Effect) {
         let mut follow = self.change_once(change);
         while let Some(uid) = follow.pop_first() {
@@ -294,15 +185,16 @@ impl HubState {
     /// Changes the index without any effect.
     pub fn change_quietly<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
         let mut index = self.index.write();
-        let _restriction = self.index_holds.begin();
+        let _hold = self.index_holds.begin();
         change(&mut index)
     }
 
     fn change_once(&self, change: impl FnOnce(&mut Index) -> Effect) -> BTreeSet<RuleUid> {
         let mut effect = self.change_quietly(|index| {
             let mut effect = change(index);
-            // Before this process serves, what it hears is no removal but the state that it begins with.
-            if self.serving_since().is_some() {
+            // Before this process serves, a missing object is part of the initial state and no
+            // removal.
+            if self.leadership.serving_since().is_some() {
                 let rules = std::mem::take(&mut effect.judge);
                 effect.merge(self.judge(index, rules));
             }
@@ -313,7 +205,7 @@ impl HubState {
         follow
     }
 
-    /// Judges what these rules no longer want.
+    /// Judges the removals that these rules cause.
     fn judge(&self, index: &mut Index, rules: BTreeSet<RuleUid>) -> Effect {
         let mut effect = Effect::default();
         let now = Now {
@@ -344,15 +236,15 @@ impl HubState {
         for cluster in &effect.clusters {
             self.wake(cluster);
         }
-        self.to_read.add(effect.read);
-        self.to_render.add(effect.render);
+        self.queues.to_read.add(effect.read);
+        self.queues.to_render.add(effect.render);
         if effect.relist {
             self.relist.send_modify(|asked| *asked += 1);
         }
-        self.dirty_rules.add(effect.rules);
+        self.queues.dirty_rules.add(effect.rules);
     }
 
-    /// Some rule looks for sources in these places from now on.
+    /// Adds namespaces and kinds in which a rule selects sources.
     pub fn need(&self, places: BTreeSet<WatchScope>) {
         self.needed.send_if_modified(|known| {
             let before = known.len();
@@ -361,8 +253,8 @@ impl HubState {
         });
     }
 
-    /// An edit of a source has been read and changed these rules: from now on it is on its way to the clusters that are
-    /// connected, but for those in which it changes nothing.
+    /// Starts to measure the delivery of an edit whose content was read. It counts for the connected
+    /// clusters in which it changes a copy.
     pub fn follow_edit(&self, index: &Index, source: &SourceRef, effect: &Effect) {
         let Some(since) = self.edits.lock().remove(source) else {
             return;
@@ -379,7 +271,7 @@ impl HubState {
             .for_each(|uid| self.follow_rule(index, uid, since));
     }
 
-    /// The same, where it changed a rule only now that its copies have been rendered.
+    /// Starts to measure the delivery of an edit to a rule whose copies are now rendered.
     pub fn follow_rendered(&self, index: &Index, uid: &RuleUid) {
         let since = self.rendered_edits.lock().remove(uid);
         since
@@ -404,8 +296,8 @@ impl HubState {
         }
     }
 
-    /// Nothing is waited for any longer where nothing is sent any more. Returns what took how long to the last cluster of its
-    /// rule, where only those were waited for.
+    /// Drops the deliveries of which nothing is sent any more. Returns the rules whose deliveries are
+    /// complete without these, with their durations.
     pub fn drop_unsent(&self, index: &Index) -> Vec<(RuleUid, Duration)> {
         let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
         deliveries.retain(|cluster, uid| {
@@ -422,7 +314,7 @@ impl HubState {
         }
     }
 
-    /// Marks every rule that goes to a cluster, or is held there, as possibly out of date.
+    /// Marks the statuses of all rules with copies in a cluster as possibly out of date.
     pub fn mark_rules_of(&self, cluster: &ClusterName) {
         let index = self.index.read();
         let concerned = index.rules().filter(|(_, entry)| {
@@ -430,8 +322,8 @@ impl HubState {
         });
         let concerned: Vec<_> = concerned.map(|(uid, _)| uid.clone()).collect();
         drop(index);
-        self.dirty_rules.add(concerned);
-        self.dirty_members.add([cluster.clone()]);
+        self.queues.dirty_rules.add(concerned);
+        self.queues.dirty_members.add([cluster.clone()]);
     }
 
     /// Marks the status of every member as possibly out of date.
@@ -442,7 +334,7 @@ impl HubState {
             .clusters()
             .map(|(name, _)| name.clone())
             .collect();
-        self.dirty_members.add(members);
+        self.queues.dirty_members.add(members);
     }
 
     /// Marks every status as possibly out of date.
@@ -453,19 +345,20 @@ impl HubState {
             .rules()
             .map(|(uid, _)| uid.clone())
             .collect();
-        self.dirty_rules.add(rules);
+        self.queues.dirty_rules.add(rules);
         self.mark_members();
     }
 }
 
-/// What an edit of a rule brings to a cluster while it is connected, now or when its turn in a rollout has come; `None`
-/// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, or an administrator has to confirm first.
+/// The assignment with which an edit of a rule reaches a connected cluster, now or in its wave of a
+/// rollout. `None` if nothing is sent, so that the delivery does not wait for it: the rule is
+/// suspended, the cluster is cordoned, or an administrator must confirm the hub first.
 fn followed(
     entry: &RuleEntry,
     report_store: &ReportStore,
     cluster: &ClusterName,
 ) -> Option<ClusterAssignment> {
-    // What a rollback sends is no edit.
+    // A rollback is not an edit.
     let is_rolled_back = entry.rollback().is_some();
     let is_suspended = is_rolled_back
         || entry.rule.terms.is_frozen()

@@ -337,7 +337,7 @@ async fn start(
         let hub_state = hub_state.clone();
         move || {
             drop(part.lock().take());
-            hub_state.progress.notify_one();
+            hub_state.leadership.progress.notify_one();
         }
     });
     let stop = || shutdown.clone();
@@ -475,16 +475,16 @@ async fn until_known(
                 .all(|place| index.place(place) != PlaceState::Unwatched)
     };
     while !known() {
-        hub_state.progress.notified().await;
+        hub_state.leadership.progress.notified().await;
     }
     drop(own);
     tracing::info!("the hub has read its rules and sources");
     known_to_all.send_replace(true);
     loop {
-        if hub_state.serve_if_known() {
+        if hub_state.serve_if_listed() {
             tracing::info!("the hub serves its members");
         }
-        hub_state.progress.notified().await;
+        hub_state.leadership.progress.notified().await;
     }
 }
 

@@ -136,7 +136,13 @@ impl CaRotator {
         let tls = Arc::new(ServerTls::of_several(&certificates(&known), pairs)?);
         let api: Api<Secret> =
             Api::namespaced(parts.client.clone(), &parts.hub_state.settings.namespace);
-        let watch = |name| SecretWatch::new(api.clone(), name, parts.hub_state.rounds.subscribe());
+        let watch = |name| {
+            SecretWatch::new(
+                api.clone(),
+                name,
+                parts.hub_state.leadership.relist_barrier.subscribe(),
+            )
+        };
         let (identity_watch, stored_watch) = (watch(IDENTITY_SECRET), watch(AUTHORITIES_SECRET));
         let authorities = Authorities::new(Arc::new(identity), known);
         parts
@@ -169,7 +175,7 @@ impl CaRotator {
 
     /// Keeps them for ever.
     pub async fn run(mut self) {
-        let mut lead = self.parts.hub_state.lead.subscribe();
+        let mut lead = self.parts.hub_state.leadership.lead.subscribe();
         loop {
             match self.look().await {
                 Ok(Some(judged)) => self.tell(judged.err().map(|error| error.to_string())),
@@ -218,7 +224,7 @@ impl CaRotator {
             None if self.was_stored => TrustedAuthorities::default(),
             None => self.authorities.known(),
         };
-        if !self.parts.hub_state.leads() {
+        if !self.parts.hub_state.leadership.leads() {
             // The leader writes down what it switches to, and only then it counts.
             if base.is_current(identity.authority.certificate()) {
                 self.adopt(identity, base);
@@ -258,7 +264,7 @@ impl CaRotator {
             }
         }
         // Before the members are known it looks as if nobody needed anything.
-        if next.entries().len() == 1 || hub_state.serving_since().is_none() {
+        if next.entries().len() == 1 || hub_state.leadership.serving_since().is_none() {
             return next;
         }
         let mut needs = Needs::default();
@@ -281,7 +287,7 @@ impl CaRotator {
         let hub_id = &self.parts.hub_state.settings.hub_id;
         match stored::renewed(&data, hub_id, self.parts.authority_life, now) {
             Ok(None) => {}
-            Ok(Some(_)) if !self.parts.hub_state.leads() => return Ok(Ok(None)),
+            Ok(Some(_)) if !self.parts.hub_state.leadership.leads() => return Ok(Ok(None)),
             Ok(Some(new)) => {
                 data.extend(new);
                 let written = write(&self.api, IDENTITY, secret, data.clone()).await?;
@@ -380,7 +386,7 @@ impl CaRotator {
     }
 
     fn event(&self, reason: EventReason, message: String) {
-        if !self.parts.hub_state.leads() {
+        if !self.parts.hub_state.leadership.leads() {
             return;
         }
         let reference = ObjectReference {

@@ -108,7 +108,7 @@ impl ConnectionRouter {
                     Ok(true) => {}
                     _ => self.metrics.limited(PeerLimit::Replicas, 1),
                 },
-                accepted = self.public.accept(), if tasks.len() < most || !self.hub_state.leads() => match accepted {
+                accepted = self.public.accept(), if tasks.len() < most || !self.hub_state.leadership.leads() => match accepted {
                     Ok(incoming) if tasks.len() < most => {
                         drop(tasks.spawn(admit(incoming, self.hub_state.clone(), self.served.clone())));
                     }
@@ -123,10 +123,10 @@ impl ConnectionRouter {
                     Err(error) => log_accept_error(&error).await,
                 },
                 accepted = accept(self.replicas.as_ref()) => match accepted {
-                    Ok((tcp, _)) if self.hub_state.leads() && arrivals.len() < ARRIVALS => {
+                    Ok((tcp, _)) if self.hub_state.leadership.leads() && arrivals.len() < ARRIVALS => {
                         arrivals.spawn(arrive(tcp, self.hub_state.clone(), self.served.clone()));
                     }
-                    Ok((_, from)) if self.hub_state.leads() => {
+                    Ok((_, from)) if self.hub_state.leadership.leads() => {
                         self.metrics.limited(PeerLimit::Replicas, 1);
                         tracing::debug!(peer = %from, "too many connections on the port for replicas: one is closed");
                     }
@@ -177,11 +177,14 @@ async fn log_accept_error(error: &io::Error) {
 /// Serves a connection, or passes it on to who leads, or holds it until somebody does.
 async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) {
     let give_up = Instant::now() + ACCEPT_DELAY;
-    let (mut lead, mut leader) = (hub_state.lead.subscribe(), hub_state.leader.subscribe());
+    let (mut lead, mut leader) = (
+        hub_state.leadership.lead.subscribe(),
+        hub_state.leadership.leader.subscribe(),
+    );
     loop {
         lead.mark_unchanged();
         let known = leader.borrow_and_update().clone();
-        if hub_state.leads() {
+        if hub_state.leadership.leads() {
             _ = served.send((tcp, from)).await;
             return;
         }
@@ -229,7 +232,7 @@ async fn splice(
             moved: &moved,
         },
     );
-    let mut known = hub_state.leader.subscribe();
+    let mut known = hub_state.leadership.leader.subscribe();
     let deposed = async {
         let other = |now: &Option<Leader>| {
             now.as_ref()

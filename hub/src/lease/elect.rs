@@ -227,14 +227,15 @@ impl Election {
         let lead = self.candidate.lead(Instant::now()).cloned();
         self.say(lead.as_ref());
         // Before anybody is told anything by this right.
-        *self.hub_state.leader_position.write() = self.candidate.standing(Instant::now());
-        self.hub_state.rounds.renewed(
+        *self.hub_state.leadership.leader_position.write() =
+            self.candidate.standing(Instant::now());
+        self.hub_state.leadership.relist_barrier.renewed(
             lead.as_ref()
                 .and_then(|lead| lead.valid_until.checked_sub(self.timing.renew)),
         );
         self.hub_state.set_lead(lead);
         let leader = self.candidate.leader();
-        self.hub_state.leader.send_if_modified(|known| {
+        self.hub_state.leadership.leader.send_if_modified(|known| {
             let changed = *known != leader;
             if changed && let Some(leader) = &leader {
                 tracing::info!(
@@ -249,7 +250,7 @@ impl Election {
     }
 
     fn say(&self, lead: Option<&Lead>) {
-        let before = self.hub_state.lead.borrow().clone();
+        let before = self.hub_state.leadership.lead.borrow().clone();
         match (before, lead) {
             (Some(before), Some(lead)) if before.is_same(lead) => {}
             (_, Some(lead)) => {

@@ -226,7 +226,7 @@ pub fn fenced(
     guards: ConnectionGuards,
 ) -> impl Stream<Item = io::Result<Fenced>> + Send {
     connections.filter_map(move |connection| {
-        let (hub_state, lead) = (hub_state.clone(), hub_state.current_lead());
+        let (hub_state, lead) = (hub_state.clone(), hub_state.leadership.current_lead());
         let peer = connection
             .as_ref()
             .ok()
@@ -247,7 +247,7 @@ pub fn fenced(
 
 impl Fenced {
     fn check(&self) -> io::Result<()> {
-        if self.hub_state.holds(&self.lead) {
+        if self.hub_state.leadership.holds(&self.lead) {
             Ok(())
         } else {
             Err(io::Error::new(

@@ -97,7 +97,7 @@ impl Collector for StateCollector {
         self.certificates().encode(&mut encoder)?;
         self.certificate_life().encode(&mut encoder)?;
         // One that stands by hears of no agent: it has nothing to say about them.
-        if !self.hub_state.leads() {
+        if !self.hub_state.leadership.leads() {
             return Ok(());
         }
         self.members().encode(&mut encoder)?;
@@ -126,7 +126,7 @@ impl StateCollector {
             (
                 "runnel_leader",
                 "Whether this replica of the hub leads",
-                usize::from(self.hub_state.leads()),
+                usize::from(self.hub_state.leadership.leads()),
             ),
             ("runnel_hub_rules", "Rules", index.rules().count()),
             (
@@ -169,7 +169,7 @@ impl StateCollector {
             "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
             differing,
         );
-        let divergences = self.hub_state.divergences.lock().all().count();
+        let divergences = self.hub_state.leadership.divergences.lock().all().count();
         let divergences = (
             "runnel_members_in_doubt",
             "Member clusters that wait for an administrator, or are two: conditions RestoredFromBackup, Duplicate, PreviousMembership",

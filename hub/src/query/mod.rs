@@ -76,7 +76,7 @@ impl Questions {
     }
 
     fn details(&self, rule: &RuleName) -> Option<Vec<ClusterDetail>> {
-        let since = self.hub_state.serving_since()?;
+        let since = self.hub_state.leadership.serving_since()?;
         let index = self.hub_state.index.read();
         let (uid, _) = index
             .rules()
@@ -93,7 +93,7 @@ impl Questions {
 
     /// What is held of a rule, in full.
     fn entries(&self, rule: &RuleName) -> Option<AllBlocked> {
-        self.hub_state.serving_since()?;
+        self.hub_state.leadership.serving_since()?;
         let index = self.hub_state.index.read();
         let (uid, entry) = index
             .rules()
@@ -144,7 +144,9 @@ impl Questions {
 
     /// Who does not lead, or is starting, knows too little to answer.
     fn can_answer(&self) -> Result<(), Status> {
-        if self.hub_state.current_lead().is_none() || self.hub_state.serving_since().is_none() {
+        if self.hub_state.leadership.current_lead().is_none()
+            || self.hub_state.leadership.serving_since().is_none()
+        {
             return Err(Status::unavailable(
                 "the hub is starting, or another replica has taken the lead: try again",
             ));

@@ -381,7 +381,13 @@ impl Questions {
             .lock()
             .session(&name, Instant::now())
             .is_some();
-        let diverged = self.hub_state.divergences.lock().of(&name).is_some();
+        let diverged = self
+            .hub_state
+            .leadership
+            .divergences
+            .lock()
+            .of(&name)
+            .is_some();
         if !connected {
             return received("NotConnected", "not asked: it is not connected", 0, None);
         }

@@ -146,7 +146,7 @@ impl Running {
             .lost_watches(cluster, self.live.number, watches)
         {
             tracing::warn!(resource = ?resources, "the watches that an agent has lost in its cluster have changed");
-            self.hub_state.dirty_members.add([cluster.clone()]);
+            self.hub_state.queues.dirty_members.add([cluster.clone()]);
             self.hub_state.mark_rules_of(cluster);
         }
     }
@@ -216,8 +216,9 @@ impl Running {
 
     fn settle(&self, done: Vec<(ClusterName, RuleUid)>) {
         if !done.is_empty() {
-            self.hub_state.settled_removals.add(done);
+            self.hub_state.queues.settled_removals.add(done);
             self.hub_state
+                .queues
                 .dirty_members
                 .add([self.identity.cluster.clone()]);
         }
@@ -261,7 +262,7 @@ impl Running {
             if news {
                 changed.push(uid);
                 if unknown {
-                    self.hub_state.dirty_members.add([cluster.clone()]);
+                    self.hub_state.queues.dirty_members.add([cluster.clone()]);
                 }
             }
         }
@@ -369,7 +370,7 @@ impl Running {
             (rules.iter().filter(elsewhere).collect(), leaves)
         };
         if leaves {
-            self.hub_state.dirty_members.add([cluster.clone()]);
+            self.hub_state.queues.dirty_members.add([cluster.clone()]);
         }
         for uid in unchosen
             .into_iter()

@@ -33,7 +33,7 @@ fn weigh(
     to: TokenRecipient,
     history_token: &HistoryToken,
 ) -> Option<(Option<Divergence>, bool)> {
-    let standing = hub_state.leader_position.read();
+    let standing = hub_state.leadership.leader_position.read();
     let standing = standing.as_ref()?;
     let facts = Facts {
         line: &standing.line,
@@ -65,12 +65,13 @@ fn is_confirmed(
 
 fn note(hub_state: &HubState, cluster: &ClusterName, divergence: &Divergence) {
     if hub_state
+        .leadership
         .divergences
         .lock()
         .set(cluster, divergence.clone(), Instant::now())
     {
         tracing::error!(%cluster, "{}", divergence.message(cluster.as_str()));
-        hub_state.dirty_members.add([cluster.clone()]);
+        hub_state.queues.dirty_members.add([cluster.clone()]);
     }
 }
 
@@ -168,7 +169,7 @@ impl Running {
                 note(&self.hub_state, cluster, &divergence);
                 return self.end(refusal(divergence.message(cluster.as_str())));
             }
-            self.hub_state.divergences.lock().forget(cluster);
+            self.hub_state.leadership.divergences.lock().forget(cluster);
         }
         self.to = TokenRecipient::new(self.identity.uid(), cluster_uid);
         let Some(history_token) = &self.history_token else {
@@ -215,8 +216,8 @@ impl Running {
                 .lock()
                 .waits_for_confirmation(cluster, true),
             SendRestriction::Removals | SendRestriction::Nothing => {
-                if self.hub_state.divergences.lock().settle(cluster) {
-                    self.hub_state.dirty_members.add([cluster.clone()]);
+                if self.hub_state.leadership.divergences.lock().settle(cluster) {
+                    self.hub_state.queues.dirty_members.add([cluster.clone()]);
                 }
             }
         }
@@ -281,7 +282,7 @@ impl Running {
             HubFrame::SnapshotEnd(_) => self.gives_history_token,
             _ => false,
         };
-        let standing = self.hub_state.leader_position.read();
+        let standing = self.hub_state.leadership.leader_position.read();
         let history_token = standing.as_ref().filter(|_| tells).and_then(|standing| {
             let newest = standing.line.newest()?;
             Some(HistoryToken::of(

@@ -275,7 +275,7 @@ impl Running {
     /// The status of these rules may be out of date. A session that changes very many is shown with a delay.
     pub(super) fn mark_statuses(&mut self, rules: Vec<RuleUid>) {
         let soon = self.bounds.statuses_now(rules, &self.metrics);
-        self.hub_state.dirty_rules.add(soon);
+        self.hub_state.queues.dirty_rules.add(soon);
     }
 
     /// The rules of these that may be judged now; the others are judged later.

@@ -117,7 +117,7 @@ impl Server {
     }
 
     async fn until_ready(&self) -> Result<(), Status> {
-        let mut ready = self.hub_state.ready.subscribe();
+        let mut ready = self.hub_state.leadership.ready.subscribe();
         let waited = tokio::time::timeout(START_LIMIT, ready.wait_for(Option::is_some)).await;
         let starting =
             || Status::unavailable("the hub is starting and has not read its rules yet: try again");
@@ -198,7 +198,7 @@ impl Server {
             tracing::warn!(cluster = %identity.cluster, why = %refusal, skipped, "a member was refused");
         }
         // Only the leader writes.
-        if self.hub_state.leads() {
+        if self.hub_state.leadership.leads() {
             self.registrar
                 .retired_key_seen(&refusal, &identity.certificate)
                 .await;
@@ -279,7 +279,10 @@ impl Runnel for Server {
     ) -> Result<Response<wire::CertificateResponse>, Status> {
         // A join writes, which only the leader may.
         self.until_ready().await?;
-        self.hub_state.current_lead().ok_or_else(not_leading)?;
+        self.hub_state
+            .leadership
+            .current_lead()
+            .ok_or_else(not_leading)?;
         let address = request
             .extensions()
             .get::<lease::Caller>()
@@ -303,7 +306,10 @@ impl Runnel for Server {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
         let history_token = epoch::shown(&self.hub_state, request.metadata());
-        self.hub_state.current_lead().ok_or_else(not_leading)?;
+        self.hub_state
+            .leadership
+            .current_lead()
+            .ok_or_else(not_leading)?;
         let caller = identity.caller();
         self.may_renew(&identity, &caller)?;
         // The registrar reads the member itself, from the API server.
@@ -312,7 +318,10 @@ impl Runnel for Server {
             .renew(&identity.certificate, request.into_inner())
             .await;
         // A certificate that is too old to be renewed shows in the member's status.
-        self.hub_state.dirty_members.add([identity.cluster.clone()]);
+        self.hub_state
+            .queues
+            .dirty_members
+            .add([identity.cluster.clone()]);
         if let Err(status) = &renewed {
             self.peers.refuse(
                 Call::Renew(identity.certificate.not_after),
@@ -342,7 +351,11 @@ impl Runnel for Server {
         if let Err(status) = self.admit(&identity).await {
             return Err(self.refused_or_forgotten(&identity, history_token.as_ref(), status));
         }
-        let lead = self.hub_state.current_lead().ok_or_else(not_leading)?;
+        let lead = self
+            .hub_state
+            .leadership
+            .current_lead()
+            .ok_or_else(not_leading)?;
         let caller = request.extensions().get::<lease::Caller>();
         let guard = caller.map(|caller| caller.guard.clone());
         let meter = caller

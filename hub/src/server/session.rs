@@ -242,7 +242,7 @@ impl Running {
 
     /// Whether the right to lead under which the session began still holds; the session ends where it does not.
     pub(super) fn leads(&mut self) -> bool {
-        let leads = self.hub_state.holds(&self.lead);
+        let leads = self.hub_state.leadership.holds(&self.lead);
         if !leads {
             self.end(not_leading());
         }
@@ -319,7 +319,7 @@ impl Running {
             .collect();
         drop(session);
         if !free.is_empty() {
-            self.hub_state.dirty_rules.add(free);
+            self.hub_state.queues.dirty_rules.add(free);
         }
         self.say_beyond();
         self.judge_orphaned();
@@ -442,7 +442,7 @@ impl Drop for Running {
                 self.live.number,
                 Instant::now(),
             );
-            self.hub_state.dirty_members.add([cluster.clone()]);
+            self.hub_state.queues.dirty_members.add([cluster.clone()]);
         }
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn signals(
         Some((Signal::SignOfLifeOwed, meter))
     });
     stream::select_all([
-        changes(hub_state.lead.subscribe())
+        changes(hub_state.leadership.lead.subscribe())
             .map(|()| Signal::Lead)
             .boxed(),
         changes(hub_state.authorities.subscribe())

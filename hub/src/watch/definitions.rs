@@ -24,7 +24,7 @@ pub async fn watch_definition<K: CustomResourceExt>(client: Client, hub_state: A
         without: "Few rules that are deleted with their definition count as deleted on purpose",
     };
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-    let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
+    let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
         events_of(api.clone(), K::crd_name())
             .map(|event| mapped(event, Own::from))
             .boxed()

@@ -54,13 +54,21 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
     };
     while first && let Err(why) = make_first_grant(&client, &hub_state.settings.namespace).await {
         tracing::error!(%why, "cannot make the grant for everything; trying again");
-        into.unknown(&hub_state, *hub_state.rounds.subscribe().asked.borrow());
-        wait(&mut hub_state.rounds.subscribe().asked).await;
+        into.unknown(
+            &hub_state,
+            *hub_state
+                .leadership
+                .relist_barrier
+                .subscribe()
+                .asked
+                .borrow(),
+        );
+        wait(&mut hub_state.leadership.relist_barrier.subscribe().asked).await;
     }
     let looked = client.clone();
     let defined = Defined::by(move || look(looked.clone(), DistributionGrant::crd_name()));
     let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
-    let events = RelistingWatch::new(hub_state.rounds.subscribe(), grants);
+    let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), grants);
     into.follow(events, &hub_state, |grant| RuleGrant::read(&grant))
         .await;
 }
@@ -83,7 +91,7 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
     let looked = client.clone();
     let defined = Defined::by(move || look(looked.clone(), Fleet::crd_name()));
     let fleets = move || defined.events(own_events::<Fleet>(client.clone()).boxed());
-    let events = RelistingWatch::new(hub_state.rounds.subscribe(), fleets);
+    let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), fleets);
     let read = |fleet: Fleet| {
         if fleet.metadata.name.as_deref() == Some(FLEET) {
             hub_state.fleet_status.send_replace(fleet.status.clone());
@@ -104,7 +112,7 @@ pub async fn watch_hub_namespaces(client: Client, hub_state: Arc<HubState>) {
         without: WITHOUT,
     };
     let api: Api<Own<PartialObjectMeta<Namespace>>> = Api::all(client);
-    let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
+    let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
         events(api.clone()).boxed()
     });
     let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
@@ -129,8 +137,11 @@ impl<T: Clone + 'static> Into<T> {
     }
 
     fn done(&self, hub_state: &HubState, round: u64) {
-        hub_state.rounds.done(Watched::Own(self.resource), round);
-        hub_state.progress.notify_one();
+        hub_state
+            .leadership
+            .relist_barrier
+            .done(Watched::Own(self.resource), round);
+        hub_state.leadership.progress.notify_one();
     }
 
     /// Takes in what a watch shows, for ever.

@@ -26,9 +26,10 @@ pub async fn watch_members(
     listed: impl Fn() + Send,
 ) {
     let own = client.clone();
-    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
-        own_events::<MemberCluster>(own.clone()).boxed()
-    });
+    let mut events =
+        RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
+            own_events::<MemberCluster>(own.clone()).boxed()
+        });
     let mut seen = BTreeSet::new();
     loop {
         let Some(event) = events.next().await else {
@@ -56,7 +57,8 @@ pub async fn watch_members(
                     continue;
                 }
                 hub_state
-                    .rounds
+                    .leadership
+                    .relist_barrier
                     .done(Watched::Own("memberclusters"), events.round);
                 listed();
             }
@@ -101,14 +103,14 @@ pub fn take_in_member(mut object: MemberCluster, hub_state: &HubState, object_ca
         .is_some_and(|known| known.uid != cluster.uid);
     if reborn {
         hub_state.report_store.lock().forget(&name);
-        hub_state.divergences.lock().forget(&name);
+        hub_state.leadership.divergences.lock().forget(&name);
     }
     // Before anything of it is seen to.
     note_leaving(&name, cluster.leaving, hub_state);
     hub_state.change(|index| index.set_cluster(name.clone(), cluster));
     // Whatever changed may end the session: it looks for itself.
     hub_state.wake(&name);
-    hub_state.dirty_members.add([name]);
+    hub_state.queues.dirty_members.add([name]);
 }
 
 fn note_leaving(name: &ClusterName, leaving: bool, hub_state: &HubState) {
@@ -185,7 +187,7 @@ fn forget(name: &ClusterName, hub_state: &HubState, object_cache: &ObjectCache) 
     }
     report_store.forget(name);
     drop(report_store);
-    hub_state.divergences.lock().forget(name);
+    hub_state.leadership.divergences.lock().forget(name);
     hub_state.change(|index| index.remove_cluster(name));
 }
 

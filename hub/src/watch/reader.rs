@@ -36,7 +36,7 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
     let mut failed: Vec<(Instant, SourceRef)> = Vec::new();
     loop {
         let now = Instant::now();
-        queue.add(hub_state.to_read.take());
+        queue.add(hub_state.queues.to_read.take());
         queue.add(
             failed
                 .extract_if(.., |(at, _)| *at <= now)
@@ -62,7 +62,7 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
         }
         let next_try = failed.iter().map(|(at, _)| *at).min();
         tokio::select! {
-            () = hub_state.to_read.added() => {}
+            () = hub_state.queues.to_read.added() => {}
             Some(done) = reads.next(), if !reads.is_empty() => match done {
                 Done::One(source, is_done) => {
                     queue.read(&source, |source| hub_state.index.read().is_read(source));
@@ -98,7 +98,11 @@ fn is_ready(hub_state: &HubState, scope: &ListScope) -> bool {
         .settings
         .scope
         .place(kind.resource, &scope.namespace);
-    hub_state.serving_since().is_some() || hub_state.rounds.have_all([Watched::Sources(place)])
+    hub_state.leadership.serving_since().is_some()
+        || hub_state
+            .leadership
+            .relist_barrier
+            .have_all([Watched::Sources(place)])
 }
 
 /// Reads these sources into the index by a list. What it does not come to within `limit` is to be read one by one.
@@ -345,7 +349,7 @@ pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
             // Who does not serve judges nothing; who begins to looks again.
             let judgement = index
                 .next_judgement()
-                .filter(|_| hub_state.serving_since().is_some());
+                .filter(|_| hub_state.leadership.serving_since().is_some());
             (index.next_expiry(grace), judgement)
         };
         tokio::select! {

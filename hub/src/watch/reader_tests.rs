@@ -145,9 +145,10 @@ fn is_read(hub_state: &HubState, name: &str) -> bool {
 /// The list of the place is over.
 fn is_listed(hub_state: &HubState) {
     hub_state
-        .rounds
+        .leadership
+        .relist_barrier
         .done(Watched::Sources(WatchScope::everywhere("configmaps")), 0);
-    hub_state.to_read.wake();
+    hub_state.queues.to_read.wake();
 }
 
 /// Lets the hub read until this holds.
@@ -174,6 +175,7 @@ async fn sources_of_a_new_hub_are_read_in_pages() {
     assert_eq!(*api.asked.lock(), Vec::<String>::new());
     is_listed(&hub_state);
     hub_state
+        .queues
         .to_read
         .add(api.objects.keys().map(|name| source(name)));
     reads_until(&api, &hub_state, || {

@@ -22,7 +22,7 @@ pub async fn render_rules(hub_state: Arc<HubState>) {
     let mut under_way = BTreeSet::new();
     let mut jobs = FuturesUnordered::new();
     loop {
-        waiting.extend(hub_state.to_render.take());
+        waiting.extend(hub_state.queues.to_render.take());
         let now = Instant::now();
         resting.retain(|_, until| *until > now);
         while jobs.len() < JOBS {
@@ -40,7 +40,7 @@ pub async fn render_rules(hub_state: Arc<HubState>) {
             .map(|(_, until)| *until)
             .min();
         tokio::select! {
-            () = hub_state.to_render.added() => {}
+            () = hub_state.queues.to_render.added() => {}
             Some((uid, took)) = jobs.next(), if !jobs.is_empty() => {
                 under_way.remove(&uid);
                 if took > LONG {

@@ -30,9 +30,10 @@ pub async fn watch_rules<K: RuleKind>(
     listed: impl Fn() + Send,
 ) {
     let watching = client.clone();
-    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
-        own_events::<K>(watching.clone()).boxed()
-    });
+    let mut events =
+        RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
+            own_events::<K>(watching.clone()).boxed()
+        });
     let mut seen = BTreeSet::new();
     let mut origins = Origins::new(client);
     loop {
@@ -55,7 +56,8 @@ pub async fn watch_rules<K: RuleKind>(
                     forget(&uid, &hub_state, &object_cache);
                 }
                 hub_state
-                    .rounds
+                    .leadership
+                    .relist_barrier
                     .done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
@@ -132,7 +134,7 @@ fn take_in<K: RuleKind>(
     };
     let mut seen = RuleObject::of(object, has_finalizer);
     seen.finalizer_seen = finalizer_seen;
-    let doubted = object_cache.set_rule(uid.clone(), seen, hub_state.leads());
+    let doubted = object_cache.set_rule(uid.clone(), seen, hub_state.leadership.leads());
     let message = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
     let known = hub_state.index.read().latest_rule(&uid).map(message);
     // Most events of a rule are our own writes of its status, and change nothing that it says.
@@ -148,7 +150,7 @@ fn take_in<K: RuleKind>(
         hub_state.change(|index| index.set_rule(rule));
     }
     if !has_finalizer || object_cache.is_replaced(&uid) {
-        hub_state.dirty_rules.add([uid]);
+        hub_state.queues.dirty_rules.add([uid]);
     }
 }
 
@@ -174,10 +176,10 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
     tracing::info!(rule = %name, "a rule was deleted before its finalizer could hold it: its copies are seen to all the same");
     let mut last = RuleObject::of(object, true);
     (last.deleting, last.is_gone) = (true, true);
-    object_cache.set_rule(uid.clone(), last, hub_state.leads());
+    object_cache.set_rule(uid.clone(), last, hub_state.leadership.leads());
     rule.deleting = true;
     hub_state.change(|index| index.set_rule(rule));
-    hub_state.dirty_rules.add([uid]);
+    hub_state.queues.dirty_rules.add([uid]);
 }
 
 /// A rule is not there any more, and nothing is to be done about its copies.

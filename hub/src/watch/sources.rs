@@ -62,9 +62,10 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
         Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
         None => Api::all_with(client, &api_resource(kind)),
     };
-    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
-        events(api.clone()).boxed()
-    });
+    let mut events =
+        RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
+            events(api.clone()).boxed()
+        });
     let patience = Patience::new(Instant::now());
     let mut relist = hub_state.relist.subscribe();
     let (mut listed_at, mut relist_at) = (None, None);
@@ -155,10 +156,11 @@ impl SourceWatch {
     fn received_all(&mut self) {
         self.patience.settle();
         self.hub_state
-            .rounds
+            .leadership
+            .relist_barrier
             .done(Watched::Sources(self.place.clone()), self.round);
-        self.hub_state.to_read.wake();
-        self.hub_state.progress.notify_one();
+        self.hub_state.queues.to_read.wake();
+        self.hub_state.leadership.progress.notify_one();
     }
 
     /// The list of this round is not waited for any longer: rules that need this place are stalled, and all others served.

@@ -41,7 +41,7 @@ impl FleetWriter {
                 continue;
             }
             // Another leader may have written since.
-            let since = self.hub_state.serving_since();
+            let since = self.hub_state.leadership.serving_since();
             if served != since {
                 (served, written) = (since, None);
             }
@@ -67,6 +67,7 @@ impl FleetWriter {
     fn is_settling(&self, status: &FleetStatus) -> bool {
         let is_young = self
             .hub_state
+            .leadership
             .serving_since()
             .is_some_and(|since| since.elapsed() < SETTLING);
         let all_connected = status

@@ -128,7 +128,7 @@ impl Writer {
             .filter(|(uid, _)| !known(*uid))
             .map(|(_, rule)| rule)
             .collect();
-        let divergences = self.hub_state.divergences.lock();
+        let divergences = self.hub_state.leadership.divergences.lock();
         let young = self.uptime(now) < SETTLING;
         let view = MemberView {
             generation: member.metadata.generation.unwrap_or_default(),

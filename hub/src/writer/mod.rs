@@ -147,8 +147,8 @@ impl Writer {
         let mut next = None;
         loop {
             tokio::select! {
-                () = self.hub_state.dirty_rules.added() => tokio::time::sleep(GATHER).await,
-                () = self.hub_state.dirty_members.added() => tokio::time::sleep(GATHER).await,
+                () = self.hub_state.queues.dirty_rules.added() => tokio::time::sleep(GATHER).await,
+                () = self.hub_state.queues.dirty_members.added() => tokio::time::sleep(GATHER).await,
                 _ = beat.tick() => self.beat(),
                 () = until(next) => {}
             }
@@ -174,7 +174,7 @@ impl Writer {
     /// What time alone brings about.
     fn beat(&mut self) {
         let now = Instant::now();
-        let serving = self.hub_state.serving_since();
+        let serving = self.hub_state.leadership.serving_since();
         if self.settled != serving
             && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING)
         {
@@ -185,6 +185,7 @@ impl Writer {
             self.looked = now;
             // A certificate ends without anybody saying so.
             self.hub_state
+                .queues
                 .dirty_members
                 .add(self.object_cache.members());
         }
@@ -192,18 +193,23 @@ impl Writer {
             self.object_cache
                 .with_member(name, |member| member.is_some())
         };
-        let expired = self.hub_state.divergences.lock().expire(now, is_member);
-        self.hub_state.dirty_members.add(expired);
+        let expired = self
+            .hub_state
+            .leadership
+            .divergences
+            .lock()
+            .expire(now, is_member);
+        self.hub_state.queues.dirty_members.add(expired);
         let rolling = self.hub_state.index.read().rolling();
-        self.hub_state.dirty_rules.add(rolling);
+        self.hub_state.queues.dirty_rules.add(rolling);
         let deleting = self.object_cache.deleting();
-        self.hub_state.dirty_rules.add(deleting);
+        self.hub_state.queues.dirty_rules.add(deleting);
         self.paces
             .retain(|_, pace| pace.is_dirty() || pace.is_recent(now));
         for (_, retry) in self.retries.extract_if(.., |(at, _)| *at <= now) {
             match retry {
-                Retry::Rule(uid) => self.hub_state.dirty_rules.add([uid]),
-                Retry::Member(name) => self.hub_state.dirty_members.add([name]),
+                Retry::Rule(uid) => self.hub_state.queues.dirty_rules.add([uid]),
+                Retry::Member(name) => self.hub_state.queues.dirty_members.add([name]),
             }
         }
     }
@@ -215,11 +221,12 @@ impl Writer {
             self.hub_state.mark_rules_of(&cluster);
             self.silent.insert(cluster);
         }
-        for uid in self.hub_state.dirty_rules.take() {
+        for uid in self.hub_state.queues.dirty_rules.take() {
             self.paces.entry(uid).or_default().mark(now);
         }
         // `append` would build the whole set again, for each wake of a hub that starts.
-        self.members.extend(self.hub_state.dirty_members.take());
+        self.members
+            .extend(self.hub_state.queues.dirty_members.take());
     }
 
     /// What of a rule is to be looked at now, and when to look at the rest. Each status is asked once whether it has settled:
@@ -244,7 +251,7 @@ impl Writer {
     /// Whether the status of a rule need not wait: nothing is under way, or there is more to do than to write it. A deleted
     /// rule is gone in a moment and has no use for a status, unless a person must approve what is blocked.
     fn is_settled(&self, uid: &RuleUid, now: Instant) -> bool {
-        let started = self.hub_state.serving_since().unwrap_or(now);
+        let started = self.hub_state.leadership.serving_since().unwrap_or(now);
         let index = self.hub_state.index.read();
         let report_store = self.hub_state.report_store.lock();
         self.object_cache.with_rule(uid, |object| {
@@ -262,6 +269,7 @@ impl Writer {
     /// How long the hub has been serving.
     fn uptime(&self, now: Now) -> Duration {
         self.hub_state
+            .leadership
             .serving_since()
             .map(|since| now.instant.saturating_duration_since(since))
             .unwrap_or_default()
@@ -347,7 +355,7 @@ impl Writer {
 
 /// Nothing is known for certain before every watch has delivered a list.
 fn serves(hub_state: &HubState) -> bool {
-    hub_state.serving_since().is_some() && hub_state.leads()
+    hub_state.leadership.serving_since().is_some() && hub_state.leadership.leads()
 }
 
 /// Runs a write while this process leads and knows everything; an object that is gone needs none.
@@ -502,13 +510,21 @@ mod tests {
             valid_until: Instant::now() + Duration::from_secs(60),
         };
         hub_state.set_lead(Some(lead(1)));
-        hub_state.ready.send_replace(Some(Instant::now()));
+        hub_state
+            .leadership
+            .ready
+            .send_replace(Some(Instant::now()));
         assert!(matches!(write().await, Ok(Some(()))));
         hub_state.set_lead(None);
         assert!(matches!(write().await, Err(WriteError::NotLeading)));
         hub_state.set_lead(Some(lead(2)));
-        assert!(hub_state.leads() && matches!(write().await, Err(WriteError::NotLeading)));
-        hub_state.ready.send_replace(Some(Instant::now()));
+        assert!(
+            hub_state.leadership.leads() && matches!(write().await, Err(WriteError::NotLeading))
+        );
+        hub_state
+            .leadership
+            .ready
+            .send_replace(Some(Instant::now()));
         assert!(matches!(write().await, Ok(Some(()))));
     }
 }

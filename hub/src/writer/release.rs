@@ -49,6 +49,7 @@ impl Writer {
         if !orders.is_empty() {
             // They are written down for all rules together; then the rule is looked at again.
             self.hub_state
+                .queues
                 .removal_orders
                 .add(orders.into_iter().map(|cluster| (cluster, uid.clone())));
             return Ok(false);
@@ -59,6 +60,7 @@ impl Writer {
             self.remove_finalizer(object).await?;
         }
         self.hub_state
+            .queues
             .removal_overflow
             .remove(|(_, rule)| rule == uid);
         tracing::info!(rule = %self.object_cache.name_of(uid), "finalizer removed from deleted rule");
@@ -70,6 +72,7 @@ impl Writer {
         let index = self.hub_state.index.read();
         let overflow = self
             .hub_state
+            .queues
             .removal_overflow
             .peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
         let mut orders = Vec::new();

@@ -39,8 +39,8 @@ impl RemovalRecorder {
     pub async fn run(self) {
         loop {
             tokio::select! {
-                () = self.hub_state.removal_orders.added() => {}
-                () = self.hub_state.settled_removals.added() => {}
+                () = self.hub_state.queues.removal_orders.added() => {}
+                () = self.hub_state.queues.settled_removals.added() => {}
             }
             tokio::time::sleep(GATHER).await;
             while self.record_all().await {
@@ -53,16 +53,22 @@ impl RemovalRecorder {
     async fn record_all(&self) -> bool {
         if !serves(&self.hub_state) {
             // A rule that still waits for a member asks again.
-            self.hub_state.removal_orders.take();
+            self.hub_state.queues.removal_orders.take();
             // What was answered is written when this process serves again, or forgotten with its lead.
-            return !self.hub_state.settled_removals.peek(|_| ()).is_empty();
+            return !self
+                .hub_state
+                .queues
+                .settled_removals
+                .peek(|_| ())
+                .is_empty();
         }
         let mut orders: BTreeMap<ClusterName, BTreeSet<RuleUid>> = BTreeMap::new();
-        for (cluster, uid) in self.hub_state.removal_orders.take() {
+        for (cluster, uid) in self.hub_state.queues.removal_orders.take() {
             orders.entry(cluster).or_default().insert(uid);
         }
         for cluster in self
             .hub_state
+            .queues
             .settled_removals
             .peek(|(cluster, _)| cluster.clone())
         {
@@ -84,11 +90,12 @@ impl RemovalRecorder {
                 tracing::warn!(%cluster, why = %describe(&error), "cannot write down what is to be removed; trying again");
             }
             self.hub_state
+                .queues
                 .removal_orders
                 .add(rules.into_iter().map(|uid| (cluster.clone(), uid)));
             failed = true;
         }
-        self.hub_state.dirty_rules.add(rules);
+        self.hub_state.queues.dirty_rules.add(rules);
         failed
     }
 
@@ -99,11 +106,13 @@ impl RemovalRecorder {
     ) -> Result<(), WriteError> {
         let settled = self
             .hub_state
+            .queues
             .settled_removals
             .peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
         let done: BTreeSet<_> = settled.into_iter().flatten().collect();
         let strike_out = || {
             self.hub_state
+                .queues
                 .settled_removals
                 .remove(|(cluster, uid)| cluster == name && done.contains(uid))
         };
@@ -132,7 +141,7 @@ impl RemovalRecorder {
                 .overflow
                 .iter()
                 .map(|removal| (name.clone(), removal.rule_uid.as_str().into()));
-            self.hub_state.removal_overflow.add(overflow);
+            self.hub_state.queues.removal_overflow.add(overflow);
         }
         Ok(())
     }
@@ -152,7 +161,7 @@ impl RemovalRecorder {
             .map(|uid| (name.clone(), uid.clone()))
             .collect();
         if !free.is_empty() {
-            self.hub_state.settled_removals.add(free);
+            self.hub_state.queues.settled_removals.add(free);
         }
     }
 

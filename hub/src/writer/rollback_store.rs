@@ -53,7 +53,7 @@ impl RollbackStore {
 
     /// Reads and writes for ever.
     pub async fn run(mut self) {
-        let mut rounds = self.hub_state.rounds.subscribe();
+        let mut rounds = self.hub_state.leadership.relist_barrier.subscribe();
         let mut loaded = 0;
         loop {
             let round = *rounds.asked.borrow_and_update();
@@ -61,8 +61,11 @@ impl RollbackStore {
                 match self.load().await {
                     Ok(()) => {
                         loaded = round;
-                        self.hub_state.rounds.done(COMPLETED_STATES, round);
-                        self.hub_state.progress.notify_one();
+                        self.hub_state
+                            .leadership
+                            .relist_barrier
+                            .done(COMPLETED_STATES, round);
+                        self.hub_state.leadership.progress.notify_one();
                     }
                     Err(error) => {
                         tracing::error!(%error, "cannot read the states of completed rollouts; trying again");
@@ -72,7 +75,7 @@ impl RollbackStore {
                 }
             }
             let mut wait = SWEEP;
-            if self.is_readable && self.hub_state.serving_since().is_some() {
+            if self.is_readable && self.hub_state.leadership.serving_since().is_some() {
                 self.take_changes().await;
                 match self.write().await {
                     Ok(()) => {}
@@ -86,7 +89,7 @@ impl RollbackStore {
             }
             tokio::select! {
                 _ = rounds.asked.changed() => {}
-                () = self.hub_state.completed_rules.added() => {}
+                () = self.hub_state.queues.completed_rules.added() => {}
                 () = tokio::time::sleep(wait) => {}
             }
         }
@@ -146,7 +149,7 @@ impl RollbackStore {
 
     /// Takes in which states are to be stored now, and which are not any more.
     async fn take_changes(&mut self) {
-        for uid in self.hub_state.completed_rules.take() {
+        for uid in self.hub_state.queues.completed_rules.take() {
             let stored = self.hub_state.index.read().stored_state(&uid).cloned();
             match stored {
                 Some(StoredState {
@@ -193,7 +196,7 @@ impl RollbackStore {
 
     async fn write(&mut self) -> Result<(), ApiError> {
         while let Some((number, slot)) = self.unwritten.front() {
-            if !self.hub_state.leads() {
+            if !self.hub_state.leadership.leads() {
                 return Ok(());
             }
             let version = self.versions.get(*number).cloned().flatten();

@@ -195,7 +195,11 @@ impl Writer {
         now: Now,
     ) -> Result<bool, WriteError> {
         let (next, gate, completed) = {
-            let started = self.hub_state.serving_since().unwrap_or(now.instant);
+            let started = self
+                .hub_state
+                .leadership
+                .serving_since()
+                .unwrap_or(now.instant);
             let index = self.hub_state.index.read();
             let report_store = self.hub_state.report_store.lock();
             let Some(mut view) = view(&index, &report_store, uid, &object.status, started, overdue)
@@ -234,7 +238,7 @@ impl Writer {
                 .object_cache
                 .wrote_rule(uid, stored, written.metadata.resource_version)
             {
-                self.hub_state.dirty_rules.add([uid.clone()]);
+                self.hub_state.queues.dirty_rules.add([uid.clone()]);
             }
             self.tell(object, &status);
             self.keep_completed(uid, completed);
@@ -248,7 +252,7 @@ impl Writer {
         if let Some(state) = completed {
             self.hub_state
                 .change(|index| index.set_completed_state(uid, state));
-            self.hub_state.completed_rules.add([uid.clone()]);
+            self.hub_state.queues.completed_rules.add([uid.clone()]);
         }
     }
 

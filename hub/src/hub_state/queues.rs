@@ -1,0 +1,91 @@
+//! Queues of work for the hub's tasks.
+use std::collections::BTreeSet;
+
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
+use tokio::sync::Notify;
+
+use crate::ordered_lock::{LEAF, OrderedMutex};
+
+/// The queues of the hub's tasks.
+#[derive(Default)]
+pub struct Queues {
+    /// Sources whose content must be read.
+    pub to_read: Pending<SourceRef>,
+    /// Rules with copies that must be rendered.
+    pub to_render: Pending<RuleUid>,
+    /// Rules whose status may be out of date.
+    pub dirty_rules: Pending<RuleUid>,
+    /// Members whose status may be out of date.
+    pub dirty_members: Pending<ClusterName>,
+    /// Rules whose state of the last completed rollout is to be stored or deleted.
+    pub completed_rules: Pending<RuleUid>,
+    /// Stored removal orders that their clusters have carried out.
+    pub settled_removals: Pending<(ClusterName, RuleUid)>,
+    /// Removal orders of deleted rules, to be stored for clusters that are not connected.
+    pub removal_orders: Pending<(ClusterName, RuleUid)>,
+    /// Removal orders that do not fit into the object of their cluster; the rules keep their
+    /// finalizers.
+    pub removal_overflow: Pending<(ClusterName, RuleUid)>,
+}
+
+impl Queues {
+    /// Drops the work that belongs to a former right to lead.
+    pub fn clear_orders(&self) {
+        self.settled_removals.take();
+        self.removal_orders.take();
+        self.removal_overflow.take();
+        self.completed_rules.take();
+    }
+}
+
+/// A set of pending items with a wake-up for its task.
+pub struct Pending<T> {
+    items: OrderedMutex<BTreeSet<T>, LEAF>,
+    wake: Notify,
+}
+
+impl<T: Ord> Default for Pending<T> {
+    fn default() -> Self {
+        Self {
+            items: OrderedMutex::default(),
+            wake: Notify::default(),
+        }
+    }
+}
+
+impl<T: Ord> Pending<T> {
+    /// Adds items.
+    pub fn add(&self, items: impl IntoIterator<Item = T>) {
+        let mut waiting = self.items.lock();
+        let before = waiting.len();
+        waiting.extend(items);
+        if waiting.len() > before {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Wakes the task without a new item, because a condition that it waits for may hold.
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Takes all items.
+    pub fn take(&self) -> BTreeSet<T> {
+        std::mem::take(&mut *self.items.lock())
+    }
+
+    /// Maps all items, and leaves them in the set.
+    pub fn peek<V>(&self, view: impl Fn(&T) -> V) -> Vec<V> {
+        self.items.lock().iter().map(view).collect()
+    }
+
+    /// Drops the items that are done.
+    pub fn remove(&self, done: impl Fn(&T) -> bool) {
+        self.items.lock().retain(|item| !done(item));
+    }
+
+    /// Completes when an item was added since the last call.
+    pub async fn added(&self) {
+        self.wake.notified().await;
+    }
+}
