@@ -13,21 +13,27 @@ pub(super) struct Beyond {
     has_changed: bool,
 }
 
+impl Beyond {
+    fn add(&mut self, uid: &RuleUid) {
+        self.has_changed |= self.rules.insert(uid.clone());
+    }
+
+    /// The rule is not wanted, or has room.
+    pub fn remove(&mut self, uid: &RuleUid) {
+        self.has_changed |= self.rules.remove(uid);
+    }
+}
+
 impl Session {
-    /// Whether a rule can be sent. One for which there is no room is kept in mind.
+    /// Whether a rule can be sent. A rule without room is recorded.
     pub(super) fn has_room_for(&mut self, uid: &RuleUid) -> bool {
         let has_room = self.rules.contains_key(uid) || self.rules.len() < RULES_LIMIT;
         if has_room {
-            self.forget_beyond(uid)
+            self.beyond.remove(uid)
         } else {
-            self.beyond.has_changed |= self.beyond.rules.insert(uid.clone())
+            self.beyond.add(uid)
         }
         has_room
-    }
-
-    /// A rule is not wanted, or has room.
-    pub(super) fn forget_beyond(&mut self, uid: &RuleUid) {
-        self.beyond.has_changed |= self.beyond.rules.remove(uid);
     }
 
     /// The rules that were not sent and have room now.

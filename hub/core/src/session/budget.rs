@@ -60,7 +60,7 @@ impl Session {
             )
         {
             stream.items = Items::Asked(BTreeMap::new());
-            self.ask.insert(uid.clone());
+            self.questions.add(uid);
         }
     }
 
@@ -90,7 +90,7 @@ impl Session {
                 .content(&source)
                 .filter(|content| !new(&source, content))
             {
-                self.unsent.put(uid, source, content.clone());
+                self.outbox.intents.put(uid, source, content.clone());
             }
         }
     }

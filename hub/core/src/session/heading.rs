@@ -3,7 +3,9 @@ use std::collections::BTreeMap;
 
 use runnel_proto::model::{RuleDelta, RuleUid, Terms};
 
-use super::{BATCH_BYTES, BATCH_ITEMS, Session, delta_of, weight};
+use super::Session;
+use super::outbox::{BATCH_BYTES, BATCH_ITEMS, delta_of};
+use super::weight::weight;
 use crate::plan::ClusterAssignment;
 
 impl Session {
@@ -13,7 +15,7 @@ impl Session {
         deltas: &mut BTreeMap<RuleUid, RuleDelta>,
         bytes: &mut usize,
     ) -> bool {
-        while let Some((uid, heading)) = self.headings.pop_first() {
+        while let Some((uid, heading)) = self.outbox.headings.pop_first() {
             let is_of_terms = heading.terms.is_some() || heading.orphaned;
             if let Some(stream) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
                 stream.sent_terms = heading.terms.as_ref().map(|(_, digest)| *digest);
@@ -25,7 +27,7 @@ impl Session {
                     .map(|(terms, _)| terms.suspend)
                     .or(heading.suspend);
                 stream.sent_suspended = suspended.or(stream.sent_suspended);
-                let next = Some(self.nonce + 1);
+                let next = Some(self.window.next());
                 stream.prune_sent = next
                     .filter(|_| heading.prune.is_some())
                     .or(stream.prune_sent);
@@ -38,7 +40,7 @@ impl Session {
             (delta.orphaned, delta.suspend) = (heading.orphaned, heading.suspend);
             delta.prune = heading.prune;
             if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
-                return !self.headings.is_empty();
+                return !self.outbox.headings.is_empty();
             }
         }
         false
@@ -61,19 +63,19 @@ impl Session {
             return;
         }
         stream.is_suspended = Some(suspend);
-        self.headings.entry(uid.clone()).or_default().suspend = Some(suspend);
+        self.outbox.headings.entry(uid.clone()).or_default().suspend = Some(suspend);
     }
 
     pub(super) fn say_terms(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let stream = self.rules.entry(uid.clone()).or_default();
         let revived = stream.removing.take().is_some() | std::mem::take(&mut stream.sent_orphaned);
-        self.removals.remove(uid);
+        self.outbox.removals.remove(uid);
         let suspended = Some(assignment.terms.suspend);
         let differs_in_suspended =
             stream.is_suspended.is_some() && stream.is_suspended != suspended;
         if revived || differs_in_suspended || stream.terms != Some(assignment.terms.digest) {
             (stream.terms, stream.is_suspended) = (Some(assignment.terms.digest), suspended);
-            let heading = self.headings.entry(uid.clone()).or_default();
+            let heading = self.outbox.headings.entry(uid.clone()).or_default();
             heading.terms = Some((assignment.terms.to_shared(), assignment.terms.digest));
             (heading.orphaned, heading.suspend) = (false, None);
         }

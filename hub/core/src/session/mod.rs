@@ -13,90 +13,58 @@
 //! - Memory: an up-to-date session refers to the shared plans and stores nothing per source. A
 //!   session with a whole rule to send shares the pending part with the plan. The stored messages
 //!   of the agent have one bound together.
-mod account;
 mod beyond;
 mod budget;
 mod heading;
 mod hello;
+mod outbox;
+mod pairs;
 mod rule_stream_state;
 mod send_restriction;
 mod suspension;
 #[cfg(test)]
 mod tests;
-mod unsent;
 mod weight;
+mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use runnel_proto::model::{
-    AskedDigest, Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest,
-    SnapshotEnd, SourceRef, Terms, TermsDigest, Tombstone,
+    Batch, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef, Tombstone,
 };
 
 use crate::index::Directive;
-use crate::plan::{ClusterAssignment, SourceContent};
+use crate::plan::ClusterAssignment;
 use beyond::Beyond;
 use budget::Budget;
 pub use hello::{HelloStates, state_bytes};
+use outbox::{BATCH_ITEMS, Outbox, delta_of};
+use pairs::PairQuestions;
 use rule_stream_state::{Items, RuleStreamState};
 pub use send_restriction::SendRestriction;
-use unsent::Unsent;
-use weight::weight;
-
-/// Batches that may be under way without an ack.
-const WINDOW: usize = 8;
-/// A batch is closed when its payloads reach this many bytes; a single larger one travels alone.
-/// Each connection has one batch until the agent has room for it, so this bounds the memory of a
-/// delivery to very many agents at once.
-const BATCH_BYTES: usize = 32 * 1024;
-/// A batch is closed when it has this many items.
-const BATCH_ITEMS: usize = 1000;
+use window::Window;
 
 /// The most rules that are sent to one agent, and that a session stores of its report.
 pub const RULES_LIMIT: usize = 20_000;
-
-/// The messages that wait to be sent about a rule itself.
-#[derive(Default)]
-struct Heading {
-    terms: Option<(Arc<Terms>, TermsDigest)>,
-    orphaned: bool,
-    /// What may go of the copies in namespaces that are no longer targets.
-    prune: Option<AskedDigest>,
-    /// The suspension of the rule, where its terms are not sent.
-    suspend: Option<bool>,
-}
-
-impl Heading {
-    fn is_empty(&self) -> bool {
-        self.terms.is_none() && !self.orphaned && self.prune.is_none() && self.suspend.is_none()
-    }
-}
 
 /// One agent's view.
 #[derive(Default)]
 pub struct Session {
     rules: BTreeMap<RuleUid, RuleStreamState>,
-    headings: BTreeMap<RuleUid, Heading>,
-    removals: BTreeMap<RuleUid, DeletionPolicy>,
-    /// What the agent has not been sent about sources.
-    unsent: Unsent,
+    /// The messages that wait to be sent.
+    outbox: Outbox,
+    /// The batches that were sent.
+    window: Window,
     /// Sources whose content the agent needs again.
     wants: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
-    /// Rules whose pairs are needed and have not been asked for.
-    ask: BTreeSet<RuleUid>,
-    /// Rules whose pairs were asked for, and how many are expected.
-    asked: BTreeMap<RuleUid, usize>,
-    /// Rules of whose pairs some were left out, and whether any of whatever rule were removed since.
-    left_out: BTreeMap<RuleUid, bool>,
+    /// The rules whose pairs the agent is asked for.
+    questions: PairQuestions,
     /// Rules that are not sent, because the agent would have too many.
     beyond: Beyond,
     /// Reported rules that did not fit into the session.
     left_out_rules: usize,
     /// Unwanted intents of the agent whose removal is not judged yet; no sources: the whole rule.
     orphaned_intents: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
-    unacked: BTreeSet<u64>,
-    nonce: u64,
     /// The version of the index up to which claims were taken in.
     version: u64,
     /// The memory for the agent's messages.
@@ -106,10 +74,6 @@ pub struct Session {
     restriction: SendRestriction,
     /// A message that would have removed a copy was not sent.
     kept_back: bool,
-    /// The last batch before the end of the snapshot, once that was sent.
-    snapshot_ended: Option<u64>,
-    /// The agent has taken in something that came after the end of the snapshot, and so that end.
-    knows_end: bool,
 }
 
 impl Session {
@@ -158,9 +122,8 @@ impl Session {
 
     /// The agent has taken in a batch.
     pub fn ack(&mut self, nonce: u64) {
-        let was_sent = self.unacked.remove(&nonce);
-        self.knows_end |= was_sent && self.snapshot_ended.is_some_and(|last| nonce > last);
-        if self.unacked.is_empty() {
+        self.window.ack(nonce);
+        if self.window.is_empty() {
             self.ask_for_left_out();
         }
     }
@@ -172,7 +135,7 @@ impl Session {
         let stream = self.rules.get(uid);
         let ordered =
             stream.is_some_and(|stream| stream.removing.is_some() && stream.named <= last_batch);
-        let answers = ordered && !self.removals.contains_key(uid);
+        let answers = ordered && !self.outbox.removals.contains_key(uid);
         if answers {
             self.rules.remove(uid);
         }
@@ -202,44 +165,42 @@ impl Session {
 
     /// The next batch, if there is one and room in the window.
     pub fn next_batch(&mut self) -> Option<Batch> {
-        if self.unacked.len() >= WINDOW {
+        if self.window.is_full() {
             return None;
         }
         let mut deltas = BTreeMap::new();
         let mut bytes = 0;
-        let more =
-            self.take_headings(&mut deltas, &mut bytes) || self.take_upserts(&mut deltas, bytes);
+        let more = self.take_headings(&mut deltas, &mut bytes)
+            || self.outbox.intents.take_upserts(&mut deltas, bytes);
         // A rule whose account is still awaited may be the one that takes a copy over.
-        if !more && self.has_removals() && !self.is_waiting() {
+        if !more && self.outbox.has_removals() && !self.is_waiting() {
             self.take_removals(&mut deltas);
         }
         if deltas.is_empty() {
             return None;
         }
-        self.nonce += 1;
-        self.unacked.insert(self.nonce);
+        let nonce = self.window.send();
         for uid in deltas.keys() {
             if let Some(stream) = self.rules.get_mut(uid) {
-                stream.named = self.nonce;
+                stream.named = nonce;
             }
         }
         Some(Batch {
-            nonce: self.nonce,
+            nonce,
             rules: deltas.into_values().collect(),
         })
     }
 
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
-        let message =
-            self.unsent.is_empty() && self.headings.is_empty() && self.removals.is_empty();
-        let message = message
+        let is_complete = self.hello_done
+            && self.outbox.is_empty()
             && self.restriction != SendRestriction::Everything
-            && !self.has_left_out_pairs();
-        if self.snapshot_ended.is_some() || !self.hello_done || !message || self.is_waiting() {
+            && !self.questions.has_left_out()
+            && !self.is_waiting();
+        if !is_complete || !self.window.end_snapshot() {
             return None;
         }
-        self.snapshot_ended = Some(self.nonce);
         let mut end = SnapshotEnd {
             intents: 0,
             digest: SetDigest::default(),
@@ -257,52 +218,16 @@ impl Session {
         self.rules.values().any(RuleStreamState::is_waiting)
     }
 
-    /// Returns whether upserts are left for another batch.
-    fn take_upserts(
-        &mut self,
-        deltas: &mut BTreeMap<RuleUid, RuleDelta>,
-        mut bytes: usize,
-    ) -> bool {
-        let (first, mut items) = (bytes == 0, 0);
-        while let Some((uid, upserts)) = self.unsent.first() {
-            let mut count = 0;
-            for (_, content) in upserts.iter() {
-                let size = content.payload.bytes().len();
-                let alone = first && items + count == 0;
-                if items + count >= BATCH_ITEMS || (!alone && bytes + size > BATCH_BYTES) {
-                    break;
-                }
-                bytes += size;
-                count += 1;
-            }
-            let (uid, is_whole) = (uid.clone(), count == upserts.len());
-            if count > 0 {
-                let intent = |(source, content): (SourceRef, Arc<SourceContent>)| Intent {
-                    source,
-                    revision: content.revision,
-                    payload: content.payload.clone(),
-                };
-                let taken = self.unsent.take(&uid, count).into_iter().map(intent);
-                delta_of(deltas, &uid).upserts.extend(taken);
-            }
-            if !is_whole {
-                return true;
-            }
-            items += count;
-        }
-        false
-    }
-
     fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
-        for (uid, source, deletion_policy) in self.unsent.take_tombstones(BATCH_ITEMS) {
-            self.note_removed_pairs();
+        for (uid, source, deletion_policy) in self.outbox.intents.take_tombstones(BATCH_ITEMS) {
+            self.questions.note_removed();
             delta_of(deltas, &uid).tombstones.push(Tombstone {
                 source,
                 deletion_policy,
             });
         }
-        for (uid, policy) in std::mem::take(&mut self.removals) {
-            self.note_removed_pairs();
+        for (uid, policy) in std::mem::take(&mut self.outbox.removals) {
+            self.questions.note_removed();
             if let Some(stream) = self.rules.get_mut(&uid) {
                 (stream.items, stream.sent_terms) = (Items::default(), None);
                 (stream.is_suspended, stream.sent_suspended) = (None, None);
@@ -314,7 +239,7 @@ impl Session {
     fn reconcile(&mut self, uid: &RuleUid, directive: Directive) {
         let directive = self.restrict(uid, directive);
         if !matches!(directive, Directive::Wanted(_)) {
-            self.forget_beyond(uid);
+            self.beyond.remove(uid);
         }
         match &directive {
             Directive::Wanted(assignment) => self.wanted(uid, assignment),
@@ -324,15 +249,15 @@ impl Session {
                 self.orphaned_intents.entry(uid.clone()).or_default();
             }
             Directive::RemovalBlocked if self.rules.contains_key(uid) => {
-                self.rest(uid);
+                self.withdraw_all(uid);
                 self.orphaned_intents.entry(uid.clone()).or_default();
             }
             Directive::Suspended(_) | Directive::RemovalBlocked => {}
             Directive::Unwanted(policy) => self.unwanted(uid, *policy),
             Directive::Cordoned(assignment) => self.cordoned(uid, assignment),
-            Directive::Unknown => self.rest(uid),
+            Directive::Unknown => self.withdraw_all(uid),
             Directive::AwaitingWave(assignment) => {
-                self.rest(uid);
+                self.withdraw_all(uid);
                 self.send_suspended(uid, assignment);
             }
             Directive::Orphaned => self.orphaned(uid),
@@ -376,9 +301,9 @@ impl Session {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
-        if stream.items.are_none() && assignment.sends_all() && !self.unsent.has(uid) {
+        if stream.items.are_none() && assignment.sends_all() && !self.outbox.intents.has(uid) {
             stream.items = Items::exactly(assignment.clone());
-            self.unsent.put_all(uid, &assignment.plan.intents);
+            self.outbox.intents.put_all(uid, &assignment.plan.intents);
             return self.serve_wants(uid);
         }
         let mut step = stream.items.step_to(assignment);
@@ -396,17 +321,11 @@ impl Session {
         }
         let policy = assignment.terms.deletion_policy;
         for (source, content) in step.upserts {
-            self.unsent.put(uid, source, content);
+            self.outbox.intents.put(uid, source, content);
         }
         for source in step.tombstones {
-            self.unsent.remove(uid, source, policy);
+            self.outbox.intents.remove(uid, source, policy);
         }
         self.serve_wants(uid);
     }
-}
-
-fn delta_of<'a>(deltas: &'a mut BTreeMap<RuleUid, RuleDelta>, uid: &RuleUid) -> &'a mut RuleDelta {
-    deltas
-        .entry(uid.clone())
-        .or_insert_with(|| RuleDelta::new(uid.clone()))
 }

@@ -1,23 +1,25 @@
 //! What is not sent: to a cordoned cluster, about rules that the hub cannot compute, and about
 //! unknown rules. Pending intents are withdrawn.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
 
+use super::Session;
+use super::outbox::Heading;
 use super::rule_stream_state::Items;
-use super::{Heading, Session};
+use super::window::Window;
 use crate::plan::ClusterAssignment;
 
 impl Session {
-    /// Nothing is sent about a rule, and what was not sent yet is not any more: the agent keeps what it has.
-    pub(super) fn rest(&mut self, uid: &RuleUid) {
+    /// Withdraws everything about a rule that was not sent: the agent keeps what it has.
+    pub(super) fn withdraw_all(&mut self, uid: &RuleUid) {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
-        if self.removals.remove(uid).is_some() {
+        if self.outbox.removals.remove(uid).is_some() {
             stream.removing = None;
         }
-        if self.headings.remove(uid).is_some() {
+        if self.outbox.headings.remove(uid).is_some() {
             // It was never sent.
             stream.terms = stream.sent_terms;
             stream.is_suspended = stream.sent_suspended;
@@ -29,11 +31,8 @@ impl Session {
 
     /// The agent gets nothing new of a rule: only its unwanted copies are removed.
     pub(super) fn cordoned(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
-        if self.headings.contains_key(uid)
-            || self.removals.contains_key(uid)
-            || self.unsent.has(uid)
-        {
-            self.rest(uid);
+        if self.outbox.has(uid) {
+            self.withdraw_all(uid);
         }
         if self
             .rules
@@ -74,12 +73,13 @@ impl Session {
                 .extend(orphaned_intents);
         }
         for source in gone {
-            self.unsent
+            self.outbox
+                .intents
                 .remove(uid, source, assignment.terms.deletion_policy);
         }
     }
 
-    /// All of a rule is to go.
+    /// Orders the removal of the whole rule.
     pub(super) fn unwanted(&mut self, uid: &RuleUid, policy: DeletionPolicy) {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
@@ -94,17 +94,17 @@ impl Session {
         stream.items = Items::Uncertain;
         stream.terms = None;
         stream.is_suspended = stream.sent_suspended;
-        self.ask.remove(uid);
-        self.headings.remove(uid);
-        self.unsent.drop_of(uid);
-        self.removals.insert(uid.clone(), policy);
+        self.questions.drop_unasked(uid);
+        self.outbox.headings.remove(uid);
+        self.outbox.intents.drop_of(uid);
+        self.outbox.removals.insert(uid.clone(), policy);
     }
 
     pub(super) fn orphaned(&mut self, uid: &RuleUid) {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
-        if self.removals.remove(uid).is_some() {
+        if self.outbox.removals.remove(uid).is_some() {
             // An order that was not sent is not sent any more.
             stream.removing = None;
         }
@@ -114,17 +114,18 @@ impl Session {
         (stream.items, stream.prune) = (Items::Uncertain, None);
         stream.is_suspended = stream.sent_suspended;
         let was_sent = std::mem::replace(&mut stream.sent_orphaned, true);
-        self.ask.remove(uid);
+        self.questions.drop_unasked(uid);
         // Also if the agent was sent it: pending removals in a cordoned cluster are dropped, as the
         // rule is orphaned.
-        self.unsent.drop_of(uid);
+        self.outbox.intents.drop_of(uid);
         // All other pending messages were reset above.
         let waits = self
+            .outbox
             .headings
             .remove(uid)
             .is_some_and(|heading| heading.orphaned);
         if waits || !was_sent {
-            self.headings.insert(
+            self.outbox.headings.insert(
                 uid.clone(),
                 Heading {
                     orphaned: true,
@@ -134,19 +135,14 @@ impl Session {
         }
     }
 
-    /// Whether anything is to be removed. Most batches remove nothing, and need not ask of every rule whether it waits.
-    pub(super) fn has_removals(&self) -> bool {
-        self.unsent.has_tombstones() || !self.removals.is_empty()
-    }
-
-    /// Undoes changes that were not sent: the pairs are again the agent's real ones, which the hub
-    /// knows only by a question.
+    /// Withdraws changes of intents that were not sent. The pairs are again the agent's own, and the
+    /// hub must ask for them.
     pub(super) fn take_back(&mut self, uid: &RuleUid) {
-        if self.unsent.drop_of(uid)
+        if self.outbox.intents.drop_of(uid)
             && let Some(stream) = self.rules.get_mut(uid)
         {
             stream.items = Items::Asked(BTreeMap::new());
-            self.ask.insert(uid.clone());
+            self.questions.add(uid);
         }
     }
 
@@ -156,12 +152,13 @@ impl Session {
         uid: &RuleUid,
         assignment: &ClusterAssignment,
     ) -> bool {
-        self.unsent
+        self.outbox
+            .intents
             .tombstones(uid)
             .any(|source| assignment.must_stay(source))
     }
 
-    /// What may go in namespaces that are no longer targets is sent once, when it is decided.
+    /// Sends the approved removals in namespaces that are no longer targets, once.
     pub(super) fn send_prune(&mut self, uid: &RuleUid, prune: Option<AskedDigest>) {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
@@ -170,10 +167,10 @@ impl Session {
             return;
         }
         stream.prune_sent = None;
-        let heading = self.headings.entry(uid.clone()).or_default();
+        let heading = self.outbox.headings.entry(uid.clone()).or_default();
         heading.prune = prune;
         if heading.is_empty() {
-            self.headings.remove(uid);
+            self.outbox.headings.remove(uid);
         }
     }
 
@@ -201,17 +198,20 @@ impl Session {
         was_early || has_lapsed
     }
 
-    /// The agent asks for exactly what it was named that it may remove, and has taken that in before: it has used that up, or
-    /// does not keep to it any more. It is named nothing until that is judged again. Before the end of the snapshot an agent
-    /// may only keep in mind what is named.
+    /// The agent asks for approval of exactly the removals that it was approved before, and has acked
+    /// that approval: it has consumed it, or dropped it. The approval is withdrawn until the removals
+    /// are judged again. Before the end of the snapshot an agent stores approvals without using them.
     pub fn prune_approval_consumed(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
-        let stream = self.rules.get_mut(uid).filter(|_| self.knows_end);
+        let stream = self
+            .rules
+            .get_mut(uid)
+            .filter(|_| self.window.snapshot_received);
         stream.is_some_and(|stream| {
             is_used_up(
                 &mut stream.prune,
                 &mut stream.prune_sent,
                 asked,
-                &self.unacked,
+                &self.window,
             )
         })
     }
@@ -223,9 +223,9 @@ fn is_used_up(
     message: &mut Option<AskedDigest>,
     sent: &mut Option<u64>,
     asked: AskedDigest,
-    unacked: &BTreeSet<u64>,
+    window: &Window,
 ) -> bool {
-    let is_taken_in = sent.is_some_and(|nonce| !unacked.contains(&nonce));
+    let is_taken_in = sent.is_some_and(|nonce| window.is_acked(nonce));
     let is_used_up = *message == Some(asked) && is_taken_in;
     if is_used_up {
         (*message, *sent) = (None, None);

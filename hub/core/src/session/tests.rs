@@ -1077,7 +1077,7 @@ fn headings_of_many_rules_are_sent_in_bounded_batches() {
             let size = prost::Message::encoded_len(&wire);
             let heading = names * 256 + 512;
             assert!(
-                size <= super::BATCH_BYTES + heading,
+                size <= super::outbox::BATCH_BYTES + heading,
                 "{size} bytes with headings of {heading}"
             );
             assert!(

@@ -1,6 +1,6 @@
 //! How a session learns the intents that an agent has of a rule: by a digest that equals the
 //! assignment, or by a question.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{AckedIntent, RuleState, RuleUid};
 
@@ -11,6 +11,41 @@ use crate::plan::ClusterAssignment;
 
 /// Pairs that are asked for at a time.
 const PAIRS_AT_A_TIME: usize = 100_000;
+
+/// The rules whose (source, revision) pairs the agent is asked for.
+#[derive(Default)]
+pub(super) struct PairQuestions {
+    /// Rules whose pairs are needed and were not asked for.
+    to_ask: BTreeSet<RuleUid>,
+    /// Rules whose pairs were asked for, and how many are expected.
+    asked: BTreeMap<RuleUid, usize>,
+    /// Rules of whose pairs some were left out, and whether pairs of any rule were removed since.
+    left_out: BTreeMap<RuleUid, bool>,
+}
+
+impl PairQuestions {
+    /// Adds a rule.
+    pub fn add(&mut self, uid: &RuleUid) {
+        self.to_ask.insert(uid.clone());
+    }
+
+    /// Drops a rule that was not asked for yet.
+    pub fn drop_unasked(&mut self, uid: &RuleUid) {
+        self.to_ask.remove(uid);
+    }
+
+    /// Pairs of some rule are removed now: pairs that were left out may fit after that.
+    pub fn note_removed(&mut self) {
+        self.left_out
+            .values_mut()
+            .for_each(|has_removed| *has_removed = true);
+    }
+
+    /// Whether pairs that were left out are asked for again soon.
+    pub fn has_left_out(&self) -> bool {
+        self.left_out.values().any(|has_removed| *has_removed)
+    }
+}
 
 impl Session {
     /// Whether the hub knows the agent's intents of a rule, source by source. If not, a digest that
@@ -27,11 +62,11 @@ impl Session {
                 stream.former = false;
                 self.serve_wants(uid);
             }
-            // An account that matches nothing yet, and may still.
+            // The digest may still match when the plan is complete.
             Items::Digest { .. } if assignment.is_growing() => {}
             Items::Digest { .. } | Items::Uncertain => {
                 stream.items = Items::Asked(BTreeMap::new());
-                self.ask.insert(uid.clone());
+                self.questions.add(uid);
             }
         }
         false
@@ -53,7 +88,7 @@ impl Session {
                 continue;
             };
             stream.former = true;
-            // What it was asked for is still to come, and speaks of all.
+            // The answer to an open question is still to come, and has all pairs.
             if !matches!(stream.items, Items::Asked(_)) {
                 stream.items = Items::Uncertain;
             }
@@ -62,14 +97,16 @@ impl Session {
         left_out
     }
 
-    /// The rules whose pairs the agent must be asked for now: so many that their accounts are small together, and the others
-    /// when those have come in.
+    /// The rules whose pairs the agent must be asked for now. Their answers have at most
+    /// [`PAIRS_AT_A_TIME`] pairs together; the others are asked for when these have arrived.
     pub fn take_questions(&mut self) -> Vec<RuleUid> {
-        if self.ask.is_empty() {
+        if self.questions.to_ask.is_empty() {
             return Vec::new();
         }
-        let Self { rules, asked, .. } = self;
-        asked.retain(|uid, _| {
+        let Self {
+            rules, questions, ..
+        } = self;
+        questions.asked.retain(|uid, _| {
             matches!(
                 rules.get(uid),
                 Some(RuleStreamState {
@@ -78,25 +115,25 @@ impl Session {
                 })
             )
         });
-        let mut pairs: usize = asked.values().sum();
-        let mut questions = Vec::new();
-        while let Some(uid) = self.ask.first().cloned() {
+        let mut pairs: usize = questions.asked.values().sum();
+        let mut uids = Vec::new();
+        while let Some(uid) = self.questions.to_ask.first().cloned() {
             let expected = self
-                .share_of(&uid)
+                .assignment_of(&uid)
                 .map_or(0, |assignment| assignment.plan.intents.len());
             if pairs > 0 && pairs + expected > PAIRS_AT_A_TIME {
                 break;
             }
             pairs += expected;
-            self.ask.remove(&uid);
-            self.asked.insert(uid.clone(), expected);
-            questions.push(uid);
+            self.questions.to_ask.remove(&uid);
+            self.questions.asked.insert(uid.clone(), expected);
+            uids.push(uid);
         }
-        questions
+        uids
     }
 
-    /// What the hub wants of a rule, as far as pairs are compared with it.
-    fn share_of(&self, uid: &RuleUid) -> Option<&ClusterAssignment> {
+    /// The assignment of a rule with which pairs are compared.
+    fn assignment_of(&self, uid: &RuleUid) -> Option<&ClusterAssignment> {
         match self.rules.get(uid)?.directive.as_ref()? {
             Directive::Wanted(assignment)
             | Directive::Cordoned(assignment)
@@ -118,16 +155,17 @@ impl Session {
         ) {
             return;
         }
-        let assignment = self.share_of(uid).cloned();
+        let assignment = self.assignment_of(uid).cloned();
         for AckedIntent { source, revision } in intents {
             let known = assignment
                 .as_ref()
                 .and_then(|assignment| assignment.known_name(&source))
                 .cloned();
             if known.is_none()
-                && (self.left_out.contains_key(uid) || self.afford([&source].into_iter()).is_err())
+                && (self.questions.left_out.contains_key(uid)
+                    || self.afford([&source].into_iter()).is_err())
             {
-                self.left_out.insert(uid.clone(), false);
+                self.questions.left_out.insert(uid.clone(), false);
                 continue;
             }
             if let Some(RuleStreamState {
@@ -141,7 +179,7 @@ impl Session {
         if !last {
             return;
         }
-        self.asked.remove(uid);
+        self.questions.asked.remove(uid);
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
@@ -153,36 +191,26 @@ impl Session {
         }
     }
 
-    /// Pairs of some rule are removed now: what was left out of any account may have room after that.
-    pub(super) fn note_removed_pairs(&mut self) {
-        self.left_out
-            .values_mut()
-            .for_each(|has_removed| *has_removed = true);
-    }
-
-    /// Whether accounts are asked for again soon.
-    pub(super) fn has_left_out_pairs(&self) -> bool {
-        self.left_out.values().any(|has_removed| *has_removed)
-    }
-
-    /// The agent has taken in all that it was sent: accounts of which something was left out, and something removed since, are
-    /// asked for again.
+    /// The agent has acked everything: asks again for rules of whose pairs some were left out, if
+    /// pairs were removed since.
     pub(super) fn ask_for_left_out(&mut self) {
-        if !self.has_left_out_pairs() {
+        if !self.questions.has_left_out() {
             return;
         }
-        let is_sent = |uid: &RuleUid, has_removed: bool| has_removed && !self.unsent.has(uid);
+        let is_sent =
+            |uid: &RuleUid, has_removed: bool| has_removed && !self.outbox.intents.has(uid);
         let again: Vec<_> = self
+            .questions
             .left_out
             .iter()
             .filter(|(uid, removed)| is_sent(uid, **removed))
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in again {
-            self.left_out.remove(&uid);
+            self.questions.left_out.remove(&uid);
             if let Some(stream) = self.rules.get_mut(&uid) {
                 stream.items = Items::Asked(BTreeMap::new());
-                self.ask.insert(uid);
+                self.questions.add(&uid);
             }
         }
     }
