@@ -1,4 +1,5 @@
-//! The only code that reads and writes copies: server-side apply, patches and deletes, each with preconditions.
+//! The only code that reads and writes copies: server-side apply, patches and deletes, each with
+//! preconditions.
 use std::sync::Arc;
 
 use futures::future::Either;
@@ -29,7 +30,7 @@ mod content;
 mod exact;
 mod preview;
 
-/// The member's API server, as the agent's work sees it.
+/// Access to the member's API server for jobs.
 #[derive(Clone)]
 pub struct Member {
     client: Client,
@@ -37,12 +38,13 @@ pub struct Member {
 }
 
 impl Member {
-    /// Access with this client, for copies sealed by this sealer. The client must not retry by itself.
+    /// Returns access with this client, for copies sealed by this sealer. The client must not retry
+    /// by itself.
     pub fn new(client: Client, sealer: Sealer) -> Self {
         Self { client, sealer }
     }
 
-    /// Does one piece of work.
+    /// Runs one job.
     pub async fn run(&self, job: Job) -> Done {
         let mut done = Done::new(job.key.clone());
         match (&job.key, job.work) {
@@ -57,7 +59,8 @@ impl Member {
                     return done;
                 };
                 let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
-                // Costs nothing while its level is off: the fields are read only where it is on.
+                // The span costs nothing while its level is off, because its fields are evaluated
+                // only if it is on.
                 let span = tracing::debug_span!("copy", %copy, rule = work.rule().map(tracing::field::display));
                 let run = ApplyRun {
                     member: self,
@@ -90,7 +93,8 @@ impl Member {
         }
     }
 
-    /// Sends a request. The answer is parsed by the caller: kube's own parsing logs a body that it cannot read.
+    /// Sends a request and returns the text of the answer. kube's own parsing would log a body that
+    /// it cannot parse.
     async fn text(
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
@@ -155,7 +159,7 @@ impl Member {
     }
 }
 
-/// How kube names a kind of the table.
+/// Returns the `ApiResource` of a kind.
 pub fn resource(kind: &Kind) -> ApiResource {
     ApiResource {
         group: kind.group.to_owned(),
@@ -173,13 +177,13 @@ fn at(kind: &Kind, copy: &SourceRef) -> Request {
     ))
 }
 
-/// One run about one copy.
+/// One job for one copy.
 struct ApplyRun<'a> {
     member: &'a Member,
     kind: &'a Kind,
     copy: &'a SourceRef,
     done: &'a mut Done,
-    /// Whether what is in the way of the write may be removed from the object.
+    /// Whether the job may remove parts of the object that prevent the write.
     makes_way: bool,
 }
 
@@ -202,7 +206,8 @@ impl ApplyRun<'_> {
         }
     }
 
-    /// What an error means for the copy. Where the server throttles, the run says for how long.
+    /// Returns the error of the copy for a failed call, and records the delay that the server asks
+    /// for.
     fn fail(&mut self, error: &CallError) -> CopyError {
         self.done.retry_after = self.done.retry_after.max(error.retry_after());
         copy_error(error)
@@ -219,7 +224,7 @@ impl ApplyRun<'_> {
         Ok(())
     }
 
-    /// What stands there now, shown; `None` if nothing does.
+    /// Reads and records the current object; `None` if there is none.
     async fn present(&mut self) -> Result<Option<DynamicObject>, CopyError> {
         match self.member.get(self.kind, self.copy).await {
             Ok(object) => {
@@ -244,7 +249,8 @@ impl ApplyRun<'_> {
         self.done.passed.push(version.into());
     }
 
-    /// After a lost race: what is there now decides anew. If nothing has moved, the refusal had another cause.
+    /// Reads the object after a lost race. Succeeds if the object has changed, because the core
+    /// then decides again. Otherwise the refusal had another cause, and this fails with `error`.
     async fn reread(
         &mut self,
         target: Option<&ExpectedObject>,
@@ -261,15 +267,16 @@ impl ApplyRun<'_> {
         if moved { Ok(()) } else { Err(self.fail(error)) }
     }
 
-    /// What stands there, if it is still what the work is about; it is shown in any case.
+    /// Reads and records the current object, and returns it if it is still the target.
     async fn same(&mut self, target: &ExpectedObject) -> Result<Option<DynamicObject>, CopyError> {
         let object = self.present().await?;
         let same = self.seen().as_ref() == Some(target);
-        // Somebody was faster: what is there now decides anew.
+        // If another client was faster, the core decides again.
         Ok(object.filter(|_| same))
     }
 
-    /// Writes over what is there; where that does not take the change and the rule says so, it is deleted and created.
+    /// Writes over the object. If the object cannot be changed and the rule recreates copies,
+    /// deletes and creates it.
     async fn change(
         &mut self,
         target: ExpectedObject,
@@ -286,7 +293,7 @@ impl ApplyRun<'_> {
             }
             ended => return ended,
         }
-        // Part of the change may have been made.
+        // The failed write may have changed the object partly.
         let target = self
             .seen()
             .filter(|seen| seen.uid == target.uid)
@@ -388,7 +395,7 @@ impl ApplyRun<'_> {
         }
     }
 
-    /// What was last shown, as a target.
+    /// Returns the last recorded object as a target.
     fn seen(&self) -> Option<ExpectedObject> {
         self.live().map(|live| ExpectedObject {
             uid: live.uid.clone(),
@@ -401,7 +408,7 @@ impl ApplyRun<'_> {
         target: ExpectedObject,
         body: &DesiredObject,
     ) -> Result<(), CopyError> {
-        // What may be overwritten may be adopted.
+        // An object that may be overwritten may be adopted.
         if let Some(denied) = body.limits.policy.denies_adopting() {
             return Err(denied);
         }
@@ -438,7 +445,7 @@ impl ApplyRun<'_> {
         Ok(())
     }
 
-    /// Finds out in what a drifted copy differs, without changing it.
+    /// Computes the differences of a drifted copy, without changing it.
     async fn compare(
         &mut self,
         target: &ExpectedObject,
@@ -460,7 +467,7 @@ impl ApplyRun<'_> {
         Ok(())
     }
 
-    /// What was last shown.
+    /// Returns the last recorded object.
     fn live(&self) -> Option<&Live> {
         match &self.done.observed {
             Some(Observed::Live(live)) => Some(live),

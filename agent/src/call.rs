@@ -1,22 +1,22 @@
-//! Calls of the member's API server. kube's client itself would wait for ever.
+//! Calls of the member's API server with a timeout, which kube's client does not have.
 use std::time::Duration;
 
 use runnel_agent_core::classify::CallError;
 
-/// What a call gave.
+/// The result of a call.
 pub type Call<T> = Result<T, CallError>;
 
-/// Why a write was not sent: this process does not hold the Lease.
+/// The error of a write that was not sent, because this process does not hold the Lease.
 #[derive(Debug, thiserror::Error)]
 #[error("this process does not hold the Lease")]
 pub struct NotActive;
 
-/// The server takes no more just now, and asks to wait for so long.
+/// The server is throttling requests, and asks for this delay.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server throttles")]
 pub struct Throttled(pub Duration);
 
-/// Reads kube's error. Its text is dropped: a parse error quotes what it could not parse.
+/// Converts kube's error. Its text is dropped, because a parse error quotes its input.
 pub fn call_error(error: kube::Error) -> CallError {
     match error {
         kube::Error::Api(status) => CallError::Refused(status),
@@ -28,10 +28,10 @@ pub fn call_error(error: kube::Error) -> CallError {
     }
 }
 
-/// How long an answer is waited for.
+/// Timeout of a call.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The answer to a call. What is not answered within 30 seconds counts as unanswered.
+/// Returns the answer to a call, or [`CallError::Unanswered`] after 30 seconds.
 pub async fn with_timeout<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Call<T> {
     tokio::time::timeout(LIMIT, call)
         .await

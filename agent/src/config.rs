@@ -15,7 +15,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use runnel_transport::ops::{LogFormat, WatchTimes};
 use tower_http::decompression::DecompressionLayer;
 
-/// When a silent connection to the API server is given up.
+/// Idle time after which a connection to the API server is closed.
 const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(75);
 
 /// The Runnel agent: keeps a member cluster's copies as its hub says.
@@ -31,7 +31,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run until a signal.
-    // The last one counts: what is given last, such as a chart's `extraArgs`, replaces what stands before it.
+    // The last value of an option wins, so that a chart's `extraArgs` override earlier arguments.
     #[command(args_override_self = true)]
     Run(Options),
 }
@@ -68,22 +68,23 @@ pub struct Options {
     pub log_format: LogFormat,
 }
 
-/// A client for the member's API server. Nothing is asked of it yet.
+/// Returns a client for the member's API server. It sends no request yet.
 ///
 /// # Errors
-/// One sentence with the cure, when the settings are unusable.
+/// One sentence with a hint, if the settings are unusable.
 pub async fn client(options: &Options) -> anyhow::Result<Client> {
     timed_client(options, &WatchTimes::default()).await
 }
 
-/// The same, and tells when its watches last said something.
+/// Returns a client that records in `watches` when its watches last received data.
 ///
 /// # Errors
-/// One sentence with the cure, when the settings are unusable.
+/// One sentence with a hint, if the settings are unusable.
 pub async fn timed_client(options: &Options, watches: &WatchTimes) -> anyhow::Result<Client> {
     let mut config = match &options.kubeconfig {
         Some(path) => {
-            // Of the cause only the first line: the others quote the file, which holds credentials.
+            // Only the first line of the cause: the other lines quote the file, which contains
+            // credentials.
             let unusable = |cause: &dyn std::fmt::Display| {
                 let cause = cause
                     .to_string()
@@ -102,7 +103,7 @@ pub async fn timed_client(options: &Options, watches: &WatchTimes) -> anyhow::Re
                 kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
                     .await;
             let mut config = config.map_err(|error| unusable(&error))?;
-            // A proxy of the environment is for the way to the hub.
+            // A proxy from the environment is only for connections to the hub.
             config.proxy_url = config.proxy_url.filter(|_| own_proxy);
             config
         }
@@ -110,11 +111,12 @@ pub async fn timed_client(options: &Options, watches: &WatchTimes) -> anyhow::Re
             "this does not run in a cluster's pod with a ServiceAccount: give --kubeconfig",
         )?,
     };
-    // The agent's own queue backs off; a client that retries would hold a run for minutes.
+    // The agent's own queue backs off. A client with retries would block a run for minutes.
     config.default_retry = false;
-    // Longer than a quiet watch lasts, which the server itself ends: what says nothing for so long is dead.
+    // Longer than a watch without events, which the server ends itself. A connection that is idle
+    // for longer is dead.
     config.read_timeout = Some(READ_TIMEOUT);
-    // Who reads the API server's audit log shall see who it was.
+    // The user agent identifies the agent in the API server's audit log.
     let name = HeaderValue::from_static(concat!("runnel-agent/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
     let unusable = "the settings for this cluster's API server cannot be used";
@@ -127,9 +129,11 @@ pub async fn timed_client(options: &Options, watches: &WatchTimes) -> anyhow::Re
     without_delay(config, watches).context(unusable)
 }
 
-/// The client that kube makes of these settings, but that its connections send at once (`TCP_NODELAY`). Otherwise the end
-/// of a request that needs several segments waits for the acknowledgement of those before it, which the server's system
-/// may delay by 40 ms.
+/// Returns the client that kube would build from these settings, with `TCP_NODELAY` on its
+/// connections.
+///
+/// Without it, the end of a request of several segments waits for the acknowledgment of the earlier
+/// ones. The server's system may delay this by 40 ms.
 fn without_delay(config: kube::Config, watches: &WatchTimes) -> Result<Client, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -153,7 +157,7 @@ fn without_delay(config: kube::Config, watches: &WatchTimes) -> Result<Client, k
     )
 }
 
-/// Whether the kubeconfig's current cluster names a proxy of its own.
+/// Whether the kubeconfig's current cluster has its own proxy.
 fn proxy_of(file: &Kubeconfig) -> bool {
     let current = file
         .contexts

@@ -1,4 +1,5 @@
-//! The event loop around the core: it feeds events in, and carries out jobs, frames and Events.
+//! The event loop around the core. It delivers events to the core, and runs its jobs, frames and
+//! Events.
 use std::future::pending;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -17,49 +18,49 @@ use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::job::{Done, Job};
 use runnel_agent_core::reconciler::{Event, Notice, Reconciler, Totals};
 
-/// A change is stored at once, and those that follow in quick succession together: an agent that is killed before it knows
-/// nothing of its copies.
+/// Delay that combines changes in quick succession. The first change is stored at once: an agent
+/// that is killed before has no terms for its copies.
 const STORE_DELAY: Duration = Duration::from_millis(500);
-/// After a failed store.
+/// Backoff after a failed store.
 const STORE_AGAIN: Backoff = Backoff {
     base: Duration::from_secs(1),
     limit: Duration::from_secs(15),
 };
-/// How many events are taken in before work is given out.
+/// Limit of the events that are handled before jobs are started.
 const TURN: usize = 64;
 
 /// The core and its channels.
 pub struct EventLoop {
-    /// What decides.
+    /// The reconciler.
     pub core: Reconciler,
     /// The hub's id.
     pub hub: String,
-    /// Where terms are stored.
+    /// The store for terms.
     pub store: Store,
-    /// What is counted.
+    /// The metrics of the agent.
     pub metrics: Metrics,
-    /// From the watches.
+    /// Events of the watches.
     pub watched: mpsc::Receiver<Event>,
-    /// From the link.
+    /// Events of the link.
     pub link: mpsc::Receiver<LinkEvent>,
-    /// To the worker.
+    /// Jobs for the worker.
     pub jobs: mpsc::Sender<Job>,
-    /// From the worker.
+    /// Results of the worker.
     pub done: mpsc::Receiver<Done>,
-    /// To the writer of Events.
+    /// Notices for the writer of Events.
     pub notices: mpsc::Sender<Notice>,
-    /// Told once the first lists are there.
+    /// Fires when the first lists are complete.
     pub start: Option<(oneshot::Sender<()>, Option<Awaited>)>,
     /// Whether copies may be written.
     pub right: WriteRight,
-    /// Ends the loop.
+    /// The signal that ends the loop.
     pub drain: CancellationToken,
 }
 
-/// A store that is under way.
+/// A store under way.
 type Saving = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send>>;
 
-/// What ended a wait.
+/// The event that ended a wait.
 enum Wakeup {
     Done(Box<Done>),
     Watched(Event),
@@ -71,7 +72,7 @@ enum Wakeup {
     Permit(Option<mpsc::OwnedPermit<AgentFrame>>),
 }
 
-/// What the loop remembers between turns.
+/// The state of the loop between turns.
 #[derive(Default)]
 struct LoopState {
     frames: Option<mpsc::Sender<AgentFrame>>,
@@ -79,10 +80,10 @@ struct LoopState {
     job: Option<Job>,
     totals: Totals,
     store_at: Option<tokio::time::Instant>,
-    /// When it was stored last.
+    /// The time of the last store.
     stored_at: Option<tokio::time::Instant>,
     saving: Option<Saving>,
-    /// How often in a row the store has failed.
+    /// The number of failed stores in a row.
     failures: u32,
 }
 
@@ -92,9 +93,10 @@ impl EventLoop {
         let mut turn = LoopState::default();
         self.core.set_active(self.right.holds());
         while !self.drain.is_cancelled() {
-            // One moment for both: what becomes due in between must not be lost.
+            // Both calls use one instant, so that nothing that becomes due in between is lost.
             let now = Instant::now();
-            // A renewal is no event: the right may have run out, by the clock, when the loop last looked.
+            // A renewal sends no event, and the right may have expired by the clock at the last
+            // turn.
             self.core.set_active(self.right.holds());
             self.give_out(&mut turn, now);
             let due = self.core.next_due(now);
@@ -120,12 +122,12 @@ impl EventLoop {
                 Wakeup::Saved(saved) => self.stored(&saved, &mut turn),
                 Wakeup::Permit(permit) => match (permit, turn.frame.take()) {
                     (Some(permit), Some(frame)) => drop(permit.send(frame)),
-                    // The stream is ending; the link will say so.
+                    // The stream is ending. The link sends an event for that.
                     _ => turn.frames = None,
                 },
             }
         }
-        // Terms that are not stored yet are worth one call.
+        // Terms that are not stored yet are stored with one attempt.
         if turn.saving.is_none() {
             self.store(&mut turn);
         }
@@ -161,7 +163,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes from the core what it wants done.
+    /// Starts the jobs and frames of the core, and the due stores.
     fn give_out(&mut self, turn: &mut LoopState, now: Instant) {
         loop {
             if turn.job.is_none() {
@@ -177,7 +179,7 @@ impl EventLoop {
             turn.frame = self.core.next_frame(now);
         }
         for notice in self.core.take_notices() {
-            // Events are best effort: what does not fit is dropped.
+            // Events are best effort: they are dropped if the channel is full.
             let _ = self.notices.try_send(notice);
         }
         if self.core.has_started()
@@ -202,7 +204,7 @@ impl EventLoop {
         turn.totals = totals;
     }
 
-    /// Begins to store the terms, if they changed.
+    /// Starts a store of the terms, if they changed.
     fn store(&mut self, turn: &mut LoopState) {
         turn.store_at = None;
         if let Some((hub_cluster_uid, rules)) = self.core.take_store() {

@@ -1,4 +1,5 @@
-//! Kubernetes Events beside the copies, for people in the member cluster. Best effort, limited, without content.
+//! Writes Kubernetes Events for copies, for people in the member cluster. Best effort, rate
+//! limited, without content.
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -12,28 +13,31 @@ use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::reconciler::Notice;
 
 closed_list! {
-    /// The reason of an Event that the agent writes beside a copy.
+    /// The reason of an Event for a copy.
     pub enum EventReason {
-        /// Somebody changed or deleted the copy, and it has been put back.
+        /// Another client changed or deleted the copy, and the agent has corrected it.
         DriftCorrected,
-        /// An object that was not ours has been overwritten, as the rule says.
+        /// An object that was not ours has been overwritten, as the rule requires.
         Overwritten,
-        /// The copy could not be changed, and has been deleted and created anew, as the rule says.
+        /// The copy could not be changed, and has been deleted and created again, as the rule
+        /// requires.
         Recreated,
         ..
-        /// Why the copy is not as it should be.
+        /// The error of a copy.
         Copy(Reason),
     }
 }
 
-/// So many Events at once; then one in each [`REFILL`].
+/// Number of Events at once; then one Event per [`REFILL`].
 const BURST: u32 = 75;
 const REFILL: Duration = Duration::from_secs(2);
-/// So many of these are left to what somebody has to know or end: what is put back does not crowd that out.
+/// Number of these Events that are reserved for notices other than corrected drift, so that people
+/// see those.
 const RESERVE: u32 = 25;
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Writes Events until the sender is gone. What is too much is dropped; repeats are merged into a series.
+/// Writes Events until the sender is dropped. Events above the limit are dropped; repeats are
+/// merged into a series.
 pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
     let reporter = Reporter {
         controller: "runnel.dev/agent".to_owned(),

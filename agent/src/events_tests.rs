@@ -1,6 +1,7 @@
 //! Snapshots of all Events and messages for people, so that each change of wording is visible.
 //!
-//! `INSTA_UPDATE=always cargo test -p runnel-agent --lib snapshots` rewrites them; read the diff.
+//! `INSTA_UPDATE=always cargo test -p runnel-agent --lib snapshots` rewrites the snapshots; read
+//! the diff.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ fn copy() -> SourceRef {
     SourceRef::new("configmaps", "team", "settings")
 }
 
-/// An Event as `kubectl get events` would show it.
+/// Returns an Event as `kubectl get events` would show it.
 fn reported(notice: Notice) -> String {
     let (copy, event) = event(notice);
     let kind = match event.type_ {

@@ -1,4 +1,4 @@
-//! Joining a hub: a token and a key become a certificate.
+//! Joins a hub: exchanges a token and a key for a certificate.
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -12,38 +12,38 @@ use tonic::{Code, Status};
 use crate::store::{Certificate, Identity, Pending, Store};
 use runnel_agent_core::backoff::{CONNECT, Jitter, renew_after};
 
-/// How long one attempt may take.
+/// Timeout of one attempt at one address.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Why a join string is not there. One sentence with the cure.
+/// The reason why there is no join string, in one sentence with a hint.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinFileError {
-    /// No file was named.
+    /// There is no `--join-string-file`.
     #[error(
         "this agent has not joined a hub yet: give it a join string with --join-string-file (make one with `runnel-hub token create CLUSTER`)"
     )]
     NotGiven,
-    /// The file is not readable.
+    /// The file cannot be read.
     #[error(
         "the join string file {path} cannot be read ({source}) and no identity is stored yet: check --join-string-file"
     )]
     Unreadable {
         /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// Its text is none.
+    /// The file does not contain a valid join string.
     #[error("{path}: {source}")]
     Malformed {
         /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: JoinStringError,
     },
 }
 
-/// The hub has refused the join for good.
+/// The hub has permanently refused the join.
 #[derive(Debug, thiserror::Error)]
 #[error("the hub refused to let cluster {cluster} join: {message}")]
 pub struct JoinRefused {
@@ -68,22 +68,22 @@ pub fn read_join_string(path: Option<&Path>) -> Result<JoinString, JoinFileError
     })
 }
 
-/// Why one attempt to join did not succeed.
+/// The error of one attempt to join.
 #[derive(Debug, thiserror::Error)]
 pub enum NotJoined {
-    /// Trying again with this string cannot help.
+    /// The hub has refused this join string permanently.
     #[error(transparent)]
     Refused(#[from] JoinRefused),
-    /// It may pass by itself, or with another string.
+    /// A temporary failure, or one that another join string may fix.
     #[error("{0}")]
     Passing(String),
 }
 
-/// Joins the hub, for as long as it takes, with the join string that lies in the file meanwhile: `string` may be
-/// mistyped.
+/// Joins the hub, and retries until it succeeds. It reads the file again before each retry, because
+/// `string` may be mistyped.
 ///
 /// # Errors
-/// [`JoinRefused`], when trying again cannot help.
+/// [`JoinRefused`], if a retry cannot help.
 pub async fn join(
     store: &Store,
     file: Option<&Path>,
@@ -109,12 +109,15 @@ pub async fn join(
     }
 }
 
-/// Tries once to join the hub, at each of its addresses for so long, and stores the identity: the key before it is used,
-/// so that a stop in between costs no token, and beside the certificate that there is, which goes only when the hub has
-/// accepted. What is stored then is in `stored`, for the next try.
+/// Tries once to join the hub, at each of its addresses with the timeout `limit`, and stores the
+/// identity.
+///
+/// The key is stored before it is used, so that a stop in between costs no token. An existing
+/// certificate is stored with it, until the hub has accepted the join. `stored` returns the stored
+/// identity for the next attempt.
 ///
 /// # Errors
-/// [`NotJoined`], which tells whether trying again can help.
+/// [`NotJoined`], which distinguishes permanent and temporary failures.
 pub async fn join_once(
     store: &Store,
     join: &JoinString,
@@ -144,8 +147,8 @@ enum Failed {
     Passing(String),
 }
 
-/// What is stored before the token is used, and what the join makes of it. The same token keeps its key, and seals
-/// outlive a change of hub key.
+/// Returns the identity to store before the token is used, and the identity of the join. The same
+/// token keeps its key, and the seal key survives a change of the hub key.
 fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<(Identity, Identity)> {
     let begun = stored
         .as_ref()
@@ -271,17 +274,19 @@ fn refusal(status: &Status) -> Failed {
         Code::Unauthenticated | Code::InvalidArgument | Code::PermissionDenied | Code::NotFound => {
             Failed::ForGood(text)
         }
-        // Spent and expired are for good; not accepted passes when an administrator accepts the cluster.
+        // Spent and expired tokens are permanent failures. A cluster that is not accepted yet is a
+        // temporary one.
         Code::FailedPrecondition if text.contains("accept") => Failed::Passing(text),
         Code::FailedPrecondition => Failed::ForGood(text),
         _ => Failed::Passing(text),
     }
 }
 
-/// Reads a certificate that the hub has given for a key; `draw` says when it is renewed, see [`renew_after`].
+/// Parses a certificate that the hub has issued for a key. `draw` determines the time of its
+/// renewal, see [`renew_after`].
 ///
 /// # Errors
-/// A sentence, when it is not one for this key.
+/// A sentence, if the certificate is not valid for this key.
 pub fn certificate(
     response: CertificateResponse,
     key: &MemberKey,
@@ -315,7 +320,7 @@ pub fn certificate(
     })
 }
 
-/// An error with its causes, in one line: tonic's own text is only "transport error".
+/// Returns an error with its causes, in one line. tonic's own text is only "transport error".
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -355,13 +360,13 @@ mod tests {
         let first = string(&hub, &authority);
         let (before, joined) = prepared(&first, None).unwrap();
         assert!(before.certificate.is_none() && before.key == joined.key);
-        // Stopped before the hub answered.
+        // The agent was stopped before the hub answered.
         let (_, again) = prepared(&first, Some(before.clone())).unwrap();
         assert_eq!(
             (again.key, again.seal_key),
             (joined.key.clone(), joined.seal_key.clone())
         );
-        // A first join that was refused, and another string: there is nothing to keep but the seals.
+        // After a refused first join and with another join string, only the seal key is kept.
         let (other, _) = prepared(&string(&hub, &authority), Some(before)).unwrap();
         assert!(other.key != joined.key && other.seal_key == joined.seal_key);
 
@@ -396,7 +401,7 @@ mod tests {
         );
         let (_, retried) = prepared(&second, Some(before.clone())).unwrap();
         assert_eq!(retried.key, again.key);
-        // A third string gets a key of its own, beside the same certificate.
+        // A third string gets a new key, with the same certificate.
         let (before, third) = prepared(&string(&hub, &authority), Some(before)).unwrap();
         assert!(third.key != again.key && before.key == joined.key && before.certificate.is_some());
     }

@@ -25,33 +25,35 @@ use crate::call::{NotActive, Throttled, call_error};
 
 /// The name of the Lease, in the agent's namespace.
 pub const LEASE: &str = "runnel-agent";
-/// Each member cluster pays for the renewals, so there are fewer than the hub's: twelve a minute.
+/// Each member cluster bears the load of the renewals, so they are rarer than the hub's: twelve per
+/// minute.
 const TIMING: Timing = Timing {
     lease: Duration::from_secs(20),
     renew: Duration::from_secs(15),
     retry: Duration::from_secs(5),
 };
-/// The server ends a watch after this long.
+/// Duration of a watch, in seconds.
 const WATCH_SECONDS: u32 = 290;
-/// How long the writes under way may take at the end before the Lease is kept.
+/// Time that the writes under way may take at the end. After it, the Lease is not released.
 const LAST_WRITES: Duration = Duration::from_secs(4);
-/// Tries to release the Lease; a failure only makes the next holder wait.
+/// Attempts to release the Lease. A failure only makes the next holder wait.
 const TRIES: usize = 3;
 
-/// What an agent may do.
+/// The state of an agent in the election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LeaseState {
-    /// Nothing is known yet.
+    /// The Lease is not known yet.
     Starting,
     /// Another agent holds the Lease.
     Standby,
-    /// It may write until then.
+    /// This agent holds the Lease, and may write until this instant.
     Active(Instant),
-    /// It held the Lease and could not renew it; no other process is known to hold it.
+    /// This agent held the Lease and could not renew it. No other process is known to hold it.
     Lapsed,
 }
 
-/// The right to write, as the parts of an agent see it. Clones are the same; while any exists, the Lease is not released.
+/// The right to write, for the tasks of an agent. Clones share it. While any clone exists, the
+/// Lease is not released.
 #[derive(Clone)]
 pub struct WriteRight(watch::Receiver<LeaseState>);
 
@@ -67,7 +69,7 @@ impl WriteRight {
             .await;
     }
 
-    /// Waits until another agent is seen to hold the Lease.
+    /// Waits until another agent holds the Lease.
     pub async fn stands_by(&mut self) {
         self.reaches(|standing| *standing == LeaseState::Standby)
             .await;
@@ -87,31 +89,33 @@ impl WriteRight {
     }
 }
 
-/// One agent's part in the election.
+/// One candidate of the election.
 pub struct Election {
     leases: Api<Lease>,
     namespace: Arc<str>,
     me: Holder,
     candidate: Candidate,
-    /// The right that this agent had last.
+    /// The last leadership of this agent.
     led: Option<Lead>,
     standing: watch::Sender<LeaseState>,
     metric: Gauge,
 }
 
-/// How a request about the Lease ended.
+/// The result of a request for the Lease.
 enum Answer {
-    /// With the Lease, if there is one.
+    /// The Lease, if it exists.
     Lease(Option<Box<Lease>>),
-    /// The Lease is not as it was seen.
+    /// The Lease has changed since it was observed.
     Changed,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 
 impl Election {
-    /// A part in the election over the Lease of this namespace, and the right that follows from it. Without a pod's name
-    /// the process has the name of its host, which others may have too.
+    /// Returns a candidate for the Lease of this namespace, and its right to write.
+    ///
+    /// Without a pod name, the process uses the name of its host, which other processes may have,
+    /// too.
     pub fn new(
         client: Client,
         namespace: &str,
@@ -152,15 +156,17 @@ impl Election {
         )
     }
 
-    /// Shows in this gauge whether the agent holds the Lease.
+    /// Sets the gauge that shows whether the agent holds the Lease.
     pub fn counted(self, metric: Gauge) -> Self {
         Self { metric, ..self }
     }
 
-    /// Takes part until the drain, and releases the Lease when no part of the agent can write any more.
+    /// Takes part in the election until the drain, and releases the Lease when no task of the agent
+    /// can write any more.
     ///
     /// # Errors
-    /// When another agent has taken the Lease from this one: what this process remembers may be out of date.
+    /// If another agent has taken the Lease from this one: the state of this process may be out of
+    /// date.
     pub async fn run(mut self, drain: CancellationToken) -> anyhow::Result<()> {
         let mut events = None;
         loop {
@@ -204,7 +210,7 @@ impl Election {
         let answer = match &step {
             Step::Wait(_) => return,
             Step::Look => self.call("get", self.leases.get_opt(LEASE)).await,
-            // A PUT creates a Lease too, and its right is granted for this one name.
+            // A PUT creates a Lease, too, and its permission can be limited to this name.
             Step::Create(lease) => {
                 self.call("create", async {
                     self.leases.replace(LEASE, &params, lease).await.map(Some)
@@ -244,7 +250,7 @@ impl Election {
         }
     }
 
-    /// Sends one request, within a part of the time in which a renewal must succeed.
+    /// Sends one request, with a timeout of a third of the renewal deadline.
     async fn call(
         &self,
         verb: &str,
@@ -253,7 +259,7 @@ impl Election {
         let namespace = &self.namespace;
         match tokio::time::timeout(TIMING.renew / 3, call).await {
             Ok(Ok(lease)) => Answer::Lease(lease.map(Box::new)),
-            // Without a version a PUT is refused where the Lease exists.
+            // The server refuses a PUT without a version if the Lease exists.
             Ok(Err(Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
                 Answer::Changed
             }
@@ -283,7 +289,7 @@ impl Election {
         }
     }
 
-    /// Shows the right to the other parts.
+    /// Publishes the right to the other tasks.
     fn publish(&mut self) -> anyhow::Result<()> {
         let lead = self.candidate.lead(Instant::now()).cloned();
         if let (None, Some(led), Some(lease)) = (&lead, &self.led, self.candidate.lease())
@@ -320,7 +326,8 @@ impl Election {
         Ok(())
     }
 
-    /// Releases the Lease, so that the next agent need not wait; not while a write may be under way.
+    /// Releases the Lease, so that the next agent does not have to wait. Not while a write may be
+    /// under way.
     async fn release(mut self) {
         if tokio::time::timeout(LAST_WRITES, self.standing.closed())
             .await
@@ -346,7 +353,7 @@ impl Election {
                     tracing::info!("the Lease {LEASE} is released");
                     break;
                 }
-                // A renewal that was cut off may have arrived.
+                // An interrupted renewal may have arrived.
                 Answer::Changed => match self.call("get", self.leases.get_opt(LEASE)).await {
                     Answer::Lease(seen) => self
                         .candidate
@@ -407,8 +414,8 @@ async fn next_event(
         .await
 }
 
-/// A client that sends writes only while the right to write holds. Where the API server throttles a write, the error
-/// carries how long it asks to wait.
+/// Returns a client that sends writes only while the right to write is valid. If the API server
+/// throttles a write, the error contains the delay that it asks for.
 pub fn guarded(client: Client, right: WriteRight) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = tower::service_fn(move |request: Request<Body>| {

@@ -1,5 +1,5 @@
-//! The agent's I/O: watches and writes of the member's API server, the stream to the hub, what is stored. What it decides
-//! is in [`runnel_agent_core`].
+//! The agent's I/O: watches and writes of the member's API server, the stream to the hub, and the
+//! store. [`runnel_agent_core`] contains the decisions.
 
 pub mod apply;
 pub mod call;

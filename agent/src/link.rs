@@ -1,4 +1,5 @@
-//! The stream to the hub: opened, kept, renewed, and opened again. It decides nothing about copies.
+//! The stream to the hub: opens it, renews the certificate, and reconnects. It decides nothing
+//! about copies.
 mod addresses;
 mod ended;
 mod handover;
@@ -34,58 +35,59 @@ use history_token::showing;
 use runnel_agent_core::backoff::{Backoff, CONNECT, Jitter};
 use runnel_agent_core::fence::Fence;
 
-/// A stream that lived so long ends a series of failures.
+/// Age of a stream after which earlier failures no longer count.
 const STABLE: Duration = Duration::from_secs(60);
-/// The hub's first frame must have come by then.
+/// Timeout of the hub's first frame.
 const FIRST_FRAME: Duration = Duration::from_secs(30);
-/// The longest time that a hub which is going is stayed with.
+/// Limit of the time that the agent stays with a draining hub.
 const LONGEST_DRAIN: Duration = Duration::from_secs(600);
-/// For a hub that refuses this agent: only a person can help.
+/// Backoff for a hub that refuses this agent: only a person can help.
 const REFUSED: Backoff = Backoff {
     base: Duration::from_secs(15),
     limit: Duration::from_secs(60),
 };
-/// When so much is left of a certificate's life, it is renewed also by a hub that knows less than another.
+/// Remaining certificate lifetime below which a hub with older state also renews it.
 const LAST_RENEWAL: Duration = Duration::from_secs(3600);
-/// After a failed renewal.
+/// Delay after a failed renewal.
 const RENEW_AGAIN: Duration = Duration::from_secs(60);
 
-/// What the link tells the core.
+/// An event of the link for the core.
 pub enum LinkEvent {
-    /// A stream is being opened; frames for it go here.
+    /// A stream is being opened. The sender takes the frames for it.
     Open(mpsc::Sender<AgentFrame>),
-    /// A frame came, with the items that could not be read.
+    /// A frame was received, with its items that could not be parsed.
     Frame(HubFrame, Vec<Refusal>),
     /// The stream has ended.
     Closed,
-    /// The hub has revoked this cluster: it says so on the stream, or refuses a new one for this reason.
+    /// The hub has revoked this cluster, on the stream or by refusing a new one.
     Revoked,
 }
 
-/// Where an agent's stream goes, and what it needs on the way.
+/// The connection to the hub, and its dependencies.
 pub struct Link {
-    /// Who the agent is.
+    /// The identity of the agent.
     pub identity: Identity,
-    /// Where a new certificate is stored.
+    /// The store for new certificates.
     pub store: Store,
-    /// For jitter.
+    /// The generator of jitter.
     pub jitter: Jitter,
-    /// What is counted.
+    /// The metrics of the agent.
     pub metrics: Metrics,
-    /// Where the join string lies, for a certificate that has expired.
+    /// The path of the join string, for a certificate that has expired.
     pub join_file: Option<std::path::PathBuf>,
-    /// To the core.
+    /// The events for the core.
     pub events: mpsc::Sender<LinkEvent>,
-    /// Which leader of the hub is obeyed.
+    /// The fence against former leaders of the hub.
     pub fence: Fence,
-    /// What is remembered of the hub.
+    /// The hub's history token.
     pub history_token: HistoryTokenStore,
     /// Whether this agent is the active one of its cluster.
     pub right: WriteRight,
 }
 
 impl Link {
-    /// Keeps a stream open until the core is gone. `start` says when the agent knows what it holds.
+    /// Keeps a stream open until the core is dropped. `start` fires when the first lists are
+    /// complete.
     pub async fn run(&mut self, start: tokio::sync::oneshot::Receiver<()>) {
         if start.await.is_err() {
             return;
@@ -124,7 +126,7 @@ impl Link {
                     tracing::error!(retry_in = ?delay, "the hub refuses this agent: {text}");
                     delay
                 }
-                // A stream that is handed over is replaced before it comes to this.
+                // `stream` replaces a stream that is handed over, so that it does not end here.
                 Ended::HandedOver(_) => Duration::ZERO,
                 Ended::Expired => {
                     failures += 1;
@@ -143,13 +145,14 @@ impl Link {
                     delay
                 }
             };
-            // What an attempt to join anew took counts as waiting.
+            // The time of an attempt to join again counts as delay.
             tokio::select! {
                 () = tokio::time::sleep(delay.saturating_sub(over.elapsed())) => {}
                 () = self.events.closed() => return,
                 never = self.history_token.keep() => match never {},
             }
-            // Who has taken the place holds the Lease; without it this agent would only take turns with that one.
+            // The other session's agent holds the Lease. Without the Lease, this agent would only
+            // alternate with it.
             if replaced && !self.right.holds() {
                 tokio::select! {
                     () = self.right.acquired() => {}
@@ -159,12 +162,12 @@ impl Link {
         }
     }
 
-    /// The agent ends: what is remembered of the hub and not stored yet is worth one call.
+    /// Stores a history token that is not stored yet, because the agent ends.
     pub async fn end(mut self) {
         self.history_token.store_now().await;
     }
 
-    /// One stream, from its opening to its end, and those that it is handed over to.
+    /// Runs one stream from its opening to its end, including the streams that replace it.
     async fn stream(&mut self, address: &str) -> Ended {
         let mut next = match channel(&self.identity, address).await {
             Ok(connected) => Second {
@@ -190,7 +193,8 @@ impl Link {
         ended
     }
 
-    /// One stream on a connection. The core has no word of the end of one that it replaces, only of the new one.
+    /// Runs one stream on a connection. The core is not notified of the end of a replaced stream,
+    /// only of the new stream.
     async fn session(&mut self, Second { connected, before }: Second, address: &str) -> Ended {
         let mut client = client(connected.channel);
         let (frames, outbound) = mpsc::channel(8);
@@ -239,7 +243,8 @@ impl Link {
         .await
     }
 
-    /// The first frame says which hub this is, which protocol it speaks, and whether it knows less than was heard before.
+    /// Checks the first frame: the hub's id, its protocol, and its term. Returns whether the hub
+    /// has older state than the history token.
     async fn first(&mut self, inbound: &mut Streaming<wire::HubFrame>) -> Result<bool, Ended> {
         let frame = match tokio::time::timeout(FIRST_FRAME, inbound.message()).await {
             Ok(Ok(Some(frame))) => frame,
@@ -306,7 +311,7 @@ impl Link {
         Ok(behind)
     }
 
-    /// Passes frames on until the stream ends, and renews the certificate at its time.
+    /// Forwards frames until the stream ends, and renews the certificate when it is due.
     async fn serve(
         &mut self,
         (client, frames): (RunnelClient<Channel>, mpsc::Sender<AgentFrame>),
@@ -315,7 +320,7 @@ impl Link {
         (address, stay): (&str, Option<Duration>),
     ) -> Ended {
         let mut leave_at = self.leave_at();
-        // A hub that knows less than another may be one of two: the other one must go on to know this agent's key.
+        // A hub with older state may be one of two. The other hub must still know this agent's key.
         let behind = stay.is_some();
         let stands_still = |left: Duration| behind && left > LAST_RENEWAL;
         if let Some(stay) = stay {
@@ -329,7 +334,8 @@ impl Link {
                 frame = inbound.message() => {
                     let frame = match frame {
                         Ok(Some(frame)) => frame,
-                        // As it said it would. Another replica is there at once, and not all agents should be.
+                        // The hub drains as announced. Another replica serves at once, and not all
+                        // agents should reconnect at the same time.
                         Ok(None) | Err(_) if draining => {
                             return Ended::Planned(leave_at.saturating_duration_since(tokio::time::Instant::now()));
                         }
@@ -340,12 +346,13 @@ impl Link {
                         Ok(Passed::Whatever) => {}
                         Ok(Passed::Authorities(all)) => reported = Some(all).filter(|_| !behind).or(reported.take()),
                         Ok(Passed::HandedOver) => {
-                            // Without a second connection it is as any other end that was planned.
+                            // Without a second connection, this is an ordinary planned end.
                             let Some(connected) = swap.second() else { return Ended::Planned(Duration::ZERO) };
                             let before = Some(Before { inbound, _client: client });
                             return Ended::HandedOver(Box::new(Second { connected, before }));
                         }
-                        // The hub is going: stay for a random part of the time that it gives.
+                        // The hub drains: the agent stays for a random part of the time that the
+                        // hub gives.
                         Ok(Passed::Drain(within)) => {
                             draining = true;
                             leave_at = leave_at.min(tokio::time::Instant::now() + within.mul_f64(self.jitter.draw()));
@@ -355,7 +362,7 @@ impl Link {
                 }
                 () = tokio::time::sleep_until(leave_at) => return Ended::Planned(Duration::ZERO),
                 () = over(&mut before) => before = None,
-                // Where what is to be sent waits, the hub hears of this agent anyway.
+                // If frames are queued, the hub receives data from this agent anyway.
                 () = meter.owes() => drop(frames.try_send(AgentFrame::Alive)),
                 never = self.history_token.keep() => match never {},
                 step = swap.next(), if !draining && !stands_still(self.life_left()) => swap = self.go_on(swap, step, address, (&client, &frames)),
@@ -363,7 +370,8 @@ impl Link {
         }
     }
 
-    /// Hands a frame to the core; this waits while the core has no room, and so holds the hub back.
+    /// Hands a frame to the core. It waits while the core has no room, which stops the hub by flow
+    /// control.
     async fn pass(&mut self, frame: wire::HubFrame) -> Result<Passed, Ended> {
         self.fence
             .admit(&frame.epoch, frame.term, Instant::now())
@@ -419,14 +427,16 @@ impl Link {
             .unwrap_or_default()
     }
 
-    /// When this stream must be replaced: the hub ends it at its certificate's end.
+    /// Returns when this stream must be replaced. The hub ends it when its certificate expires.
     fn leave_at(&self) -> tokio::time::Instant {
         let left = self.life_left();
         from_now(left.saturating_sub(Duration::from_secs(300).min(left / 10)))
     }
 
-    /// For how long the agent's certificate is still good. Where the clock here says that it is not, and yet the hub
-    /// takes it, the clock is wrong: then its whole life, as the hub ends the stream at the certificate's end.
+    /// Returns how long the agent's certificate is still valid.
+    ///
+    /// If it is not valid by the local clock, and the hub accepts it, the clock is wrong. Then this
+    /// is its whole lifetime, because the hub ends the stream when the certificate expires.
     fn life_left(&self) -> Duration {
         let read = self
             .identity
@@ -438,19 +448,19 @@ impl Link {
     }
 }
 
-/// What a frame means for the stream itself.
+/// The effect of a frame on the stream.
 enum Passed {
-    /// The hub has these authorities now.
+    /// The hub has sent its current authorities.
     Authorities(Vec<bytes::Bytes>),
-    /// The hub closes the stream within this.
+    /// The hub closes the stream within this time.
     Drain(Duration),
-    /// Nothing follows: the next stream is to be opened.
+    /// The stream is handed over: the next one must be opened.
     HandedOver,
-    /// Nothing.
+    /// No effect.
     Whatever,
 }
 
-/// A connection to the hub, whose certificate is verified.
+/// Opens a connection to the hub, and verifies its certificate.
 async fn channel(identity: &Identity, address: &str) -> Result<Connected, Ended> {
     let connector = connector(identity)
         .map_err(|error| Ended::Refused(format!("the stored identity cannot be used: {error}")))?;
@@ -483,7 +493,7 @@ fn connector(identity: &Identity) -> anyhow::Result<Connector> {
     Ok(Connector::new(config))
 }
 
-/// When the agent's certificate ends.
+/// Returns when the agent's certificate expires.
 fn not_after(identity: &Identity) -> Option<SystemTime> {
     let certificate = identity.certificate.as_ref()?;
     PeerCertificate::from_der(&certificate.own)

@@ -14,8 +14,9 @@ use runnel_transport::ops::{
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// One that talks and one that computes: an agent waits for its API server most of the time, and each thread more keeps
-/// memory of its own, on a node with 64 cores as much as the copies.
+/// One thread for I/O and one for computation. An agent waits for its API server most of the time,
+/// and each further thread has memory of its own. On a node with 64 cores, a thread per core would
+/// need as much memory as the copies.
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
@@ -90,7 +91,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         tokio::select! {
             booted = &mut booting => break booted?,
             Some(ended) = tasks.join_next() => match ended {
-                // The boot hears of the drain as well, and ends in order.
+                // The boot receives the drain, too, and ends in order.
                 Ok((_, Ok(()))) if drain.is_cancelled() => {}
                 ended => return early(ended),
             },
@@ -104,14 +105,14 @@ async fn run(options: Options) -> anyhow::Result<()> {
     }
     tokio::select! {
         () = drain.cancelled() => {}
-        // A part may hear of the drain before this does.
+        // A task may receive the drain before this one.
         Some(ended) = tasks.join_next() => match ended {
             Ok((_, Ok(()))) if drain.is_cancelled() => {}
             ended => return early(ended),
         },
     }
     let drained = async {
-        // The signals' own task ends only with a second signal.
+        // The task of the signals ends only with a second signal.
         while tasks.len() > 1 {
             match tasks.join_next().await {
                 Some(Ok((_, ended))) => ended?,
@@ -130,7 +131,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     }
 }
 
-/// A task that ends before the drain ends the process.
+/// Returns the error of a task that ended before the drain. It ends the process.
 fn early(
     ended: Result<(&'static str, anyhow::Result<()>), tokio::task::JoinError>,
 ) -> anyhow::Result<()> {

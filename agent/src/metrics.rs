@@ -1,4 +1,4 @@
-//! What an operator may count. Few labels, no names of objects.
+//! The metrics for operators. Few labels, no names of objects.
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,30 +11,30 @@ use runnel_proto::model::Counts;
 
 use runnel_agent_core::reconciler::Totals;
 
-/// What came of writes.
+/// The result of writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
 }
 
-/// How copies are.
+/// The state of copies.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: &'static str,
 }
 
-/// The agent's metrics. Clones are the same.
+/// The agent's metrics. Clones share their values.
 #[derive(Clone, Default)]
 pub struct Metrics {
     /// Whether a stream to the hub is open.
     pub connected: Gauge,
     /// Whether this agent holds the Lease, and so may write.
     pub active: Gauge,
-    /// Frames of the hub.
+    /// Frames received from the hub.
     pub frames_received: Counter<u64, AtomicU64>,
-    /// Frames to the hub.
+    /// Frames sent to the hub.
     pub frames_sent: Counter<u64, AtomicU64>,
-    /// Bytes of payload of the hub, compressed.
+    /// Bytes of payload received from the hub, compressed.
     pub payload_bytes: Counter<u64, AtomicU64>,
     /// Whether the policy file cannot be used, so that an older policy is in force.
     pub policy_broken: Gauge,
@@ -51,7 +51,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics that stand in this registry.
+    /// Creates the metrics and registers them in this registry.
     pub fn new(registry: &mut Registry) -> Self {
         let all = Self::default();
         let registry = registry.sub_registry_with_prefix("runnel");
@@ -108,7 +108,7 @@ impl Metrics {
         all
     }
 
-    /// The agent has a certificate that expires then.
+    /// Sets the expiry of the agent's certificate.
     pub fn certificate_expires(&self, at: SystemTime) {
         self.certificate.set(
             at.duration_since(UNIX_EPOCH)
@@ -117,7 +117,7 @@ impl Metrics {
         );
     }
 
-    /// Shows what the core has counted since it was last shown.
+    /// Updates the metrics with the counts of the core. `before`: the totals of the last call.
     pub fn show(&self, counts: Counts, totals: Totals, before: Totals, cached: usize) {
         let states = [
             ("applied", counts.applied),

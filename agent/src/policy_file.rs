@@ -1,4 +1,5 @@
-//! The policy's file. A mounted ConfigMap changes by a swap of symlinks, so its content is read again and again.
+//! The policy file. A mounted ConfigMap changes by a swap of symlinks, so the agent reads the file
+//! periodically.
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -6,36 +7,36 @@ use anyhow::anyhow;
 
 use runnel_agent_core::policy::{Policy, PolicyError};
 
-/// How often the file is read.
+/// Interval between reads of the file.
 pub const POLL: Duration = Duration::from_secs(5);
 
-/// Why a policy file cannot be read.
+/// The error of a policy file that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ReadError(String);
 
-/// Why a changed policy file is not used.
+/// The error of a changed policy file that is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("it cannot be read ({0})")]
     Read(ReadError),
-    /// It does not hold a policy.
+    /// The file does not contain a valid policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
 }
 
-/// The file, and what was last read of it.
+/// The policy file, and the result of its last read.
 pub struct PolicyFile {
     path: PathBuf,
     last: Result<String, ReadError>,
 }
 
 impl PolicyFile {
-    /// Reads the policy to begin with. There is no older one that could stay in force, so it must be right.
+    /// Reads the initial policy. It must be valid, because no earlier policy could stay in force.
     ///
     /// # Errors
-    /// One sentence with the field and the cure.
+    /// One sentence with the field and a hint.
     pub async fn open(path: PathBuf) -> anyhow::Result<(Self, Policy)> {
         let last = read(&path).await;
         let text = last.as_ref().map_err(|cause| {
@@ -50,7 +51,8 @@ impl PolicyFile {
         Ok((Self { path, last }, policy))
     }
 
-    /// Reads the file again. `None` while nothing changed; what cannot be used is said once.
+    /// Reads the file again. Returns `None` while it is unchanged, so that each error is returned
+    /// once.
     pub async fn poll(&mut self) -> Option<Result<Policy, PolicyFileError>> {
         let now = read(&self.path).await;
         if now == self.last {
@@ -64,7 +66,7 @@ impl PolicyFile {
         Some(Policy::parse(text).map_err(PolicyFileError::from))
     }
 
-    /// Where the file is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &std::path::Path {
         &self.path
     }

@@ -1,4 +1,4 @@
-//! Puts the parts together: what is needed first, then the tasks that main spawns.
+//! Assembles the agent: first its prerequisites, then the tasks that main spawns.
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -36,42 +36,42 @@ use runnel_agent_core::policy::Policy;
 use runnel_agent_core::reconciler::{PARALLEL, Reconciler, Setup};
 use runnel_agent_core::seal::Sealer;
 
-/// Waiting for the member's API server.
+/// Backoff while the member's API server does not answer.
 const WAIT: Backoff = Backoff {
     base: Duration::from_millis(500),
     limit: Duration::from_secs(10),
 };
 
-/// A part of the agent that runs until the drain, or for as long as the parts it serves.
+/// A task of the agent. It runs until the drain, or as long as the tasks that it serves.
 pub type Task = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
 
-/// What the agent is told.
+/// The settings of the agent.
 pub struct Settings {
-    /// Access to the member cluster. It must not retry by itself.
+    /// The client for the member cluster. It must not retry by itself.
     pub client: Client,
     /// The agent's namespace.
     pub namespace: String,
     /// The name of the agent's pod, which no other process has at the same time.
     pub pod_name: Option<String>,
-    /// Where the join string lies.
+    /// The path of the join string.
     pub join_file: Option<PathBuf>,
-    /// Where this cluster's policy lies; without it the default policy holds.
+    /// The path of this cluster's policy. Without it, the default policy applies.
     pub policy_file: Option<PathBuf>,
-    /// Everything is allowed where there is no policy file.
+    /// Whether everything is allowed without a policy file.
     pub allow_everything: bool,
-    /// Where it counts.
+    /// The metrics of the agent.
     pub metrics: Metrics,
-    /// When the client's watches last said something.
+    /// The times at which the client's watches last received data.
     pub watches: WatchTimes,
     /// Ends the agent in order.
     pub drain: CancellationToken,
 }
 
-/// Waits for the API server and for the Lease, joins the hub if that is not done yet, and gives the tasks to spawn. An
-/// agent that waits for the Lease is ready: it may take over at any time.
+/// Waits for the API server and for the Lease, joins the hub if necessary, and returns the tasks to
+/// spawn. An agent that waits for the Lease is ready, because it may take over at any time.
 ///
 /// # Errors
-/// One sentence with the cure, for what does not pass by itself.
+/// One sentence with a hint, for permanent failures.
 pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'static str, Task)>> {
     let (policy_file, policy) = match settings.policy_file.clone() {
         Some(path) => {
@@ -98,7 +98,7 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
         tokio::select! {
             booted = booted => booted,
             ended = &mut lease => return ended.map(|()| vec![]),
-            // What has been begun is dropped, so that the Lease can be released.
+            // Dropping the unfinished work allows the release of the Lease.
             () = drain.cancelled() => Ok(vec![]),
         }
     };
@@ -107,7 +107,7 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
             tasks.push(("lease", lease));
             Ok(tasks)
         }
-        // The next process need not wait.
+        // The next process does not have to wait for the Lease.
         ended => {
             stop.cancel();
             let _ = tokio::time::timeout(DRAIN_LIMIT, lease).await;
@@ -116,7 +116,7 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
     }
 }
 
-/// The parts of the active agent.
+/// Returns the tasks of the active agent.
 async fn active(
     settings: Settings,
     ready: Awaited,
@@ -194,7 +194,7 @@ async fn active(
     ))
 }
 
-/// Waits for the Lease. Beside another agent that holds it, this one is ready.
+/// Waits for the Lease. The agent is ready while another agent holds the Lease.
 async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
     let (mut standby, mut ready) = (right.clone(), Some(ready));
     loop {
@@ -205,7 +205,7 @@ async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
     }
 }
 
-/// The parts and the bounded channels between them.
+/// Returns the tasks, connected by bounded channels.
 fn tasks(
     settings: Settings,
     (ready, right): (Option<Awaited>, WriteRight),
@@ -224,7 +224,7 @@ fn tasks(
         ..
     } = settings;
     let sealer = Sealer::new(&identity.seal_key, &identity.hub);
-    // Few, as each may hold the content of a copy.
+    // A small capacity, because each event may contain the content of a copy.
     let (watched, watch_events) = mpsc::channel(32);
     let (link_events, from_link) = mpsc::channel(2);
     let (jobs, to_worker) = mpsc::channel(PARALLEL);
@@ -305,7 +305,7 @@ fn tasks(
     tasks
 }
 
-/// A part that the drain may end at any point.
+/// Returns a task that the drain may stop at any point.
 fn task(drain: CancellationToken, part: impl Future<Output = ()> + Send + 'static) -> Task {
     Box::pin(async move {
         tokio::select! {
@@ -316,7 +316,7 @@ fn task(drain: CancellationToken, part: impl Future<Output = ()> + Send + 'stati
     })
 }
 
-/// Asks until there is an answer, and says what it waits for.
+/// Repeats a call until it succeeds, and logs what it waits for.
 async fn retry_until_ok<T, F, Fut>(what: &str, jitter: &mut Jitter, call: F) -> T
 where
     F: Fn() -> Fut,
@@ -346,7 +346,7 @@ where
     }
 }
 
-/// The uid of `kube-system` and the API server's version.
+/// Returns the uid of `kube-system` and the API server's version.
 async fn cluster(client: &Client) -> Result<(String, String), CallError> {
     let api: Api<Namespace> = Api::all(client.clone());
     let (namespace, version) = with_timeout(async {

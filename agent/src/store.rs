@@ -1,4 +1,4 @@
-//! The agent's own two Secrets: who it is, and the terms of its rules. Neither is ever logged.
+//! The agent's own two Secrets: its identity, and the terms of its rules. Neither is ever logged.
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,43 +17,45 @@ use crate::call::with_timeout;
 use runnel_agent_core::classify::CallError;
 use runnel_agent_core::desired::{StoredRule, Tombstones};
 
-/// The Secret that holds who the agent is.
+/// The Secret with the identity of the agent.
 pub const IDENTITY_SECRET: &str = "runnel-agent-identity";
-/// The Secret that holds the terms of the rules.
+/// The Secret with the terms of the rules.
 pub const TERMS_SECRET: &str = "runnel-agent-terms";
-/// Another name than the one that applies copies, so that these never look like copies.
+/// Field manager of the Secrets. It differs from the one of copies, so that the Secrets never look
+/// like copies.
 const MANAGER: &str = "runnel-agent-store";
-/// Another one again: what is applied under the other name must not take this away.
+/// Field manager of the history token. It differs from the one of the identity, whose applies would
+/// otherwise remove the token.
 const HISTORY_TOKEN_MANAGER: &str = "runnel-agent-witness";
-/// In the identity's Secret: what the agent remembers of its hub.
+/// Key of the hub's history token in the identity's Secret.
 const HISTORY_TOKEN: &str = "hub-witness";
-/// The most that the stored terms may be when they are decompressed.
+/// Limit of the size of the stored terms after decompression, in bytes.
 const TERMS_LIMIT: usize = 64 * 1024 * 1024;
-/// The most that they may be as they are stored: an API server takes about 1 MiB of a Secret.
+/// Limit of the size of the stored terms, in bytes: an API server accepts about 1 MiB for a Secret.
 const TERMS_SIZE: usize = 1_000_000;
 
-/// Who the agent is. Without `Debug`: it holds keys.
+/// The identity of the agent. Without `Debug`: it contains keys.
 #[derive(Clone)]
 pub struct Identity {
     /// The hub's id.
     pub hub: String,
-    /// Where the hub is reached, `host:port` each.
+    /// The addresses of the hub, `host:port` each.
     pub addresses: Vec<String>,
     /// Name of the `MemberCluster`.
     pub cluster: String,
     /// The private key, PEM.
     pub key: String,
-    /// The key of the seals; it outlives every certificate.
+    /// The key of the seals. It survives every renewal of the certificate.
     pub seal_key: Vec<u8>,
-    /// The id of the token that the key joins or joined with.
+    /// The id of the token for which the key is or was used.
     pub token_id: String,
-    /// The certificate, once the hub has given it.
+    /// The certificate, after the hub has issued it.
     pub certificate: Option<Certificate>,
-    /// A join under way, beside a certificate that stays until the hub has accepted the join.
+    /// A join under way. The existing certificate stays until the hub has accepted the join.
     pub pending: Option<Pending>,
 }
 
-/// A key that a token is being used with.
+/// The key and token of a join under way.
 #[derive(Clone)]
 pub struct Pending {
     /// The private key, PEM.
@@ -62,18 +64,18 @@ pub struct Pending {
     pub token_id: String,
 }
 
-/// A certificate that the hub has given.
+/// A certificate that the hub has issued.
 #[derive(Clone)]
 pub struct Certificate {
-    /// The agent's own.
+    /// The agent's own certificate.
     pub own: CertificateDer<'static>,
     /// The hub's authorities.
     pub authorities: Vec<CertificateDer<'static>>,
-    /// When to ask for the next one.
+    /// The time of the next renewal.
     pub renew_at: SystemTime,
 }
 
-/// The two Secrets.
+/// Reads and writes the two Secrets.
 #[derive(Clone)]
 pub struct Store {
     api: Api<Secret>,
@@ -86,8 +88,10 @@ struct WrittenTerms {
     rules: Vec<WrittenRule>,
 }
 
-/// The terms as they are stored. Those of too many rules are not: an agent that starts with none changes nothing until it has
-/// heard its hub, and one that could not store at all could not remove copies.
+/// Serializes and compresses the terms. If they exceed `size` bytes, no rules are stored.
+///
+/// An agent without terms changes nothing until it receives its hub's terms. An agent that cannot
+/// store at all could not remove copies.
 fn packed_terms(mut written: WrittenTerms, size: usize) -> std::io::Result<Vec<u8>> {
     loop {
         let bytes = zstd::bulk::compress(&serde_json::to_vec(&written)?, 3)?;
@@ -115,7 +119,7 @@ struct WrittenRule {
     any_tombstone: bool,
 }
 
-/// A source, and how its copies are called.
+/// A source, and the name of its copies.
 #[derive(Serialize, Deserialize)]
 struct WrittenSource {
     resource: String,
@@ -125,17 +129,17 @@ struct WrittenSource {
 }
 
 impl Store {
-    /// The Secrets in this namespace.
+    /// Returns a store for the Secrets in this namespace.
     pub fn new(client: Client, namespace: &str) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
         }
     }
 
-    /// Who the agent is, if that is stored and readable.
+    /// Returns the identity of the agent, if it is stored and readable.
     ///
     /// # Errors
-    /// [`CallError`], when the API server does not answer or refuses.
+    /// [`CallError`], if the API server does not answer or refuses.
     pub async fn identity(&self) -> Result<Option<Identity>, CallError> {
         let Some(data) = self.load(IDENTITY_SECRET).await? else {
             return Ok(None);
@@ -150,18 +154,19 @@ impl Store {
         Ok(identity)
     }
 
-    /// Stores who the agent is.
+    /// Stores the identity of the agent.
     ///
     /// # Errors
-    /// [`CallError`], when the API server does not answer or refuses.
+    /// [`CallError`], if the API server does not answer or refuses.
     pub async fn save_identity(&self, identity: &Identity) -> Result<(), CallError> {
         self.save(IDENTITY_SECRET, written_identity(identity)).await
     }
 
-    /// The hub cluster's uid and the terms of this hub's rules; nothing if they are missing or unreadable.
+    /// Returns the hub cluster's uid and the terms of this hub's rules. Both are empty if they are
+    /// missing or unreadable.
     ///
     /// # Errors
-    /// [`CallError`], when the API server does not answer or refuses.
+    /// [`CallError`], if the API server does not answer or refuses.
     pub async fn terms(&self, hub: &str) -> Result<(Option<String>, Vec<StoredRule>), CallError> {
         let Some(data) = self.load(TERMS_SECRET).await? else {
             return Ok((None, vec![]));
@@ -192,7 +197,7 @@ impl Store {
     /// Stores the terms of this hub's rules.
     ///
     /// # Errors
-    /// [`CallError`], when the API server does not answer or refuses.
+    /// [`CallError`], if the API server does not answer or refuses.
     pub async fn save_terms(
         &self,
         hub: &str,
@@ -217,10 +222,10 @@ impl Store {
             .await
     }
 
-    /// What the agent remembers of its hub.
+    /// Returns the stored history token of the hub.
     ///
     /// # Errors
-    /// [`CallError`], when the API server does not answer or refuses.
+    /// [`CallError`], if the API server does not answer or refuses.
     pub async fn history_token(&self) -> Result<Option<Vec<u8>>, CallError> {
         Ok(self
             .load(IDENTITY_SECRET)
@@ -228,10 +233,11 @@ impl Store {
             .and_then(|mut data| data.remove(HISTORY_TOKEN)))
     }
 
-    /// Stores it beside who the agent is, which is written by others.
+    /// Stores the history token in the identity's Secret, whose other fields have another field
+    /// manager.
     ///
     /// # Errors
-    /// [`CallError`], when the API server does not answer or refuses.
+    /// [`CallError`], if the API server does not answer or refuses.
     pub async fn save_history_token(&self, words: &[u8]) -> Result<(), CallError> {
         let patch = Patch::Merge(json!({"data": {HISTORY_TOKEN: BASE64.encode(words)}}));
         let params = PatchParams {
@@ -368,7 +374,7 @@ fn read_certificate(data: &BTreeMap<String, Vec<u8>>) -> Option<Certificate> {
     })
 }
 
-/// Certificates as PEM.
+/// Formats certificates as PEM.
 fn pem(certificates: &[CertificateDer<'_>]) -> String {
     let mut text = String::new();
     for certificate in certificates {

@@ -1,11 +1,11 @@
-//! Carries work out: each piece by itself, all that are under way side by side.
+//! Runs jobs, all of them concurrently.
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 
 use crate::apply::Member;
 use runnel_agent_core::job::{Done, Job};
 
-/// Runs jobs until their sender is gone. The core gives out no more than it wants under way.
+/// Runs jobs until their sender is dropped. The core limits the jobs under way.
 pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Sender<Done>) {
     let mut running = FuturesUnordered::new();
     loop {
@@ -21,8 +21,8 @@ pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Send
             }
         }
     }
-    // What is under way is finished, for as long as the process's drain lasts; what is cut off then is looked at again by the
-    // next process.
+    // Jobs under way finish while the drain lasts. The next process reads the copies of interrupted
+    // jobs again.
     while let Some(ended) = running.next().await {
         let _ = done.try_send(ended);
     }

@@ -1,4 +1,4 @@
-//! How long to wait before the next try. The random part is an argument.
+//! Computes the delay before the next try. The random part is an argument.
 use std::time::Duration;
 
 /// A doubling delay between two bounds.
@@ -10,34 +10,34 @@ pub struct Backoff {
     pub limit: Duration,
 }
 
-/// For one copy that could not be written.
+/// Backoff for a copy that could not be written.
 pub const COPY: Backoff = Backoff {
     base: Duration::from_secs(1),
     limit: Duration::from_secs(300),
 };
-/// For a contended copy.
+/// Backoff for a contended copy.
 pub const CONTENTION: Backoff = Backoff {
     base: Duration::from_secs(10),
     limit: Duration::from_secs(240),
 };
-/// For failures that may end without an event: conflicts and missing rights.
+/// Backoff for failures that may end without an event: conflicts and missing permissions.
 pub const RECHECK: Backoff = Backoff {
     base: Duration::from_secs(5),
     limit: Duration::from_secs(30),
 };
-/// For an unavailable or overloaded API server; the copy itself may be fine.
+/// Backoff for an unavailable or overloaded API server; the copy itself may be fine.
 pub const UNAVAILABLE: Backoff = Backoff {
     base: Duration::from_secs(1),
     limit: Duration::from_secs(30),
 };
-/// For connections to the hub.
+/// Backoff for connections to the hub.
 pub const CONNECT: Backoff = Backoff {
     base: Duration::from_millis(500),
     limit: Duration::from_secs(10),
 };
 
 impl Backoff {
-    /// The longest delay after this many failures in a row (1 is the first).
+    /// Returns the longest delay after this many failures in a row (1 is the first).
     pub fn ceiling(&self, failures: u32) -> Duration {
         let doubled = 1u32
             .checked_shl(failures.saturating_sub(1))
@@ -45,20 +45,23 @@ impl Backoff {
         self.base.saturating_mul(doubled).min(self.limit)
     }
 
-    /// Between half the ceiling and the ceiling: `random` is evenly spread over 0..1.
+    /// Returns a delay between half the ceiling and the ceiling. `random` is uniformly distributed
+    /// over 0..1.
     pub fn jittered(&self, failures: u32, random: f64) -> Duration {
         self.ceiling(failures)
             .mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
     }
 
-    /// Between nothing and the ceiling, so that a fleet does not come back in step.
+    /// Returns a delay between zero and the ceiling, so that a fleet does not reconnect in step.
+    /// `random` is uniformly distributed over 0..1.
     pub fn full_jitter(&self, failures: u32, random: f64) -> Duration {
         self.ceiling(failures).mul_f64(random.clamp(0.0, 1.0))
     }
 }
 
-/// After which part of its life a certificate is renewed: around the half, so that a fleet that was installed at once
-/// does not renew at once. `random` is evenly spread over 0..1.
+/// Returns the age at which a certificate is renewed: 40 % to 60 % of its lifetime, so that
+/// clusters that joined together do not renew together. `random` is uniformly distributed over
+/// 0..1.
 pub fn renew_after(life: Duration, random: f64) -> Duration {
     life.mul_f64(0.4 + 0.2 * random.clamp(0.0, 1.0))
 }
@@ -68,12 +71,12 @@ pub fn renew_after(life: Duration, random: f64) -> Duration {
 pub struct Jitter(u64);
 
 impl Jitter {
-    /// A generator; equal seeds give equal numbers.
+    /// Returns a generator. Equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number, evenly spread over 0..1 (SplitMix64).
+    /// Returns the next number, uniformly distributed over 0..1 (SplitMix64).
     pub fn draw(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -114,7 +117,7 @@ mod tests {
             let times: Vec<_> = (0..500).map(|_| renew_after(life, jitter.draw())).collect();
             let (first, last) = (times.iter().min().unwrap(), times.iter().max().unwrap());
             prop_assert!(*first >= life.mul_f64(0.399) && *last <= life.mul_f64(0.601));
-            // Ten parts of that time are about equally busy.
+            // Each tenth of that period gets a similar number of renewals.
             for n in 0..10u32 {
                 let (from, to) = (life.mul_f64(0.4 + 0.02 * f64::from(n)), life.mul_f64(0.42 + 0.02 * f64::from(n)));
                 let busy = times.iter().filter(|time| **time >= from && **time < to).count();

@@ -1,4 +1,4 @@
-//! What is written: the body of an apply, and the patches that an apply cannot express. Pure.
+//! Builds the body of an apply, and the patches that an apply cannot express. Pure.
 use std::collections::BTreeSet;
 
 use json_patch::jsonptr::PointerBuf;
@@ -17,37 +17,38 @@ use crate::ignore;
 use crate::managed_fields;
 use crate::seal::{Sealed, Sealer, canonical};
 
-/// The fields of a copy. Without `Debug`: it contains content.
+/// The input of an apply. Without `Debug`: it contains content.
 pub struct Written<'a> {
-    /// Its kind.
+    /// The kind of the copy.
     pub kind: &'a Kind,
-    /// Its name.
+    /// The copy.
     pub copy: &'a SourceRef,
-    /// Its intent.
+    /// The intent of the copy.
     pub intent: &'a IntentKey,
-    /// How the rule is called.
+    /// The name of the rule.
     pub rule: &'a RuleName,
-    /// The revision.
+    /// The revision of the content.
     pub revision: &'a Revision,
     /// The content.
     pub content: &'a Content,
-    /// What is written only when the copy is created.
+    /// The fields that are written only when the copy is created.
     pub ignored: &'a BTreeSet<FieldPath>,
-    /// Which version it is, where versions are kept: the newest.
+    /// The version number if the rule keeps versions. The copy is the newest version.
     pub version: Option<u64>,
-    /// The object over which it is written is adopted: Runnel did not create it.
+    /// Whether the existing object is adopted: Runnel did not create it.
     pub adopted: bool,
 }
 
-/// The live object over which is written.
+/// The existing object that an apply changes.
 pub struct Over<'a> {
-    /// Which it is.
+    /// Its uid and resourceVersion.
     pub target: &'a ExpectedObject,
-    /// The current object, needed only for ignored fields.
+    /// The object itself, needed only for ignored fields.
     pub object: Option<&'a DynamicObject>,
 }
 
-/// The body of the apply that makes the copy (over nothing: of the creation, which fails where any object exists).
+/// Returns the body of the apply. Without `over`, the apply creates the copy, and fails if an
+/// object exists.
 pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) -> Value {
     let Written {
         kind,
@@ -100,7 +101,8 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
         "namespace": &*copy.namespace,
         "labels": labels,
         "annotations": annotations,
-        // No object has this version: with it an apply creates or fails, and never merges into what is there.
+        // No object has this version: the apply creates the object or fails, and never merges into
+        // an existing object.
         "resourceVersion": "1",
     });
     if let Some(Over { target, .. }) = over {
@@ -115,8 +117,11 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
     Value::Object(body)
 }
 
-/// The JSON patch that removes from an applied object what an apply leaves: surplus keys and fields of others, and
-/// the note that it was once retained. `None` if there is nothing of that.
+/// Returns the JSON patch that removes what an apply leaves: surplus keys and fields of others, and
+/// stale annotations.
+///
+/// The stale annotations are those of an earlier retention, and the list of ignored fields if there
+/// are none now. Returns `None` if nothing is to be removed.
 pub fn surplus(
     kind: &Kind,
     object: &DynamicObject,
@@ -164,12 +169,14 @@ pub fn surplus(
     (!removals.is_empty()).then(|| guarded(object, removals))
 }
 
-/// The most that keys and values of all annotations of an object may have, in bytes.
+/// Kubernetes limit for the keys and values of all annotations of an object, in bytes.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 
-/// The JSON patch that prepares an object for a refused apply: the exact maps become what is
-/// applied, and foreign annotations are removed, the largest first, until ours fit. It removes
-/// nothing that the apply itself could not remove. `None` if nothing prevents the apply.
+/// Returns the JSON patch that prepares an object for an apply that the API server refused.
+///
+/// The exact maps become what is applied. Foreign annotations are removed, the largest first, until
+/// ours fit. The patch removes nothing that the apply itself could not remove. Returns `None` if
+/// nothing prevents the apply.
 pub fn make_way(
     kind: &Kind,
     object: &DynamicObject,
@@ -228,7 +235,8 @@ pub fn make_way(
     (!changes.is_empty()).then(|| guarded(object, changes))
 }
 
-/// The JSON patch that takes the label of the newest version off a copy; `None` if it has none.
+/// Returns the JSON patch that removes the label of the newest version from a copy; `None` if the
+/// copy has no such label.
 pub fn demote(object: &DynamicObject) -> Option<Patch> {
     let labelled = object
         .metadata
@@ -238,9 +246,10 @@ pub fn demote(object: &DynamicObject) -> Option<Patch> {
     labelled.then(|| guarded(object, vec![remove(&["metadata", "labels", NEWEST_LABEL])]))
 }
 
-/// The JSON patch that removes our marks and our managed fields from a copy. On a copy that Runnel
-/// created it notes the rule that left it, with the `proof` of its creation; an adopted object gets
-/// no note.
+/// Returns the JSON patch that removes our marks and our managed fields from a copy.
+///
+/// With `proof` (Runnel created the object), the patch records the proof and the rule in
+/// annotations. An adopted object gets no such annotation.
 pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> Patch {
     let metadata = &object.metadata;
     let mut changes = vec![];
@@ -295,7 +304,7 @@ pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> P
     guarded(object, changes)
 }
 
-/// The changes, behind tests that fail where the object is another one by now, or has changed.
+/// Adds tests to the changes: the patch fails if the object was replaced or has changed.
 fn guarded(object: &DynamicObject, changes: Vec<PatchOperation>) -> Patch {
     let metadata = &object.metadata;
     let mut all = vec![

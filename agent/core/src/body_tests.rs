@@ -21,7 +21,8 @@ fn intent() -> IntentKey {
     }
 }
 
-/// What an API server makes of an apply: the object, with uid, version and managed fields.
+/// Returns the object after an apply, with the uid, version and managed fields that an API server
+/// adds.
 fn served(copy: &SourceRef, sealer: &Sealer) -> DynamicObject {
     served_ignoring(copy, sealer, None)
 }
@@ -182,7 +183,7 @@ fn ownership_of_objects_is_classified() {
     foreign.metadata.managed_fields = None;
     assert_eq!(owner(&foreign), Ownership::Foreign);
 
-    // The agent's Secret was lost: its seals are of another key, but its managed fields still
+    // The agent's Secret was lost. Another key made its seals, but its managed fields still
     // identify the copy.
     assert_eq!(
         seen(&object, &Sealer::new(b"new key", "hub")).ownership,
@@ -218,7 +219,7 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
         value["metadata"]["managedFields"].as_array().unwrap().len(),
         1
     );
-    // The note without its proof, or on another object, proves nothing.
+    // The annotation proves nothing without its proof, or on another object.
     let mut forged = left.clone();
     forged.metadata.uid = Some("u2".into());
     assert_eq!(seen(&forged, &sealer).ownership, Ownership::Foreign);
@@ -324,7 +325,7 @@ fn a_change_names_the_object_and_a_creation_none() {
     );
 }
 
-/// The fields that these tests leave alone.
+/// The fields that the rule of these tests ignores.
 fn ignored() -> BTreeSet<FieldPath> {
     ["/data/k", "/metadata/labels/team"]
         .into_iter()
@@ -365,13 +366,13 @@ fn ignored_field_is_written_at_creation_and_is_no_drift() {
             "{live:?}"
         );
         assert_eq!(live.sealed.as_ref().unwrap().ignored, ignored());
-        // What others may have changed is no content for other copies.
+        // Fields that others may have changed are no content for other copies.
         assert!(!live.is_whole());
         assert!(proven_content(kind(), &object, &sealer, live.sealed.as_ref().unwrap()).is_none());
         assert!(crate::live::learn(kind(), &object, &live).is_none());
         assert!(surplus(kind(), &object, &Content::default(), &ignored()).is_none());
     }
-    // Everything else is compared as ever, and so is the list of what is not.
+    // The agent compares all other fields, and the list of ignored fields.
     for change in [
         (|o: &mut Value| o["data"]["other"] = json!("x")) as fn(&mut Value),
         |o| o["metadata"]["annotations"]["note"] = json!("y"),
@@ -422,13 +423,13 @@ fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
             &sealer,
         )
     };
-    // Left out of an apply, what is ours would be deleted: it is applied as it is.
+    // An apply would delete our field if it was left out. So it contains the live value.
     let ours = over(&served_ignoring(&copy, &sealer, Some(&ignored)));
     assert_eq!(
         (&ours["data"]["k"], &ours["metadata"]["labels"]["team"]),
         (&json!("v"), &json!("a"))
     );
-    // Applied, what is theirs would be ours too: it is left out.
+    // An apply would make the agent an owner of a foreign field. So it leaves the field out.
     let theirs = over(&changed_by_others(&sealer));
     assert_eq!(
         (&theirs["data"], &theirs["metadata"]["labels"]["team"]),
@@ -473,7 +474,7 @@ fn way_is_made_for_what_is_applied_and_for_nothing_more() {
         serde_json::from_value(value).unwrap()
     };
     let body = serde_json::to_value(served(&copy(), &sealer)).unwrap();
-    // What is as it should be is not in the way, and neither is a small annotation of others.
+    // Correct fields and small annotations of others do not prevent an apply.
     assert!(make_way(kind(), &object(|_| {}), &body, &BTreeSet::new()).is_none());
     let small: fn(&mut Value) = |value| value["metadata"]["annotations"]["theirs"] = json!("x");
     assert!(make_way(kind(), &object(small), &body, &BTreeSet::new()).is_none());
@@ -498,7 +499,7 @@ fn way_is_made_for_what_is_applied_and_for_nothing_more() {
         (&exact["data"], &exact["binaryData"]),
         (&body["data"], &Value::Null)
     );
-    // A field that is left alone keeps what others put there.
+    // An ignored field keeps the value of another client.
     let left = made(
         |value| value["data"] = json!({"k": "theirs", "junk": "x"}),
         &ignored(),

@@ -1,4 +1,4 @@
-//! Payloads kept in memory, bounded in bytes: the least recently used go first.
+//! A cache of payloads, bounded in bytes. The least recently used payloads are evicted first.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{Payload, Revision};
@@ -24,7 +24,8 @@ pub struct PayloadCache {
 }
 
 impl PayloadCache {
-    /// A cache of at most this many bytes of payload. It always keeps the newest one.
+    /// Returns a cache of at most `limit` bytes of payload. The newest payload stays even if it is
+    /// larger.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -35,7 +36,7 @@ impl PayloadCache {
         }
     }
 
-    /// Keeps a payload, in place of an earlier one of the same intent.
+    /// Inserts a payload and replaces an earlier one of the same intent.
     pub fn insert(&mut self, key: IntentKey, revision: Revision, payload: Payload) {
         self.remove(&key);
         self.clock += 1;
@@ -58,14 +59,14 @@ impl PayloadCache {
         }
     }
 
-    /// Keeps an unrequested payload, if there is room for it.
+    /// Inserts an unrequested payload if the intent has none and the limit allows it.
     pub fn offer(&mut self, key: IntentKey, revision: Revision, payload: Payload) {
         if !self.entries.contains_key(&key) && self.bytes + payload.bytes().len() <= self.limit {
             self.insert(key, revision, payload);
         }
     }
 
-    /// The payload of an intent, if it is here in this revision.
+    /// Returns the payload of an intent if the cache has this revision.
     pub fn get(&mut self, key: &IntentKey, revision: &Revision) -> Option<Payload> {
         let entry = self
             .entries
@@ -79,14 +80,14 @@ impl PayloadCache {
         Some(entry.payload.clone())
     }
 
-    /// Whether the payload of an intent is here in this revision.
+    /// Whether the cache has this revision of an intent.
     pub fn has(&self, key: &IntentKey, revision: &Revision) -> bool {
         self.entries
             .get(key)
             .is_some_and(|entry| entry.revision == *revision)
     }
 
-    /// Bytes of the payload of an intent, in whatever revision it is here.
+    /// Returns the size of the cached payload of an intent in bytes, in any revision.
     pub fn size(&self, key: &IntentKey) -> usize {
         self.entries
             .get(key)
@@ -101,7 +102,7 @@ impl PayloadCache {
         }
     }
 
-    /// The bytes in the cache.
+    /// Returns the size of all payloads, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

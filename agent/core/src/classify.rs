@@ -1,7 +1,7 @@
-//! Classifies errors of the API server for one copy.
+//! Maps errors of the API server to errors of one copy.
 //!
-//! Messages contain no content. The server may quote values in its own message, so only the path of
-//! a field and well-known words are taken from it.
+//! Messages contain no content. The server may quote values in its message, so the agent uses only
+//! the path of a field and well-known words from it.
 use std::time::Duration;
 
 use kube::core::Status;
@@ -12,23 +12,23 @@ use crate::copy::CopyError;
 use crate::policy::Area;
 use crate::rights::Missing;
 
-/// A request that did not succeed.
+/// The error of a request.
 pub enum CallError {
     /// The server refused the request.
     Refused(Box<Status>),
-    /// The server takes no more just now, and asks to wait for so long.
+    /// The server is throttling requests, and asks for this delay.
     Throttled(Duration),
-    /// Not sent: another agent may be the active one.
+    /// The request was not sent: another agent may be the active one.
     NotActive,
-    /// No usable answer.
+    /// There was no usable answer.
     Unanswered,
 }
 
-/// The longest wait that the server may ask for: it would stop the agent otherwise.
+/// Limit of the delay that the server may ask for. A longer delay would stop the agent.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl CallError {
-    /// The HTTP status, 0 for none.
+    /// Returns the HTTP status, 0 for none.
     pub fn code(&self) -> u16 {
         match self {
             Self::Refused(status) => status.code,
@@ -37,7 +37,7 @@ impl CallError {
         }
     }
 
-    /// How long the server asks to wait before the next try.
+    /// Returns the delay before the next try that the server asks for.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Throttled(after) => Some((*after).min(LONGEST_WAIT)),
@@ -67,7 +67,7 @@ impl CallError {
     }
 }
 
-/// What the error means for the copy.
+/// Returns the error of the copy for a failed request.
 pub fn copy_error(error: &CallError) -> CopyError {
     match error {
         CallError::Refused(status) => refused(status),
@@ -143,13 +143,14 @@ fn forbidden(status: &Status) -> CopyError {
     )
 }
 
-/// What it means for copies that their watch is refused.
+/// Returns the error of the copies whose watch is forbidden.
 pub fn refused_watch(status: &Status, area: &Area) -> CopyError {
     let missing = Missing::read(&status.message).unwrap_or_else(|| Missing::of_watch(area));
     CopyError::new(Reason::Forbidden, missing.sentence())
 }
 
-/// What it means for copies that their kind, or the namespaces, could not be listed so far.
+/// Returns the error of the copies whose kind, or whose namespaces, could not be listed yet.
+/// `status`: the HTTP status, 0 for no answer.
 pub fn lost_watch(resource: &str, status: u16) -> CopyError {
     let name = resource.split('.').next().unwrap_or_default();
     match status {
@@ -206,7 +207,7 @@ fn invalid(status: &Status) -> CopyError {
     CopyError::new(Reason::Invalid, message)
 }
 
-/// A refusal by a webhook or an admission policy, with its name.
+/// Returns the error for a denial by a webhook or an admission policy, with its name.
 fn denied(text: &str) -> Option<CopyError> {
     let named = |before: &str, quote: char| {
         let name = text.split_once(before)?.1.split(quote).next()?;
@@ -237,7 +238,7 @@ fn is_namespace(status: &Status) -> bool {
         .is_some_and(|details| details.kind == "namespaces")
 }
 
-/// Reason, field and text of each cause.
+/// Returns reason, field and text of each cause.
 fn causes(status: &Status) -> impl Iterator<Item = (&str, &str, &str)> {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     causes.map(|cause| {
@@ -249,7 +250,7 @@ fn causes(status: &Status) -> impl Iterator<Item = (&str, &str, &str)> {
     })
 }
 
-/// A field's path without the keys of maps, which are the user's words.
+/// Returns a field's path without map keys, which the user chooses.
 fn path(field: &str) -> String {
     let known = field.split(['[', '(']).next().unwrap_or_default();
     let safe: String = known
@@ -257,14 +258,14 @@ fn path(field: &str) -> String {
         .filter(|c| c.is_ascii_alphanumeric() || *c == '.')
         .take(60)
         .collect();
-    // Of `data.KEY` only `data` is the schema's word.
+    // In `data.KEY`, only `data` is part of the schema.
     match safe.split_once('.') {
         Some((map @ ("data" | "binaryData" | "stringData"), _)) => map.to_owned(),
         _ => safe,
     }
 }
 
-/// One of the server's CamelCase reasons.
+/// Returns one of the server's CamelCase reasons without other characters.
 fn word(reason: &str) -> String {
     let safe: String = reason
         .chars()

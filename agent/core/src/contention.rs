@@ -14,17 +14,17 @@ use runnel_proto::model::{Reason, SourceRef};
 use crate::backoff::CONTENTION;
 use crate::copy::CopyError;
 
-/// So often within [`WINDOW`] a copy is put back without further ado.
+/// Number of corrections within [`WINDOW`] that are not a contention yet.
 pub const LIMIT: usize = 5;
-/// In this time.
+/// The period in which corrections count, and after which a contention ends.
 pub const WINDOW: Duration = Duration::from_secs(600);
-/// Uncontended copies that are recorded at most.
+/// Limit of the uncontended copies that are recorded.
 const REMEMBERED: usize = 10_000;
 
 struct Story {
-    /// When the copy was put back, the newest last.
+    /// The times of the corrections, the newest last.
     times: VecDeque<Instant>,
-    /// Corrections since the contention began; 0: there is none.
+    /// The number of corrections since the contention began; 0: the copy is not contended.
     rounds: u32,
     /// The other field managers of the copy, if they are known.
     who: Option<Arc<str>>,
@@ -41,7 +41,7 @@ impl Story {
     }
 }
 
-/// The copies that were put back lately.
+/// The recent corrections of copies.
 #[derive(Default)]
 pub struct Contentions {
     stories: BTreeMap<SourceRef, Story>,
@@ -52,7 +52,7 @@ pub struct Contentions {
 }
 
 impl Contentions {
-    /// Notes that a copy was put back; `who` changed it, if that is known.
+    /// Records a correction. `who`: the field managers of the change, if they are known.
     pub fn corrected(&mut self, copy: &SourceRef, who: Option<Arc<str>>, now: Instant) {
         let known = self.take(copy).filter(|story| !story.is_over(now));
         let mut story = known.unwrap_or_else(|| Story {
@@ -78,7 +78,7 @@ impl Contentions {
         };
         index.insert((now, copy.clone()));
         self.stories.insert(copy.clone(), story);
-        // The oldest is forgotten: among so many corrections none is a contention.
+        // The oldest record is dropped: with so many corrected copies, it is no contention.
         if self.calm.len() > REMEMBERED
             && let Some((_, oldest)) = self.calm.pop_first()
         {
@@ -99,14 +99,14 @@ impl Contentions {
         Some(story)
     }
 
-    /// When a copy may be put back; `None` is at once.
+    /// Returns when a copy may be corrected; `None` means at once.
     pub fn not_before(&self, copy: &SourceRef, now: Instant) -> Option<Instant> {
         let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
         let at = story.last()? + CONTENTION.ceiling(story.rounds);
         (at > now).then_some(at)
     }
 
-    /// The error of a contended copy. It stays the same while the contention lasts.
+    /// Returns the error of a contended copy. It stays the same during the contention.
     pub fn copy_error(&self, copy: &SourceRef) -> Option<CopyError> {
         let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
         let who = story.who.as_deref().unwrap_or("somebody");
@@ -117,7 +117,7 @@ impl Contentions {
         Some(CopyError::new(Reason::Contended, text))
     }
 
-    /// The copies about which there is peace again; they are forgotten.
+    /// Removes and returns the copies whose contention is over.
     pub fn take_calm(&mut self, now: Instant) -> Vec<SourceRef> {
         let mut calm = vec![];
         while let Some((last, copy)) = self.fought.first()
@@ -130,17 +130,17 @@ impl Contentions {
         calm
     }
 
-    /// When the next contention may be over.
+    /// Returns when the next contention may end.
     pub fn next_calm(&self) -> Option<Instant> {
         self.fought.first().map(|(last, _)| *last + WINDOW)
     }
 
-    /// The number of contended copies.
+    /// Returns the number of contended copies.
     pub fn count(&self) -> usize {
         self.fought.len()
     }
 
-    /// Nobody wants the copy any more.
+    /// Drops the record of a copy that no rule wants any more.
     pub fn forget(&mut self, copy: &SourceRef) {
         self.take(copy);
     }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{Payload, Reason, Revision, RuleUid, SourceRef};
 
-/// An intent's identity.
+/// The identity of an intent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IntentKey {
     /// The rule.
@@ -14,7 +14,7 @@ pub struct IntentKey {
 
 /// A payload of a batch. Without `Debug`: it contains content.
 pub struct NewPayload {
-    /// Whose it is.
+    /// The intent of the payload.
     pub key: IntentKey,
     /// Its revision.
     pub revision: Revision,
@@ -22,49 +22,50 @@ pub struct NewPayload {
     pub payload: Payload,
 }
 
-/// How a copy is, for its rule's report.
+/// The status of a copy, for the report of its rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CopyStatus {
-    /// Something is being done about it.
+    /// The copy does not equal its intent yet. There is no error.
     UnderWay,
-    /// Equal to the intent, by the last answers of the API server.
+    /// The copy equals its intent, by the last answers of the API server.
     Applied,
-    /// Not equal, and the last attempt failed.
+    /// The copy differs from its intent, and the last attempt failed.
     Failed(CopyError),
     /// Its namespace does not exist yet.
     Waiting,
-    /// Somebody changed or deleted it, and it is left so.
+    /// Another client changed or deleted the copy, and the agent does not correct it.
     Drifted(CopyError),
-    /// It must go and is still there; the last attempt may have failed.
+    /// The copy is to be removed and still exists. Contains the error of the last attempt.
     Removing(Option<CopyError>),
-    /// Its namespace is no longer a target: it is to go, and that waits for the word of the hub.
+    /// The copy is to be removed because its namespace is no longer a target. The removal waits for
+    /// the hub's approval.
     PruneRequested,
-    /// Its rule is a dry run: this change would be made.
+    /// The rule is a dry run: this change would be made.
     Planned(PlannedChange, CopyError),
 }
 
-/// What would be done to a copy of a rule that is a dry run.
+/// A planned change of a copy whose rule is a dry run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlannedChange {
-    /// It would be created.
+    /// The copy would be created.
     Create,
-    /// It would be changed, adopted or overwritten.
+    /// The copy would be changed, adopted or overwritten.
     Update,
-    /// It would be deleted, or left without marks.
+    /// The copy would be deleted, or left without marks.
     Delete,
 }
 
-/// Why something failed.
+/// The error of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyError {
     /// The kind of failure.
     pub reason: Reason,
-    /// A sentence for a person, without content.
+    /// The message for a person, without content.
     pub message: Arc<str>,
 }
 
 impl CopyError {
-    /// A failure.
+    /// Returns an error.
     pub fn new(reason: Reason, message: impl Into<Arc<str>>) -> Self {
         Self {
             reason,
@@ -73,7 +74,7 @@ impl CopyError {
     }
 }
 
-/// The text, cut to a number of bytes at a character's border.
+/// Returns the start of a text, at most `limit` bytes, cut at a character boundary.
 pub fn clip(text: &str, limit: usize) -> String {
     let end = (0..=limit.min(text.len()))
         .rev()

@@ -1,14 +1,14 @@
-//! Decides one copy: what is wanted and what was observed give one action. Pure and idempotent: a
-//! second decision after the action is a no-op.
+//! Decides one copy: compares the desired with the observed state and returns one action. Pure and
+//! idempotent: a second decision after the action is a no-op.
 //!
-//! - A foreign object is changed only as the conflict policy allows. One exception: an object that
-//!   was retained from a copy is taken back if it is equal.
-//! - Nothing is removed without an order: a tombstone, a removal, or a namespace that the terms no
-//!   longer name. The last kind needs the hub's approval, see [`crate::prunes`].
-//! - The agent never writes what the member's policy denies, whatever the hub orders.
+//! - The agent changes a foreign object only as the conflict policy allows. One exception: it
+//!   adopts an equal object that was retained from a copy.
+//! - The agent removes a copy only for an order: a tombstone, a removal, or a namespace that the
+//!   terms no longer name. The last kind needs the hub's approval, see [`crate::prunes`].
+//! - The agent never writes what the member's policy denies, even if the hub orders it.
 //!
-//! Where drift is only reported, a changed or deleted copy stays so until its source changes. A new
-//! revision overwrites it and ends the drift.
+//! If drift is only reported, the agent does not correct a changed or deleted copy until its source
+//! changes. A new revision overwrites the copy and ends the drift.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -20,113 +20,116 @@ use crate::differ;
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
 
-/// The namespace of a copy.
+/// The state of a copy's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetNamespace {
-    /// It is there.
+    /// The namespace exists.
     Ready,
     /// The namespace does not exist, and no rule creates it.
     Missing,
-    /// It is not there and is to be created; the last attempt may have failed.
+    /// The namespace does not exist and the agent creates it. Contains the error of the last
+    /// attempt.
     ToCreate(Option<CopyError>),
-    /// It is being deleted.
+    /// The namespace is being deleted.
     Terminating,
 }
 
-/// A copy that a rule wants.
+/// A copy that a rule distributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedCopy {
     /// The intent that wins this copy.
     pub intent: IntentKey,
-    /// How its rule is called.
+    /// The name of the rule.
     pub rule: RuleName,
-    /// The revision in force; none while every one so far was refused.
+    /// The desired revision; `None` while the agent has refused every revision.
     pub revision: Option<Revision>,
-    /// Its namespace.
+    /// The state of its namespace.
     pub place: TargetNamespace,
-    /// The rule is suspended: nothing is done.
+    /// The rule is suspended: the agent does not change the copy.
     pub suspend: bool,
-    /// The rule is a dry run: what would be done is reported.
+    /// The rule is a dry run: the agent only reports the planned change.
     pub dry_run: bool,
-    /// Why the copy cannot be as the hub wants it, whatever the live object is.
+    /// The error of an order that the agent cannot carry out: ambiguous sources, or a refused
+    /// revision.
     pub copy_error: Option<CopyError>,
-    /// Nothing is done because two sources want the copy.
+    /// Two sources compete for the copy, so the agent does not change it.
     pub is_ambiguous: bool,
-    /// Why this cluster itself does not let the copy be written.
+    /// The error if this cluster denies the copy: its policy, its namespace or a quota.
     pub denied: Option<CopyError>,
-    /// The policies of its rule for copies that differ.
+    /// The rule's policies for copies that differ.
     pub policies: Policies,
-    /// Somebody keeps changing it.
+    /// The error if the copy is contended: another client keeps changing it.
     pub contention: Option<CopyError>,
-    /// The copy had this revision and was deleted, or lost its marks.
+    /// The copy had this revision, and then was deleted or lost its marks.
     pub lost: bool,
-    /// The copy had this revision, and another client wrote another one over it, with our marks.
+    /// The copy had this revision, and then another client wrote another revision over it with our
+    /// marks.
     pub rewritten: bool,
-    /// What comparing this version of the live object with the revision in force gave.
+    /// The differences between the live object of this resourceVersion and the desired revision.
     pub compared: Option<(Arc<str>, CopyError)>,
 }
 
 /// The policies of a rule for copies that differ, as far as this cluster allows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policies {
-    /// About objects that are not ours.
+    /// Policy for objects that are not ours.
     pub takeover: Takeover,
-    /// For our copies that another client changed.
+    /// Policy for copies that another client changed.
     pub drift: DriftPolicy,
     /// Whether a copy that cannot take a change is deleted and created again.
     pub recreate: bool,
-    /// What is left alone once the copy is created.
+    /// The fields that the agent does not change once the copy exists.
     pub ignored: BTreeSet<FieldPath>,
-    /// Where versions are kept: the number that the copy has at least, as the newest.
+    /// The minimum version number of the copy, as the newest version, if the rule keeps versions.
     pub version: Option<u64>,
 }
 
 /// Whether an object that is not ours may be taken over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Takeover {
-    /// No.
+    /// The object is not taken over.
     #[default]
     Never,
-    /// If its content equals the wanted one.
+    /// The object is taken over if its content equals the desired content.
     IfEqual,
-    /// In any case.
+    /// The object is taken over with any content.
     Always,
-    /// The rule takes it over, but this cluster denies it.
+    /// The rule allows the takeover, but this cluster denies it.
     Denied(CopyError),
 }
 
 /// An order to remove a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Delete or leave unmarked.
+    /// Whether the copy is deleted, or left without marks.
     pub policy: DeletionPolicy,
-    /// It waits: the rule is suspended and the order is not the removal of the whole rule, or the
-    /// copy has been renamed and does not exist under its new name yet.
+    /// The removal is deferred. The rule is suspended and the order is not the removal of the whole
+    /// rule. Or the copy was renamed and does not exist under its new name yet.
     pub deferred: bool,
-    /// It waits for the word of the hub.
+    /// The removal waits for the hub's approval.
     pub asks: bool,
-    /// An object that Runnel adopted may be deleted too: the rule, the grant and the member's policy let it be
-    /// overwritten. Otherwise it is left.
+    /// Whether an adopted object may be deleted too: the rule, the grant and the member's policy
+    /// allow overwriting it. Otherwise it is left without marks.
     pub overwrites: bool,
-    /// The rule is a dry run: what would be done is reported.
+    /// The rule is a dry run: the agent only reports the planned removal.
     pub dry_run: bool,
 }
 
-/// What should become of a copy.
+/// The desired state of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// No rule concerns it: it stays as it is.
+    /// No rule concerns the copy: it is left unchanged.
     Nothing,
-    /// It should contain an intent.
+    /// The copy must contain an intent.
     Copy(Box<WantedCopy>),
-    /// It stays as an older version of another copy; once that one exists (`true`), without the
-    /// label of the newest.
+    /// The copy is kept as an older version of another copy. `true`: the newer copy exists, so the
+    /// label of the newest version is removed.
     Kept(IntentKey, bool),
-    /// It should go, if it belongs to this intent.
+    /// The copy must be removed if it belongs to this intent.
     Gone(IntentKey, RuleName, Order),
 }
 
-/// Which live object an action is about; the action fails if it is another one by then.
+/// The live object of an action. The action fails if the object was replaced or has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpectedObject {
     /// Its uid.
@@ -135,43 +138,43 @@ pub struct ExpectedObject {
     pub version: Arc<str>,
 }
 
-/// What to do.
+/// An action on a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Create the namespace.
     CreateNamespace,
-    /// Look what is there.
+    /// Read the object from the API server.
     Read,
     /// Create the copy; fails if any object of that name exists.
     Create,
     /// Apply the intent over our copy.
     Change(ExpectedObject),
-    /// Take an object that is not ours over if its content is equal.
+    /// Take over an object that is not ours if its content is equal.
     Adopt(ExpectedObject),
-    /// Take over a foreign object, whatever its content is.
+    /// Take over a foreign object with any content.
     Overwrite(ExpectedObject),
-    /// Find out in what our copy differs.
+    /// Compare our copy with the desired revision.
     Compare(ExpectedObject),
     /// Delete our copy.
     Delete(ExpectedObject),
-    /// Take the label of the newest version off our copy.
+    /// Remove the label of the newest version from our copy.
     Demote(ExpectedObject),
-    /// Take our marks off our copy and leave it.
+    /// Remove our marks from our copy and leave the object.
     Retain(ExpectedObject),
 }
 
-/// What was decided.
+/// The result of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing to do now; the copy is like this.
+    /// Nothing is to be done now. Contains the status of the copy.
     Noop(CopyStatus),
-    /// Nobody wants anything; or the removal is complete and its order can be forgotten.
+    /// No rule concerns the copy, or the removal is complete and its order can be dropped.
     Forget,
-    /// To be done.
+    /// An action is to be carried out.
     Act(Action),
 }
 
-/// Decides about one copy. Of a rule that is a dry run no decision writes.
+/// Decides one copy. For a rule that is a dry run, no decision writes.
 pub fn decide(want: &Want, observed: &Observed) -> Decision {
     match want {
         Want::Copy(wanted) if wanted.dry_run => plan_wanted(wanted, observed),
@@ -180,8 +183,8 @@ pub fn decide(want: &Want, observed: &Observed) -> Decision {
     }
 }
 
-/// What would be done about a wanted copy. The only action is a read: of the object with its name,
-/// or of the fields that differ.
+/// Returns the planned change of a copy that a rule distributes. The only actions are reads: of the
+/// object with the copy's name, or of the fields that differ.
 fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     let planned = |change, message: &str| Decision::Noop(planned(change, message));
     match decide_wanted(wanted, observed) {
@@ -199,13 +202,14 @@ fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
                 &format!("would be updated: {}", copy_error.message),
             ),
             _ if is_of_this_intent(wanted, observed) => Decision::Act(Action::Compare(target)),
-            // What another rule or source wrote may be unreadable for the author of this rule.
+            // The author of this rule may have no permission to read the content of another rule or
+            // source.
             _ => planned(
                 PlannedChange::Update,
                 "would be updated: another rule or source wrote it",
             ),
         },
-        // No report contains whether a foreign object is equal.
+        // No report discloses whether a foreign object is equal.
         Decision::Act(Action::Adopt(_)) => {
             planned(PlannedChange::Update, "would be adopted if it is equal")
         }
@@ -220,7 +224,7 @@ fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     }
 }
 
-/// Whether the object is sealed for this very intent, whatever its revision.
+/// Whether the object is sealed for exactly this intent, in any revision.
 pub fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
     let Observed::Live(live) = observed else {
         return false;
@@ -231,7 +235,7 @@ pub fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
     })
 }
 
-/// What would be done about a copy that is to go.
+/// Returns the planned change of a copy that is to be removed.
 fn plan_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {
     let order = Order {
         deferred: false,
@@ -316,7 +320,7 @@ fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     }
     match observed {
         Observed::Live(live) if is_right(wanted, live, revision) => {
-            // A contended copy counts as failed, whatever its content is just now.
+            // A contended copy counts as failed, even while its content is correct.
             Decision::Noop(copy_error(
                 wanted
                     .contention
@@ -349,12 +353,12 @@ fn is_right(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
         && !live.terminating
 }
 
-/// Whether the copy was deleted, or its marks were, and that is left so.
+/// Whether the copy was deleted or lost its marks, and the rule only reports drift.
 fn is_lost(wanted: &WantedCopy) -> bool {
     wanted.lost && wanted.policies.drift == DriftPolicy::Report
 }
 
-/// Whether our copy was as it is wanted, but for what others did to it since.
+/// Whether our copy had the desired state until other clients changed it.
 fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
     let WantedCopy { intent, lost, .. } = wanted;
     let deferred = match &live.sealed {
@@ -368,13 +372,13 @@ fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
     wanted.rewritten || (deferred && !live.intact)
 }
 
-/// Decides a copy whose name belongs to a wrong object.
+/// Decides a copy whose live object does not have the desired state.
 fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Decision {
     let target = ExpectedObject {
         uid: live.uid.clone(),
         version: live.version.clone(),
     };
-    // What was adopted is to be changed only as what is not ours.
+    // An adopted object is changed only as an object that is not ours.
     if live.is_own() {
         return match &wanted.compared {
             _ if live.terminating => Decision::Noop(CopyStatus::UnderWay),
@@ -389,14 +393,14 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
             _ => Decision::Act(Action::Compare(target)),
         };
     }
-    // A terminating object is not worth a contention, and an untouchable one is not touched.
+    // A terminating object needs no takeover, and an untouchable object is never taken over.
     let hands_off = live.terminating || live.ownership == Ownership::Untouchable;
     match &wanted.policies.takeover {
         Takeover::Always if !hands_off => Decision::Act(Action::Overwrite(target)),
         Takeover::Denied(denied) if !hands_off && live.ownership != Ownership::Retained => {
             Decision::Noop(CopyStatus::Failed(denied.clone()))
         }
-        // A copy of another hub is that hub's, however equal.
+        // A copy of another hub belongs to that hub, even if it is equal.
         Takeover::IfEqual if !hands_off && live.ownership != Ownership::OtherHub => {
             Decision::Act(Action::Adopt(target))
         }
@@ -407,7 +411,7 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
     }
 }
 
-/// The failure for an object that is not ours and is not taken over.
+/// Returns the error for an object that is not ours and is not taken over.
 pub fn conflict(live: &Live) -> CopyError {
     let hint = match live.ownership {
         Ownership::Ours => {
@@ -445,7 +449,7 @@ fn what_stands(live: &Live) -> String {
     format!("{what}{who}")
 }
 
-/// The failure for an object that would be taken over if it were equal.
+/// Returns the error for an object that would be taken over if it were equal.
 pub fn differs(live: &Live) -> CopyError {
     let CopyError { reason, message } = conflict(live);
     if matches!(live.ownership, Ownership::Retained | Ownership::Ours) {

@@ -223,7 +223,7 @@ proptest! {
     }
 }
 
-/// A small model of the API server: what an action leaves behind, given what is really there.
+/// A small model of the API server: returns the state after an action on the actual state `there`.
 fn carry_out(action: &Action, want: &mut Want, there: &Observed) -> Observed {
     let adopted = matches!(action, Action::Adopt(_))
         && !matches!(there, Observed::Live(live) if live.ownership == Ownership::Retained);
@@ -260,7 +260,7 @@ fn carry_out(action: &Action, want: &mut Want, there: &Observed) -> Observed {
             }
             there.clone()
         }
-        // What the watch does not show may be absent, or there without our label.
+        // An object that the watch does not show may be absent, or exist without our label.
         Action::Read if *there == Observed::Unknown => Observed::Absent,
         Action::Read => there.clone(),
         Action::Create => match there {
@@ -346,7 +346,7 @@ proptest! {
                 return Err(TestCaseError::fail("it is not ours"));
             }
             Action::Overwrite(_) => prop_assert_eq!(takeover, Takeover::Always),
-            // The equality is checked when it is carried out, against the version that was seen.
+            // The job checks the equality, against the observed version.
             Action::Adopt(_) => {
                 let by_policy = matches!(takeover, Takeover::IfEqual);
                 let equal = by_policy && live.ownership != Ownership::OtherHub;

@@ -1,4 +1,4 @@
-//! Limits the deletions within an hour, whatever the hub orders. Pure: time is an argument.
+//! Limits the deletions per hour, independent of the hub's orders. Pure: time is an argument.
 //!
 //! This is the last protection against a faulty or malicious hub. The limit is part of the member's
 //! own policy, and no hub can raise it. Further deletions wait, and are reported with the reason
@@ -10,9 +10,9 @@ use runnel_proto::model::Reason;
 
 use crate::copy::CopyError;
 
-/// The time for which the number is.
+/// The period of the limit.
 const WINDOW: Duration = Duration::from_secs(3600);
-/// When all that is let through is still under way.
+/// The delay while every allowed deletion is still under way.
 const SOON: Duration = Duration::from_secs(1);
 
 /// The deletions of the last hour.
@@ -22,12 +22,13 @@ pub struct Deletes {
 }
 
 impl Deletes {
-    /// A copy was deleted.
+    /// Records a deletion.
     pub fn done(&mut self, now: Instant) {
         self.times.push_back(now);
     }
 
-    /// When the next copy may be deleted, while so many deletions are under way; `None` is at once.
+    /// Returns when the next copy may be deleted; `None` means at once. `under_way`: the number of
+    /// deletions under way.
     pub fn not_before(&mut self, limit: usize, under_way: usize, now: Instant) -> Option<Instant> {
         while self
             .times
@@ -39,7 +40,7 @@ impl Deletes {
         if self.times.len() + under_way < limit {
             return None;
         }
-        // As soon as so many are forgotten that there is room for one more.
+        // The time at which enough recorded deletions have expired.
         let last = (self.times.len() + under_way - limit).min(self.times.len().saturating_sub(1));
         Some(
             self.times
@@ -49,7 +50,7 @@ impl Deletes {
     }
 }
 
-/// What a copy is reported with that waits.
+/// Returns the error of a deletion that waits for the limit.
 pub fn waits(limit: usize) -> CopyError {
     let text = format!(
         "this cluster has deleted {limit} copies within an hour, as many as its own policy allows (deletesPerHour): the \

@@ -1,6 +1,7 @@
-//! In words, where a copy differs from what was written into it. Pure.
+//! Describes the differences between a live copy and its desired content. Pure.
 //!
-//! Of a Secret only paths are named, never a value; of a ConfigMap short values of `data` and labels too.
+//! For a Secret it lists only paths, never a value. For a ConfigMap it also lists short values of
+//! `data` and labels.
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
@@ -15,10 +16,11 @@ use crate::copy::clip;
 use crate::ignore;
 use crate::seal::canonical;
 
-/// So many bytes of differences are named; the others are counted.
+/// Longest list of differences in a message, in bytes. The message counts the other differences.
 const LIST_LIMIT: usize = 320;
 
-/// What a copy that was changed and is left so is reported with. `who` are the field managers that changed it.
+/// Returns the error of a drifted copy that is not corrected. `who`: the field managers that
+/// changed it.
 pub fn changed(
     kind: &Kind,
     object: &DynamicObject,
@@ -33,7 +35,7 @@ pub fn changed(
     )
 }
 
-/// The fields that a dry run would change: paths without values, whatever the kind.
+/// Returns the differences that a dry run found: paths without values, for every kind.
 pub fn planned(
     kind: &Kind,
     object: &DynamicObject,
@@ -43,7 +45,7 @@ pub fn planned(
     CopyError::new(Reason::DryRun, list(kind, object, content, ignored, false))
 }
 
-/// What a copy is reported with that is not what was just written: nobody else has written it since.
+/// Returns the error of a copy that differs right after its write, with no other writer in between.
 pub fn rewritten(
     kind: &Kind,
     object: &DynamicObject,
@@ -58,7 +60,8 @@ pub fn rewritten(
     CopyError::new(Reason::Denied, message)
 }
 
-/// All that differs, as far as it can be said in a message; with short values if `shows_values`.
+/// Lists the differences in a message of about [`LIST_LIMIT`] bytes. `shows_values` adds short
+/// values.
 fn list(
     kind: &Kind,
     object: &DynamicObject,
@@ -92,8 +95,8 @@ fn list(
     list
 }
 
-/// The paths in which an object differs from content of which only digests are known; of `data` and labels with the present
-/// values if `shows_values`.
+/// Compares an object with content that is known only by its field digests. Returns the paths that
+/// differ. `shows_values` adds the present values of `data` and labels.
 pub fn diff(
     kind: &Kind,
     object: &DynamicObject,
@@ -109,7 +112,7 @@ pub fn diff(
         if named.as_ref().is_some_and(|path| ignored.contains(path)) {
             continue;
         }
-        // What others label and annotate stays.
+        // A copy keeps the labels and annotations of other writers.
         let stays = || {
             named
                 .as_ref()
@@ -135,7 +138,7 @@ pub fn diff(
     diff
 }
 
-/// The content of a live object, whoever wrote it.
+/// Returns the content of a live object, including the fields of other writers.
 fn content(kind: &Kind, object: &DynamicObject) -> Content {
     Content {
         labels: object.metadata.labels.clone().unwrap_or_default(),
@@ -144,7 +147,7 @@ fn content(kind: &Kind, object: &DynamicObject) -> Content {
     }
 }
 
-/// The value at a path of `data` or of the labels.
+/// Returns the value at a path of `data` or of the labels.
 fn text_at<'a>(content: &'a Content, path: &FieldPath) -> Option<&'a str> {
     match path.map {
         FieldMap::Data => content.fields.get("data")?.get(&path.key)?.as_str(),
@@ -153,7 +156,8 @@ fn text_at<'a>(content: &'a Content, path: &FieldPath) -> Option<&'a str> {
     }
 }
 
-/// What a copy is reported with of whose change nothing but the change is known.
+/// Returns the error of a drifted copy that is not corrected and whose differing fields are
+/// unknown.
 pub fn unread(who: Option<&str>) -> CopyError {
     CopyError::new(
         Reason::Drifted,
@@ -161,7 +165,7 @@ pub fn unread(who: Option<&str>) -> CopyError {
     )
 }
 
-/// What a copy that was deleted and is not made again is reported with.
+/// Returns the error of a deleted copy that is not created again.
 pub fn deleted() -> CopyError {
     CopyError::new(
         Reason::Drifted,

@@ -1,19 +1,19 @@
-//! Fencing: the agent obeys no deposed leader of the hub.
+//! Fencing: the agent ignores a former leader of the hub.
 //!
 //! One of the hub's replicas leads. Each frame contains its epoch, and a term that rises within the
 //! epoch. The agent rejects a stream with a lower term than the known one, and a stream with more
 //! than one term. It forgets a known term one minute after the last stream with it. No lease is
-//! longer, so a deposed leader has stopped by then. A hub that was restored from an old backup has
-//! lower terms, and is accepted after that minute.
+//! longer, so that a former leader has stopped by then. A hub that was restored from an old backup
+//! has lower terms, and is accepted after that minute.
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a term is remembered after its last stream.
+/// How long a term is recorded after its last stream.
 const MEMORY: Duration = Duration::from_secs(60);
-/// The longest epoch that is taken: a uid is shorter.
+/// Limit of the length of an epoch in bytes: a uid is shorter.
 const EPOCH_LIMIT: usize = 128;
 
-/// Why a stream has to be closed.
+/// The reason why a stream must be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FenceError {
     /// Two frames of one stream have different terms or epochs.
@@ -32,29 +32,29 @@ pub enum FenceError {
     Deposed {
         /// The term of the frame.
         term: u64,
-        /// The highest term that is known.
+        /// The highest known term.
         highest: u64,
     },
 }
 
-/// What is known of the hub's leaders.
+/// The known terms of the hub's leaders.
 #[derive(Default)]
 pub struct Fence {
-    /// The highest term of each epoch, and when it was last heard of.
+    /// The highest term of each epoch, and the time of its last stream.
     highest: BTreeMap<String, (u64, Instant)>,
-    /// What the present stream says.
+    /// The epoch and term of the current stream.
     stream: Option<(String, u64)>,
-    /// What was known of its epoch before.
+    /// The earlier highest term of its epoch.
     before: Option<(u64, Instant)>,
-    /// Whether the term of the present stream counts for others.
+    /// Whether the term of the current stream is not recorded, see [`Fence::disown`].
     disowned: bool,
 }
 
 impl Fence {
-    /// A frame says this. Whether it may be obeyed.
+    /// Checks the epoch and term of a frame. The first frame of a stream sets both.
     ///
     /// # Errors
-    /// [`FenceError`], when the stream has to be closed.
+    /// [`FenceError`], when the stream must be closed.
     pub fn admit(&mut self, epoch: &str, term: u64, now: Instant) -> Result<(), FenceError> {
         if let Some((own_epoch, own_term)) = &self.stream {
             return if own_epoch == epoch && *own_term == term {
@@ -85,7 +85,8 @@ impl Fence {
         Ok(())
     }
 
-    /// The hub of the present stream knows less than another that was heard: what that one says is still obeyed.
+    /// Drops the term of the current stream, because its hub has older state than an earlier one.
+    /// The earlier term stays valid.
     pub fn disown(&mut self) {
         self.disowned = true;
         let Some((epoch, _)) = &self.stream else {
@@ -97,7 +98,7 @@ impl Fence {
         }
     }
 
-    /// The stream has ended.
+    /// Records the end of the stream.
     pub fn closed(&mut self, now: Instant) {
         let disowned = std::mem::take(&mut self.disowned);
         if let Some((epoch, term)) = self.stream.take().filter(|_| !disowned) {
@@ -128,7 +129,7 @@ mod tests {
         );
         assert_eq!(fence.admit("e1", 6, start + second(3630)), Ok(()));
         fence.closed(start + second(3640));
-        // Terms compare only inside an epoch, and a stray epoch makes none forgotten.
+        // Terms are comparable only within an epoch, and another epoch makes none forgotten.
         assert_eq!(fence.admit("e2", 1, start + second(3650)), Ok(()));
         fence.closed(start + second(3650));
         assert!(fence.admit("e1", 5, start + second(3651)).is_err());
@@ -156,7 +157,7 @@ mod tests {
         assert!(fence.admit("e1", 4, start + second(5)).is_err());
         assert_eq!(fence.admit("e1", 5, start + second(5)), Ok(()));
         fence.closed(start + second(6));
-        // Of an epoch that was never heard of nothing stays.
+        // No term remains of an epoch that only a disowned stream had.
         assert_eq!(fence.admit("e2", 9, start + second(7)), Ok(()));
         fence.disown();
         fence.closed(start + second(8));

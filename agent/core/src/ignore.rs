@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::managed_fields::owns;
 
-/// The fields as the copy's annotation names them.
+/// Formats the fields for the annotation of a copy.
 pub fn text(ignored: &BTreeSet<FieldPath>) -> String {
     ignored
         .iter()
@@ -20,12 +20,13 @@ pub fn text(ignored: &BTreeSet<FieldPath>) -> String {
         .join(" ")
 }
 
-/// Reads what [`text`] wrote. What is no path is passed over: the seal does not fit then, and the copy is put back.
+/// Parses the output of [`text`]. It skips invalid paths: the seal does not match then, and the
+/// agent corrects the copy.
 pub fn parse(text: &str) -> BTreeSet<FieldPath> {
     text.split(' ').filter_map(FieldPath::parse).collect()
 }
 
-/// The content without these fields.
+/// Returns the content without these fields.
 pub fn mask(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Content {
     for path in ignored {
         content.take_out(path);
@@ -33,8 +34,10 @@ pub fn mask(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Content {
     content
 }
 
-/// The content with these fields as they are in the live object: as far as they are ours there. One that somebody else
-/// has is left out, which leaves it to him; one that is ours and left out would be deleted.
+/// Returns the content with the live values of these fields, if the agent owns them.
+///
+/// Fields of other owners are left out, so that they stay with their owners. An apply would delete
+/// a field of ours that is left out.
 pub fn keep(
     mut content: Content,
     ignored: &BTreeSet<FieldPath>,

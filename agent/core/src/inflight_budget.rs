@@ -1,14 +1,15 @@
-//! How much payload waits to be applied: while it is too much, no more is taken from the hub.
+//! Counts the payload that waits to be applied. Above the limit, the agent receives no more from
+//! the hub.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::SourceRef;
 
 use crate::copy::IntentKey;
 
-/// The default bound of unapplied payload, in bytes.
+/// The default limit of unapplied payload, in bytes.
 pub const ROOM_BYTES: usize = 32 * 1024 * 1024;
 
-/// The copies under way, and the bytes of their intents' payloads, each counted once.
+/// The copies that wait, and the size of their intents' payloads. Each payload counts once.
 #[derive(Default)]
 pub struct InflightBudget {
     copies: BTreeMap<SourceRef, IntentKey>,
@@ -17,7 +18,7 @@ pub struct InflightBudget {
 }
 
 impl InflightBudget {
-    /// Notes that a copy waits for a payload of this size to be applied.
+    /// Adds a copy that waits for a payload of `bytes` bytes to be applied.
     pub fn enter(&mut self, copy: &SourceRef, intent: &IntentKey, bytes: usize) {
         self.leave(copy);
         let (size, copies) = self.intents.entry(intent.clone()).or_insert((bytes, 0));
@@ -28,7 +29,7 @@ impl InflightBudget {
         self.copies.insert(copy.clone(), intent.clone());
     }
 
-    /// Notes that a copy waits no more.
+    /// Removes a copy that no longer waits.
     pub fn leave(&mut self, copy: &SourceRef) {
         let Some(intent) = self.copies.remove(copy) else {
             return;
@@ -42,7 +43,7 @@ impl InflightBudget {
         }
     }
 
-    /// Bytes of payload that wait.
+    /// Returns the size of the waiting payloads, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

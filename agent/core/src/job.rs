@@ -1,4 +1,4 @@
-//! One piece of work for the API server, and what came of it.
+//! A job for the API server, and its result.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,101 +17,102 @@ use crate::policy::Policy;
 use crate::queue::Key;
 use crate::records::Observed;
 
-/// What is foreseen, and why.
+/// The outcome of a preview, and its error if there is one.
 pub type Decided = (PreviewOutcome, Option<CopyError>);
 
-/// A question of the hub, as far as it is answered. Without `Debug`: it may hold content.
+/// A preview that the hub requested, with the outcomes that need no read. Without `Debug`: it may
+/// contain content.
 pub struct PreviewJob {
-    /// The hub's number for it.
+    /// The hub's number of the request.
     pub question: u64,
-    /// Names fields.
+    /// The key for field digests.
     pub key: FieldsKey,
-    /// Copy by copy.
+    /// The previewed copies.
     pub items: Vec<Item>,
-    /// How many copies are left out.
+    /// The number of copies beyond the limit of one preview.
     pub more: u32,
 }
 
-/// One copy.
+/// One previewed copy.
 pub struct Item {
     /// The copy.
     pub copy: SourceRef,
     /// Its source.
     pub source: SourceRef,
-    /// What is known of it.
+    /// The outcome, or what is needed to compute it.
     pub known: CopyKnowledge,
-    /// The copies that must stand before this one goes.
+    /// The copies that must exist before this one is removed.
     pub after: Vec<SourceRef>,
 }
 
-/// What is known of a copy.
+/// The outcome of a previewed copy, or what is needed to compute it.
 pub enum CopyKnowledge {
-    /// All.
+    /// The outcome is known.
     Decided(Decided),
-    /// It takes a look.
+    /// The outcome may need a request to the API server.
     Open(Box<Open>),
 }
 
-/// What a look is to find out.
+/// The input of the requests for a previewed copy.
 pub struct Open {
-    /// What would be wanted.
+    /// The desired state under the previewed terms.
     pub want: Want,
-    /// What is known to stand there.
+    /// The observed object in the records.
     pub observed: Observed,
-    /// Names the fields that it should have.
+    /// The keyed digest of the desired fields, to compare with the live object.
     pub fields: [u8; 32],
-    /// Whether the write is tried.
+    /// Whether the agent sends a dry run of the write.
     pub dry_run: bool,
-    /// What would be written, as far as it came along.
+    /// The desired object, if the hub sent its content.
     pub body: Option<DesiredObject>,
-    /// Digests of what would be written, by path, if the paths that differ are asked for.
+    /// Digests of the desired fields, by path, if the differing paths are requested.
     pub digests: Option<Arc<FieldDigests>>,
 }
 
 impl Open {
-    /// Whether what stands there must be read.
+    /// Whether the live object must be read.
     pub fn needs_look(&self) -> bool {
         let is_ours = matches!(&self.observed, Observed::Live(live) if live.is_own());
         self.dry_run || self.digests.is_some() || !is_ours
     }
 }
 
-/// A run of one key.
+/// A job for one key.
 pub struct Job {
-    /// What it is about.
+    /// The key.
     pub key: Key,
-    /// What to do.
+    /// The work.
     pub work: Work,
 }
 
-/// What to do.
+/// The work of a job.
 pub enum Work {
     /// Create the namespace.
     CreateNamespace,
-    /// Look what is there.
+    /// Read the object.
     Read,
-    /// Create the copy, if nothing stands there.
+    /// Create the copy. The job fails if an object exists.
     Create(DesiredObject),
     /// Apply over our copy.
     Change(ExpectedObject, DesiredObject),
-    /// Take an object that is not ours over if it is equal.
+    /// Take over an object that is not ours if it is equal.
     Adopt(ExpectedObject, DesiredObject),
-    /// Take an object that is not ours over.
+    /// Take over an object that is not ours, with any content.
     Overwrite(ExpectedObject, DesiredObject),
-    /// Find out in what our copy differs.
+    /// Compare our copy with the desired revision.
     Compare(ExpectedObject, DesiredObject),
     /// Delete our copy.
     Delete(ExpectedObject),
-    /// Take the label of the newest version off.
+    /// Remove the label of the newest version from our copy.
     Demote(ExpectedObject),
-    /// Take our marks off.
+    /// Remove our marks from our copy and leave the object.
     Retain(ExpectedObject, RuleName),
-    /// Find out what would become of copies; changes nothing.
+    /// Compute previewed outcomes. This changes nothing.
     Preview(Box<PreviewJob>),
 }
 
 impl Work {
-    /// The rule that wants the copy, where the work names it.
+    /// Returns the rule of the copy, if the work contains it.
     pub fn rule(&self) -> Option<&RuleName> {
         match self {
             Self::Create(desired)
@@ -129,110 +130,111 @@ impl Work {
     }
 }
 
-/// Whether a copy that does not take a change is deleted and created anew.
+/// Whether a copy that cannot be changed is deleted and created again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recreate {
-    /// No: the failure is reported.
+    /// The failure is reported.
     No,
-    /// Yes.
+    /// The copy is deleted and created again.
     Yes,
-    /// The rule says so, but as many copies were deleted within an hour as the policy allows: this many.
+    /// The rule recreates copies, but the policy's limit of deletions per hour is reached. Contains
+    /// that limit.
     Later(usize),
 }
 
-/// What to write. Without `Debug`: it may hold content.
+/// The object to write. Without `Debug`: it may contain content.
 pub struct DesiredObject {
     /// The intent.
     pub intent: IntentKey,
-    /// How its rule is called.
+    /// The name of the rule.
     pub rule: RuleName,
     /// The revision.
     pub revision: Revision,
-    /// The content, or where it is.
+    /// The content, or where it comes from.
     pub content: ContentSource,
-    /// What is written only when the copy is created.
+    /// The fields that are written only when the copy is created.
     pub ignored: BTreeSet<FieldPath>,
-    /// Which version it is, where versions are kept.
+    /// The version number, if the rule keeps versions.
     pub version: Option<u64>,
-    /// Whether a copy that does not take the change is deleted and created anew.
+    /// Whether a copy that cannot be changed is deleted and created again.
     pub recreate: Recreate,
-    /// The rule is a dry run: it is compared and not written, and values are not named.
+    /// The rule is a dry run: the copy is compared and not written, and no values are reported.
     pub dry_run: bool,
-    /// By what the content is judged once more, right before it is written.
+    /// The policy that is checked again right before the write.
     pub limits: Limits,
 }
 
 impl DesiredObject {
-    /// The failure for an object that is not adopted, as it is not equal.
+    /// Returns the error for an object that is not adopted because it is not equal.
     pub fn unequal(&self, live: &Live) -> CopyError {
         differs(live)
     }
 }
 
-/// The policy that a write must keep.
+/// The limits that a write must observe.
 #[derive(Clone)]
 pub struct Limits {
-    /// The policy that was in force when the work was given out.
+    /// The policy at the time when the job was created.
     pub policy: Arc<Policy>,
     /// The agent's own namespace.
     pub home: Arc<str>,
 }
 
-/// Where content comes from. Without `Debug`: it may hold content.
+/// The source of content. Without `Debug`: it may contain content.
 pub enum ContentSource {
-    /// Here.
+    /// The content itself.
     Payload(Payload),
-    /// In another copy of the same intent and revision.
+    /// Another copy of the same intent and revision, from which the content is read.
     Twin(SourceRef),
 }
 
-/// What a run did to the object.
+/// The change that a job made to the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrote {
-    /// Created it.
+    /// The object was created.
     Created,
-    /// Changed it.
+    /// The object was changed.
     Changed,
-    /// Applied, and nothing changed.
+    /// The apply changed nothing.
     Equal,
-    /// Took it over, as it was equal.
+    /// The object was equal, and was taken over.
     Adopted,
-    /// Took it over, and what it held is lost.
+    /// The object was taken over, and its previous content is lost.
     Overwrote,
-    /// Deleted it and created it anew.
+    /// The object was deleted and created again.
     Recreated,
-    /// Deleted it.
+    /// The object was deleted.
     Deleted,
-    /// Left it, unmarked.
+    /// The object was left without marks.
     Retained,
 }
 
-/// What came of a run. Without `Debug`: it may hold content.
+/// The result of a job. Without `Debug`: it may contain content.
 pub struct Done {
-    /// What it was about.
+    /// The key of the job.
     pub key: Key,
-    /// What stands there now, if that is known.
+    /// The state of the object after the job, if it is known.
     pub observed: Option<Observed>,
-    /// Older versions of the object that the run has seen.
+    /// Older resourceVersions that the job has seen.
     pub passed: Vec<Arc<str>>,
-    /// What it wrote.
+    /// The change that the job made.
     pub wrote: Option<Wrote>,
-    /// An object was deleted on the way to what it wrote.
+    /// Whether the job deleted an object before its write.
     pub deleted: bool,
-    /// Why it failed.
+    /// The error, if the job failed.
     pub copy_error: Option<CopyError>,
-    /// How long the API server asks to wait before the next try.
+    /// The delay before the next try that the API server asks for.
     pub retry_after: Option<Duration>,
-    /// Content that it came by.
+    /// Content that the job has read from a copy.
     pub learned: Option<NewPayload>,
-    /// In what the live object of this version differs.
+    /// The differences of the live object of this resourceVersion.
     pub compared: Option<Box<(Arc<str>, CopyError)>>,
-    /// What would become of copies.
+    /// The result of a preview.
     pub preview_result: Option<PreviewResult>,
 }
 
 impl Done {
-    /// A run that has not done anything yet.
+    /// Returns the result of a job that has done nothing yet.
     pub fn new(key: Key) -> Self {
         Self {
             key,

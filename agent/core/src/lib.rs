@@ -1,6 +1,6 @@
-//! The decisions of the agent: no I/O, no clock, no randomness. Time is an argument.
+//! The decisions of the agent. The crate has no I/O, clock or randomness: time is an argument.
 //!
-//! [`reconciler`] combines the other modules: it takes events and hands out jobs and frames.
+//! [`reconciler`] combines the other modules: it receives events and returns jobs and frames.
 #![cfg_attr(
     not(test),
     deny(

@@ -1,4 +1,5 @@
-//! A live object of the member cluster, reduced to the little that decisions need. Its content stays at the edge.
+//! A live object of the member cluster, reduced to what decisions need. Its content stays outside
+//! the core.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -21,23 +22,24 @@ use crate::seal::{self, Identity, Seal, Sealer};
 
 pub use crate::seal::Sealed;
 
-/// The longest uid of a rule that is believed without a proof.
+/// Limit of the length of a rule's uid that is accepted without a proof, in bytes.
 const UID_LIMIT: usize = 64;
 
-/// Whose a live object is.
+/// The owner of a live object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// Our copy, created or [adopted](Live::adopted).
+    /// Our copy: Runnel created or [adopted](Live::adopted) it.
     Ours,
-    /// Was our copy once, created by Runnel, and was left on purpose; taken back by an intent with equal content.
+    /// A former copy that Runnel created and left on purpose. An intent with equal content takes it
+    /// over again.
     Retained,
-    /// Carries our seal of another object: a clone that somebody made.
+    /// A clone that another client made: it has our seal of another object.
     Clone,
     /// A copy of another hub.
     OtherHub,
-    /// A credential or another object that this cluster made itself: never taken over.
+    /// A credential or another object that this cluster created for itself. It is never taken over.
     Untouchable,
-    /// Somebody else's.
+    /// Any other object.
     Foreign,
 }
 
@@ -46,40 +48,42 @@ pub enum Ownership {
 pub struct Live {
     /// The object's uid.
     pub uid: Arc<str>,
-    /// Its resourceVersion, compared for equality only.
+    /// Its resourceVersion, compared only for equality.
     pub version: Arc<str>,
-    /// Whose it is.
+    /// Its owner.
     pub ownership: Ownership,
-    /// It is ours, and nothing proves that Runnel created it: it was adopted, or its seal is missing.
+    /// Whether it is ours without a proof that Runnel created it: it was adopted, or its seal is
+    /// missing.
     pub adopted: bool,
-    /// What was written, if it is ours and says so.
+    /// The sealed state, if the agent's key made the seal for this object.
     pub sealed: Option<Box<Sealed>>,
-    /// The intent that a copy of ours names under a seal key that the agent no longer has. Nothing proves it: it is
-    /// reported, and good for an order to remove exactly this intent.
+    /// The intent that our copy names under a seal key that the agent no longer has. It is not
+    /// proved: the agent reports it, and obeys orders to remove exactly this intent.
     pub unproved: Option<Box<IntentKey>>,
-    /// It is ours, and every mark and all content are exactly as they were written.
+    /// Whether it is ours, and all marks and content are as the agent wrote them.
     pub intact: bool,
-    /// What the policy judges of what was written, if it is intact.
+    /// The policy facts of its content, if it has such a seal.
     pub facts: Facts,
-    /// Who else writes it, the latest first, unless it is an intact copy: field managers, for a person.
+    /// Its other field managers, the latest first, for a person. `None` for an intact copy.
     pub others: Option<Arc<str>>,
-    /// It is being deleted.
+    /// Whether it is being deleted.
     pub terminating: bool,
-    /// Which of several versions it is, where versions are kept; the highest became the newest last.
+    /// Its version number, if the rule keeps versions. The highest number was the last to become
+    /// the newest.
     pub number: u64,
-    /// It is labelled as the newest of several versions.
+    /// Whether it has the label of the newest version.
     pub newest: bool,
-    /// When our fields were last applied, in seconds since 1970.
+    /// The time of our last apply, in seconds since 1970.
     pub applied_at: i64,
 }
 
 impl Live {
-    /// Whether it is a copy that Runnel created, so that it may be changed and deleted as its rule says.
+    /// Whether Runnel created this copy, so that its rule may change and delete it.
     pub fn is_own(&self) -> bool {
         self.ownership == Ownership::Ours && !self.adopted
     }
 
-    /// Whether the copy holds exactly this revision of this rule's source.
+    /// Whether the copy is intact and contains exactly this revision of this rule's source.
     pub fn holds(&self, rule: &RuleUid, source: &SourceRef, revision: &Revision) -> bool {
         let equal = |sealed: &Sealed| {
             sealed.rule == *rule && sealed.source == *source && sealed.revision == *revision
@@ -89,7 +93,7 @@ impl Live {
             && self.sealed.as_deref().is_some_and(equal)
     }
 
-    /// The intent that the copy says it holds, if it is ours and says so.
+    /// Returns the intent that our copy names, proved or not.
     pub fn intent(&self) -> Option<IntentKey> {
         let sealed = || {
             self.sealed
@@ -106,13 +110,14 @@ impl Live {
         })
     }
 
-    /// Whether an order to remove an intent's copy is about this object. A copy of ours that names no intent has lost its
-    /// marks.
+    /// Whether an order to remove a copy of this intent applies to this object. Our copy without an
+    /// intent has lost its marks.
     pub fn is_removable_for(&self, key: &IntentKey) -> bool {
         self.ownership == Ownership::Ours && self.intent().is_none_or(|own| own == *key)
     }
 
-    /// Whether all of its content is what was written, so that another copy can be made of it.
+    /// Whether the copy is intact and has no ignored fields, so that its content can be used for
+    /// another copy.
     pub fn is_whole(&self) -> bool {
         self.intact
             && self
@@ -122,7 +127,7 @@ impl Live {
     }
 }
 
-/// The name of a live object of a kind; `None` for one without a name or a namespace.
+/// Returns the name of a live object of a kind; `None` without a name or a namespace.
 pub fn copy_of(kind: &Kind, metadata: &ObjectMeta) -> Option<SourceRef> {
     Some(SourceRef::new(
         kind.resource,
@@ -131,7 +136,8 @@ pub fn copy_of(kind: &Kind, metadata: &ObjectMeta) -> Option<SourceRef> {
     ))
 }
 
-/// Reduces a live object. `None` for one without name, namespace, uid or resourceVersion, which no API server sends.
+/// Reduces a live object. Returns `None` without a name, namespace, uid or resourceVersion, which
+/// no API server sends.
 pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(SourceRef, Live)> {
     let metadata = &object.metadata;
     let copy = copy_of(kind, metadata)?;
@@ -150,7 +156,8 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     let source = annotation(metadata, SOURCE_ANNOTATION).and_then(SourceRef::parse);
     let source = source.map(|source| source.as_copy(&copy.name));
     let (mut sealed, mut intact, mut facts) = (None, false, Facts::default());
-    // Of a seal that cannot be checked only the text is known; without any, nothing proves whose content this is.
+    // Only the text of another key's seal is known. Without a seal, nothing proves the origin of
+    // the content.
     let is_unproved = seal.as_ref().is_none_or(|seal| seal.adopted);
     let adopted = ownership == Ownership::Ours && identity != Some(Identity::Ours) && is_unproved;
     let unproved = match (identity, &seal, &source) {
@@ -207,7 +214,8 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     Some((copy, live))
 }
 
-/// The number of a version, as far as it is ours: the API server takes it from us when somebody else changes it.
+/// Returns the version number if the agent owns the annotation. The API server removes our
+/// ownership when another client changes it.
 fn number(metadata: &ObjectMeta, entry: Option<&ManagedFieldsEntry>) -> u64 {
     let number = annotation(metadata, VERSION_ANNOTATION)
         .filter(|_| Owned::of(entry).has_annotation(VERSION_ANNOTATION));
@@ -216,7 +224,8 @@ fn number(metadata: &ObjectMeta, entry: Option<&ManagedFieldsEntry>) -> u64 {
         .unwrap_or_default()
 }
 
-/// What a copy names under a seal key that is not there any more: its parts are such that they may go into a report.
+/// Returns the intent that a copy names under a seal key that no longer exists, if all its parts
+/// are safe for a report.
 fn unproved(
     metadata: &ObjectMeta,
     rule: &RuleUid,
@@ -241,8 +250,11 @@ fn unproved(
     })
 }
 
-/// The content of a live object as far as it is ours: the kind's fields, and the labels and annotations that our
-/// Apply owns. `None` unless the seal proves that it is what was written for this rule, source and revision.
+/// Returns our content of a live object: the kind's fields, and the labels and annotations that our
+/// apply owns.
+///
+/// Returns `None` unless the seal proves that the agent wrote it for this rule, source and
+/// revision.
 pub fn proven_content(
     kind: &Kind,
     object: &DynamicObject,
@@ -260,8 +272,8 @@ pub fn proven_content(
     ))
 }
 
-/// The content of an intact copy, for as long as nobody else has it: should the copy be damaged while the hub is away,
-/// it can be put back.
+/// Returns the content of an intact copy. With it, the agent can correct the copy while the hub is
+/// unreachable.
 pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayload> {
     let sealed = live
         .sealed
@@ -282,9 +294,10 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
     })
 }
 
-/// Whether an object can be adopted for this content without a change of anything that it holds: its fields are equal,
-/// fields that a rule ignores too, and none of its labels and annotations has another value. Labels and annotations that
-/// it does not have do not count.
+/// Whether an object can be adopted for this content without a change of its existing values.
+///
+/// Its fields must be equal, including fields that a rule ignores. No label or annotation may have
+/// another value. Missing labels and annotations are allowed.
 pub fn is_adoptable(kind: &Kind, object: &DynamicObject, content: &Content) -> bool {
     let content = seal::canonical(content);
     let agrees = |present: Option<&BTreeMap<String, String>>, wanted: &BTreeMap<String, String>| {
@@ -298,7 +311,7 @@ pub fn is_adoptable(kind: &Kind, object: &DynamicObject, content: &Content) -> b
         object.metadata.labels.as_ref(),
         object.metadata.annotations.as_ref(),
     );
-    // Another tool that says so by this label would lose it by our mark.
+    // Our mark would replace the label of another managing tool.
     let manager = labels
         .and_then(|labels| labels.get(MANAGED_BY_LABEL))
         .is_none_or(|manager| manager == MANAGED_BY);
@@ -312,7 +325,7 @@ pub fn is_adoptable(kind: &Kind, object: &DynamicObject, content: &Content) -> b
         && agrees(annotations, &content.annotations)
 }
 
-/// Names the fields that [`is_adoptable`] compares, by the key of a question.
+/// Returns the keyed digest of the fields that [`is_adoptable`] compares.
 pub fn named_fields(kind: &Kind, object: &DynamicObject, key: &FieldsKey) -> [u8; 32] {
     key.name(
         Content {
@@ -323,13 +336,14 @@ pub fn named_fields(kind: &Kind, object: &DynamicObject, key: &FieldsKey) -> [u8
     )
 }
 
-/// Whether it is of a name or type that no rule ever writes.
+/// Whether no rule may write an object of this name or type.
 fn is_untouchable(kind: &Kind, object: &DynamicObject) -> bool {
     let name = object.metadata.name.as_deref().unwrap_or_default();
     kind.refuses_name(name) || kind.refuses_type(object.data.get("type").and_then(Value::as_str))
 }
 
-/// Who else writes the object's content, by the names of their field managers: the latest first, at most three.
+/// Returns the names of the other field managers of the object's content: the latest first, at most
+/// three.
 fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
     let writes = |entry: &&ManagedFieldsEntry| {
         let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
@@ -367,7 +381,7 @@ fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
     }
 }
 
-/// The annotations of an object by key.
+/// Returns the annotation of an object with this key.
 fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
@@ -399,8 +413,10 @@ fn ownership(
     }
 }
 
-/// The labels and annotations that our Apply owns. The API server takes a field from us when somebody else changes
-/// its value, so what is owned has the value that we gave it.
+/// The labels and annotations that our apply owns.
+///
+/// The API server removes our ownership when another client changes a value. So an owned field has
+/// the value that the agent wrote.
 #[derive(Default)]
 struct Owned<'a> {
     labels: BTreeSet<&'a str>,

@@ -3,10 +3,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{FieldMap, FieldPath};
 
-/// The name under which the agent applies.
+/// The field manager of the agent.
 pub const FIELD_MANAGER: &str = "runnel-agent";
 
-/// The entry of the agent's own server-side apply.
+/// Returns the entry of the agent's own server-side apply.
 pub fn apply_entry(metadata: &ObjectMeta) -> Option<&ManagedFieldsEntry> {
     metadata
         .managed_fields
@@ -23,7 +23,7 @@ pub fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
         && of_whole_object
 }
 
-/// Whether the agent applied a field, and nobody changed it since.
+/// Whether the agent owns a field: it applied the field, and no other client has changed it since.
 pub fn owns(object: &DynamicObject, path: &FieldPath) -> bool {
     let fields = apply_entry(&object.metadata)
         .and_then(|entry| entry.fields_v1.as_ref())

@@ -1,12 +1,12 @@
 //! Decides previewed copies like real copies, without writing. Pure.
 //!
-//! The records of the agent answer most of it. A foreign object in the place of a copy is unknown
-//! to the watches, so the agent reads it for the answer
-//! ([`Open`](crate::job::CopyKnowledge::Open)), and [`preview`] decides by the observed object.
+//! The records of the agent answer most of a preview. The watches do not show foreign objects, so
+//! the agent reads the object that blocks a copy ([`Open`](crate::job::CopyKnowledge::Open)).
+//! [`preview`] then decides by the observed object.
 //!
-//! The answer never contains whether a foreign Secret equals the previewed content. The author of a
-//! preview chooses that content, and could guess a value with one preview after the other, without
-//! a trace. So both cases have the same answer ([`is_untold`]). No dry run is sent for such a copy
+//! The answer never discloses whether a foreign Secret equals the previewed content. The author of
+//! a preview chooses that content, and could guess a value with repeated previews, without a trace.
+//! So both cases have the same answer ([`is_untold`]). The agent sends no dry run for such a copy
 //! either, because the API server may distinguish the cases.
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,22 +23,24 @@ use crate::job::Decided;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
 
-/// What was found out of one copy.
+/// The result for one copy.
 pub struct Found {
     /// The copy.
     pub copy: SourceRef,
     /// Its source.
     pub source: SourceRef,
-    /// What becomes of it; `None`: nothing that is worth a word.
+    /// The outcome; `None` if there is nothing to report.
     pub outcome: Option<Decided>,
-    /// In what it differs.
+    /// The paths that differ.
     pub diff: FieldDiff,
-    /// The copies that must stand before this one goes.
+    /// The copies that must exist before this one is removed.
     pub after: Vec<SourceRef>,
 }
 
-/// Whether it is not told if what stands there equals what would be written: it is a Secret, and not the agent's own copy of
-/// this source by this rule. What another rule made, or this one of another source, may be what the person may not read.
+/// Whether the answer must not disclose if the live object equals the previewed content.
+///
+/// This holds for a Secret that is not the agent's own copy of this source by this rule. The author
+/// of the preview may have no permission to read the Secret of another rule or source.
 pub fn is_untold(want: &Want, observed: &Observed) -> bool {
     let Want::Copy(wanted) = want else {
         return false;
@@ -52,8 +54,10 @@ pub fn is_untold(want: &Want, observed: &Observed) -> bool {
     !is_plain && matches!(observed, Observed::Live(live) if !is_own(live))
 }
 
-/// The paths in which what stands there differs from what would be written. Values are shown of the agent's own copy of this
-/// intent only, and of no Secret. None of a Secret of which [nothing is told](is_untold).
+/// Returns the paths in which the live object differs from the previewed content.
+///
+/// Values are shown only for the agent's own copy of this intent, and never for a Secret. The
+/// result is empty for a Secret whose equality is [not disclosed](is_untold).
 pub fn diff(
     want: &Want,
     observed: &Observed,
@@ -80,8 +84,10 @@ pub fn diff(
     }
 }
 
-/// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent; it makes no
-/// difference where that [is not told](is_untold).
+/// Returns the outcome of a copy for an observed object.
+///
+/// `is_equal`: whether the object's fields equal those of the intent. It has no effect if the
+/// equality is [not disclosed](is_untold).
 pub fn preview(want: &Want, observed: &Observed, is_equal: bool) -> Option<Decided> {
     let plain = |previewed| Some((previewed, None));
     match decide(want, observed) {
@@ -121,7 +127,7 @@ fn refused(observed: &Observed) -> Option<Decided> {
     }
 }
 
-/// Whether it is a write.
+/// Whether the outcome is a write.
 pub fn writes(previewed: PreviewOutcome) -> bool {
     use PreviewOutcome::{Adopt, AdoptIfEqual, Change, Create, Overwrite};
     matches!(
@@ -130,7 +136,8 @@ pub fn writes(previewed: PreviewOutcome) -> bool {
     )
 }
 
-/// The answer: what was found, in order. What must wait for another copy that will not stand stays.
+/// Builds the answer, ordered by copy. A copy that waits for another copy stays unchanged if that
+/// other copy will not exist.
 pub fn answer(question: u64, found: Vec<Found>, more: u32) -> PreviewResult {
     let stand = |outcome: &Decided| writes(outcome.0) || outcome.0 == PreviewOutcome::Unchanged;
     let standing: BTreeSet<_> = found
@@ -210,7 +217,7 @@ mod tests {
         }))
     }
 
-    /// A copy that a rule wrote; `None`: an object that is not Runnel's.
+    /// Returns a copy that a rule wrote; `None`: a foreign object.
     fn observed(resource: &str, rule: Option<&str>) -> Observed {
         let sealed = rule.map(|rule| {
             Box::new(Sealed {

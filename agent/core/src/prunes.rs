@@ -1,38 +1,40 @@
-//! Copies that are to go because their namespaces are no longer targets: those that the hub has named, and no others. Pure.
+//! Approvals of the removal of copies from namespaces that are no longer targets. Pure.
 //!
-//! Only the agent knows which copies these are. It reports how many there are of a rule, with a digest that names exactly
-//! these, and waits. The hub counts them with those of all other clusters, blocks them where they are too many, and gives the
-//! digest back once they may go. If the very same copies still wait then, they are removed; any other set is reported and
-//! judged again.
+//! Only the agent knows these copies. It reports their number per rule, with a digest of exactly
+//! these objects, and waits. The hub adds up the numbers of all clusters, and blocks the removal if
+//! there are too many. It returns the digest as its approval. The agent then removes the copies if
+//! the digest still matches the waiting copies. It reports any other set again, and the hub decides
+//! again.
 //!
-//! A copy is named by its uid: one that was deleted and created again is another one. An approval ends with what it
-//! answers: when nothing is to be done about the copy any more, and with the stream.
+//! The digest identifies an object by its uid, so an object that was deleted and created again
+//! needs a new approval. An approval ends when nothing is to be done about the copy any more, and
+//! when the stream ends.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ring::digest::{Context, SHA256};
 use runnel_proto::model::{AskedDigest, RuleUid, SourceRef};
 
-/// The copies that the hub lets the agent delete.
+/// The copies that the hub has approved for removal.
 #[derive(Default)]
 pub struct PruneApprovals {
-    /// By the name of the copy: for which rule, and the uid of the object.
+    /// The approved objects: the copy, the rule and the uid of the object.
     allowed: BTreeMap<SourceRef, (RuleUid, Arc<str>)>,
-    /// The last approval of the hub for each rule, while it does not match the waiting copies, or not yet.
+    /// The last unused approval for each rule, while it does not match the waiting copies.
     offers: BTreeMap<RuleUid, AskedDigest>,
-    /// The digest that was last reported to the hub for each rule.
+    /// The last digest that was reported to the hub for each rule.
     reported: BTreeMap<RuleUid, AskedDigest>,
 }
 
 impl PruneApprovals {
-    /// Whether a rule may do it to the object with this uid.
+    /// Whether a rule may remove the object with this uid.
     pub fn allows(&self, rule: &RuleUid, copy: &SourceRef, uid: &str) -> bool {
         self.allowed
             .get(copy)
             .is_some_and(|(for_rule, object)| for_rule == rule && **object == *uid)
     }
 
-    /// Records the digest that is reported to the hub; an approval of another set is void.
+    /// Records the digest that is reported to the hub. An approval of another digest becomes void.
     pub fn report(&mut self, rule: &RuleUid, digest: Option<AskedDigest>) {
         if self
             .offers
@@ -47,7 +49,8 @@ impl PruneApprovals {
         }
     }
 
-    /// Takes an approval of the hub. Returns whether it is of the set that was reported last; no other one counts.
+    /// Stores an approval of the hub if it is for the last reported digest, and returns whether it
+    /// is.
     pub fn offer(&mut self, rule: &RuleUid, digest: AskedDigest) -> bool {
         let is_current = self.reported.get(rule) == Some(&digest);
         if is_current {
@@ -56,19 +59,20 @@ impl PruneApprovals {
         is_current
     }
 
-    /// Whether there is an approval of a rule that has not been used.
+    /// Whether a rule has an unused approval.
     pub fn has_offer(&self, rule: &RuleUid) -> bool {
         self.offers.contains_key(rule)
     }
 
-    /// What was said in a stream holds in that stream alone. Returns the copies that it was said of.
+    /// Drops all approvals and reports: they are valid in one stream only. Returns the copies whose
+    /// removal was approved.
     pub fn end_stream(&mut self) -> Vec<SourceRef> {
         self.offers.clear();
         self.reported.clear();
         std::mem::take(&mut self.allowed).into_keys().collect()
     }
 
-    /// These wait. If they are what the hub has named, they are allowed, and the offer is used up.
+    /// Uses an approval if it matches exactly the waiting copies, and returns whether it does.
     pub fn take(&mut self, rule: &RuleUid, waiting: &BTreeMap<SourceRef, Arc<str>>) -> bool {
         let fits = !waiting.is_empty() && self.offers.get(rule) == Some(&digest_of(rule, waiting));
         if fits {
@@ -81,13 +85,13 @@ impl PruneApprovals {
         fits
     }
 
-    /// Nothing is to be done about the copy: whatever stands there later is asked about.
+    /// Drops the approval of a copy. A later removal of this copy needs a new approval.
     pub fn forget(&mut self, copy: &SourceRef) {
         self.allowed.remove(copy);
     }
 }
 
-/// Names exactly these objects of a rule.
+/// Returns the digest of exactly these objects of a rule.
 pub fn digest_of(rule: &RuleUid, objects: &BTreeMap<SourceRef, Arc<str>>) -> AskedDigest {
     let mut context = Context::new(&SHA256);
     let mut add = |text: &str| {

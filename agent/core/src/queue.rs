@@ -1,32 +1,33 @@
-//! Which copies are to be worked on, and when. One run per key at a time; a failing key waits by itself and never
-//! delays another.
+//! The work queue: which keys are due, and when. One run per key at a time. A failing key waits
+//! alone and never delays another key.
 //!
-//! A run that takes longer than [`SLOW`] waits for something that hangs, such as an admission webhook. Its place is given
-//! to another run, and its namespace and its rule get no more than [`SHARE`] runs at once until one of theirs is quick
-//! again. So what hangs delays the others once, by [`SLOW`]; only with very many such namespaces at once they wait longer.
+//! A run longer than [`SLOW`] usually waits for something that hangs, such as an admission webhook.
+//! It no longer counts against the limit of runs. Its namespace and its rule then get at most
+//! [`SHARE`] runs at once, until one of their runs is quick again. So a hanging webhook delays
+//! other keys once, by [`SLOW`]. They wait longer only if very many namespaces hang at once.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
-/// A run that has taken so long is slow.
+/// Duration after which a run is slow.
 pub const SLOW: Duration = Duration::from_secs(2);
-/// How many runs a slow namespace or rule has under way at most when another one begins.
+/// Limit of the runs of a slow namespace or rule. A new run starts only below this limit.
 pub const SHARE: usize = 2;
-/// Runs under way at most, slow ones included, as a multiple of the limit for the others.
+/// Limit of all runs, including slow ones, as a multiple of the limit for the others.
 const WITH_SLOW: usize = 4;
-/// Namespaces and rules that are remembered as slow without anything under way.
+/// Limit of the lanes, beyond which slow lanes without runs are dropped.
 const REMEMBERED: usize = 1000;
 
-/// What one run is about.
+/// The key of a run.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     /// A copy.
     Copy(SourceRef),
-    /// A namespace that a rule wants created.
+    /// A namespace that the agent creates for a rule.
     Namespace(Arc<str>),
-    /// A question of the hub by the core's number for it, which is never queued.
+    /// A request of the hub, by the number that the core gave it. Such a key is never queued.
     Question(u64),
 }
 
@@ -34,24 +35,24 @@ pub enum Key {
 enum State {
     Ready,
     Delayed(Instant),
-    /// It waits, by this number, for a run of its namespace or rule to end.
+    /// The key waits for a run of its namespace or rule to end. The number orders the parked keys.
     Parked(u64),
-    /// Being worked on; the flag says that it changed meanwhile.
+    /// A run is under way. The flag: the key was added again during the run.
     Running(bool),
 }
 
-/// What shares a part of the runs.
+/// A group of keys with a common limit of runs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Group {
     Namespace(Arc<str>),
     Rule(RuleUid),
 }
 
-/// The runs of a group.
+/// The state of a group.
 #[derive(Default)]
 struct Lane {
     running: usize,
-    /// A run under way is slow, or the last one that ended was.
+    /// Whether a run under way is slow, or the last run that ended was slow.
     slow: bool,
     parked: BTreeSet<u64>,
 }
@@ -72,7 +73,7 @@ struct Run {
 struct Entry {
     state: State,
     failures: u32,
-    /// What is wanted changed during the run, so its failure says nothing about the next one.
+    /// The desired state changed during the run, so that its failure does not delay the next run.
     fresh: bool,
 }
 
@@ -93,18 +94,18 @@ pub struct Queue {
     ready: VecDeque<Key>,
     delayed: BTreeSet<(Instant, Key)>,
     runs: BTreeMap<Key, Run>,
-    /// The runs that are not slow yet.
+    /// The runs that are not slow yet, by their start.
     quick: BTreeSet<(Instant, Key)>,
     lanes: BTreeMap<Group, Lane>,
     parked: BTreeMap<u64, (Group, Key)>,
-    /// The number of the next key that is parked.
+    /// The number for the next parked key.
     next: u64,
-    /// Keys that were parked since this was last asked.
+    /// The keys that were parked since the last [`Queue::take_parked`].
     newly_parked: Vec<Key>,
 }
 
 impl Queue {
-    /// Asks for a run of a key. One that waits after a failure goes on waiting.
+    /// Adds a key. A key that waits after a failure keeps its delay.
     pub fn add(&mut self, key: &Key) {
         match self.entries.get_mut(key) {
             None => {
@@ -119,7 +120,7 @@ impl Queue {
         }
     }
 
-    /// Asks for a run at once and forgets earlier failures: what is wanted has changed.
+    /// Adds a key, ends its delay and resets its failures, because the desired state has changed.
     pub fn add_fresh(&mut self, key: &Key) {
         let Some(entry) = self.entries.get_mut(key) else {
             return self.add(key);
@@ -139,7 +140,7 @@ impl Queue {
         }
     }
 
-    /// Asks for a run at once, also of a key that waits.
+    /// Adds a key and ends its delay. It keeps the number of failures.
     pub fn add_now(&mut self, key: &Key) {
         match self.entries.get_mut(key) {
             Some(entry) => {
@@ -155,7 +156,7 @@ impl Queue {
         }
     }
 
-    /// Asks for a run no later than this.
+    /// Adds a key with a delay that ends at `at`, or shortens its delay.
     pub fn add_at(&mut self, key: &Key, at: Instant) {
         match self.entries.get_mut(key) {
             None => {
@@ -175,7 +176,7 @@ impl Queue {
         }
     }
 
-    /// Takes back what [`Queue::add`] and its siblings asked for; a run that is under way goes on.
+    /// Removes a key that has no run under way. A run under way continues, but is not repeated.
     pub fn cancel(&mut self, key: &Key) {
         match self.entries.get_mut(key).map(|entry| (entry.state, entry)) {
             Some((State::Running(_), entry)) => entry.state = State::Running(false),
@@ -187,7 +188,7 @@ impl Queue {
                 self.unpark(number);
                 self.entries.remove(key);
             }
-            // Its place in `ready` is passed over when its turn comes.
+            // `pop` skips its entry in `ready`.
             Some((State::Ready, _)) => drop(self.entries.remove(key)),
             None => {}
         }
@@ -204,8 +205,11 @@ impl Queue {
         )
     }
 
-    /// The next key whose time has come, if fewer than `limit` runs are under way that are not slow. `rule_of` names the
-    /// rule of a key. The caller runs it and says [`Queue::done`] or [`Queue::failed`].
+    /// Returns the next key that is due, while fewer than `limit` runs are under way that are not
+    /// slow.
+    ///
+    /// `rule_of` returns the rule of a key. The caller runs the key and then calls [`Queue::done`]
+    /// or [`Queue::failed`].
     pub fn pop(
         &mut self,
         now: Instant,
@@ -262,12 +266,12 @@ impl Queue {
         None
     }
 
-    /// The keys that wait for a slow namespace or rule since this was last asked.
+    /// Returns the keys that were parked behind a slow namespace or rule since the last call.
     pub fn take_parked(&mut self) -> Vec<Key> {
         std::mem::take(&mut self.newly_parked)
     }
 
-    /// Runs that have become slow give their places to others.
+    /// Marks the groups of runs that have become slow. Such runs no longer count as quick.
     fn note_slow(&mut self, now: Instant) {
         while let Some((since, key)) = self.quick.first()
             && now.saturating_duration_since(*since) >= SLOW
@@ -279,7 +283,7 @@ impl Queue {
         }
     }
 
-    /// Notes that a run has ended, and lets those begin that waited for it.
+    /// Records the end of a run, and makes parked keys of its groups ready.
     fn ended(&mut self, key: &Key, now: Instant) {
         let Some(run) = self.runs.remove(key) else {
             return;
@@ -291,7 +295,7 @@ impl Queue {
                 continue;
             };
             lane.running = lane.running.saturating_sub(1);
-            // A key for which there was nothing to do says nothing.
+            // A run of zero duration had nothing to do, and does not show that the group is quick.
             if !took.is_zero() {
                 lane.slow = took >= SLOW;
             }
@@ -326,7 +330,7 @@ impl Queue {
         Some(key)
     }
 
-    /// A run ended well.
+    /// Records the success of a run.
     pub fn done(&mut self, key: &Key, now: Instant) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
@@ -343,14 +347,16 @@ impl Queue {
         self.ended(key, now);
     }
 
-    /// Failures in a row of a key, the run that is just ending with a failure included.
+    /// Returns the number of failures in a row of a key, including the run that is just ending with
+    /// a failure.
     pub fn failures(&self, key: &Key) -> u32 {
         self.entries
             .get(key)
             .map_or(1, |entry| entry.failures.saturating_add(1))
     }
 
-    /// A run failed; the next one is at this time, or at once where what is wanted changed meanwhile.
+    /// Records the failure of a run. The next run is at `next`, or at once if the desired state
+    /// changed during the run.
     pub fn failed(&mut self, key: &Key, next: Instant, now: Instant) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
@@ -372,7 +378,7 @@ impl Queue {
         self.ended(key, now);
     }
 
-    /// When the next delayed key's time comes, or a run gives its place to a key that is ready.
+    /// Returns when the next delay ends, or when a slow run makes room for a ready key.
     pub fn next_due(&self) -> Option<Instant> {
         let delayed = self.delayed.first().map(|(at, _)| *at);
         let slow = self
@@ -383,12 +389,12 @@ impl Queue {
         delayed.into_iter().chain(slow).min()
     }
 
-    /// Keys that are ready, waiting or running.
+    /// Returns the number of keys that are ready, delayed, parked or running.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is nothing to do, now or later.
+    /// Whether the queue has no key.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -70,7 +70,7 @@ fn an_earlier_time_wins() {
     );
 }
 
-/// A copy of this rule in this namespace.
+/// Returns the key of a copy of this rule in this namespace.
 fn copy(namespace: usize, rule: usize, number: usize) -> Key {
     Key::Copy(SourceRef::new(
         "configmaps",
@@ -88,7 +88,8 @@ fn rule_of(key: &Key) -> Option<RuleUid> {
 
 const LIMIT: usize = 8;
 
-/// Runs the queue until it is empty. `time` says for how long a run of a key takes. Returns when each key began.
+/// Runs the queue until it is empty, and returns the start of each key. `time`: the duration of the
+/// run of a key.
 fn play(
     queue: &mut Queue,
     start: Instant,
@@ -140,7 +141,7 @@ fn hanging_namespace_delays_others_by_the_slow_limit_once() {
     };
     let begun = play(&mut queue, start, time);
     assert_eq!(begun[&quick], SLOW);
-    // Known to be slow, it takes its share alone.
+    // The queue has recorded the namespace as slow, so that it gets only its share.
     for number in 0..80 {
         queue.add(&copy(0, number, 0));
     }
@@ -174,8 +175,8 @@ fn parked_key_that_is_cancelled_does_not_run() {
 }
 
 proptest! {
-    /// Whatever hangs in two namespaces and of one rule: a key of neither begins as soon as the runs that were under way
-    /// at first are known to be slow, and every key runs.
+    /// At most two namespaces and one rule hang. A key whose namespace and rule have no hanging run
+    /// starts within `5 * SLOW`, and every key runs.
     #[test]
     fn keys_of_quick_groups_wait_for_no_hanging_ones(
         keys in proptest::collection::vec((0usize..8, 0usize..8), 1..200),
@@ -193,7 +194,7 @@ proptest! {
         let begun = play(&mut queue, start, time);
         prop_assert_eq!(begun.len(), keys.len());
         for (number, (namespace, rule)) in keys.iter().enumerate().filter(|(_, (n, r))| !hangs(n, r)) {
-            // Neither its namespace nor its rule has a run that hangs.
+            // Whether its namespace or its rule has a run that hangs.
             let shared = slow.iter().any(|key| match key {
                 Key::Copy(other) => *other.namespace == format!("n{namespace}") || other.name.starts_with(&format!("r{rule}-")),
                 _ => false,

@@ -8,29 +8,29 @@ use crate::copy::IntentKey;
 use crate::live::{Live, Ownership};
 use crate::small_set::SmallSet;
 
-/// How many past versions of one object are remembered, to know late echoes of a watch.
+/// Limit of the past versions that are recorded per object, to recognize late echoes of a watch.
 const PAST_VERSIONS: usize = 6;
 
-/// What the agent knows of the object at one copy's name.
+/// The observed state of the object with the name of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
-    /// The watch does not show it. It may exist without our label.
+    /// The watch does not show the object. It may exist without our label.
     Unknown,
-    /// A read has shown that it does not exist.
+    /// A read has shown that the object does not exist.
     Absent,
-    /// This.
+    /// The object exists.
     Live(Live),
 }
 
 #[derive(Default)]
 struct Record {
     observed: Option<Observed>,
-    /// Whether a watch said so. One watch speaks in order, so what its next word replaces is past; what a read has
-    /// shown may be newer than a word that comes late.
+    /// Whether a watch delivered `observed`. One watch delivers in order, so that its next event
+    /// makes this version past. A read may be newer than a late event.
     watched: bool,
-    /// Versions that are known to be older than `observed`.
+    /// Versions that are older than `observed`.
     past: VecDeque<Arc<str>>,
-    /// A read or a write of our own has shown it since the list of its area began.
+    /// Whether a read or write of the agent has shown the object since the list of its area began.
     shown_in_list: bool,
 }
 
@@ -43,12 +43,12 @@ impl Record {
     }
 }
 
-/// How much there is.
+/// A number of copies and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Copies.
+    /// The number of copies.
     pub copies: u64,
-    /// Bytes of their values.
+    /// The size of their values, in bytes.
     pub bytes: u64,
 }
 
@@ -67,7 +67,7 @@ impl Usage {
         };
     }
 
-    /// Both together.
+    /// Returns the sum.
     pub fn plus(self, other: Self) -> Self {
         let copies = self.copies.saturating_add(other.copies);
         Self {
@@ -82,24 +82,24 @@ impl Usage {
 pub struct Records {
     records: BTreeMap<SourceRef, Record>,
     by_intent: BTreeMap<IntentKey, SmallSet<SourceRef>>,
-    /// Which objects without our label Runnel created or adopted: uid, and whether it was adopted. They may have lost their
-    /// seals with the label.
+    /// Objects without our label that Runnel created or adopted: the uid, and whether the object
+    /// was adopted. They may have lost their seals with the label.
     origins: BTreeMap<SourceRef, (Arc<str>, bool)>,
-    /// How much the copies of each rule are.
+    /// The usage of each rule.
     usage: BTreeMap<RuleUid, Usage>,
-    /// How much all copies are.
+    /// The usage of all copies.
     total: Usage,
-    /// How many copies name their intent without a proof.
+    /// The number of copies whose intent is not proved.
     unproved: usize,
 }
 
 impl Records {
-    /// How many copies name their intent without a proof.
+    /// Returns the number of copies whose intent is not proved.
     pub fn unproved(&self) -> usize {
         self.unproved
     }
 
-    /// What is known of a copy.
+    /// Returns the observed state of a copy.
     pub fn observed(&self, copy: &SourceRef) -> &Observed {
         self.records
             .get(copy)
@@ -107,7 +107,7 @@ impl Records {
             .unwrap_or(&Observed::Unknown)
     }
 
-    /// The live object, if one is known.
+    /// Returns the live object, if one is known.
     pub fn live(&self, copy: &SourceRef) -> Option<&Live> {
         match self.observed(copy) {
             Observed::Live(live) => Some(live),
@@ -115,15 +115,16 @@ impl Records {
         }
     }
 
-    /// Whether the live object is known from a watch alone: it may be an echo of one that is gone.
+    /// Whether only a watch has shown the live object: it may be a late echo of a deleted object.
     pub fn is_only_watched(&self, copy: &SourceRef) -> bool {
         self.records.get(copy).is_some_and(|record| {
             record.watched && matches!(record.observed, Some(Observed::Live(_)))
         })
     }
 
-    /// A list of these copies begins: versions that were seen before say nothing about what it will show. After a restore
-    /// of the cluster's etcd an object can have an older version again.
+    /// Records that a list of these copies begins, and forgets their past versions.
+    ///
+    /// After a restore of the cluster's etcd, an object can have an older version again.
     pub fn list_begins(&mut self, resource: &str, namespace: Option<&str>) {
         for copy in self.names(resource, namespace).cloned().collect::<Vec<_>>() {
             if let Some(record) = self.records.get_mut(&copy) {
@@ -133,15 +134,17 @@ impl Records {
         }
     }
 
-    /// Whether a read or a write of our own has shown a copy since the list of its area began.
+    /// Whether a read or write of the agent has shown a copy since the list of its area began.
     pub fn shown_in_list(&self, copy: &SourceRef) -> bool {
         self.records
             .get(copy)
             .is_some_and(|record| record.shown_in_list)
     }
 
-    /// Takes in an object of a list. The list is right whatever the version of the object is, except about a copy that
-    /// was read or written since the list began. Returns whether anything changes.
+    /// Records an object of a list, and returns whether the record changes.
+    ///
+    /// The list is right for any version of the object, except for a copy that was read or written
+    /// since the list began.
     pub fn listed(&mut self, copy: &SourceRef, live: Live) -> bool {
         if self.shown_in_list(copy) {
             return self.watched(copy, live);
@@ -150,14 +153,14 @@ impl Records {
             return false;
         }
         self.set(copy, Observed::Live(live), true);
-        // What was known before may have a version that the cluster gives again.
+        // The cluster may assign the version of the earlier record again.
         if let Some(record) = self.records.get_mut(copy) {
             record.past.clear();
         }
         true
     }
 
-    /// Takes in what a watch says. Returns `false` where that is older than what is known, or the same.
+    /// Records an event of a watch. Returns `false` if its version is the recorded one or older.
     pub fn watched(&mut self, copy: &SourceRef, live: Live) -> bool {
         if let Some(record) = self.records.get(copy) {
             let known = |version: &Arc<str>| *version == live.version;
@@ -170,8 +173,8 @@ impl Records {
         true
     }
 
-    /// Takes in that a watch no longer shows the object with this uid. Returns whether that is news. The object may
-    /// still exist, without our label.
+    /// Records that a watch no longer shows the object with this uid, and returns whether it was
+    /// recorded. The object may still exist without our label.
     pub fn unwatched(&mut self, copy: &SourceRef, uid: &str) -> bool {
         let Some(live) = self.live(copy).filter(|live| *live.uid == *uid) else {
             return false;
@@ -184,7 +187,7 @@ impl Records {
         true
     }
 
-    /// Takes in what a read or a write of our own has shown, and the older versions that it passed through.
+    /// Records the result of a read or write of the agent, and the older versions that it has seen.
     pub fn shown(
         &mut self,
         copy: &SourceRef,
@@ -198,7 +201,7 @@ impl Records {
         }
     }
 
-    /// Forgets what is known of a copy.
+    /// Removes the record of a copy.
     pub fn forget(&mut self, copy: &SourceRef) {
         self.origins.remove(copy);
         if let Some(Record {
@@ -221,7 +224,7 @@ impl Records {
         let before = record.observed.replace(observed);
         let was_watched = std::mem::replace(&mut record.watched, watched);
         if let Some(Observed::Live(live)) = before {
-            // Two reads in a row may show the same version, which is not past then.
+            // Two reads in a row may show the same version, which is then not past.
             if (was_watched || !watched) && now.as_ref() != Some(&live.version) {
                 record.pass([live.version.clone()]);
             }
@@ -230,7 +233,8 @@ impl Records {
         self.index(copy);
     }
 
-    /// Where an object has no seal that tells who created it, what was known of the same object still holds.
+    /// Completes an object without a seal: the same object keeps its recorded origin, created or
+    /// adopted.
     fn add_origin(&mut self, copy: &SourceRef, observed: &mut Observed) {
         let known = self
             .live(copy)
@@ -288,23 +292,24 @@ impl Records {
         }
     }
 
-    /// How much the copies of a rule are.
+    /// Returns the usage of a rule.
     pub fn usage(&self, rule: &RuleUid) -> Usage {
         self.usage.get(rule).copied().unwrap_or_default()
     }
 
-    /// How much all copies are.
+    /// Returns the usage of all copies.
     pub fn total(&self) -> Usage {
         self.total
     }
 
-    /// The live copies that say they hold an intent.
+    /// Returns the live copies whose marks name an intent.
     pub fn holders(&self, intent: &IntentKey) -> impl Iterator<Item = (&SourceRef, &Live)> {
         let copies = self.by_intent.get(intent).into_iter().flatten();
         copies.filter_map(|copy| Some((copy, self.live(copy)?)))
     }
 
-    /// The live copies in one namespace that say they hold a source of a rule, under whatever name.
+    /// Returns the live copies in one namespace whose marks name a source of a rule, under any copy
+    /// name.
     pub fn versions<'a>(
         &'a self,
         intent: &IntentKey,
@@ -324,7 +329,7 @@ impl Records {
             .filter_map(|(key, copy)| Some((key, copy, self.live(copy)?)))
     }
 
-    /// The intents of one rule of which live copies exist, with those copies.
+    /// Returns the intents of one rule that have live copies, with those copies.
     pub fn intents_of(
         &self,
         rule: &RuleUid,
@@ -339,17 +344,17 @@ impl Records {
             .take_while(move |(key, _)| key.rule == rule)
     }
 
-    /// Every intent of which live copies exist, with those copies.
+    /// Returns all intents that have live copies, with those copies.
     pub fn intents(&self) -> impl Iterator<Item = (&IntentKey, &SmallSet<SourceRef>)> {
         self.by_intent.iter()
     }
 
-    /// Every copy of which anything is known.
+    /// Returns all copies with a record.
     pub fn all(&self) -> impl Iterator<Item = &SourceRef> {
         self.records.keys()
     }
 
-    /// The known copies of a kind, in a namespace if one is named.
+    /// Returns the recorded copies of a kind, in one namespace if it is given.
     pub fn names(
         &self,
         resource: &str,
@@ -474,7 +479,7 @@ mod tests {
                     ..live("7")
                 },
             );
-            // Its label and its seal go; it is read later on.
+            // The object loses its label and seal, and is read later.
             assert!(records.unwatched(&copy(), "uid"));
             let unsealed = |version| Live {
                 sealed: None,
@@ -486,7 +491,7 @@ mod tests {
             assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
             records.watched(&copy(), unsealed("9"));
             assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
-            // Of another object of the same name nothing is known.
+            // The origin of another object of the same name is unknown.
             records.watched(
                 &copy(),
                 Live {

@@ -1,4 +1,4 @@
-//! The report to the hub: outcomes per copy, summed per rule as they change, and coalesced.
+//! The report to the hub: the outcome per copy, summed per rule and coalesced.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use runnel_proto::model::{
 use crate::copy::clip;
 use crate::copy::{CopyError, CopyStatus, PlannedChange};
 
-/// How often an unsettled rule is reported at most.
+/// Minimum interval between the reports of an unsettled rule.
 pub const INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
@@ -22,7 +22,7 @@ struct RuleReport {
     reported: Option<Instant>,
 }
 
-/// Outcomes of copies, and what of them is still to be reported.
+/// The outcomes of the copies, and the rules that are still to be reported.
 #[derive(Default)]
 pub struct Report {
     copies: BTreeMap<SourceRef, Vec<(RuleUid, CopyStatus)>>,
@@ -34,7 +34,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Replaces the outcomes of one copy, by the rules that want it or remove it.
+    /// Replaces the outcomes of one copy, one for each rule that distributes or removes it.
     pub fn set(&mut self, copy: &SourceRef, mut outcomes: Vec<(RuleUid, CopyStatus)>) {
         let before = self.copies.get(copy).map(Vec::as_slice).unwrap_or_default();
         if before == outcomes {
@@ -48,13 +48,13 @@ impl Report {
             self.count(rule, copy, outcome, true);
         }
         if !outcomes.is_empty() {
-            // Nearly always there is one, and there are many copies.
+            // A copy usually has one outcome, and there are many copies.
             outcomes.shrink_to_fit();
             self.copies.insert(copy.clone(), outcomes);
         }
     }
 
-    /// The outcome of one copy for one rule.
+    /// Returns the outcome of one copy for one rule.
     pub fn outcome(&self, copy: &SourceRef, rule: &RuleUid) -> Option<&CopyStatus> {
         self.copies
             .get(copy)?
@@ -63,7 +63,7 @@ impl Report {
             .map(|(_, outcome)| outcome)
     }
 
-    /// The outcomes of one copy, by rule.
+    /// Returns the outcomes of one copy, by rule.
     pub fn of_copy(&self, copy: &SourceRef) -> &[(RuleUid, CopyStatus)] {
         self.copies.get(copy).map(Vec::as_slice).unwrap_or_default()
     }
@@ -101,7 +101,7 @@ impl Report {
         self.dirty.insert(rule.clone());
     }
 
-    /// Every rule is to be reported at once, whatever is under way.
+    /// Makes the reports of rules due at once, even for unsettled rules.
     pub fn report_all(&mut self, rules: impl IntoIterator<Item = RuleUid>) {
         for rule in rules {
             self.touch(&rule);
@@ -109,7 +109,7 @@ impl Report {
         }
     }
 
-    /// Records that another part of the state changed, of the rules with an outcome for this copy.
+    /// Records that another part of the state of a copy's rules changed.
     pub fn touch_copy(&mut self, copy: &SourceRef) {
         let rules: Vec<_> = self
             .copies
@@ -123,13 +123,13 @@ impl Report {
         }
     }
 
-    /// Forgets a rule of which nothing is left.
+    /// Removes a rule that has no state left.
     pub fn forget(&mut self, rule: &RuleUid) {
         self.rules.remove(rule);
         self.dirty.remove(rule);
     }
 
-    /// The counts of a rule.
+    /// Returns the counts of a rule.
     pub fn counts(&self, rule: &RuleUid) -> Counts {
         self.rules
             .get(rule)
@@ -137,7 +137,7 @@ impl Report {
             .unwrap_or_default()
     }
 
-    /// The copies of a rule that failed for one reason.
+    /// Returns the copies of a rule that failed for one reason.
     pub fn failed_by(&self, rule: &RuleUid, reason: Reason) -> impl Iterator<Item = &SourceRef> {
         let first = (reason.rank(), SourceRef::new("", "", ""));
         let failures = self
@@ -151,8 +151,8 @@ impl Report {
             .map(|(_, copy)| copy)
     }
 
-    /// The copies of a rule in namespaces that are no longer targets, which wait for the hub's
-    /// approval.
+    /// Returns the copies of a rule in namespaces that are no longer targets, which wait for the
+    /// hub's approval.
     pub fn namespace_prunes(&self, rule: &RuleUid) -> impl Iterator<Item = &SourceRef> {
         self.rules
             .get(rule)
@@ -160,7 +160,7 @@ impl Report {
             .flat_map(|entry| &entry.namespace_prunes)
     }
 
-    /// The worst failures of a rule.
+    /// Returns the worst failures of a rule, at most [`FAILURES_LIMIT`].
     pub fn failures(&self, rule: &RuleUid) -> Vec<Failure> {
         let failures = self
             .rules
@@ -177,8 +177,8 @@ impl Report {
             .collect()
     }
 
-    /// The changed rules whose report is due: settled ones at once, others when [`INTERVAL`] has passed since their
-    /// last. They count as reported.
+    /// Returns the changed rules whose report is due, and records them as reported. Settled rules
+    /// are due at once, others [`INTERVAL`] after their last report.
     pub fn take_due(&mut self, now: Instant) -> Vec<RuleUid> {
         let due: Vec<_> = self
             .dirty
@@ -201,7 +201,7 @@ impl Report {
         }
     }
 
-    /// When the next report is due; `None` while nothing changed.
+    /// Returns when the next report is due; `None` while nothing changed.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         self.dirty.iter().map(|rule| self.due_at(rule, now)).min()
     }
@@ -215,7 +215,7 @@ impl Report {
         }
     }
 
-    /// The sums over all rules, for metrics.
+    /// Returns the sums over all rules, for metrics.
     pub fn totals(&self) -> Counts {
         self.sum
     }

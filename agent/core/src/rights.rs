@@ -1,21 +1,22 @@
-//! A right that the agent lacks: which one exactly, and what grants it.
+//! Identifies a permission that the agent lacks, and the commands that grant it.
 use crate::policy::Area;
 
-/// What the agent does with copies, as its chart's Roles have it.
+/// The verbs of the agent for copies, as in the Roles of its chart.
 const VERBS: &str = "get,list,watch,create,patch,delete";
 
-/// A right that is missing, as the API server names it.
+/// A missing permission, as the API server reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     verb: String,
     resource: String,
-    /// `None` at the scope of the cluster.
+    /// `None` for the scope of the cluster.
     namespace: Option<String>,
     user: Option<String>,
 }
 
 impl Missing {
-    /// Reads the API server's sentence; `None` for any other text. Of it only words that are plain names go further.
+    /// Parses the message of the API server. Returns `None` for any other text. It uses only words
+    /// that are plain names.
     pub fn read(text: &str) -> Option<Self> {
         let (before, after) = text.split_once("\" cannot ")?;
         let user = before.rsplit_once("User \"")?.1;
@@ -43,7 +44,7 @@ impl Missing {
         })
     }
 
-    /// The right to watch an area.
+    /// Returns the permission to watch an area.
     pub fn of_watch(area: &Area) -> Self {
         let namespace = area.namespace.as_ref().map(ToString::to_string);
         Self {
@@ -54,9 +55,11 @@ impl Missing {
         }
     }
 
-    /// The sentence for a person: the missing rights, and the commands that grant them. The names
-    /// differ from those of the chart's own Roles, so that a later chart does not collide. Existing
-    /// parts do not prevent the rest.
+    /// Returns the message for a person: the missing permission, and the commands that grant it.
+    ///
+    /// The names differ from those of the chart's own Roles, so that a later chart does not collide
+    /// with them. A `;` separates the commands, so that an existing object does not prevent the
+    /// second one.
     pub fn sentence(&self) -> String {
         let Self {
             verb,

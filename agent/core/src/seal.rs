@@ -1,13 +1,13 @@
-//! The seal: it identifies a copy of this agent, and shows whether the copy is unchanged since the
-//! last write.
+//! The seal of a copy. It identifies a copy of this agent, and shows whether the copy has changed
+//! since the last write.
 //!
-//! It consists of two truncated HMACs under a key that never leaves the member cluster. The first
-//! binds the mark to one object name, so a clone in another namespace is no copy. The second binds
-//! what was written: rule, source, revision and content. It does not cover the terms: a changed
-//! policy must not rewrite copies.
+//! The seal consists of two truncated HMACs under a key that never leaves the member cluster. The
+//! first HMAC binds the mark to one object name, so that a clone in another namespace is no copy.
+//! The second HMAC binds the written state: rule, source, revision and content. It does not cover
+//! the terms, because a changed policy must not rewrite copies.
 //!
-//! The first HMAC also records the creator of the object. The seal of an adopted object names that
-//! object's uid: its first content was foreign, and it keeps the protection of foreign objects.
+//! The first HMAC also records who created the object. The seal of an adopted object includes that
+//! object's uid. Its first content was foreign, so that it keeps the protection of foreign objects.
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -32,10 +32,10 @@ pub struct Sealer {
     hub: String,
 }
 
-/// The text of a seal; nothing of it is proved before [`Sealer`] has checked it.
+/// A parsed seal. It is not proved before [`Sealer`] has checked it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seal {
-    /// Which agent-local key made it.
+    /// The id of the agent-local key that made it.
     pub key_id: String,
     /// The object was adopted: Runnel did not create it.
     pub adopted: bool,
@@ -47,7 +47,7 @@ pub struct Seal {
     content: Mac,
 }
 
-/// What was written into a copy, besides its content.
+/// The sealed state of a copy, besides its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sealed {
     /// The owning rule.
@@ -56,25 +56,25 @@ pub struct Sealed {
     pub source: SourceRef,
     /// The revision.
     pub revision: Revision,
-    /// What is left alone since the copy was created: it is not part of the sealed content.
+    /// The ignored fields, which are not part of the sealed content.
     pub ignored: BTreeSet<FieldPath>,
 }
 
 /// The owner of an object by its seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Made by this agent for this very object, which Runnel created.
+    /// This agent sealed this object, and Runnel created it.
     Ours,
-    /// Made by this agent for this very object, which it adopted.
+    /// This agent sealed this object, and adopted it.
     Adopted,
-    /// Made by this agent for another object: another client cloned our copy.
+    /// This agent sealed another object, and another client cloned it.
     Clone,
-    /// Made with another key; proves nothing here.
+    /// Another key made the seal. It proves nothing here.
     OtherKey,
 }
 
 impl Seal {
-    /// Reads a seal's text; `None` for any other text.
+    /// Parses a seal; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let (rest, content) = text.rsplit_once('.')?;
         let (rest, identity) = rest.rsplit_once('.')?;
@@ -115,7 +115,7 @@ fn parse_mac(text: &str) -> Option<Mac> {
 }
 
 impl Sealer {
-    /// A sealer with an agent-local secret, for copies of one hub.
+    /// Returns a sealer with an agent-local secret, for copies of one hub.
     pub fn new(secret: &[u8], hub: &str) -> Self {
         let whole = digest::digest(&digest::SHA256, secret);
         let key_id = HEXLOWER.encode(&whole.as_ref()[..4]);
@@ -126,13 +126,13 @@ impl Sealer {
         }
     }
 
-    /// The hub whose copies these are.
+    /// Returns the hub of the copies.
     pub fn hub(&self) -> &str {
         &self.hub
     }
 
-    /// The seal of a copy with this content; what is left alone is not in it. `adopted` is the uid of an object that
-    /// Runnel did not create.
+    /// Returns the seal of a copy with this content, which must not include ignored fields.
+    /// `adopted`: the uid of an object that Runnel did not create.
     pub fn seal(
         &self,
         copy: &SourceRef,
@@ -150,7 +150,7 @@ impl Sealer {
         }
     }
 
-    /// The owner of the object with this name and uid, as far as its seal proves.
+    /// Returns the owner of the object with this name and uid, as its seal proves.
     pub fn check_identity(&self, seal: &Seal, copy: &SourceRef, uid: &str) -> Identity {
         let adopted = seal.adopted.then_some(uid);
         if seal.key_id != self.key_id {
@@ -164,7 +164,8 @@ impl Sealer {
         }
     }
 
-    /// The proof that Runnel created the object of this name and uid, for one that it leaves.
+    /// Returns the proof that Runnel created the object with this name and uid. It marks an object
+    /// that Runnel leaves.
     pub fn retained_proof(&self, copy: &SourceRef, uid: &str) -> String {
         HEXLOWER.encode(&self.mac(&[b"retained", copy.to_string().as_bytes(), uid.as_bytes()]))
     }
@@ -214,7 +215,7 @@ impl Sealer {
             &sealed.revision.0,
             &content,
         ];
-        // Only where there is something: seals of before stay good.
+        // Only with ignored fields, so that older seals stay valid.
         if !ignored.is_empty() {
             parts.push(ignored.as_bytes());
         }
@@ -224,7 +225,7 @@ impl Sealer {
     fn mac(&self, parts: &[&[u8]]) -> Mac {
         let mut context = hmac::Context::with_key(&self.key);
         for part in parts {
-            // Lengths keep the parts apart: no two different lists of parts are the same input.
+            // The lengths separate the parts: different lists of parts are different inputs.
             context.update(&(part.len() as u64).to_be_bytes());
             context.update(part);
         }
@@ -242,7 +243,8 @@ fn equal(left: &Mac, right: &Mac) -> bool {
         == 0
 }
 
-/// Content in the form that is sealed and written: no marks, and no empty maps, which the API server drops.
+/// Returns content in the form that is sealed and written: without marks, and without empty maps,
+/// which the API server drops.
 pub fn canonical(content: &Content) -> Content {
     let pairs = |map: &std::collections::BTreeMap<String, String>| {
         map.iter()
@@ -262,7 +264,7 @@ pub fn canonical(content: &Content) -> Content {
     }
 }
 
-/// Whether a field's value is the same as no field.
+/// Whether a field's value is equivalent to a missing field.
 pub fn is_empty(value: &Value) -> bool {
     value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
 }
@@ -342,7 +344,7 @@ mod tests {
             sealer.check_identity(&seal, &copy("a"), "u2"),
             Identity::Clone
         );
-        // The text alone makes no adopted object one of Runnel's own.
+        // A changed text does not turn an adopted object into a created one.
         let forged = Seal::parse(&seal.to_string().replacen("v1a.", "v1.", 1)).unwrap();
         assert_eq!(
             sealer.check_identity(&forged, &copy("a"), "u1"),

@@ -1,14 +1,14 @@
-//! A set that nearly always has one member: an index of many such sets has no tree for each.
+//! A set that usually has one member. An index of many such sets needs no tree for each.
 use std::collections::BTreeSet;
 use std::iter::{Chain, Flatten};
 use std::{mem, option};
 
-/// A set that takes no memory of its own for one member. Ordered, and as quick as a tree when there are many.
+/// An ordered set that allocates nothing for a single member, and is a tree for several members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SmallSet<T> {
-    /// At most one.
+    /// At most one member.
     One(Option<T>),
-    /// Any number.
+    /// Two or more members.
     Many(BTreeSet<T>),
 }
 
@@ -19,7 +19,7 @@ impl<T> Default for SmallSet<T> {
 }
 
 impl<T: Ord> SmallSet<T> {
-    /// Adds a member, if it is not there.
+    /// Adds a member.
     pub fn insert(&mut self, member: T) {
         match self {
             SmallSet::One(one) if one.as_ref().is_none_or(|one| *one == member) => {
@@ -32,7 +32,7 @@ impl<T: Ord> SmallSet<T> {
         }
     }
 
-    /// Takes a member out, if it is there.
+    /// Removes a member.
     pub fn remove(&mut self, member: &T) {
         match self {
             SmallSet::One(one) => _ = one.take_if(|one| one == member),
@@ -45,7 +45,7 @@ impl<T: Ord> SmallSet<T> {
         }
     }
 
-    /// Whether it is there.
+    /// Whether the set contains a member.
     pub fn contains(&self, member: &T) -> bool {
         match self {
             SmallSet::One(one) => one.as_ref() == Some(member),
@@ -53,12 +53,12 @@ impl<T: Ord> SmallSet<T> {
         }
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         matches!(self, SmallSet::One(None))
     }
 
-    /// All of them, in order.
+    /// Iterates over all members, in order.
     pub fn iter(&self) -> Iter<'_, T> {
         self.into_iter()
     }

@@ -1,4 +1,4 @@
-//! The content of a write, wherever it is.
+//! Gets the content of a write: from its payload, or from a twin.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{Content, Payload, Reason};
@@ -10,7 +10,7 @@ use runnel_agent_core::job::{ContentSource, DesiredObject};
 use runnel_agent_core::live::{self, Sealed};
 
 impl ApplyRun<'_> {
-    /// The content that is to be written.
+    /// Returns the content to write.
     pub(super) async fn content(&mut self, body: &DesiredObject) -> Result<Content, CopyError> {
         let twin = match &body.content {
             ContentSource::Payload(payload) => {

@@ -1,5 +1,5 @@
-//! A copy that an apply alone cannot make: an apply leaves what others have put there, and with that the whole may be
-//! refused.
+//! Writes a copy for which an apply alone fails: an apply keeps the fields of other writers, so
+//! that the API server may refuse the result.
 use std::collections::BTreeSet;
 
 use kube::api::DynamicObject;
@@ -13,10 +13,12 @@ use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::ExpectedObject;
 
 impl ApplyRun<'_> {
-    /// After an apply over an object was refused as invalid or too large: removes what is in its way in one request, and
-    /// applies again. Where nothing is in its way, what was to be applied is itself what the server does not take.
+    /// Removes the parts of an object that prevent an apply in one request, and applies again. For
+    /// applies that were refused as invalid or too large.
     ///
-    /// Returns the object; `None` where another writer was faster: what stands there now decides again.
+    /// Fails with `error` if nothing prevents the apply, because the server then refuses its
+    /// content. Returns the object; `None` if another writer was faster, so that the core decides
+    /// again.
     pub(super) async fn make_exact(
         &mut self,
         target: Option<&ExpectedObject>,
@@ -24,7 +26,7 @@ impl ApplyRun<'_> {
         ignored: &BTreeSet<FieldPath>,
         error: &CallError,
     ) -> Result<Option<DynamicObject>, CopyError> {
-        // Adopting changes nothing of what stands there.
+        // An adoption removes nothing from the object.
         let helps = self.makes_way
             && matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge);
         let Some(target) = target.filter(|_| helps) else {
@@ -38,7 +40,8 @@ impl ApplyRun<'_> {
         };
         let object = match self.member.json_patch(self.kind, self.copy, patch).await {
             Ok(object) => object,
-            // Where nothing has moved, that is not legal either: the first refusal says why.
+            // If the object has not changed, the patch is invalid, too. The first refusal has the
+            // cause.
             Err(refused) if refused.is_race() || refused.code() == 422 => {
                 return self.reread(Some(target), error).await.map(|()| None);
             }

@@ -1,5 +1,5 @@
-//! Looks for the answer what would become of copies, and tries writes as dry runs: the API server judges them as real ones,
-//! admission included, and stores nothing.
+//! Runs the requests for previews. Writes are sent as dry runs: the API server checks them like
+//! real writes, including admission, and stores nothing.
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
@@ -21,13 +21,13 @@ use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::preview::{Found, answer, diff, is_untold, preview, writes};
 use runnel_agent_core::records::Observed;
 
-/// How many looks are under way at once.
+/// Limit of the copies that are previewed at once.
 const LOOKS: usize = 6;
-/// How long the looks for one answer may take: a person waits for it.
+/// Timeout of one preview: a person waits for it.
 const LIMIT: Duration = Duration::from_secs(7);
 
 impl Member {
-    /// Answers a question of the hub.
+    /// Runs a preview and returns its result; `None` for other work.
     pub(super) async fn answer(&self, work: Work) -> Option<PreviewResult> {
         match work {
             Work::Preview(preview_job) => Some(self.preview(*preview_job).await),
@@ -35,7 +35,7 @@ impl Member {
         }
     }
 
-    /// Finds out what would become of copies. Nothing is written.
+    /// Computes the outcomes of copies. Nothing is written.
     async fn preview(&self, preview_job: PreviewJob) -> PreviewResult {
         let PreviewJob {
             question,
@@ -73,7 +73,7 @@ impl Member {
         }
     }
 
-    /// Returns what becomes of a copy, and fills in the fields in which it differs.
+    /// Returns the outcome of a copy, and adds its differing fields to `found`.
     async fn look(
         &self,
         key: &FieldsKey,
@@ -160,7 +160,7 @@ impl Member {
         })
     }
 
-    /// The apply that would be sent, as a dry run.
+    /// Sends the apply as a dry run.
     async fn try_write(
         &self,
         kind: &Kind,
@@ -187,7 +187,7 @@ impl Member {
             return Err(denied);
         }
         let version = *version;
-        // Whether the seal is that of an adopted object is the same to an API server.
+        // An API server handles the seals of adopted and other objects alike.
         let adopted = false;
         let written = Written {
             kind,
@@ -213,7 +213,8 @@ impl Member {
             .object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(&request)))
             .await;
         let object = answer.map_err(|error| refused(&error))?;
-        // What an apply leaves is removed by a second request, which a dry run has nothing to work on.
+        // A second request removes what an apply leaves. It cannot run as a dry run, because the
+        // first one stored nothing.
         let is_whole = body::surplus(kind, &object, &content, ignored).is_none();
         let holds = live::reduce(kind, &object, &self.sealer)
             .is_some_and(|(_, live)| live.holds(&intent.rule, &intent.source, revision));

@@ -1,12 +1,15 @@
-//! Where the hub is reached: the stored addresses, and those of a join string that names others for the same hub.
+//! The addresses of the hub: the stored ones, and those of a join string with other addresses of
+//! the same hub.
 use runnel_transport::identity::{Fingerprint, JoinString};
 
 use super::Link;
 use crate::join;
 use crate::store::Identity;
 
-/// The addresses to try, in turn. A join string of this hub counts though its token is spent: the hub has moved. Its
-/// addresses come after the stored ones, as they may be those of an older place.
+/// Returns the addresses to try, in turn.
+///
+/// A join string of this hub counts even if its token is used, because the hub may have moved. Its
+/// addresses come after the stored ones, because they may be older.
 fn candidates(identity: &Identity, string: Option<&JoinString>) -> Vec<String> {
     let mut all = identity.addresses.clone();
     let named = string
@@ -21,7 +24,8 @@ fn candidates(identity: &Identity, string: Option<&JoinString>) -> Vec<String> {
     all
 }
 
-/// Whether a join string is of the hub that this agent has joined: its id, and the key of an authority that is trusted.
+/// Whether a join string belongs to the hub that this agent has joined: it has the hub's id, and
+/// the key of a trusted authority.
 fn is_of_this_hub(identity: &Identity, string: &JoinString) -> bool {
     let authorities = identity
         .certificate
@@ -32,7 +36,7 @@ fn is_of_this_hub(identity: &Identity, string: &JoinString) -> bool {
 }
 
 impl Link {
-    /// The addresses to try, in turn.
+    /// Returns the addresses to try, in turn.
     pub(super) fn candidates(&self) -> Vec<String> {
         candidates(
             &self.identity,
@@ -42,8 +46,8 @@ impl Link {
         )
     }
 
-    /// The hub was reached at an address. One that the agent had not stored is in the join string: the hub has moved
-    /// there, and all addresses of that join string are stored.
+    /// Stores the addresses of the join string, if the hub was reached at one that is not stored:
+    /// the hub has moved.
     pub(super) async fn reached(&mut self, address: &str) {
         if self.identity.addresses.iter().any(|known| known == address) {
             return;

@@ -1,4 +1,4 @@
-//! How a stream ends, and what the hub means by it.
+//! Maps the end of a stream to the reaction of the agent.
 use std::time::Duration;
 
 use runnel_proto::REASON_METADATA;
@@ -7,27 +7,27 @@ use tonic::{Code, Status};
 use super::handover::Second;
 use crate::join::error_chain;
 
-/// Why a stream ended.
+/// The reason for the end of a stream.
 pub(super) enum Ended {
-    /// As planned; reconnect after this.
+    /// A planned end. Contains the delay before the reconnect.
     Planned(Duration),
-    /// The next stream is to be opened here, at once.
+    /// The next stream must be opened on this connection, at once.
     HandedOver(Box<Second>),
-    /// The hub does not want this agent.
+    /// The hub refuses this agent.
     Refused(String),
     /// The hub has revoked this cluster.
     Revoked(String),
-    /// The hub says that the certificate has expired, whatever the clock here says.
+    /// The hub reports that the certificate has expired, independent of the local clock.
     Expired,
     /// Another session of this cluster has begun.
     Replaced,
-    /// Anything that passes.
+    /// A temporary failure.
     Failed(String),
-    /// The core is gone.
+    /// The core was dropped.
     Over,
 }
 
-/// A failure before the first frame: with TLS 1.3 a refused certificate shows only here.
+/// Maps a failure before the first frame. With TLS 1.3, a refused certificate shows only here.
 pub(super) fn early(status: &Status) -> Ended {
     match status.code() {
         Code::Unknown | Code::Cancelled | Code::Unavailable | Code::Internal
@@ -47,7 +47,7 @@ pub(super) fn refused(status: &Status) -> Ended {
         .get(REASON_METADATA)
         .and_then(|reason| reason.to_str().ok());
     match status.code() {
-        // Only a hub whose certificate was verified is heard at all.
+        // The agent receives a status only from a hub whose certificate was verified.
         _ if matches!(reason, Some("not-accepted" | "revoked" | "gone")) => {
             Ended::Revoked(status.message().to_owned())
         }

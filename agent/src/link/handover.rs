@@ -18,14 +18,14 @@ use super::renew::{NotRenewed, Renewal};
 use super::{Link, RENEW_AGAIN, channel, from_now};
 use crate::store::Identity;
 
-/// The hub's last word on a stream that is handed over must have come by then.
+/// Timeout of the hub's last frame on a stream that is handed over.
 const HANDOVER_LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to the hub.
 pub(super) struct Connected {
-    /// For calls.
+    /// The channel for calls.
     pub(super) channel: Channel,
-    /// What moves on it.
+    /// The meter of its traffic.
     pub(super) meter: Arc<Meter>,
 }
 
@@ -33,17 +33,17 @@ pub(super) struct Connected {
 pub(super) struct Second {
     /// The connection.
     pub(super) connected: Connected,
-    /// The stream that it replaces: the hub ends it when it has the new one.
+    /// The stream that it replaces. The hub ends that stream when it has the new one.
     pub(super) before: Option<Before>,
 }
 
-/// A stream on which nothing more is said. Its connection is kept for as long.
+/// A replaced stream without further frames. It keeps its connection open.
 pub(super) struct Before {
     pub(super) inbound: Streaming<wire::HubFrame>,
     pub(super) _client: RunnelClient<Channel>,
 }
 
-/// Completes when the stream has ended; never, if there is none.
+/// Completes when the stream has ended; never without a stream.
 pub(super) async fn over(before: &mut Option<Before>) {
     match before {
         Some(before) => while let Ok(Some(_)) = before.inbound.message().await {},
@@ -53,23 +53,23 @@ pub(super) async fn over(before: &mut Option<Before>) {
 
 type Work<T> = futures::future::BoxFuture<'static, T>;
 
-/// How far the replacement of a stream has come.
+/// The state of the replacement of a stream.
 pub(super) enum Swap {
-    /// The certificate is to be renewed at this time.
+    /// The certificate is renewed at this time.
     Renew(Instant),
-    /// The hub has been asked for a new certificate.
+    /// The agent has requested a new certificate from the hub.
     Renewing(Work<Result<Identity, NotRenewed>>),
-    /// The second connection is to be opened at this time.
+    /// The second connection is opened at this time.
     Connect(Instant),
-    /// It is being opened.
+    /// The second connection is being opened.
     Connecting(Work<Result<Connected, String>>),
-    /// It is there, and the hub is to be told so as soon as the stream has room.
+    /// The second connection is open. The agent sends `Handover` as soon as the stream has room.
     Saying(Connected, Work<Option<mpsc::OwnedPermit<AgentFrame>>>),
-    /// The hub has been told; its last word is awaited until then.
+    /// The agent has sent `Handover`, and waits for the hub's last frame until this time.
     Awaiting(Connected, Instant),
 }
 
-/// What happened next.
+/// The next event of the replacement.
 pub(super) enum HandoverEvent {
     Due,
     Renewed(Box<Result<Identity, NotRenewed>>),
@@ -78,7 +78,7 @@ pub(super) enum HandoverEvent {
 }
 
 impl Swap {
-    /// Waits for the next step; may be given up and called again.
+    /// Waits for the next step. The future may be dropped, and a later call continues.
     pub(super) async fn next(&mut self) -> HandoverEvent {
         match self {
             Swap::Renew(at) | Swap::Connect(at) | Swap::Awaiting(_, at) => {
@@ -91,7 +91,7 @@ impl Swap {
         }
     }
 
-    /// The connection on which the hub expects the next stream.
+    /// Returns the connection on which the hub expects the next stream.
     pub(super) fn second(self) -> Option<Connected> {
         match self {
             Swap::Awaiting(channel, _) => Some(channel),
@@ -101,12 +101,12 @@ impl Swap {
 }
 
 impl Link {
-    /// Waits until the certificate is to be renewed.
+    /// Returns the state that waits for the renewal of the certificate.
     pub(super) fn swap(&self) -> Swap {
         Swap::Renew(from_now(self.renew_time()))
     }
 
-    /// Goes on from where the replacement of the stream has come to.
+    /// Continues the replacement of the stream after an event.
     pub(super) fn go_on(
         &mut self,
         swap: Swap,
@@ -154,7 +154,7 @@ impl Link {
                 );
                 self.swap()
             }
-            // Nobody reads what is sent on this stream: it is ending.
+            // The stream is ending, so that its frames are not read any more.
             _ => self.swap(),
         }
     }

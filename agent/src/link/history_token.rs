@@ -12,17 +12,20 @@ use crate::store::Store;
 use runnel_agent_core::backoff::{Backoff, Jitter};
 use runnel_agent_core::classify::CallError;
 
-/// The first news, and those of another leader, are stored so soon after they came.
+/// Delay before the first token of a leader is stored.
 const STORE_DELAY: Duration = Duration::from_secs(1);
-/// All other news are stored once in this time: each edit on the hub brings some.
+/// Interval between stores of further tokens of the same leader: each edit on the hub brings a new
+/// token.
 ///
-/// That an older token is stored than was heard matters only where this process is killed, as it shows the newest one
-/// itself, and stores it when it ends in order. What the hub said in the last minute may go unnoticed then, if the hub is
-/// restored to a state within that minute, by this agent alone. An older token never makes a sound hub look restored.
+/// An older stored token matters only if this process is killed. The process sends the newest token
+/// itself, and stores it when it ends in order. After a kill, this agent may not detect that the
+/// hub was restored to a state of the last minute. An older token never makes a sound hub look
+/// restored.
 const STORE_PERIOD: Duration = Duration::from_secs(60);
-/// After a failed store.
+/// Delay after a failed store.
 const STORE_AGAIN: Duration = Duration::from_secs(15);
-/// How long to stay with a hub that knows less than was heard before looking for the one that knows more.
+/// Time to stay with a hub that has older state, before the agent looks for the hub with newer
+/// state.
 const STAY: Backoff = Backoff {
     base: Duration::from_secs(30),
     limit: Duration::from_secs(600),
@@ -30,20 +33,20 @@ const STAY: Backoff = Backoff {
 
 type Saving = futures::future::BoxFuture<'static, Result<(), CallError>>;
 
-/// What the agent remembers of its hub.
+/// The history token of the agent's hub.
 pub struct HistoryTokenStore {
     store: Store,
     newest: Option<Bytes>,
     store_at: Option<Instant>,
-    /// When it was stored last, and whose words were heard last.
+    /// The time of the last store, and the leader of the last token.
     stored_at: Option<Instant>,
     leader: Option<(String, u64)>,
     saving: Option<Saving>,
-    /// How many streams in a row were those of a hub that knows less.
+    /// The number of streams in a row with a hub that has older state.
     behind: u32,
 }
 
-/// A call that shows what the agent remembers.
+/// Returns a request with the newest token in its metadata.
 pub(super) fn showing<T>(newest: Option<&Bytes>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(newest) = newest {
@@ -55,7 +58,7 @@ pub(super) fn showing<T>(newest: Option<&Bytes>, message: T) -> Request<T> {
 }
 
 impl HistoryTokenStore {
-    /// What was stored.
+    /// Returns a store with the stored token.
     pub fn new(store: Store, stored: Option<Vec<u8>>) -> Self {
         Self {
             store,
@@ -68,12 +71,12 @@ impl HistoryTokenStore {
         }
     }
 
-    /// The newest that was heard.
+    /// Returns the newest token that was received.
     pub(super) fn newest(&self) -> Option<Bytes> {
         self.newest.clone()
     }
 
-    /// Takes in the words of a leader of the hub, by its epoch and term.
+    /// Records a token of a leader of the hub, by the leader's epoch and term.
     pub(super) fn receive(&mut self, words: &Bytes, leader: (String, u64)) {
         let is_news = !words.is_empty()
             && words.len() <= HISTORY_TOKEN_LIMIT
@@ -81,20 +84,23 @@ impl HistoryTokenStore {
         if !is_news {
             return;
         }
-        // Not a part of the frame, which would be kept with it.
+        // A slice would keep the whole frame in memory.
         self.newest = Some(Bytes::copy_from_slice(words));
         let same = self.leader.replace(leader.clone()) == Some(leader);
         let at = store_time(Instant::now(), self.stored_at.filter(|_| same));
         self.store_at = Some(self.store_at.map_or(at, |known| known.min(at)));
     }
 
-    /// The hub has said all that it wants here, and with it as whom it knows this agent from now on: what was heard is stored
-    /// at once. An agent that is killed before would come back as whoever it was before it joined.
+    /// Makes the store of the token due at once, because the snapshot is complete.
+    ///
+    /// The token also binds the agent to the identity that the hub now knows. An agent that is
+    /// killed before the store would reconnect with its identity from before the join.
     pub(super) fn store_soon(&mut self) {
         self.store_at = self.store_at.map(|_| Instant::now());
     }
 
-    /// Stores what is to be stored, for ever. It may be given up at any time and goes on when it is called again.
+    /// Stores due tokens, and never returns. The future may be dropped at any time, and a later
+    /// call continues.
     pub(super) async fn keep(&mut self) -> std::convert::Infallible {
         loop {
             if let Some(saving) = &mut self.saving {
@@ -123,7 +129,7 @@ impl HistoryTokenStore {
         }
     }
 
-    /// Stores what is not stored yet, once.
+    /// Stores a token that is not stored yet, with one attempt.
     pub(super) async fn store_now(&mut self) {
         if let Some(saving) = self.saving.take() {
             let _ = saving.await;
@@ -133,7 +139,7 @@ impl HistoryTokenStore {
         }
     }
 
-    /// A hub says whether it knows less than was heard before. Returns for how long to stay with it then.
+    /// Records whether the hub has older state, and returns how long to stay with it then.
     pub(super) fn stay(&mut self, behind: bool, jitter: &mut Jitter) -> Option<Duration> {
         self.behind = if behind {
             self.behind.saturating_add(1)
@@ -144,7 +150,8 @@ impl HistoryTokenStore {
     }
 }
 
-/// When news are stored that come now, where the news of the same leader were stored last at this time.
+/// Returns when a token that arrives now is stored. `stored_at`: the last store of a token of the
+/// same leader.
 fn store_time(now: Instant, stored_at: Option<Instant>) -> Instant {
     let soon = now + STORE_DELAY;
     stored_at.map_or(soon, |at| soon.max(at + STORE_PERIOD))

@@ -1,4 +1,4 @@
-//! A new certificate: at half life, and after the end.
+//! Renews the certificate: around half of its lifetime, and after its expiry.
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -14,25 +14,28 @@ use super::{FIRST_FRAME, Link, LinkEvent, channel, client, connector};
 use crate::join::{self, NotJoined};
 use crate::store::{Identity, Store};
 
-/// How long one attempt to join anew may take at one address: the old stream is not tried meanwhile.
+/// Timeout of one attempt to join again at one address. The agent does not try the old stream
+/// meanwhile.
 const JOIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why there is no new certificate.
+/// The error of a renewal.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotRenewed {
-    /// The hub does not want to.
+    /// The hub refused the renewal.
     #[error("{}", .0.message())]
     Refused(Status),
-    /// Anything else.
+    /// Any other failure.
     #[error("{0}")]
     Failed(String),
 }
 
 impl Link {
-    /// A certificate that has expired is renewed, which the hub does for a while after its end; later it needs a new join
-    /// string.
+    /// Renews an expired certificate. The hub allows this for a while after the expiry. Later, the
+    /// agent needs a new join string.
+    ///
+    /// Returns the end of the attempt if it failed.
     pub(super) async fn expired(&mut self, address: &str, hub_says_so: bool) -> Option<Ended> {
-        // The clock here says nothing: by one that is ahead, every certificate has expired.
+        // The local clock is not evidence: if it is ahead, every certificate has expired.
         if !hub_says_so {
             return None;
         }
@@ -60,8 +63,8 @@ impl Link {
         }
     }
 
-    /// Joins with a new join string, if there is one: only when what is there will not do, because a join gives up the old
-    /// key.
+    /// Joins with a new join string, if there is one. Only if the existing identity does not work,
+    /// because a join replaces the old key.
     pub(super) async fn joined_again(&mut self, ended: Ended) -> Option<Ended> {
         let string = join::read_join_string(self.join_file.as_deref()).ok();
         let is_new = |string: &JoinString| string.token.id() != self.identity.token_id;
@@ -77,7 +80,8 @@ impl Link {
             return Some(ended);
         }
         tracing::info!(cluster = %string.cluster, "joining anew, with the new join string");
-        // Once: meanwhile the hub may want this agent again, or somebody corrects the join string.
+        // One attempt only: the hub may accept this agent again, or a person may correct the join
+        // string.
         let mut stored = Some(self.identity.clone());
         let joined = join::join_once(
             &self.store,
@@ -92,7 +96,7 @@ impl Link {
                 self.identity = identity;
                 None
             }
-            // The key that the token may have been used with stays with it.
+            // The stored identity keeps the key that the token may already be used with.
             (Err(error), kept) => {
                 self.identity = kept.unwrap_or_else(|| self.identity.clone());
                 match error {
@@ -107,13 +111,13 @@ impl Link {
     }
 }
 
-/// What a renewal needs; the stream goes on meanwhile.
+/// The input of a renewal. The stream continues meanwhile.
 pub(super) struct Renewal {
     identity: Identity,
     store: Store,
-    /// What the agent remembers of the hub: one that has forgotten the agent revokes nothing.
+    /// The hub's history token. With it, a hub that has forgotten the agent revokes nothing.
     history_token: Option<Bytes>,
-    /// Of all that might be drawn: where around the half of its life the certificate is renewed again.
+    /// The random number that determines the time of the next renewal.
     draw: f64,
 }
 
@@ -157,7 +161,7 @@ impl Renewal {
             certificate: Some(certificate),
             ..self.identity
         };
-        // Unusable or unstored, it must not take the place of one that works.
+        // A certificate that is unusable or not stored must not replace a working one.
         connector(&renewed).map_err(|error| failed(&error))?;
         self.store
             .save_identity(&renewed)

@@ -1,4 +1,4 @@
-//! The hub's authorities, when they change.
+//! Updates the hub's authorities when they change.
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -10,11 +10,13 @@ use super::handover::Swap;
 use super::{Link, connector};
 use crate::store::{Certificate, Identity};
 
-/// Within which time the members of a hub renew when its authority is a new one, so that not all do at once.
+/// Time in which the members renew after the hub got a new authority, so that not all renew at
+/// once.
 const SPREAD: Duration = Duration::from_secs(600);
 
 impl Link {
-    /// Takes in what the hub told. A renewal that is under way stores the identity itself, so that comes first.
+    /// Applies the authorities that the hub sent, after a renewal under way. That renewal stores
+    /// the identity itself.
     pub(super) async fn trust(&mut self, swap: Swap, reported: &mut Option<Vec<Bytes>>) -> Swap {
         if matches!(swap, Swap::Renewing(_)) {
             return swap;
@@ -30,7 +32,8 @@ impl Link {
         }
     }
 
-    /// Trusts these from now on, and renews soon if the first of them did not sign the certificate that is there.
+    /// Trusts these authorities, and renews soon if the first of them did not sign the current
+    /// certificate.
     async fn trust_in(&mut self, authorities: Vec<Bytes>) {
         let Some(present) = self.identity.certificate.clone() else {
             return;
@@ -59,7 +62,7 @@ impl Link {
             certificate: Some(next),
             ..self.identity.clone()
         };
-        // What cannot be used must not take the place of what works.
+        // Unusable authorities must not replace working ones.
         if let Err(error) = connector(&next) {
             tracing::warn!(%error, "the hub names authorities that cannot be used: going on with the former ones");
             return;
@@ -76,8 +79,8 @@ impl Link {
         self.identity = next;
     }
 
-    /// An agent that does not trust its hub any more, or that its hub does not want any more, joins anew, if somebody has
-    /// given it a new join string.
+    /// Joins again if the agent does not trust its hub, or the hub refuses it, and there is a new
+    /// join string.
     pub(super) async fn unwanted(&mut self, ended: Ended) -> Ended {
         let helps = match &ended {
             Ended::Failed(text) => text.contains(UNTRUSTED),
@@ -93,7 +96,7 @@ impl Link {
         }
     }
 
-    /// When the next certificate is asked for.
+    /// Returns when the next certificate is requested.
     pub(super) fn renews_at(&self) -> Option<SystemTime> {
         self.identity
             .certificate

@@ -1,5 +1,5 @@
-//! Watches the copies of one area: the objects with our hub's label. Each object is reduced here.
-//! Only the content of listed, intact copies goes further, into the bounded cache.
+//! Watches the copies of one area: the objects with our hub's label. It reduces each object. Only
+//! the content of listed, intact copies is kept, in the bounded cache.
 use std::sync::Arc;
 
 use kube::Client;
@@ -17,7 +17,8 @@ use runnel_agent_core::policy::Area;
 use runnel_agent_core::reconciler::{Event, WatchScope};
 use runnel_agent_core::seal::Sealer;
 
-/// Watches the copies of an area until the receiver is gone. `pages` bounds how many pages of the kind are read at once.
+/// Watches the copies of an area until the receiver is dropped. `pages` limits the pages of the
+/// kind that are read at once.
 pub async fn copies(
     client: Client,
     area: Area,
@@ -65,7 +66,8 @@ impl Source for Copies {
         let Some((copy, live)) = live::reduce(self.kind, &object, &self.sealer) else {
             return vec![];
         };
-        // After a restart this may be the only place where the content is, as long as the hub is away.
+        // After a restart, the copy may be the only source of the content while the hub is
+        // unreachable.
         let content = if listed {
             live::learn(self.kind, &object, &live)
         } else {

@@ -1,7 +1,7 @@
-//! Lists objects and watches them, while the receiver exists.
+//! Lists and watches objects while the receiver exists.
 //!
 //! A watch that cannot continue lists again: after the API server has dropped the version, and
-//! after its versions went back, as by a restore of etcd. The latter is checked after each
+//! after its versions went back, as after a restore of etcd. The latter is checked after each
 //! irregular end of a watch, because an API server accepts a watch from a future version and sends
 //! nothing.
 use std::convert::Infallible;
@@ -23,58 +23,59 @@ use super::hint;
 use super::pages::{PageSize, WatchError, in_time, parse, read};
 use runnel_agent_core::reconciler::Event;
 
-/// An API server that has not answered a watch for so long is reported: together with [`GRACE`] and the life of the watch of
-/// namespaces that is noticed within 30 seconds.
+/// Time without an answer after which a watch is reported as lost. With [`GRACE`] and the duration
+/// of the watch of namespaces, a hanging API server is detected within 30 seconds.
 const LOST_AFTER: Duration = Duration::from_secs(20);
-/// How much later than asked for a server may end a watch.
+/// Tolerance for the end of a watch after its requested duration.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long a refused watch waits until it is tried again.
+/// Delay before a forbidden watch is retried.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
-/// A watch that has been open for so long without a failure works, also where nothing happens.
+/// Time after which an open watch without a failure counts as working, even without events.
 const SETTLED: Duration = Duration::from_secs(1);
-/// After so many watches in a row that failed as soon as they were open, everything is listed: what they cannot show is passed over.
+/// Number of watches in a row that fail right after they open, after which everything is listed.
+/// This skips events that the watches cannot deliver.
 const FAILED_WATCHES: usize = 3;
-/// Lists of one source that are less apart than this wait for one another.
+/// Time between lists of one source below which the second list is delayed.
 const BETWEEN_LISTS: Duration = Duration::from_secs(30);
-/// The waits after other failures.
+/// The delays after other failures, in milliseconds.
 const BACKOFF: [u64; 4] = [500, 1_000, 2_000, 5_000];
 
-/// What is watched, and what becomes of what the watch shows.
+/// The source of a watch, and the events for its objects.
 pub(super) trait Source: Send {
-    /// An object as it is read.
+    /// The type of the objects.
     type Object: DeserializeOwned + Clone + Debug + Send + 'static;
-    /// A list begins.
+    /// Returns the event for the beginning of a list.
     fn begins(&self) -> Event;
-    /// An object exists; of a list or of the watch.
+    /// Returns the events for an object of a list or of the watch.
     fn seen(&self, object: Self::Object, listed: bool) -> Vec<Event>;
-    /// An object is gone.
+    /// Returns the event for a deleted object.
     fn gone(&self, object: Self::Object) -> Option<Event>;
-    /// The list is complete.
+    /// Returns the event for the end of a list.
     fn complete(&self) -> Event;
-    /// The agent may not watch it.
+    /// Returns the event for a missing permission.
     fn forbidden(&self, status: &Status) -> Event;
-    /// The API server has not answered for a while; with the last HTTP status.
+    /// Returns the event for a lost watch, with the last HTTP status.
     fn lost(&self, status: u16) -> Event;
-    /// It answers again.
+    /// Returns the event for a watch that the API server answers again.
     fn resumed(&self) -> Event;
-    /// The version of an object.
+    /// Returns the resourceVersion of an object.
     fn version(object: &Self::Object) -> Option<&str>;
-    /// The resource, and the namespace where it is watched in one.
+    /// Returns the resource, and the namespace if the watch covers only one.
     fn name(&self) -> (&'static str, Option<&str>);
 }
 
-/// The receiver is gone.
+/// The receiver was dropped.
 struct Closed;
 
-/// How a watch ended.
+/// The end of a watch.
 enum Ended {
-    /// At the end of its time.
+    /// The watch reached its duration.
     InOrder,
-    /// The connection was closed before: the API server may have been restarted.
+    /// The connection was closed earlier: the API server may have been restarted.
     Early,
-    /// The server has forgotten the version.
+    /// The server has dropped the version.
     Expired,
-    /// The server refused, or was silent.
+    /// The server refused, or did not answer.
     Failed(WatchError),
 }
 
@@ -82,25 +83,25 @@ enum Ended {
 pub(super) struct Follow<S> {
     pub(super) client: Client,
     pub(super) path: Request,
-    /// Only the metadata of the objects is read.
+    /// Whether only the metadata of the objects is read.
     pub(super) metadata: bool,
     pub(super) labels: Option<String>,
-    /// How long one watch lasts.
+    /// The duration of one watch, in seconds.
     pub(super) life: u32,
     pub(super) source: S,
     pub(super) events: mpsc::Sender<Event>,
-    /// How many pages are read at once.
+    /// The limit of the pages that are read at once.
     pub(super) pages: Arc<Semaphore>,
-    /// How large pages may be, as the lists so far have shown.
+    /// The size of the pages, adapted to earlier lists.
     page_size: PageSize,
     answered_at: Instant,
     lost: Option<u16>,
-    /// A list or watch was forbidden since the last list.
+    /// Whether a list or watch was forbidden since the last list.
     refused: bool,
     failures: usize,
-    /// How many watches in a row have failed as soon as they were open.
+    /// The number of watches in a row that failed right after they opened.
     failed_watches: usize,
-    /// How long after the last answer a failure is reported.
+    /// Time after the last answer until a failure is reported.
     pub(super) lost_after: Duration,
 }
 
@@ -134,7 +135,7 @@ impl<S: Source> Follow<S> {
         }
     }
 
-    /// Watches until the receiver is gone.
+    /// Watches until the receiver is dropped.
     pub(super) async fn run(mut self) {
         let (resource, namespace) = self.source.name();
         let span = tracing::info_span!("watch", resource, namespace);
@@ -146,7 +147,7 @@ impl<S: Source> Follow<S> {
             self.send(self.source.begins()).await?;
             match self.list().await? {
                 Ok(version) => {
-                    // The list says more than that the server answers.
+                    // A complete list also shows that the server answers.
                     (self.refused, self.lost, self.answered_at) = (false, None, Instant::now());
                     self.send(self.source.complete()).await?;
                     let listed_at = Instant::now();
@@ -164,7 +165,7 @@ impl<S: Source> Follow<S> {
         self.events.send(event).await.map_err(|_| Closed)
     }
 
-    /// A watch works.
+    /// Records that a watch works.
     async fn is_answered(&mut self) -> Result<(), Closed> {
         (self.answered_at, self.failures, self.failed_watches) = (Instant::now(), 0, 0);
         if self.lost.take().is_some() {
@@ -187,7 +188,8 @@ impl<S: Source> Follow<S> {
             let bytes = match self.page(size.limit(), next.as_deref(), size.bytes()).await {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) if self.page_size.shrink() => continue,
-                // A page may be too large for its time: the next list has smaller ones.
+                // The page may be too large for the timeout, so that the next list uses smaller
+                // pages.
                 Err(WatchError::Late) => {
                     self.page_size.late();
                     return Ok(Err(WatchError::Late));
@@ -249,7 +251,7 @@ impl<S: Source> Follow<S> {
         .await
     }
 
-    /// Watches until a list is needed.
+    /// Watches until a list is necessary.
     async fn watch(&mut self, mut version: String) -> Result<(), Closed> {
         let mut is_stale = false;
         loop {
@@ -288,7 +290,8 @@ impl<S: Source> Follow<S> {
         }
     }
 
-    /// Whether the API server's present version is older than one that it has given before.
+    /// Whether the API server's current version is older than an earlier one, or cannot be
+    /// compared.
     async fn has_gone_back(&self, before: &str) -> Result<bool, WatchError> {
         let params = ListParams {
             label_selector: self.labels.clone(),
@@ -305,7 +308,7 @@ impl<S: Source> Follow<S> {
         let metadata = parse(&bytes, |_: serde::de::IgnoredAny| {})?;
         let number = |version: &str| version.parse::<u64>().ok();
         let now = metadata.resource_version.as_deref().and_then(number);
-        // Versions that cannot be compared say nothing.
+        // If the versions cannot be compared, they may have gone back.
         Ok(now
             .zip(number(before))
             .is_none_or(|(now, before)| now < before))
@@ -334,12 +337,12 @@ impl<S: Source> Follow<S> {
             Err(error) => return Ok(Ended::Failed(error)),
         };
         if self.refused {
-            // It is allowed again: a list shows what happened meanwhile.
+            // The watch is allowed again. A list shows the changes meanwhile.
             return Ok(Ended::Expired);
         }
         let mut stream = std::pin::pin!(stream);
         let (settled, end) = (Instant::now() + SETTLED, begin + life + GRACE);
-        // A server that fails as soon as it has begun to answer has not answered.
+        // A response that fails right after its beginning does not count as an answer.
         let mut works = false;
         loop {
             let next =
@@ -399,7 +402,7 @@ impl<S: Source> Follow<S> {
         }
     }
 
-    /// An open watch has failed; whether it had worked before.
+    /// Records the failure of an open watch. `worked`: whether the watch had worked before.
     fn broke(&mut self, worked: bool, error: WatchError) -> Ended {
         if !worked {
             self.failed_watches = self.failed_watches.saturating_add(1);
@@ -413,8 +416,8 @@ impl<S: Source> Follow<S> {
         }
     }
 
-    /// Says why the watch failed, and waits until it is to be tried again: a missing right is said once, as it may stay missing
-    /// for long.
+    /// Logs the failure of a watch, and waits until the next attempt. A missing permission is
+    /// logged once, because it may persist.
     async fn failed(&mut self, error: &WatchError) -> Result<(), Closed> {
         if let WatchError::Refused(status) = error
             && status.code == 403
@@ -422,7 +425,7 @@ impl<S: Source> Follow<S> {
             if !std::mem::replace(&mut self.refused, true) {
                 tracing::warn!("this cannot be watched here yet: {}", hint(403));
             }
-            // The core forgets a loss with it.
+            // The core ends a reported loss with this event.
             (self.answered_at, self.lost) = (Instant::now(), None);
             self.send(self.source.forbidden(status)).await?;
             sleep(AFTER_REFUSAL).await;

@@ -1,7 +1,7 @@
 //! The watches of the agent: copies in the areas of the policy, and namespaces.
 //!
-//! A new policy comes into force here, after the end of the watches that it drops and before its
-//! new ones begin. So the core receives all events in this order.
+//! This module puts a new policy into force, after the end of the watches that it drops and before
+//! its new ones begin. So the core receives all events in this order.
 mod copies;
 mod follow;
 mod namespaces;
@@ -26,39 +26,40 @@ use runnel_agent_core::seal::Sealer;
 
 pub use namespaces::namespaces;
 
-/// The server ends a watch after this long, and a connection that died without a word is noticed 5 s afterwards. The next
-/// watch goes on where this one ended, which costs one small request.
+/// Duration of a watch, in seconds. A dead connection is detected 5 s later. The next watch
+/// continues from the last version, which costs one small request.
 const WATCH_SECONDS: u32 = 50;
 
-/// The same of the watch of namespaces. It is shorter, so that an API server that hangs is noticed within 30 seconds: this watch
-/// tells for all of them.
+/// Duration of the watch of namespaces, in seconds. It is shorter, so that a hanging API server is
+/// detected within 30 seconds, which concerns all watches.
 const HEARTBEAT_SECONDS: u32 = 20;
 
-/// How many pages of a kind are read at once: with a policy that names namespaces each has a list of its own.
+/// Limit of the pages of a kind that are read at once: with literal namespaces, each namespace has
+/// its own list.
 const PAGES: usize = 2;
 
-/// The watches of copies, as the policy has them.
+/// The watches of copies in the areas of the policy.
 pub struct Watches {
-    /// Access to the member cluster.
+    /// The client for the member cluster.
     pub client: Client,
-    /// Knows our copies.
+    /// The sealer that identifies our copies.
     pub sealer: Sealer,
-    /// Where the policy lies, if there is one.
+    /// The policy file, if there is one.
     pub file: Option<PolicyFile>,
     /// The policy in force.
     pub policy: Arc<Policy>,
-    /// Where it counts.
+    /// The metrics of the agent.
     pub metrics: Metrics,
-    /// When each watch last said something.
+    /// The times at which the watches last received data.
     pub times: WatchTimes,
-    /// To the core.
+    /// The events for the core.
     pub events: mpsc::Sender<Event>,
 }
 
 type Running = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
 impl Watches {
-    /// Watches until the receiver is gone.
+    /// Watches until the receiver is dropped.
     pub async fn run(mut self) {
         let (mut running, mut stops) = (Running::new(), BTreeMap::new());
         let pages = KINDS
@@ -76,7 +77,8 @@ impl Watches {
                     let Some(policy) = self.changed().await else { continue };
                     self.policy = Arc::new(policy);
                     let areas = self.policy.areas();
-                    // A watch that is told to stop says nothing more: it is asked for that first.
+                    // A cancelled watch sends no more events, because its cancellation is polled
+                    // first.
                     stops.retain(|area, stop: &mut CancellationToken| {
                         let stays = areas.contains(area);
                         if !stays {
@@ -96,7 +98,7 @@ impl Watches {
         }
     }
 
-    /// Begins the watches that the policy has and that do not run yet.
+    /// Starts the watches of the policy that do not run yet.
     fn begin(
         &self,
         running: &mut Running,
@@ -129,7 +131,7 @@ impl Watches {
         }
     }
 
-    /// A policy that differs from the one in force.
+    /// Returns the policy of the file, if it differs from the one in force.
     async fn changed(&mut self) -> Option<Policy> {
         let file = self.file.as_mut()?;
         match file.poll().await? {

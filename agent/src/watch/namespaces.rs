@@ -1,4 +1,4 @@
-//! Watches namespaces: their labels, whether they stay, and whether they take copies.
+//! Watches namespaces: their labels, their deletion, and whether they accept copies.
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Namespace;
@@ -12,11 +12,11 @@ use super::follow::{Follow, Source};
 use runnel_agent_core::desired;
 use runnel_agent_core::reconciler::{Event, WatchScope};
 
-/// The value of the annotation that lets copies in, as its absence does. Any other refuses: who mistypes `deny` did not
-/// mean to let Secrets in.
+/// The value of the annotation that allows copies, as a missing annotation does. Any other value
+/// denies them, because a mistyped `deny` must not let Secrets in.
 const ALLOW: &str = "allow";
 
-/// Watches namespaces until the receiver is gone.
+/// Watches namespaces until the receiver is dropped.
 pub async fn namespaces(client: Client, events: mpsc::Sender<Event>) {
     let (path, pages) = (Namespace::url_path(&(), None), Arc::new(Semaphore::new(1)));
     let mut follow = Follow::new(client, path, Namespaces, events, pages, HEARTBEAT_SECONDS);

@@ -12,22 +12,22 @@ use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What an API server answers to a watch.
+/// The answer of an API server to a watch.
 #[derive(Clone, Debug)]
 enum Watch {
-    /// These events, and no end.
+    /// The watch delivers these events and stays open.
     Shows(Vec<String>),
-    /// These events, and the end.
+    /// The watch delivers these events and ends.
     Ends(Vec<String>),
     Forbidden,
 }
 
-/// An API server with some namespaces, and what it was asked.
+/// A fake API server with some namespaces. It records the requests.
 struct FakeApi {
     namespaces: Vec<Value>,
-    /// So many of them are on the first page; the second page fails.
+    /// The number of namespaces on the first page. The second page fails.
     first_page: Option<usize>,
-    /// One for each watch; the last one stays.
+    /// The answers to the watches. The last answer is repeated.
     watches: Mutex<VecDeque<Watch>>,
     asked: Mutex<Vec<&'static str>>,
 }
@@ -43,7 +43,7 @@ fn plain(name: &str) -> Value {
     namespace(name, "2026-01-01T00:00:00Z")
 }
 
-/// An event of a watch, its type first, as the API server writes it.
+/// Returns an event of a watch, with its type first, as the API server writes it.
 fn event(kind: &str, object: Value) -> String {
     format!("{{\"type\":\"{kind}\",\"object\":{object}}}")
 }
@@ -127,7 +127,8 @@ impl FakeApi {
     }
 }
 
-/// What the core receives until the last of these; a namespace by its name.
+/// Returns the events that the core receives, up to the last of `until`. A namespace appears as its
+/// name.
 async fn receives(api: &Arc<FakeApi>, until: &[&str]) -> Vec<String> {
     let (events, mut received) = mpsc::channel(8);
     let mut follow = Follow::new(

@@ -1,4 +1,4 @@
-//! Calls that list, and why they fail.
+//! Calls for lists, and their errors.
 use std::future::Future;
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ pub(super) use runnel_transport::pages::PageSize;
 use runnel_transport::pages::{parse_page, read_page};
 use serde::de::DeserializeOwned;
 
-/// How long an answer may take, and each page.
+/// Timeout of an answer, and of each page.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Why a list or a watch failed.
+/// The error of a list or a watch.
 pub(super) enum WatchError {
-    /// The API server refused.
+    /// The API server refused the request.
     Refused(Box<Status>),
-    /// No usable answer.
+    /// There was no usable answer.
     Unanswered,
-    /// No answer in time.
+    /// There was no answer in time.
     Late,
 }
 
 impl WatchError {
-    /// The HTTP status, 0 for none.
+    /// Returns the HTTP status, 0 for none.
     pub(super) fn code(&self) -> u16 {
         match self {
             Self::Refused(status) => status.code,
@@ -41,7 +41,7 @@ impl From<kube::Error> for WatchError {
     }
 }
 
-/// What came of a call that may take no longer than [`ANSWER`].
+/// Returns the result of a call, with a timeout of [`ANSWER`].
 pub(super) async fn in_time<T, E: Into<WatchError>>(
     call: impl Future<Output = Result<T, E>>,
 ) -> Result<T, WatchError> {
@@ -51,7 +51,8 @@ pub(super) async fn in_time<T, E: Into<WatchError>>(
     }
 }
 
-/// The answer to a request, unless it has more than `limit` bytes: then the rest is not read.
+/// Returns the answer to a request; `None` if it has more than `limit` bytes, whose rest is not
+/// read.
 pub(super) async fn read(
     client: &Client,
     request: http::Request<Vec<u8>>,
@@ -66,7 +67,8 @@ pub(super) async fn read(
     .await
 }
 
-/// Reads a list and gives its objects out one by one: only one of them is there as a whole at any time.
+/// Parses a list and passes its objects to `each` one by one. Only one parsed object is in memory
+/// at any time.
 pub(super) fn parse<T: DeserializeOwned>(
     bytes: &[u8],
     each: impl FnMut(T),

@@ -1,9 +1,9 @@
-//! The member's own policy: the permissions that its administrator gives to a hub. The hub can
-//! extend none of them.
+//! The member's own policy: the permissions that its administrator gives to a hub. The hub cannot
+//! extend them.
 //!
-//! A denied copy is not written, and is reported as `Denied` with the field of the policy. An
-//! existing copy stays unchanged and is no longer corrected. The agent still carries out a removal,
-//! because no content comes in by it.
+//! The agent does not write a denied copy, and reports it as `Denied` with the field of the policy.
+//! An existing copy stays unchanged and is no longer corrected. The agent still carries out
+//! removals, because a removal brings no content into the cluster.
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -22,39 +22,39 @@ use crate::seal;
 
 pub use parse::PolicyError;
 
-/// The type of a Secret that names none.
+/// The type of a Secret that has no `type` field.
 const UNTYPED: &str = "Opaque";
 
-/// How many copies may be deleted within an hour where nothing is said.
+/// Default limit of deleted copies per hour.
 pub const DELETES_PER_HOUR: usize = 10_000;
 
-/// How many copies there may be where nothing is said.
+/// Default limit of copies.
 const MAX_COPIES: u64 = 10_000;
 
-/// How many bytes all copies may have together where nothing is said.
+/// Default limit of the size of all copies, in bytes.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// What becomes of the copies when the hub revokes this cluster.
+/// What the agent does with the copies when the hub revokes this cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnRevoke {
-    /// They stay, and are put back when somebody edits them, as while the hub is away.
+    /// The agent keeps the copies and corrects drift, as while the hub is unreachable.
     #[default]
     Keep,
-    /// They are deleted.
+    /// The agent deletes the copies.
     Purge,
 }
 
-/// Which objects that are not Runnel's may be adopted.
+/// Which foreign objects may be adopted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Adopt {
-    /// Those that equal what should stand there.
+    /// Objects that equal the desired copy.
     #[default]
     Equal,
-    /// None.
+    /// No objects.
     Never,
 }
 
-/// Names and globs. A name among ten thousand is found as fast as one among ten.
+/// Names and globs. The lookup of a name is logarithmic in the number of names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Patterns {
     exact: BTreeSet<Arc<str>>,
@@ -62,12 +62,12 @@ pub struct Patterns {
 }
 
 impl Patterns {
-    /// Whether this name is listed as such.
+    /// Whether this name is listed literally.
     pub fn names(&self, name: &str) -> bool {
         self.exact.contains(name)
     }
 
-    /// Whether a name is listed, or a glob fits.
+    /// Whether a name is listed literally or matches a glob.
     pub fn matches(&self, name: &str) -> bool {
         self.names(name) || matches_any(&self.globs, name)
     }
@@ -86,12 +86,12 @@ impl FromIterator<Pattern> for Patterns {
     }
 }
 
-/// Names and globs that are allowed, and of those the ones that are not.
+/// Allowed names and globs, with exceptions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// What is allowed.
+    /// The allowed names.
     pub allowed: Patterns,
-    /// What is not, even so.
+    /// The names that are denied although they are allowed.
     pub denied: Patterns,
 }
 
@@ -103,36 +103,36 @@ impl Names {
         }
     }
 
-    /// Whether no glob is allowed.
+    /// Whether all allowed names are literal.
     fn are_listed(&self) -> bool {
         self.allowed.globs.is_empty()
     }
 }
 
-/// What one watch of copies covers.
+/// The scope of one watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Area {
-    /// The kind, as its `plural[.group]`.
+    /// The kind as `plural[.group]`.
     pub resource: &'static str,
     /// The namespace; `None` for the whole cluster.
     pub namespace: Option<Arc<str>>,
 }
 
-/// What is judged of an object's content.
+/// The properties of an object's content that the policy checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Bytes of its values, as Kubernetes counts them.
+    /// Size of its values in bytes, as Kubernetes counts it.
     pub bytes: u64,
-    /// The type, for a kind that has types.
+    /// The type, for kinds that have a `type` field.
     pub object_type: Option<Arc<str>>,
     /// The keys of its labels.
     pub labels: Arc<[Box<str>]>,
-    /// By which it is proved to the hub that this content stands here.
+    /// The digest by which the agent proves to the hub that this content is present.
     pub digest: Option<ContentDigest>,
 }
 
 impl Facts {
-    /// These, with the digest of that content without these fields.
+    /// Adds the digest of `content` without the `ignored` fields.
     pub fn digested(self, content: &Content, ignored: &BTreeSet<FieldPath>) -> Self {
         Self {
             digest: Some(ContentDigest::of(content, ignored)),
@@ -140,7 +140,7 @@ impl Facts {
         }
     }
 
-    /// What somebody else has found out about an object's content.
+    /// Returns the facts of content by its size in bytes and its type.
     pub fn announced(kind: &Kind, bytes: u64, named: Option<&str>) -> Self {
         let typed = kind.fields.contains(&"type");
         Self {
@@ -150,9 +150,9 @@ impl Facts {
         }
     }
 
-    /// The facts of an object's content.
+    /// Returns the facts of an object's content.
     pub fn of(kind: &Kind, content: &Content) -> Self {
-        // The API server takes an empty type for the default one.
+        // The API server replaces an empty type by the default type.
         let named = content
             .fields
             .get("type")
@@ -170,7 +170,8 @@ impl Facts {
     }
 }
 
-/// Labels by which other controllers trust an object: without a list of the policy's own no copy carries them.
+/// Labels that make other controllers trust an object. By default no copy may have them; the
+/// policy's `deniedLabels` replaces this list.
 const TRUSTED_LABELS: [&str; 5] = [
     "argocd.argoproj.io/secret-type",
     "istio/multiCluster",
@@ -182,36 +183,36 @@ const TRUSTED_LABELS: [&str; 5] = [
 /// The policy of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Where copies may be.
+    /// Namespaces that may contain copies.
     pub namespaces: Names,
-    /// Of which kinds copies may be.
+    /// Kinds that may be copied.
     pub kinds: BTreeSet<&'static str>,
-    /// Of which types Secrets may be.
+    /// Secret types that may be copied.
     pub secret_types: Names,
-    /// Which labels no copy carries.
+    /// Labels that no copy may have.
     pub denied_labels: Vec<Pattern>,
-    /// How many copies there may be.
+    /// Limit of the number of copies.
     pub max_copies: u64,
-    /// How many bytes the values of all copies may have together.
+    /// Limit of the size of the values of all copies, in bytes.
     pub max_bytes: u64,
-    /// How large the values of an object may be together.
+    /// Limit of the size of the values of one object, in bytes.
     pub max_object_bytes: u64,
-    /// Whether a rule may adopt objects that are not Runnel's and equal its sources.
+    /// Whether a rule may adopt foreign objects that equal its sources.
     pub adopt: Adopt,
-    /// Whether a rule may overwrite what is not Runnel's.
+    /// Whether a rule may overwrite foreign objects.
     pub overwrite: bool,
-    /// Whether a rule may have namespaces created.
+    /// Whether the agent may create namespaces for a rule.
     pub create_namespaces: bool,
-    /// How many copies may be deleted within an hour.
+    /// Limit of deleted copies per hour.
     pub deletes_per_hour: usize,
-    /// What becomes of the copies when the hub revokes this cluster.
+    /// What the agent does with the copies when the hub revokes this cluster.
     pub on_revoke: OnRevoke,
-    /// Whether the namespaces of the system and of controllers need to be named literally.
+    /// Whether namespaces of the system and of controllers are allowed only by their literal names.
     pub reserves: bool,
 }
 
 impl Default for Policy {
-    /// The policy of a file that says nothing.
+    /// Returns the policy of an empty file `{}`, which also applies without a policy file.
     fn default() -> Self {
         Self {
             namespaces: Names::all(),
@@ -232,7 +233,8 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// No policy: everything is allowed that a hub may say at all.
+    /// Returns the policy of `--allow-everything`. It still denies the agent's own namespace and
+    /// invalid names, and keeps the default limit of deletions.
     pub fn open() -> Self {
         Self {
             denied_labels: vec![],
@@ -246,8 +248,9 @@ impl Policy {
         }
     }
 
-    /// What has to be watched: one area per kind, or per kind and namespace where the policy names each namespace,
-    /// so that the agent needs no right anywhere else.
+    /// Returns the areas that the agent watches: one per kind, or one per kind and namespace if the
+    /// policy lists all namespaces literally. The agent then needs no permissions in other
+    /// namespaces.
     pub fn areas(&self) -> BTreeSet<Area> {
         let kinds = self.kinds.iter();
         if !self.namespaces.are_listed() {
@@ -273,7 +276,7 @@ impl Policy {
         kinds.flat_map(|resource| area(*resource)).collect()
     }
 
-    /// The area that shows a copy; `None` where the agent does not look at all.
+    /// Returns the area that contains a copy; `None` if the agent does not watch it.
     pub fn area(&self, copy: &SourceRef) -> Option<Area> {
         let resource = *self.kinds.get(&*copy.resource)?;
         if !self.namespaces.are_listed() {
@@ -290,7 +293,8 @@ impl Policy {
         })
     }
 
-    /// Why copies may not be in a namespace. `home` is the agent's own.
+    /// Returns the error if the policy denies copies in a namespace. `home` is the agent's own
+    /// namespace.
     pub fn denies_namespace(&self, name: &str, home: &str) -> Option<CopyError> {
         if !is_label(name) {
             return Some(denied("this is not a name that a namespace can have"));
@@ -322,14 +326,15 @@ impl Policy {
         })
     }
 
-    /// Why copies of a kind may not be. Kinds that this agent does not know are not judged here.
+    /// Returns the error if the policy denies a kind. It ignores kinds that this agent does not
+    /// support.
     pub fn denies_kind(&self, resource: &str) -> Option<CopyError> {
         let known = Kind::by_resource(resource)?;
         let text = "are not among the kinds that this member's policy allows (kinds)";
         (!self.kinds.contains(known.resource)).then(|| denied(format!("{} {text}", known.resource)))
     }
 
-    /// Why content may not be written.
+    /// Returns the error if the policy denies content.
     pub fn denies_content(&self, facts: &Facts) -> Option<CopyError> {
         if let Some(object_type) = &facts.object_type {
             let shown = if is_plain(object_type) {
@@ -372,7 +377,8 @@ impl Policy {
         })
     }
 
-    /// Why this content may not be written as this copy; asked once more right before each write.
+    /// Returns the error if the policy denies this content for this copy. The agent repeats this
+    /// check right before each write.
     pub fn denies(
         &self,
         kind: &Kind,
@@ -385,7 +391,7 @@ impl Policy {
             .or_else(|| self.denies_content(&Facts::of(kind, &seal::canonical(content))))
     }
 
-    /// Why an object that is not Runnel's is not overwritten although a rule says so.
+    /// Returns the error for a rule that overwrites foreign objects, if the policy denies it.
     pub fn denies_overwriting(&self) -> Option<CopyError> {
         (!self.overwrite).then(|| {
             let text = "an object that is not Runnel's stands here, and this cluster's policy forbids overwriting";
@@ -395,7 +401,7 @@ impl Policy {
         })
     }
 
-    /// Why an object that is not Runnel's is not adopted although a rule says so.
+    /// Returns the error for a rule that adopts foreign objects, if the policy denies it.
     pub fn denies_adopting(&self) -> Option<CopyError> {
         (self.adopt == Adopt::Never).then(|| {
             let text = "an object that is not Runnel's stands here, and this cluster's policy forbids adopting";
@@ -403,7 +409,7 @@ impl Policy {
         })
     }
 
-    /// Why a missing namespace is not created although a rule asks for it.
+    /// Returns the error for a rule that creates namespaces, if the policy denies it.
     pub fn denies_creation(&self, namespace: &str) -> Option<CopyError> {
         (!self.create_namespaces).then(|| {
             let text = "does not exist, and this member's policy has none created (createNamespaces): create it";
@@ -412,7 +418,7 @@ impl Policy {
     }
 }
 
-/// Why a namespace takes no copies that says so itself.
+/// Returns the error for a namespace whose own annotation denies copies.
 pub fn refused_by_namespace(name: &str) -> CopyError {
     denied(format!(
         "namespace {name} takes no copies: it is annotated {}: deny",

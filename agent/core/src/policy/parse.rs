@@ -1,16 +1,16 @@
-//! Reads a policy. Each unknown field or value is refused with the name of the field and a hint.
+//! Parses a policy. Each unknown field or value is an error with the name of the field and a hint.
 use runnel_proto::model::{KINDS, Pattern, is_label};
 use serde_json::{Map, Value};
 
 use super::{Adopt, Names, OnRevoke, Patterns, Policy};
 
-/// Why a text is no policy: the field, and the cure.
+/// The error of an invalid policy: the field and a hint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {hint}")]
 pub struct PolicyError {
     /// The path of the field.
     pub field: String,
-    /// What is wrong, and what to write.
+    /// The problem, and the valid values.
     pub hint: String,
 }
 
@@ -38,11 +38,11 @@ const FIELDS: [&str; 12] = [
     "onRevoke",
 ];
 const LISTS: [&str; 2] = ["allowed", "denied"];
-/// The most entries of one list.
+/// Limit of the entries of one list.
 const ENTRIES: usize = 10_000;
 
 impl Policy {
-    /// Reads the text of a policy file.
+    /// Parses the text of a policy file.
     ///
     /// # Errors
     /// [`PolicyError`] for anything that is not exactly a policy.

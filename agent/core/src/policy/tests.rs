@@ -184,7 +184,7 @@ fn malformed_policy_is_refused_with_field_and_hint() {
 fn globs_skip_system_namespaces_and_names_do_not() {
     let all = policy("{}");
     assert!(allows(&all, "team-a"));
-    // Its own policy, identity and terms are there.
+    // The agent's own namespace contains its policy, identity and terms.
     for text in ["{}", "namespaces: {allowed: ['*', runnel-system]}"] {
         assert!(
             !allows(&policy(text), HOME) && !allows(&Policy::open(), HOME),
@@ -403,7 +403,8 @@ fn patterns() -> impl Strategy<Value = Vec<String>> {
 }
 
 proptest! {
-    /// What a policy allows it also watches, and what it lists it neither watches nor allows elsewhere.
+    /// An allowed copy is always watched. With literal namespaces, other namespaces are neither
+    /// watched nor allowed.
     #[test]
     fn allowed_areas_are_watched(allowed in patterns(), denied in patterns(), name in "[ab]{1,3}|kube-system|runnel-system") {
         let pattern = |texts: Vec<String>| texts.into_iter().map(Pattern::new).collect();

@@ -1,4 +1,5 @@
-//! Reconciles one copy: computes what is wanted, decides, reports the outcome and queues the job.
+//! Reconciles one copy: computes its desired state, decides, reports the outcome and queues the
+//! job.
 use std::time::Instant;
 
 use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
@@ -11,7 +12,7 @@ use crate::queue::Key;
 use crate::{deletes, differ};
 
 impl Reconciler {
-    /// The pipeline over the current state.
+    /// Returns the pipeline over the current state.
     pub(super) fn decider(&self) -> Decider<'_> {
         Decider {
             desired: &self.desired,
@@ -25,7 +26,7 @@ impl Reconciler {
         }
     }
 
-    /// Reconciles a copy whose desired state may have changed: an earlier failure counts no more.
+    /// Reconciles a copy whose desired state may have changed, and forgets its failure.
     pub(super) fn reconcile_now(&mut self, copy: &SourceRef, now: Instant) {
         if self.history.failed.remove(copy).is_some() {
             self.jobs.add_fresh(copy);
@@ -33,19 +34,20 @@ impl Reconciler {
         self.reconcile_copy(copy, now);
     }
 
-    /// Reconciles a copy after an event that concerns it. This is the only place that decides about a copy after an event.
+    /// Reconciles a copy after an event. Only this function decides about a copy after an event.
     pub(super) fn reconcile_copy(&mut self, copy: &SourceRef, now: Instant) {
         if !self.started {
             return;
         }
-        // The job under way decides the owner of the copy. The copy is reconciled when the job has ended, and again when
-        // it was read, if the job does not know whether its write succeeded.
+        // The job under way may change the owner of the copy. The copy is reconciled when the job
+        // has ended. If the job does not know whether its write succeeded, the copy is read and
+        // reconciled again.
         let is_running = self.jobs.running.contains_key(copy);
         if !is_running && !self.jobs.reread.contains(copy) {
             self.drop_stale_orders(copy);
         }
         let want = self.decider().want(copy);
-        // The approval of a removal that is not due ends: the removal may stay deferred for long.
+        // Drops the approval of a removal that is not due, because it may stay deferred for long.
         if !matches!(&want, Want::Gone(_, _, order) if !order.deferred) {
             self.prunes.forget(copy);
         }
@@ -78,8 +80,10 @@ impl Reconciler {
         }
     }
 
-    /// Whether a copy has to be read before an order for it is dropped. A watch may show an object that is deleted, and hide
-    /// the copy that replaced it: only an answer of the API server ends an order.
+    /// Whether a copy must be read before an order for it is dropped.
+    ///
+    /// A watch may show a deleted object, and hide the copy that replaced it. Only an answer of the
+    /// API server ends an order.
     fn must_read(&mut self, copy: &SourceRef) -> bool {
         if self.records.is_only_watched(copy) && self.watches.is_complete(copy) {
             self.jobs.reread.insert(copy.clone());
@@ -103,7 +107,7 @@ impl Reconciler {
         }
     }
 
-    /// Nothing is to be done about a copy until the next event.
+    /// Records that nothing is to be done about a copy until the next event.
     fn settle(&mut self, copy: &SourceRef, want: &Want, outcome: Option<CopyStatus>, now: Instant) {
         self.history.settle(copy, outcome.as_ref());
         self.jobs.budget.leave(copy);
@@ -127,7 +131,7 @@ impl Reconciler {
         self.record_outcome(copy, want, outcome);
     }
 
-    /// Queues a job that carries out an action, unless the action has to wait.
+    /// Queues a job that carries out an action, unless the action must wait.
     fn queue_action(&mut self, copy: &SourceRef, want: &Want, action: &Action, now: Instant) {
         let key = Key::Copy(copy.clone());
         if *action == Action::CreateNamespace {
@@ -216,7 +220,8 @@ impl Reconciler {
         self.record_outcome(copy, want, Some(outcome));
     }
 
-    /// When an action may delete a copy, if not now: the policy limits the deletions per hour, also after a revocation.
+    /// Returns when an action may delete a copy, if not now. The policy limits the deletions per
+    /// hour, also after a revocation.
     pub(super) fn delete_later(&mut self, action: &Action, now: Instant) -> Option<Instant> {
         if !matches!(action, Action::Delete(_)) {
             return None;
@@ -237,7 +242,7 @@ impl Reconciler {
                 if let CopyStatus::Failed(copy_error) | CopyStatus::Drifted(copy_error) = &outcome
                     && is_news(copy_error.reason)
                     && before != Some(&outcome)
-                    // The agent writes no Event into a closed namespace, either.
+                    // The agent writes no Event into a closed namespace either.
                     && self.desired.cluster().denies_namespace(&copy.namespace).is_none()
                 {
                     self.notices
@@ -252,14 +257,15 @@ impl Reconciler {
                 }
                 outcomes.extend(self.idle_winner(copy, &removing));
             }
-            // The newer copies of the rule count, its kept older versions do not.
+            // The report counts the newer copies of the rule, and not its older versions.
             (Want::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
             (Want::Nothing, _) | (_, None) => {}
         }
         self.report.set(copy, outcomes);
     }
 
-    /// The outcome for the rule that wins a copy and does not get it while the copy is to be removed for another rule.
+    /// Returns the outcome for the rule that wins a copy while another rule's removal of the copy
+    /// is pending.
     fn idle_winner(
         &self,
         copy: &SourceRef,
@@ -277,7 +283,8 @@ impl Reconciler {
     }
 }
 
-/// The intent and revision of a failure: another one is tried at once.
+/// Returns the intent and revision of a desired state. A failure delays only retries of the same
+/// pair.
 pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
     match want {
         Want::Nothing => None,
@@ -286,7 +293,7 @@ pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
     }
 }
 
-/// Whether a failure deserves an Event in this cluster, because people here can end it.
+/// Whether the agent creates an Event for a failure, because people in this cluster can fix it.
 fn is_news(reason: Reason) -> bool {
     use Reason::{Conflict, Contended, Denied, Drifted, Immutable, Invalid};
     matches!(

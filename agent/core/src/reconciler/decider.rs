@@ -1,4 +1,5 @@
-//! The pipeline that computes what should become of one copy: from the desired set through each stage to a [`Want`].
+//! The pipeline that computes the desired state of one copy: from the desired set through each
+//! stage to a [`Want`].
 //!
 //! The pipeline only reads. A preview runs the same pipeline over another desired set.
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::policy::Policy;
 use crate::prunes::PruneApprovals;
 use crate::records::Records;
 
-/// The state from which the pipeline computes.
+/// The state that the pipeline reads.
 #[derive(Clone, Copy)]
 pub(super) struct Decider<'a> {
     pub(super) desired: &'a Desired,
@@ -26,7 +27,7 @@ pub(super) struct Decider<'a> {
     pub(super) jobs: &'a Jobs,
     pub(super) prunes: &'a PruneApprovals,
     pub(super) policy: &'a Arc<Policy>,
-    /// The hub has revoked this cluster, and the policy has all copies deleted then.
+    /// Whether the hub has revoked this cluster and the policy deletes all copies for that.
     pub(super) purges: bool,
 }
 
@@ -42,7 +43,7 @@ pub(super) enum Visibility {
 }
 
 impl Decider<'_> {
-    /// What should become of a copy.
+    /// Returns the desired state of a copy.
     pub(super) fn want(&self, copy: &SourceRef) -> Want {
         if self.purges {
             return self.purged(copy);
@@ -66,7 +67,7 @@ impl Decider<'_> {
         }
     }
 
-    /// Why the last creation of the copy's namespace failed.
+    /// Adds the error of the last creation of the copy's namespace.
     fn with_namespace_failure(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
         if let TargetNamespace::ToCreate(failed) = &mut wanted.place {
             *failed = self.jobs.namespace_failed.get(&copy.namespace).cloned();
@@ -74,13 +75,13 @@ impl Decider<'_> {
         wanted
     }
 
-    /// The number of the version, where the rule keeps versions.
+    /// Adds the version number, if the rule keeps versions.
     fn with_version(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
         wanted.policies.version = self.desired.version(&wanted.intent, copy, self.records);
         wanted
     }
 
-    /// Denies a copy that would go beyond a quota.
+    /// Denies a copy that would exceed a quota.
     fn with_quota(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
         if wanted.denied.is_none() {
             wanted.denied = self.beyond_quota(copy, &wanted);
@@ -99,7 +100,7 @@ impl Decider<'_> {
         order
     }
 
-    /// Drops the request for an approval that the hub has given.
+    /// Ends the wait for an approval that the hub has given.
     fn with_approval(&self, copy: &SourceRef, key: &IntentKey, mut order: Order) -> Order {
         if order.asks
             && let Some(live) = self.records.live(copy)
@@ -109,7 +110,8 @@ impl Decider<'_> {
         order
     }
 
-    /// What becomes of a copy of a hub that has revoked this cluster, where copies are deleted then.
+    /// Returns the desired state of a copy after the hub has revoked this cluster and the policy
+    /// deletes all copies.
     fn purged(&self, copy: &SourceRef) -> Want {
         let ours = self
             .records
@@ -140,9 +142,9 @@ impl Decider<'_> {
         )
     }
 
-    /// Whether the watches show enough to decide what is wanted of a copy.
+    /// Returns whether the watches show enough to decide a copy.
     pub(super) fn visibility(&self, copy: &SourceRef, want: &Want) -> Visibility {
-        // Such a copy is not written in any case, or its namespace does not exist.
+        // The copy is denied or its namespace does not exist, so that it is not written.
         let is_settled = match want {
             Want::Copy(wanted) => {
                 wanted.denied.is_some() || !self.desired.cluster().has_namespace(&copy.namespace)
@@ -162,7 +164,8 @@ impl Decider<'_> {
         }
     }
 
-    /// Whether no watch reports changes of the object that has the name of a copy, so that it has to be read again.
+    /// Whether no watch reports changes of the object with the name of a copy, so that the agent
+    /// must read it again.
     pub(super) fn is_unwatched(&self, copy: &SourceRef, want: &Want) -> bool {
         let Want::Copy(wanted) = want else {
             return false;
@@ -180,7 +183,7 @@ impl Decider<'_> {
             && !wanted.is_ambiguous
     }
 
-    /// Another copy with the same content, intact.
+    /// Returns another intact copy with the same content.
     pub(super) fn twin(
         &self,
         copy: &SourceRef,

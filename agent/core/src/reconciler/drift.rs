@@ -1,4 +1,4 @@
-//! Changes of the copies by other clients: what is recorded of them, and how the agent recognizes them.
+//! Changes of the copies by other clients: how the agent detects and records them.
 use std::time::Instant;
 
 use runnel_proto::model::{DriftPolicy, Reason, SourceRef};
@@ -10,8 +10,10 @@ use crate::live::{Live, Ownership};
 use crate::records::Observed;
 
 impl Reconciler {
-    /// Records the loss of an applied copy: where drift is only reported, it is not created again. A copy that was deleted
-    /// with its namespace has not drifted.
+    /// Records the loss of an applied copy. If drift is only reported, the copy is not created
+    /// again.
+    ///
+    /// A copy that was deleted with its namespace has not drifted.
     pub(super) fn with_loss(&mut self, copy: &SourceRef, mut want: Want) -> Want {
         let Want::Copy(wanted) = &mut want else {
             self.history.lost.remove(copy);
@@ -24,7 +26,7 @@ impl Reconciler {
         let reports =
             wanted.policies.drift == DriftPolicy::Report && wanted.place == TargetNamespace::Ready;
         match wanted.revision {
-            // The state of an unwatched copy is unknown; a job under way reports its own result.
+            // The state of an unwatched copy is unknown. A job under way reports its own result.
             _ if !self.watches.is_complete(copy) || self.jobs.running.contains_key(copy) => {}
             Some(revision) if reports && is_gone => {
                 let was_applied =
@@ -68,8 +70,10 @@ impl Reconciler {
         }
     }
 
-    /// Records that another client wrote another revision over a correct copy, with our marks: another agent of this
-    /// cluster, or a client that applies a saved copy. `before` is the object as it was known.
+    /// Records that another client wrote another revision over a correct copy, with our marks.
+    ///
+    /// The client may be another agent of this cluster, or may apply a saved copy. `before`: the
+    /// recorded object before the change.
     pub(super) fn note_rewritten(&mut self, copy: &SourceRef, before: Option<&Live>) {
         let Some(Live {
             sealed: Some(last),
@@ -90,7 +94,7 @@ impl Reconciler {
         let is_other = last.revision != sealed.revision
             || last.rule != sealed.rule
             || last.source != sealed.source;
-        // A job under way may have written it, and reports that when it ends.
+        // A job under way may have written it, and reports this at its end.
         if !is_other || uid != now || self.jobs.running.contains_key(copy) {
             return;
         }

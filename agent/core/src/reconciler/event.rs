@@ -1,4 +1,4 @@
-//! What the core receives, and what it reports to people.
+//! The events that the core receives, and the notices for people.
 use std::sync::Arc;
 
 use runnel_proto::model::{HubFrame, Refusal, RuleName, SourceRef};
@@ -10,64 +10,66 @@ use crate::job::Done;
 use crate::live::Live;
 use crate::policy::{Area, Policy};
 
-/// What the agent hears.
+/// An event for the reconciler.
 pub enum Event {
-    /// Another policy is in force. Watches that it no longer has send nothing any more.
+    /// Another policy is in force. Watches that it does not contain send no more events.
     Policy(Arc<Policy>),
     /// The list of an area's copies begins.
     CopiesListed(Area),
     /// A live object with our label.
     Copy(SourceRef, Live),
-    /// The content of an intact copy that is listed.
+    /// The content of an intact copy in a list.
     Content(NewPayload),
-    /// The object with this uid has lost our label or is gone.
+    /// The object with this uid has lost our label or was deleted.
     CopyGone(SourceRef, Arc<str>),
     /// The list of an area's copies is complete.
     CopiesComplete(Area),
-    /// The agent may not watch an area.
+    /// The agent has no permission to watch an area.
     CopiesForbidden(Area, CopyError),
-    /// A watch has failed, or was silent, for too long; with the last HTTP status, 0 for no answer.
+    /// A watch has failed or delivered nothing for too long; with the last HTTP status, 0 for no
+    /// answer.
     WatchLost(WatchScope, u16),
-    /// The API server answers a watch again, and nothing was missed.
+    /// The API server answers a watch again, and no event was missed.
     WatchResumed(WatchScope),
     /// The list of namespaces begins.
     NamespacesListed,
-    /// A namespace.
+    /// A namespace exists, or has changed.
     Namespace(Arc<str>, Namespace),
-    /// A namespace is gone.
+    /// A namespace was deleted.
     NamespaceGone(Arc<str>),
     /// The list of namespaces is complete.
     NamespacesComplete,
     /// A stream to the hub is open.
     HubConnected,
-    /// A frame of the hub, and the items of it that could not be read.
+    /// A frame of the hub, and its items that could not be parsed.
     Hub(HubFrame, Vec<Refusal>),
     /// The stream has ended.
     HubLost,
     /// The hub has revoked this cluster.
     Revoked,
-    /// A piece of work is done.
+    /// A job has ended.
     Done(Box<Done>),
 }
 
-/// What a watch shows.
+/// The scope of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchScope {
-    /// The namespaces.
+    /// All namespaces.
     Namespaces,
     /// The copies of an area.
     Copies(Area),
 }
 
-/// Something that people in the member cluster should see.
+/// A notice for people in the member cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A copy was put back.
+    /// A drifted copy was corrected.
     DriftCorrected(SourceRef),
-    /// An object that was not ours, written by these, was overwritten as this rule says.
+    /// An object that was not ours was overwritten for this rule. Contains its field managers, if
+    /// they are known.
     Overwritten(SourceRef, RuleName, Option<Arc<str>>),
     /// A copy that did not take a change was deleted and created again.
     Recreated(SourceRef),
-    /// A copy cannot be made or changed.
+    /// A copy cannot be created or changed.
     Failed(SourceRef, CopyError),
 }

@@ -1,4 +1,5 @@
-//! The history of the copies: failures, drift, contention and lost copies. It decides how a copy is retried and reported.
+//! The history of the copies: failures, drift, contention and lost copies. It determines how a copy
+//! is retried and reported.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +16,7 @@ pub(super) struct Failed {
     pub(super) copy_error: CopyError,
 }
 
-/// The difference between one version of a live object and the revision that was wanted then.
+/// The difference between one version of a live object and the desired revision at that time.
 pub(super) struct Compared {
     pub(super) version: Arc<str>,
     pub(super) about: (IntentKey, Option<Revision>),
@@ -26,20 +27,23 @@ pub(super) struct Compared {
 #[derive(Default)]
 pub(super) struct CopyHistory {
     pub(super) failed: BTreeMap<SourceRef, Failed>,
-    /// Changed copies that are to be put back, with the field managers of the change if they are known.
+    /// Drifted copies that are to be corrected, with the field managers of the change if they are
+    /// known.
     pub(super) drifted: BTreeMap<SourceRef, Option<Arc<str>>>,
-    /// Copies that were put back recently.
+    /// The recent corrections.
     pub(super) contentions: Contentions,
-    /// Changed copies that are left as they are.
+    /// Drifted copies that are not corrected, with their differences.
     pub(super) compared: BTreeMap<SourceRef, Compared>,
-    /// Copies that were deleted, or lost their marks, and are left so; with their last content.
+    /// Copies that were deleted or lost their marks, and are not corrected; with their last intent
+    /// and revision.
     pub(super) lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
-    /// Correct copies over which another client wrote another revision with our marks; with their last content.
+    /// Correct copies over which another client wrote another revision with our marks; with their
+    /// last intent and revision.
     pub(super) rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
 }
 
 impl CopyHistory {
-    /// Adds the history of a copy to what is wanted.
+    /// Adds the history of a copy to its desired state.
     pub(super) fn add_to(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
         let is_current = |last: Option<&(IntentKey, Revision)>| {
             last.is_some_and(|(intent, revision)| {
@@ -60,7 +64,8 @@ impl CopyHistory {
         wanted
     }
 
-    /// Records that a copy was put back. Returns whether that deserves an Event of its own.
+    /// Records a correction, and returns whether to create an Event for it. A contended copy gets
+    /// none.
     pub(super) fn record_correction(
         &mut self,
         copy: &SourceRef,

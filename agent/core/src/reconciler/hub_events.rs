@@ -1,4 +1,4 @@
-//! The events of the stream: frames of the hub, and the reports that the agent sends.
+//! Handles the frames of the hub, and builds the reports of the agent.
 use std::time::Instant;
 
 use runnel_proto::model::{
@@ -11,10 +11,10 @@ use crate::copy::CopyStatus;
 use crate::desired::Shows;
 
 impl Reconciler {
-    /// A stream is open. Its first frames report all rules.
+    /// Opens a stream. Its first frames report all rules.
     pub(super) fn connected(&mut self, now: Instant) {
         let rules: Vec<_> = self.desired.rules().cloned().collect();
-        // No approval of an earlier stream holds in a new one.
+        // Approvals of an earlier stream are void in a new one.
         self.disconnected(now);
         let states = self.states(&rules);
         self.hub.connect(states);
@@ -23,7 +23,7 @@ impl Reconciler {
         }
     }
 
-    /// The stream has ended, and with it all approvals of removals.
+    /// Ends the stream, and with it all approvals of removals.
     pub(super) fn disconnected(&mut self, now: Instant) {
         self.hub.stream = None;
         self.previews.clear();
@@ -32,7 +32,7 @@ impl Reconciler {
         }
     }
 
-    /// The states of rules, for a frame that is sent now.
+    /// Returns the states of rules, and records the digests that they report.
     fn states(&mut self, rules: &[RuleUid]) -> Vec<RuleState> {
         let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
         for state in &states {
@@ -42,7 +42,7 @@ impl Reconciler {
         states
     }
 
-    /// The state of a rule.
+    /// Returns the state of a rule.
     fn state(&mut self, uid: &RuleUid) -> Option<RuleState> {
         let acked_rule = self.desired.acked(uid)?;
         let proof = self.proof(uid);
@@ -62,8 +62,8 @@ impl Reconciler {
         })
     }
 
-    /// The proof of a rule's copies under the hub's key. `None` while a copy is neither applied nor waiting for its
-    /// namespace, and while a watch is lost.
+    /// Returns the proof of a rule's copies under the hub's key. `None` while a copy is neither
+    /// applied nor waiting for its namespace, and while a watch is lost.
     fn proof(&mut self, uid: &RuleUid) -> Option<Proof> {
         let key = self.hub.proof_key.clone()?;
         if !self.watches.lost().is_empty() {
@@ -86,7 +86,8 @@ impl Reconciler {
     pub(super) fn frame(&mut self, frame: HubFrame, refused: Vec<Refusal>, now: Instant) {
         match frame {
             HubFrame::SnapshotBegin(begin) => self.begin(&begin, now),
-            // A hub that has revoked this cluster gives no orders before it accepts it again.
+            // The agent ignores the orders of a hub that has revoked this cluster, until the hub
+            // accepts it again.
             _ if self.revoked => {}
             HubFrame::WantDetail(uids) => {
                 for uid in uids {
@@ -101,7 +102,7 @@ impl Reconciler {
                 self.hub.send(AgentFrame::Inspected(Box::new(answer)));
             }
             HubFrame::PreviewRequest(asked) => self.preview(&asked, &refused),
-            // The connection handles these.
+            // The connection handles these frames.
             HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => {}
             HubFrame::Authorities(_) | HubFrame::Alive => {}
         }
@@ -155,7 +156,8 @@ impl Reconciler {
         if let Some(stream) = &mut self.hub.stream {
             stream.last_batch = nonce;
         }
-        // An approval covers the copies that wait now: a tombstone in the same batch may remove some of them.
+        // An approval covers the copies that wait now. A tombstone in the same batch may remove
+        // some of them.
         for (uid, digest) in batch
             .rules
             .iter()
@@ -182,7 +184,7 @@ impl Reconciler {
         self.hub.ack(AgentFrame::Ack(nonce, taken.refused));
     }
 
-    /// The next frame for the hub, if there is one and a stream is open.
+    /// Returns the next frame for the hub, if there is one and a stream is open.
     pub fn next_frame(&mut self, now: Instant) -> Option<AgentFrame> {
         let queued = self.hub.next_queued(self.jobs.has_room());
         if queued.is_some() || !self.hub.has_begun() {
@@ -192,12 +194,13 @@ impl Reconciler {
         self.send_resync(now);
         self.hub.send_requests(now);
         self.send_states(now);
-        // The states come first: when no watch is lost any more, the hub has received what happened meanwhile.
+        // The states come first. So the hub has them when it receives that no watch is lost any
+        // more.
         self.hub.send_lost(self.watches.lost());
         self.hub.next_queued(false)
     }
 
-    /// Reports the rules that have no copies here any more.
+    /// Reports the rules that have no copies in this cluster any more.
     fn send_removed_rules(&mut self) {
         // An unlisted namespace may still have copies of a rule.
         let gone = self.desired.take_gone(&self.watches.unlisted_namespaces());
@@ -221,7 +224,7 @@ impl Reconciler {
         self.hub.send(AgentFrame::Report(states));
     }
 
-    /// Reports the intents of the rules of found copies: the hub did not send them in this stream.
+    /// Reports the intents of the rules of found copies, which the hub did not send in this stream.
     fn send_resync(&mut self, now: Instant) {
         let rules = self.hub.take_resync(now);
         for uid in &rules {

@@ -1,4 +1,4 @@
-//! The stream to the hub: the frames that wait to be sent, and what the hub has to be asked for.
+//! The stream to the hub: the queued frames, and the content to request.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use runnel_proto::model::{AgentFrame, Hello, LostWatch, ProofKey, RuleState, Rul
 
 use crate::copy::IntentKey;
 
-/// Requested content that has not arrived is requested again after this: the hub may just have started.
+/// Delay after which missing content is requested again: the hub may have just started.
 const ASK_AGAIN: Duration = Duration::from_secs(15);
 
-/// How long the agent waits for more found copies before it reports their rules to the hub.
+/// Delay in which the agent collects found copies before it reports their rules to the hub.
 const RESYNC_DELAY: Duration = Duration::from_secs(1);
 
 /// An open stream.
@@ -21,13 +21,13 @@ pub(super) struct HubStream {
     pub(super) last_batch: u64,
     outbox: VecDeque<AgentFrame>,
     acks: VecDeque<AgentFrame>,
-    /// Intents whose content is to be requested.
+    /// Intents whose content must be requested.
     ask: BTreeSet<IntentKey>,
-    /// When content that has not arrived is requested again.
+    /// The time of the next request for missing content.
     ask_again: Option<Instant>,
 }
 
-/// The stream to the hub, and what outlives one stream.
+/// The stream to the hub, and the state that survives a stream.
 pub(super) struct HubLink {
     hello: Hello,
     pub(super) stream: Option<HubStream>,
@@ -35,10 +35,11 @@ pub(super) struct HubLink {
     sent_lost: Vec<LostWatch>,
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
-    /// Rules with copies that the hub did not order: the hub gets their intents, and when.
+    /// Rules with copies that the hub did not order. The agent reports their intents at
+    /// `resync_at`.
     resync: BTreeSet<RuleUid>,
     resync_at: Option<Instant>,
-    /// The hub's key for proofs of content; in memory only.
+    /// The hub's key for proofs of content. It is never stored.
     pub(super) proof_key: Option<ProofKey>,
 }
 
@@ -82,14 +83,14 @@ impl HubLink {
         }
     }
 
-    /// Queues an ack; it is sent while the agent has room for more.
+    /// Queues an ack. It is sent only while the agent has room for more payload.
     pub(super) fn ack(&mut self, frame: AgentFrame) {
         if let Some(stream) = &mut self.stream {
             stream.acks.extend(split(frame));
         }
     }
 
-    /// The next queued frame.
+    /// Returns the next queued frame.
     pub(super) fn next_queued(&mut self, has_room: bool) -> Option<AgentFrame> {
         let stream = self.stream.as_mut()?;
         stream.outbox.pop_front().or_else(|| {
@@ -110,7 +111,8 @@ impl HubLink {
         }
     }
 
-    /// The content of an intent has arrived, or is not wanted any more.
+    /// Ends the request for the content of an intent, because it has arrived or is not needed any
+    /// more.
     pub(super) fn end_request(&mut self, intent: &IntentKey) {
         self.wanting.remove(intent);
     }
@@ -143,13 +145,13 @@ impl HubLink {
         }
     }
 
-    /// Has the intents of a rule reported soon.
+    /// Schedules the report of the intents of a rule.
     pub(super) fn resync(&mut self, rule: &RuleUid, now: Instant) {
         self.resync.insert(rule.clone());
         self.resync_at.get_or_insert(now + RESYNC_DELAY);
     }
 
-    /// The rules whose intents are to be reported now.
+    /// Returns the rules whose intents must be reported now.
     pub(super) fn take_resync(&mut self, now: Instant) -> BTreeSet<RuleUid> {
         if self.resync_at.is_none_or(|at| at > now) {
             return BTreeSet::new();
@@ -158,7 +160,7 @@ impl HubLink {
         std::mem::take(&mut self.resync)
     }
 
-    /// When a frame is due next, apart from reports.
+    /// Returns when the next frame is due, except reports.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let stream = self.stream.as_ref().filter(|stream| stream.begun)?;
         let ask = stream.ask_again.filter(|_| !self.wanting.is_empty());

@@ -1,4 +1,4 @@
-//! The hub's question about one copy: answered out of what is known, nothing is read for it.
+//! Answers the hub's request for the state of one copy from the records, without a read.
 use runnel_proto::model::{
     CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, RuleUid, STATES_LIMIT, SourceRef,
     StandingObject,
@@ -9,7 +9,7 @@ use crate::copy::CopyStatus;
 use crate::live::{Live, Ownership};
 
 impl Reconciler {
-    /// The answer.
+    /// Returns the state of a copy.
     pub(super) fn inspected(&self, question: &Inspect) -> Inspected {
         let copy = &question.copy;
         let states = self.report.of_copy(copy).iter().take(STATES_LIMIT);

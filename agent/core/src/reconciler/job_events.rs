@@ -16,7 +16,7 @@ use crate::live::Live;
 use crate::queue::Key;
 use crate::records::{Observed, Usage};
 
-/// Why a copy that was queued gets no job.
+/// The reason why a queued copy gets no job.
 enum Idle {
     /// Nothing is to be done.
     Settled,
@@ -25,12 +25,14 @@ enum Idle {
 }
 
 impl Reconciler {
-    /// Sets whether this agent is the active one of its cluster. Only the active agent hands out jobs that write copies.
+    /// Sets whether this agent is the active one of its cluster. Only the active agent returns jobs
+    /// that write copies.
     pub fn set_active(&mut self, active: bool) {
         self.active = active;
     }
 
-    /// The next job, if fewer than [`PARALLEL`] are under way. Its result must come back as [`super::Event::Done`].
+    /// Returns the next job, if fewer than [`PARALLEL`] are under way. The caller must return its
+    /// result as [`super::Event::Done`].
     pub fn next_job(&mut self, now: Instant) -> Option<Job> {
         self.end_contentions(now);
         if let Some((number, preview_job)) = self.previews.pop() {
@@ -62,7 +64,7 @@ impl Reconciler {
         }
     }
 
-    /// Creates a namespace while a rule still needs it.
+    /// Returns the job that creates a namespace, if a rule still needs it.
     fn namespace_work(&mut self, name: &Arc<str>) -> Option<Work> {
         let decider = self.decider();
         let needs = |copy: &SourceRef| match decider.want(copy) {
@@ -86,7 +88,7 @@ impl Reconciler {
         is_needed.then_some(Work::CreateNamespace)
     }
 
-    /// What is to be done about a copy now.
+    /// Returns the job for a copy.
     fn copy_work(&mut self, copy: &SourceRef, now: Instant) -> Result<Work, Idle> {
         if !self.watches.is_complete(copy) {
             return Err(Idle::Settled);
@@ -107,7 +109,7 @@ impl Reconciler {
             Decision::Act(action) if self.delete_later(&action, now).is_some() => {
                 return Err(Idle::Waits);
             }
-            // The cache may have dropped the content since the copy was queued.
+            // The cache may have evicted the content since the copy was queued.
             Decision::Act(action) => self.write(copy, &want, action, now).ok_or(Idle::Waits)?,
             Decision::Noop(_) if self.decider().waits_for_quota(copy, &want) => {
                 return Err(Idle::Waits);
@@ -206,7 +208,7 @@ impl Reconciler {
         } else {
             Recreate::Yes
         };
-        // The newest version keeps its number, though its label was lost.
+        // The newest version keeps its number even if its label was lost.
         let number = self.records.live(copy).map_or(0, |live| live.number);
         let version = wanted.policies.version.map(|least| least.max(number));
         let dry_run = wanted.dry_run;
@@ -223,13 +225,13 @@ impl Reconciler {
         })
     }
 
-    /// Takes the result of a job.
+    /// Handles the result of a job.
     pub(super) fn done(&mut self, done: Done, now: Instant) {
         match done.key.clone() {
             Key::Namespace(name) => self.namespace_done(&name, &done, now),
             Key::Copy(copy) => self.copy_done(&copy, done, now),
             Key::Question(number) => {
-                // The answer to a question of an earlier stream is dropped.
+                // A preview that an earlier stream requested is dropped.
                 if let Some(preview_result) =
                     done.preview_result.filter(|_| self.previews.close(number))
                 {
@@ -243,7 +245,7 @@ impl Reconciler {
         let Some(copy_error) = &done.copy_error else {
             self.jobs.queue.done(&done.key, now);
             self.jobs.namespace_failed.remove(name);
-            // The watch will deliver it, unless it was deleted again.
+            // The watch delivers the namespace, unless it was deleted again.
             return self.jobs.queue.add_at(&done.key, now + RECHECK.base);
         };
         self.jobs
@@ -284,14 +286,15 @@ impl Reconciler {
         if let Some(observed) = done.observed.filter(|_| self.policy.area(copy).is_some()) {
             self.copy_observed(copy, &job, observed, done.passed, done.wrote.is_none());
         } else if done.copy_error.is_some() && *self.records.observed(copy) == Observed::Absent {
-            // The request may have succeeded all the same: whether the object exists is unknown now.
+            // The request may have succeeded despite the error, so that the existence of the object
+            // is unknown.
             self.records.forget(copy);
         }
         match done.copy_error {
             Some(copy_error) => {
                 tracing::debug!(%copy, reason = copy_error.reason.as_str(), "a copy failed");
                 if copy_error.reason == Reason::Unavailable && self.records.live(copy).is_some() {
-                    // The same holds for the known object, which may have another owner now.
+                    // The recorded object is doubtful too: it may have another owner now.
                     self.jobs.reread.insert(copy.clone());
                 }
                 self.jobs
@@ -340,7 +343,7 @@ impl Reconciler {
                 .is_some_and(|live| live.uid == before.uid)
         };
         if before.as_ref().is_some_and(|before| !is_same(before)) {
-            // The object that waits to be overwritten may be another one of the same name.
+            // Another object of the same name may now wait to be overwritten.
             self.report.touch(&job.about.0.rule);
         }
     }

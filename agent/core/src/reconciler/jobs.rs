@@ -1,4 +1,4 @@
-//! The jobs of the agent: which copies wait for one, which jobs are under way, and how failures delay the next try.
+//! The jobs of the agent: the queued copies, the jobs under way, and the delays after failures.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,22 +15,23 @@ use crate::records::{Observed, Usage};
 /// A job under way.
 pub(super) struct RunningJob {
     pub(super) about: (IntentKey, Option<Revision>),
-    /// The versions that the watch has delivered since; `None` for a deletion.
+    /// The versions that the watch has delivered since the job began; `None` for a deletion.
     pub(super) received: Vec<Option<Arc<str>>>,
-    /// The job puts back a copy that was correct before.
+    /// Whether the job corrects a copy that was correct before.
     pub(super) drift: bool,
-    /// The other field managers of the object before, if they are known.
+    /// The other field managers of the object before the job, if they are known.
     pub(super) others: Option<Arc<str>>,
     pub(super) rule: RuleName,
-    /// The job deletes the object, or may have to.
+    /// Whether the job deletes the object, or may have to.
     pub(super) deletes: bool,
-    /// The job carries out a removal.
+    /// Whether the job carries out a removal.
     pub(super) removes: bool,
     pub(super) adds: Usage,
 }
 
 impl RunningJob {
-    /// Whether the watch has delivered a version that is neither the result of the job nor older than it.
+    /// Whether the watch has delivered a version that is neither the result of the job nor older
+    /// than that.
     pub(super) fn has_unexplained_version(&self, observed: &Observed, passed: &[Arc<str>]) -> bool {
         self.received
             .iter()
@@ -49,9 +50,9 @@ impl RunningJob {
 pub(super) struct Jobs {
     pub(super) queue: Queue,
     pub(super) running: BTreeMap<SourceRef, RunningJob>,
-    /// Copies to be read again: the result of a job and what the watch delivered meanwhile do not match.
+    /// Copies to be read again: the result of a job and the events of the watch do not match.
     pub(super) reread: BTreeSet<SourceRef>,
-    /// The payloads that wait to be applied.
+    /// The size of the payloads that wait to be applied.
     pub(super) budget: InflightBudget,
     budget_limit: usize,
     jitter: Jitter,
@@ -83,7 +84,7 @@ impl Jobs {
         self.budget.bytes() <= self.budget_limit
     }
 
-    /// The next key that is due, while fewer than `limit` jobs are under way.
+    /// Returns the next key that is due, while fewer than `limit` jobs are under way.
     pub(super) fn pop(
         &mut self,
         now: Instant,
@@ -103,18 +104,18 @@ impl Jobs {
         key
     }
 
-    /// No job is to be done about a copy.
+    /// Removes a copy from the queue and the budget.
     pub(super) fn cancel(&mut self, copy: &SourceRef) {
         self.queue.cancel(&Key::Copy(copy.clone()));
         self.budget.leave(copy);
     }
 
-    /// Forgets the failures of a copy, because another change is wanted.
+    /// Resets the failures of a copy, because its desired state has changed.
     pub(super) fn add_fresh(&mut self, copy: &SourceRef) {
         self.queue.add_fresh(&Key::Copy(copy.clone()));
     }
 
-    /// Looks at a copy again after a while, because no event reports that it can be decided otherwise.
+    /// Queues a copy after a delay, because no event reports the change that it waits for.
     pub(super) fn recheck(&mut self, copy: &SourceRef, now: Instant) {
         let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());
         self.queue.add_at(&Key::Copy(copy.clone()), now + delay);
@@ -145,13 +146,13 @@ impl Jobs {
         }
     }
 
-    /// When the next copy may be deleted under a limit per hour; `None` is at once.
+    /// Returns when the next copy may be deleted under a limit per hour; `None` means at once.
     pub(super) fn next_delete(&mut self, deletes_per_hour: usize, now: Instant) -> Option<Instant> {
         let under_way = self.running.values().filter(|job| job.deletes).count();
         self.deletes.not_before(deletes_per_hour, under_way, now)
     }
 
-    /// The removals under way.
+    /// Returns the intents with a removal under way.
     pub(super) fn removals(&self) -> BTreeSet<IntentKey> {
         self.running
             .values()

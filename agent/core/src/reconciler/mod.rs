@@ -1,5 +1,7 @@
-//! The reconciler of the agent. Events go in: from the watches, from the hub, and results of jobs. Jobs, frames and
-//! terms to store come out. It has no I/O and no clock, so that a test can play whole histories.
+//! The reconciler of the agent. It receives events of the watches, of the hub and of jobs. It
+//! returns jobs, frames and terms to store.
+//!
+//! It has no I/O and no clock, so that a test can run whole histories.
 mod copies;
 mod decider;
 mod drift;
@@ -42,50 +44,50 @@ use preview::PendingPreviews;
 use store::Store;
 use watches::Watches;
 
-/// How many runs are under way at once.
+/// Limit of the jobs under way.
 pub const PARALLEL: usize = 8;
 
-/// What is needed to begin.
+/// The initial state of a reconciler.
 pub struct Setup {
-    /// Where the agent lives.
+    /// The namespace and cluster of the agent.
     pub home: Home,
-    /// The agent's first words on each stream.
+    /// The agent's first frame on each stream.
     pub hello: Hello,
-    /// Terms from the store.
+    /// The terms from the store.
     pub stored: Vec<StoredRule>,
     /// The hub cluster's uid from the store.
     pub hub_cluster_uid: Option<String>,
-    /// The policy to begin with.
+    /// The initial policy.
     pub policy: Arc<Policy>,
-    /// For jitter.
+    /// The seed of the jitter.
     pub seed: u64,
 }
 
 /// Counters for metrics, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Copies put back.
+    /// Corrected copies.
     pub drift_corrected: u64,
     /// Applies that changed nothing.
     pub equal: u64,
-    /// Copies written, adopted ones too.
+    /// Written copies, including adopted ones.
     pub written: u64,
     /// Copies deleted or retained.
     pub removed: u64,
     /// Runs that failed.
     pub failed: u64,
-    /// Objects taken over because they were equal, those that were once copies too.
+    /// Equal objects that were taken over, including former copies.
     pub adopted: u64,
-    /// Objects taken over and overwritten.
+    /// Objects that were overwritten.
     pub overwritten: u64,
-    /// Copies deleted and created anew.
+    /// Copies that were deleted and created again.
     pub recreated: u64,
-    /// Copies that are fought for just now.
+    /// The number of copies that are contended now.
     pub contentions: u64,
 }
 
 impl Totals {
-    /// Counts the result of a job; `drift`: the job put back a copy that was correct before.
+    /// Counts the result of a job. `drift`: the job corrected a copy that was correct before.
     fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
         self.failed += u64::from(failed);
         match wrote {
@@ -109,11 +111,11 @@ impl Totals {
     }
 }
 
-/// The reconciler of one agent: it takes events, and hands out jobs, frames and Events.
+/// The reconciler of one agent. It receives events, and returns jobs, frames and Events.
 pub struct Reconciler {
     home: Arc<str>,
     policy: Arc<Policy>,
-    /// What this cluster should have.
+    /// The desired set of this cluster.
     desired: Desired,
     /// The known objects of this cluster.
     records: Records,
@@ -131,16 +133,16 @@ pub struct Reconciler {
     store: Store,
     notices: Vec<Notice>,
     totals: Totals,
-    /// All watches have delivered their first lists, or have failed to.
+    /// Whether each watch has delivered its first list, or has failed.
     started: bool,
-    /// The hub has revoked this cluster, and has not begun a session with it since.
+    /// Whether the hub has revoked this cluster and has not begun a session with it since.
     revoked: bool,
     /// Whether this agent is the active one of its cluster.
     active: bool,
 }
 
 impl Reconciler {
-    /// A reconciler that has received no event.
+    /// Returns a reconciler that has received no event.
     pub fn new(setup: Setup) -> Self {
         let mut desired = Desired::new(setup.home.clone(), setup.policy.clone());
         if let Some(uid) = &setup.hub_cluster_uid {
@@ -168,14 +170,14 @@ impl Reconciler {
         }
     }
 
-    /// Sets other bounds for payloads in memory and for payloads that wait to be applied.
+    /// Sets other limits for cached payloads and for payloads that wait to be applied, in bytes.
     pub fn with_bounds(mut self, cache: usize, room: usize) -> Self {
         self.cache = PayloadCache::new(cache);
         self.jobs.set_budget(room);
         self
     }
 
-    /// Takes in what was heard.
+    /// Handles an event.
     pub fn handle(&mut self, event: Event, now: Instant) {
         match event {
             Event::Policy(policy) => self.set_policy(policy, now),
@@ -201,21 +203,21 @@ impl Reconciler {
         }
     }
 
-    /// Whether the watches have delivered their first lists, so that the agent knows what it holds.
+    /// Whether each watch has delivered its first list, or has failed.
     pub fn has_started(&self) -> bool {
         self.started
     }
 
-    /// Whether more may be taken from the hub.
+    /// Whether the agent may receive more from the hub.
     pub fn has_room(&self) -> bool {
         self.jobs.has_room()
     }
 
-    /// When the caller has to ask for jobs and frames again, at the latest.
+    /// Returns the latest time at which the caller must request jobs and frames again.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let report = self.report.next_due(now).filter(|_| self.hub.has_begun());
         let contention = self.history.contentions.next_calm();
-        // What is due already waits for something else: a free job, or a place in the stream.
+        // Work that is already due waits for something else: a free job, or room in the stream.
         let all = [
             self.jobs.queue.next_due(),
             report,
@@ -225,17 +227,17 @@ impl Reconciler {
         all.into_iter().flatten().filter(|due| *due > now).min()
     }
 
-    /// What people should see, since this was last asked.
+    /// Returns the notices since the last call.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
 
-    /// Sums over all copies.
+    /// Returns the sums over all copies.
     pub fn counts(&self) -> Counts {
         self.report.totals()
     }
 
-    /// Counters since the start.
+    /// Returns the counters since the start.
     pub fn totals(&self) -> Totals {
         Totals {
             contentions: self.history.contentions.count() as u64,
@@ -243,7 +245,7 @@ impl Reconciler {
         }
     }
 
-    /// Bytes of payload in memory.
+    /// Returns the size of the cached payloads, in bytes.
     pub fn cached_bytes(&self) -> usize {
         self.cache.bytes()
     }

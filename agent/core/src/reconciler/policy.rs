@@ -7,11 +7,12 @@ use super::Reconciler;
 use crate::policy::{OnRevoke, Policy};
 
 impl Reconciler {
-    /// Puts another policy in force: newly allowed writes begin at once, and denied ones stop.
+    /// Puts another policy in force. Newly allowed writes begin at once, and denied writes stop.
     pub(super) fn set_policy(&mut self, policy: Arc<Policy>, now: Instant) {
         self.policy = policy.clone();
         self.watches.set_policy(policy.clone());
-        // The orders for copies without a watch are dropped, and with them what was reported of them.
+        // The list includes copies whose orders `set_policy` drops, so that their outcomes are
+        // updated too.
         let known: BTreeSet<_> = self
             .desired
             .copies()
@@ -20,7 +21,7 @@ impl Reconciler {
             .cloned()
             .collect();
         self.desired.set_policy(policy);
-        // A copy without a watch may change at any time, so its record is worthless from now on.
+        // A copy without a watch may change at any time, so that its record is useless.
         let unwatched: Vec<_> = self
             .records
             .all()
@@ -48,8 +49,10 @@ impl Reconciler {
         }
     }
 
-    /// The hub has revoked this cluster, until a hub begins a session again. The copies are kept as they are, as while a hub
-    /// is away; or they are deleted, if the member's policy says `onRevoke: Purge`.
+    /// Handles the revocation of this cluster, until a hub begins a session again.
+    ///
+    /// The agent keeps the copies as while the hub is unreachable, or deletes them if the member's
+    /// policy has `onRevoke: Purge`.
     pub fn revoked(&mut self, now: Instant) {
         if std::mem::replace(&mut self.revoked, true) {
             return;
@@ -76,12 +79,12 @@ impl Reconciler {
         }
     }
 
-    /// Whether the copies here are deleted because the hub has revoked this cluster.
+    /// Whether the copies of this cluster are deleted because the hub has revoked it.
     pub(super) fn is_purging(&self) -> bool {
         self.revoked && self.policy.on_revoke == OnRevoke::Purge
     }
 
-    /// Reconciles every copy that an intent claims, and every object with the marks of one.
+    /// Reconciles every copy that an intent claims, and every object with the marks of an intent.
     pub(super) fn reconcile_all(&mut self, now: Instant) {
         let known = self.records.intents().flat_map(|(_, copies)| copies);
         let all: Vec<_> = self.desired.copies().all().chain(known).cloned().collect();

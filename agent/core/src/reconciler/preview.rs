@@ -1,5 +1,7 @@
-//! Previews: what would become of a rule's copies under other terms. A preview runs the ordinary pipeline over a copy of the
-//! desired set with those terms. It changes no state, and queues only the reads that its answer needs.
+//! Previews the outcome of a rule's copies under other terms.
+//!
+//! A preview runs the ordinary pipeline over a clone of the desired set with those terms. It
+//! changes no state, and queues only the requests that its answer needs.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -21,12 +23,12 @@ use crate::live::{Live, Ownership};
 use crate::preview::preview;
 use crate::records::Observed;
 
-/// The previews that the hub has asked for in this stream.
+/// The previews that the hub has requested in this stream.
 #[derive(Default)]
 pub(super) struct PendingPreviews {
-    /// Previews that wait for reads.
+    /// Previews that wait for a job.
     pub(super) waiting: VecDeque<(u64, PreviewJob)>,
-    /// The unanswered ones, by numbers that no other stream uses.
+    /// The unanswered previews, by numbers that no other stream uses.
     open: BTreeSet<u64>,
     last: u64,
 }
@@ -38,17 +40,17 @@ impl PendingPreviews {
         self.waiting.push_back((self.last, preview_job));
     }
 
-    /// The next preview that waits for reads.
+    /// Returns the next preview that waits for a job.
     pub(super) fn pop(&mut self) -> Option<(u64, PreviewJob)> {
         self.waiting.pop_front()
     }
 
-    /// Ends a preview. Returns whether the stream still waits for its answer.
+    /// Ends a preview, and returns whether the stream still waits for its answer.
     pub(super) fn close(&mut self, number: u64) -> bool {
         self.open.remove(&number)
     }
 
-    /// The stream has ended.
+    /// Drops all previews, because the stream has ended.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.open.clear();
@@ -56,7 +58,7 @@ impl PendingPreviews {
 }
 
 impl Reconciler {
-    /// Begins a preview; `refused` are the parts of the question that this build cannot read.
+    /// Begins a preview. `refused`: the parts of the request that this build cannot read.
     pub(super) fn preview(&mut self, asked: &PreviewRequest, refused: &[Refusal]) {
         if let Some(whole) = refused
             .iter()
@@ -129,7 +131,8 @@ impl Preview<'_> {
         }
     }
 
-    /// `diffs` is how many more copies are read for the paths in which they differ.
+    /// Returns the previewed item of a copy. `diffs`: how many more copies may be read for their
+    /// differing paths.
     fn preview_intent(&self, copy: SourceRef, diffs: &mut usize) -> Option<Item> {
         let Decider {
             desired, records, ..
@@ -172,7 +175,8 @@ impl Preview<'_> {
             Want::Kept(key, _) if key.rule == *uid => {
                 outcome(key.source, (PreviewOutcome::Unchanged, None))
             }
-            // Somebody else's; what is said to the rule is what its status would say.
+            // Another rule has the copy. The preview shows the same as the status of this rule
+            // would.
             _ => match (desired.copies().source_of(uid, &copy), &blocked) {
                 (Some(source), _) => {
                     outcome(source, (PreviewOutcome::Refused, self.loss(uid, &copy)))
@@ -242,7 +246,7 @@ impl Preview<'_> {
         }
         let observed = self.decider.records.observed(copy).clone();
         let is_ours = matches!(&observed, Observed::Live(live) if live.is_own());
-        // A place that is not there yet has nothing in it.
+        // A namespace that does not exist yet contains no object.
         let settled =
             settled || matches!(wanted.place, TargetNamespace::ToCreate(_)) || wanted.suspend;
         let body = preview_intent
@@ -268,7 +272,7 @@ impl Preview<'_> {
         Some(open(want, observed, fields, (asked.dry_run, body), digests))
     }
 
-    /// What would be written, if it came along.
+    /// Returns the object that would be written, if the request contains its content.
     fn preview_body(
         &self,
         copy: &SourceRef,
@@ -305,7 +309,8 @@ impl Preview<'_> {
     }
 }
 
-/// What the hub said in words of its own that this build does not know is of no use to it when it is said in earnest, either.
+/// Returns the item of a part that this build cannot read. The agent would refuse the same part in
+/// a batch.
 fn refused_item(refused: &Refusal) -> Item {
     let copy_error = CopyError::new(refused.reason, refused.message.as_str());
     let source = refused.source.clone();
@@ -335,7 +340,7 @@ fn open(
     }))
 }
 
-/// The source that a live copy of a rule was written for.
+/// Returns the source of a live copy of a rule.
 fn sealed_for(live: &Live, uid: &RuleUid) -> Option<SourceRef> {
     let sealed = live
         .sealed

@@ -1,8 +1,10 @@
-//! Removals from namespaces that are no longer targets wait for the hub's approval, see [`crate::prunes`].
+//! Removals from namespaces that are no longer targets. They wait for the hub's approval, see
+//! [`crate::prunes`].
 //!
-//! Only the agent knows which copies these are: the hub selects and grants namespaces, and people label them here. The
-//! agent reports how many copies wait, with a digest of exactly these by their uids. The hub weighs them with those of all other
-//! clusters, and returns the digest as its approval. An approval is void as soon as the agent reports another set.
+//! Only the agent knows these copies: the hub selects and grants namespaces, and people label them
+//! in this cluster. The agent reports the number of waiting copies, with a digest of exactly these
+//! objects by their uids. The hub adds up the numbers of all clusters, and returns the digest as
+//! its approval. An approval becomes void when the agent reports another digest.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +15,7 @@ use super::Reconciler;
 use crate::prunes::digest_of;
 
 impl Reconciler {
-    /// The copies of a rule that wait for an approval, with their uids.
+    /// Returns the copies of a rule that wait for an approval, with their uids.
     pub(super) fn waiting_prunes(&self, rule: &RuleUid) -> BTreeMap<SourceRef, Arc<str>> {
         let copies = self.report.namespace_prunes(rule);
         copies
@@ -21,7 +23,7 @@ impl Reconciler {
             .collect()
     }
 
-    /// The report of the copies that wait for an approval.
+    /// Returns the report of the copies that wait for an approval.
     pub(super) fn namespace_prunes_of(&self, rule: &RuleUid) -> Option<NamespacePrunes> {
         let waiting = self.waiting_prunes(rule);
         let copies = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
@@ -37,14 +39,15 @@ impl Reconciler {
         })
     }
 
-    /// Takes an approval of the hub.
+    /// Stores an approval of the hub, and applies it.
     pub(super) fn handle_approval(&mut self, rule: &RuleUid, digest: AskedDigest, now: Instant) {
         if self.prunes.offer(rule, digest) {
             self.apply_approval(rule, now);
         }
     }
 
-    /// Removes the copies that the hub has approved, if exactly these wait. Unconfirmed terms remove nothing.
+    /// Removes the copies that the hub has approved, if exactly these copies wait. Terms that the
+    /// hub has not confirmed remove nothing.
     pub(super) fn apply_approval(&mut self, rule: &RuleUid, now: Instant) {
         if !self.prunes.has_offer(rule) || self.desired.is_unconfirmed(rule) {
             return;

@@ -1,5 +1,5 @@
-//! The quota of copies and bytes: by the member's policy, and by the grants to the rules of one namespace of the hub. The
-//! agent writes no copy that would exceed it; existing copies stay.
+//! The quotas of copies and bytes: the member's policy, and the grants to the rules of one
+//! namespace of the hub. The agent writes no copy that would exceed a quota. Existing copies stay.
 use std::sync::Arc;
 
 use runnel_proto::model::{Reason, RuleUid, SourceRef};
@@ -11,7 +11,7 @@ use crate::live::Ownership;
 use crate::records::Usage;
 
 impl Decider<'_> {
-    /// What a copy would add to the existing copies.
+    /// Returns the usage that a write of a copy would add.
     pub(super) fn growth(&self, copy: &SourceRef, intent: &IntentKey) -> Usage {
         let live = self
             .records
@@ -27,7 +27,7 @@ impl Decider<'_> {
         }
     }
 
-    /// Why a copy may not be written, if it would exceed a quota.
+    /// Returns the error if a copy would exceed a quota.
     pub(super) fn beyond_quota(&self, copy: &SourceRef, wanted: &WantedCopy) -> Option<CopyError> {
         let adds = self.growth(copy, &wanted.intent);
         if adds == Usage::default() {
@@ -39,7 +39,8 @@ impl Decider<'_> {
                 .running
                 .iter()
                 .filter(|(other, run)| *other != copy && of(&run.about.0.rule));
-            // A watch may show a copy before its write has ended: then it counts among the copies.
+            // A watch may show a copy before its write has ended. The records then contain the copy
+            // already.
             let adds = others.filter(|(_, run)| run.adds != Usage::default());
             adds.map(|(other, run)| self.growth(other, &run.about.0))
                 .fold(Usage::default(), Usage::plus)
@@ -80,7 +81,7 @@ impl Decider<'_> {
     }
 }
 
-/// The limit that would be exceeded, with its field.
+/// Returns the limit that would be exceeded, with its field.
 fn beyond(
     used: Usage,
     adds: Usage,

@@ -1,5 +1,7 @@
-//! What outlives a restart: terms and tombstones, in a Secret of the agent. No copy is removed before the reason for its
-//! removal is stored. Otherwise an agent that starts again could create the copy once more from a twin.
+//! The persistent state: terms and tombstones, in a Secret of the agent.
+//!
+//! The agent removes no copy before it has stored the reason. Otherwise a restarted agent could
+//! create the copy again from a twin.
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -18,11 +20,11 @@ pub(super) struct Store {
     generation: u64,
     /// The generation that is being stored.
     saving: Option<u64>,
-    /// Why the last attempt failed.
+    /// The error of the last attempt.
     error: Option<CopyError>,
     /// Copies whose removal waits for the store.
     waiting: BTreeSet<SourceRef>,
-    /// The generation since which copies are purged.
+    /// The generation of the purge of all copies, if one is under way.
     purge: Option<u64>,
 }
 
@@ -38,7 +40,7 @@ impl Store {
         }
     }
 
-    /// The rules of the store at the start.
+    /// Returns the rules of the store at the start.
     pub(super) fn take_initial(&mut self) -> Vec<StoredRule> {
         std::mem::take(&mut self.initial)
     }
@@ -48,14 +50,14 @@ impl Store {
         self.saving.is_none() && self.generation != desired.generation()
     }
 
-    /// The terms to store.
+    /// Returns the terms to store.
     fn begin(
         &mut self,
         desired: &mut Desired,
         removals: &BTreeSet<IntentKey>,
     ) -> (Option<String>, Vec<StoredRule>) {
         self.saving = Some(desired.generation());
-        // A purge outlives a restart, too: the store names no rule that has copies then.
+        // A purge survives a restart, because the stored rules are empty during it.
         let rules = if self.purge.is_some() {
             vec![]
         } else {
@@ -64,7 +66,7 @@ impl Store {
         (desired.cluster().hub_uid().map(str::to_owned), rules)
     }
 
-    /// Records the result of an attempt. Returns the copies that waited for it.
+    /// Records the result of an attempt, and returns the copies that waited for it.
     fn end(&mut self, result: Result<(), CopyError>) -> BTreeSet<SourceRef> {
         let Some(saving) = self.saving.take() else {
             return BTreeSet::new();
@@ -83,7 +85,7 @@ impl Store {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Why the last attempt failed.
+    /// Returns the error of the last attempt.
     pub(super) fn error(&self) -> Option<CopyError> {
         self.error.clone()
     }
@@ -95,7 +97,7 @@ impl Store {
         *self.purge.get_or_insert(desired.generation())
     }
 
-    /// The hub has accepted this cluster again.
+    /// Ends a purge, because the hub has accepted this cluster again.
     pub(super) fn end_purge(&mut self, desired: &mut Desired) {
         if self.purge.take().is_some() {
             desired.note_change();
@@ -104,31 +106,32 @@ impl Store {
 }
 
 impl Reconciler {
-    /// The terms to store, once after each change. The caller reports the result to [`Reconciler::stored`].
+    /// Returns the terms to store, once after each change. The caller reports the result to
+    /// [`Reconciler::stored`].
     pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
         self.wants_store()
             .then(|| self.store.begin(&mut self.desired, &self.jobs.removals()))
     }
 
-    /// Whether terms are to be stored.
+    /// Whether the terms must be stored.
     pub fn wants_store(&self) -> bool {
-        // Before the start the stored terms are not in force, and must not be overwritten.
+        // Before the start, the stored terms are not in force and must not be overwritten.
         self.started && self.store.is_stale(&self.desired)
     }
 
-    /// Whether copies wait for the store to be removed.
+    /// Whether the removal of copies waits for the store.
     pub fn is_store_urgent(&self) -> bool {
         self.wants_store() && !self.store.waiting.is_empty()
     }
 
-    /// Takes the result of a store.
+    /// Handles the result of a store.
     pub fn stored(&mut self, saved: Result<(), CopyError>, now: Instant) {
         for copy in self.store.end(saved) {
             self.reconcile_copy(&copy, now);
         }
     }
 
-    /// Whether a copy waits for the store to be removed.
+    /// Whether the removal of a copy waits for the store.
     pub(super) fn waits_for_store(
         &mut self,
         copy: &SourceRef,

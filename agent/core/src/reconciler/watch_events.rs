@@ -1,4 +1,5 @@
-//! The events of the watches, and the start: nothing is decided before each watch has delivered a complete list.
+//! Handles the events of the watches, and the start. The agent decides nothing before each watch
+//! has delivered a complete list or has failed.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +13,7 @@ use crate::desired::Namespace;
 use crate::live::{Live, Ownership};
 use crate::policy::Area;
 
-/// Copies with an unproved intent that are recorded at most.
+/// Limit of the recorded copies with an unproved intent.
 const UNPROVED_LIMIT: usize = 2_000;
 
 impl Reconciler {
@@ -62,15 +63,17 @@ impl Reconciler {
         self.find(copy, now);
         self.reconcile_copy(copy, now);
         if stood.is_some_and(|stood| stood != stands) {
-            // What waits to be overwritten may be another object that fails in the same words; and what is proved is
-            // another content.
+            // Another object may now wait to be overwritten, with the same message. The proof
+            // covers other content.
             self.report.touch_copy(copy);
         }
     }
 
-    /// Whether an object with our label is of no use: it names no intent of ours, and nobody wants a copy there. Anybody
-    /// can create any number of these, so they are not remembered; nor are more than a bounded number of those that name an
-    /// intent without a proof.
+    /// Whether an object with our label is ignored: no rule concerns its name, and it has no proved
+    /// intent of ours.
+    ///
+    /// Anybody can create any number of such objects, so the agent does not record them. It records
+    /// objects with an unproved intent up to [`UNPROVED_LIMIT`].
     fn is_stranger(&self, copy: &SourceRef, live: &Live) -> bool {
         if self.desired.copies().contains(copy)
             || live.sealed.is_some() && live.ownership == Ownership::Ours
@@ -92,17 +95,23 @@ impl Reconciler {
         }
     }
 
-    /// A copy of ours came to light: it may be of an intent that is not held, or stand where its rule has no copies.
+    /// Finds a copy of ours that no rule or order concerns: its intent may not be acked, or its
+    /// rule may have no copies in that namespace.
     pub(super) fn find(&mut self, copy: &SourceRef, now: Instant) {
+<<<<<<< HEAD
         // It is the echo of a write of ours, or a rule or an order sees to it.
         if self.desired.copies().contains(copy) || self.jobs.running.contains_key(copy) {
+=======
+        // A rule or an order handles the copy, or the event is the echo of our own write.
+        if self.desired.concerns(copy) || self.jobs.running.contains_key(copy) {
+>>>>>>> prose
             return;
         }
         let watch = self.watches.of(copy);
         let Some(key) = self.records.live(copy).and_then(Live::intent) else {
             return;
         };
-        // What a first list shows is taken in when the list is complete.
+        // The agent handles the copies of a first list when the list is complete.
         if self.started && watch.is_some_and(|watch| watch.complete) && !self.revoked {
             self.find_intent(&key, std::slice::from_ref(copy), now);
         }
@@ -130,7 +139,7 @@ impl Reconciler {
         let first = !watched.complete;
         (watched.complete, watched.forbidden) = (true, None);
         let was_lost = watched.lost.take().is_some();
-        // Objects that are not ours were read, not watched: the list says nothing about them.
+        // Objects that are not ours were read, not watched, so that the list does not cover them.
         let ours = |copy: &SourceRef| {
             self.records
                 .live(copy)
@@ -145,8 +154,13 @@ impl Reconciler {
         for copy in lost {
             if self.jobs.running.contains_key(&copy) {
                 self.jobs.record_event(&copy, None);
+<<<<<<< HEAD
             } else if self.records.shown_in_list(&copy) && self.desired.copies().contains(&copy) {
                 // The list may be older than what was read or written meanwhile.
+=======
+            } else if self.records.shown_in_list(&copy) && self.desired.concerns(&copy) {
+                // The list may be older than a read or write meanwhile.
+>>>>>>> prose
                 self.jobs.reread.insert(copy.clone());
                 self.reconcile_copy(&copy, now);
             } else {
@@ -165,7 +179,8 @@ impl Reconciler {
         }
     }
 
-    /// An area is watched for the first time, or again: all that its copies say they hold came to light.
+    /// Finds the copies of an area after its first complete list, or the first one after a
+    /// forbidden watch.
     fn find_all(&mut self, area: &Area, now: Instant) {
         let shown = |copy: &&SourceRef| self.policy.area(copy).as_ref() == Some(area);
         let found = self
@@ -275,7 +290,8 @@ impl Reconciler {
         }
     }
 
-    /// The agent starts without a list of the namespaces: those with copies exist.
+    /// Assumes that the namespaces of recorded copies exist, if the agent starts without a list of
+    /// namespaces.
     fn assume_namespaces(&mut self) {
         if self.watches.namespaces_unknown().is_none() {
             return;
@@ -343,7 +359,7 @@ impl Reconciler {
         self.prove_again();
     }
 
-    /// Reports all rules once no watch is lost: nothing is proved before.
+    /// Reports all rules when no watch is lost any more. The agent proves nothing before.
     fn prove_again(&mut self) {
         if self.watches.lost().is_empty() {
             self.report.report_all(self.desired.rules().cloned());

@@ -14,9 +14,10 @@ pub(super) struct Watch {
     /// The names of a list that is not complete yet.
     pub(super) listing: Option<BTreeSet<SourceRef>>,
     pub(super) complete: bool,
-    /// Why the agent may not watch the area, or why no list of it has succeeded so far.
+    /// The error if the agent has no permission to watch the area, or if no list of it has
+    /// succeeded yet.
     pub(super) forbidden: Option<CopyError>,
-    /// The last HTTP status of a lost watch: the known objects may be out of date.
+    /// The last HTTP status of a lost watch: the recorded objects may be out of date.
     pub(super) lost: Option<u16>,
 }
 
@@ -47,7 +48,7 @@ impl Watches {
         }
     }
 
-    /// Adds the areas of another policy, and drops the areas that it does not have.
+    /// Adds the areas of another policy, and removes areas that it does not contain.
     pub(super) fn set_policy(&mut self, policy: Arc<Policy>) {
         let areas = policy.areas();
         self.copies.retain(|area, _| areas.contains(area));
@@ -57,17 +58,18 @@ impl Watches {
         self.policy = policy;
     }
 
-    /// The watch that shows a copy; `None` where nothing is watched.
+    /// Returns the watch of a copy; `None` if no watch covers it.
     pub(super) fn of(&self, copy: &SourceRef) -> Option<&Watch> {
         self.copies.get(&self.policy.area(copy)?)
     }
 
-    /// Whether every object that can have the name of a copy is known.
+    /// Whether every object that can have the name of a copy is known: the watch has a complete
+    /// list.
     pub(super) fn is_complete(&self, copy: &SourceRef) -> bool {
         self.namespaces_unknown().is_none() && self.of(copy).is_some_and(|watch| watch.complete)
     }
 
-    /// Whether each watch has delivered its first list, or has failed to.
+    /// Whether each watch has delivered its first list, or has failed.
     pub(super) fn have_started(&self) -> bool {
         let namespaces = self.namespaces_complete || self.namespaces_lost.is_some();
         namespaces
@@ -77,7 +79,7 @@ impl Watches {
                 .all(|watch| watch.complete || watch.forbidden.is_some())
     }
 
-    /// The areas with a complete list.
+    /// Returns the areas with a complete list.
     pub(super) fn complete_areas(&self) -> BTreeSet<Area> {
         self.copies
             .iter()
@@ -86,19 +88,19 @@ impl Watches {
             .collect()
     }
 
-    /// The namespaces of the areas without a complete list; `None` stands for all namespaces.
+    /// Returns the namespaces of the areas without a complete list; `None` means all namespaces.
     pub(super) fn unlisted_namespaces(&self) -> BTreeSet<Option<Arc<str>>> {
         let unlisted = self.copies.iter().filter(|(_, watch)| !watch.complete);
         unlisted.map(|(area, _)| area.namespace.clone()).collect()
     }
 
-    /// Why no copy can be decided: the namespaces were never listed.
+    /// Returns the error if the namespaces were never listed, so that no copy can be decided.
     pub(super) fn namespaces_unknown(&self) -> Option<CopyError> {
         let status = self.namespaces_lost.filter(|_| !self.namespaces_complete)?;
         Some(classify::lost_watch(NAMESPACES, status))
     }
 
-    /// The kinds with a lost watch.
+    /// Returns the kinds with a lost watch.
     pub(super) fn lost(&self) -> Vec<LostWatch> {
         let copies = self
             .copies

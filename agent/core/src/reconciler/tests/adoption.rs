@@ -1,5 +1,5 @@
-//! Adopted objects: Runnel did not create them, so it neither changes nor deletes them unless rule, grant and policy all
-//! let them be overwritten.
+//! Adopted objects: Runnel did not create them. It changes and deletes them only if rule, grant and
+//! policy all allow overwriting.
 use super::world::*;
 use crate::live::Ownership;
 use crate::policy::{Adopt, OnRevoke};
@@ -25,7 +25,7 @@ fn send(world: &mut World, terms: Terms, revision: u8) {
     world.settle();
 }
 
-/// A world in which rule r has adopted the object a/s0, which holds revision 1.
+/// Returns a world in which rule r has adopted the object a/s0 with revision 1.
 fn adopted() -> World {
     let mut world = World::new(&["team", "a"]);
     world.set_policy(Policy {
@@ -59,7 +59,7 @@ fn adopted_object_keeps_its_content_when_the_source_changes() {
         message.contains("did not create") && message.contains("conflictPolicy: Overwrite"),
         "{message}"
     );
-    // Its owner makes the same change: it is the rule's copy again.
+    // Its owner makes the same change, so that it equals the source again.
     world.write_foreign(&copy("a", "s0"), 2);
     world.settle();
     assert!(
@@ -227,7 +227,7 @@ fn retained_copy_is_taken_back_only_where_the_policy_adopts() {
 #[test]
 fn unsealed_object_is_not_corrected_after_a_restart() {
     let mut world = adopted();
-    // Its owner replaces it, and with it everything but the record of who applied what.
+    // Its owner replaces the whole object except its managed fields.
     world.write_foreign(&copy("a", "s0"), 3);
     world.edit(&copy("a", "s0"), unseal);
     world.restart();
@@ -250,7 +250,7 @@ fn unsealed_copy_is_corrected_by_the_agent_that_knew_it() {
     );
 }
 
-/// What is left of our marks where an object of ours is replaced as a whole.
+/// Removes our marks from an object, as a full replacement does. Its managed fields remain.
 fn unseal(object: &mut Object) {
     if object.live.ownership == Ownership::Ours {
         object.labelled = false;
@@ -305,7 +305,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..60)
 }
 
-/// Who denies overwriting: the member's policy, the grant or the rule.
+/// Returns the terms of a rule. `denier`: 0: the member's policy denies overwriting, 1: the grant,
+/// 2: the rule.
 fn rule_terms(denier: u8, uid: &str, conflict: u8, ignores: bool, recreates: bool) -> Terms {
     let all = [
         ConflictPolicy::Fail,
@@ -342,8 +343,8 @@ fn rule_terms(denier: u8, uid: &str, conflict: u8, ignores: bool, recreates: boo
     }
 }
 
-/// Plays a history of a hub that says whatever it likes. The model of the API server fails on a write that changes or
-/// deletes what Runnel did not create.
+/// Plays a history with arbitrary orders of the hub. The model of the API server fails on a write
+/// that changes or deletes an object that Runnel did not create.
 fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team", "a"]);
     world.spares = true;
@@ -440,7 +441,8 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    /// With overwriting denied, no history changes or deletes the content of an object that Runnel did not create.
+    /// If overwriting is denied, no history changes or deletes the content of an object that Runnel
+    /// did not create.
     #[test]
     fn no_history_touches_what_runnel_did_not_create(denier in 0u8..3, steps in steps()) {
         play(denier, &steps)?;

@@ -1,9 +1,9 @@
-//! Two agents in one cluster, and others who write what an agent wrote before.
+//! Two agents in one cluster, and clients that apply the earlier output of an agent.
 use super::*;
 use crate::contention;
 use proptest::prelude::*;
 
-/// Somebody applies a copy again as it was at an earlier revision, seal included.
+/// Applies a copy of an earlier revision again, including its seal, as another client does.
 fn reapply(world: &mut World, copy: &SourceRef, revision: u8) {
     world.edit(copy, |object| {
         object.live.sealed.as_mut().unwrap().revision = Revision([revision; 16]);
@@ -79,7 +79,7 @@ fn rewritten_copy_is_left_where_drift_is_reported() {
     world.settle_now();
     assert_eq!(world.writes, before);
     assert_eq!(world.reported_state("r").unwrap().counts.drifted, 1);
-    // A new revision ends it.
+    // A new revision ends the drift.
     world.batch(vec![RuleDelta {
         upserts: vec![intent("s0", 3)],
         ..RuleDelta::new("r".into())
@@ -124,8 +124,9 @@ fn agent_without_the_lease_writes_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Two agents of one cluster, of which only one hears the hub, in any order of their steps: with the Lease each edit
-    /// costs one write of a copy; without it they come to rest in a contention.
+    /// Two agents of one cluster take steps in any order, and only one receives the hub's orders.
+    /// With the Lease, each edit costs one write per copy. Without it, the writes end in a
+    /// contention.
     #[test]
     fn two_agents_write_each_revision_once_with_the_lease(steps in proptest::collection::vec(any::<bool>(), 200), fenced: bool) {
         let mut active = applied();

@@ -10,7 +10,7 @@ fn area() -> Area {
     }
 }
 
-/// What the agent said it holds of a rule, after its first words on the stream.
+/// Returns the rule states that the agent sent as acked after its first frame.
 fn resyncs(world: &World) -> Vec<RuleState> {
     let acked = world.sent.iter().filter_map(|frame| match frame {
         AgentFrame::AckedRules(states, _) => Some(states.clone()),
@@ -25,7 +25,7 @@ fn wait(world: &mut World) {
     world.settle_now();
 }
 
-/// The hub asks for the pairs of a rule.
+/// Returns the pairs of a rule, as for a request of the hub.
 fn pairs(world: &World, uid: &str) -> Vec<(String, Revision)> {
     world
         .core
@@ -66,7 +66,8 @@ fn list_without_a_copy_that_is_written_has_it_read_again() {
     }]);
     world.give_out();
     world.core.handle(Event::CopiesListed(area()), world.now);
-    // One write is carried out, its object is deleted, and then the list is made; another ends when the list is complete.
+    // One write ends, its object is deleted, and then the list is taken. Another write ends after
+    // the list is complete.
     world.work_one();
     let written = world
         .objects
@@ -136,14 +137,15 @@ fn saved_copy_that_is_created_again_is_reported_and_left() {
     wait(&mut world);
     assert_eq!(world.writes, writes);
     assert_eq!(resyncs(&world).pop().unwrap().intents, 2);
-    // The hub wants it: it is made right, and in every namespace.
+    // The hub sends the intent, so that the agent corrects the copy and creates it in every
+    // namespace.
     world.batch(vec![RuleDelta {
         upserts: vec![intent("s0", 3)],
         ..RuleDelta::new("r".into())
     }]);
     world.settle();
     assert!(world.holds(&place, "r", "s0", 3) && world.holds(&copy("b", "s0"), "r", "s0", 3));
-    // A copy of a rule that is gone altogether.
+    // A copy of a deleted rule.
     world.batch(vec![RuleDelta {
         removal: Some(DeletionPolicy::Delete),
         ..RuleDelta::new("r".into())
@@ -173,7 +175,7 @@ fn copies_sealed_with_a_lost_key_are_reported_and_removable() {
         }));
         object.live.intact = false;
     }
-    // Joined anew: neither terms nor the key are there any more.
+    // The agent joined again: its terms and key are lost.
     world.stored.clear();
     world.restart();
     world.connect();
@@ -185,7 +187,7 @@ fn copies_sealed_with_a_lost_key_are_reported_and_removable() {
             .iter()
             .all(|(_, revision)| *revision == Revision([0; 16]))
     );
-    // s0 is wanted, s1 is not.
+    // The hub sends the intent of s0 and a tombstone for s1.
     let delta = RuleDelta {
         upserts: vec![intent("s0", 1)],
         ..with_terms("r", terms("r", &["a", "b"]))

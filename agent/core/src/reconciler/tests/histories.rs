@@ -1,4 +1,5 @@
-//! Histories: random steps of hub, cluster and agent, in any order, played against the model of an API server.
+//! Histories: random steps of hub, cluster and agent in any order, against a model of an API
+//! server.
 use super::world::*;
 use crate::live::Ownership;
 use crate::reconciler::*;
@@ -32,7 +33,7 @@ enum Step {
     Right(u8, bool),
 }
 
-/// Policies that a history goes through.
+/// Returns one of the policies of a history.
 fn policy(n: u8) -> Policy {
     let text = match n {
         0 => return Policy::open(),
@@ -72,7 +73,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..80)
 }
 
-/// Copies of two sources in two namespaces, and then removals, crashes and little else.
+/// Returns steps that create copies of two sources in two namespaces. The rest are mostly removals
+/// and crashes.
 fn removals() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => (0u8..2, 1u8..3).prop_map(|(s, v)| Step::Upsert(0, s, v)),
@@ -95,12 +97,12 @@ fn removals() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 4..40).prop_map(move |steps| applied().chain(steps).collect())
 }
 
-/// The hub's side of a history: what it wants, and what it has ordered to go.
+/// The hub's side of a history: the rules and sources that it distributes.
 #[derive(Default)]
 struct Hub {
     rules: BTreeMap<String, (Vec<String>, BTreeMap<String, u8>)>,
     connected: bool,
-    /// Every rule is a dry run.
+    /// Whether every rule is a dry run.
     dry_run: bool,
 }
 
@@ -144,7 +146,8 @@ impl Hub {
         }
     }
 
-    /// A new stream: everything is said again, and what the agent holds besides is buried.
+    /// Opens a new stream: the hub sends everything again, with tombstones for all other acked
+    /// intents.
     fn reconnect(&mut self, world: &mut World) {
         world.connect();
         self.connected = true;
@@ -260,7 +263,8 @@ impl Hub {
         }
     }
 
-    /// Of every rule whose copies are all applied, or wait, the agent has proved what the hub wants; and of no other one anything.
+    /// Checks the proofs. A rule whose copies are all applied or waiting must have the proof that
+    /// the hub expects. Other rules must have none.
     fn is_shown_proofs(&self, world: &World) -> Result<(), TestCaseError> {
         for (uid, (_, sources)) in &self.rules {
             let Some(state) = world.reported_state(uid) else {
@@ -284,7 +288,7 @@ impl Hub {
         Ok(())
     }
 
-    /// What the copy of a name in a namespace should be: by the older rule, if any wants it.
+    /// Returns the expected rule and revision of a copy: the older rule wins.
     fn wants(&self, namespace: &str, name: &str) -> Option<(&str, u8)> {
         ["r0", "r1"].into_iter().find_map(|uid| {
             let (namespaces, sources) = self.rules.get(uid)?;
@@ -296,17 +300,20 @@ impl Hub {
     }
 }
 
-/// Whatever happens in whatever order, the cluster ends as the hub wants it, foreign objects stay (the model of the API
-/// server fails on a write to one), and then nothing more is written. Meanwhile the policy changes and rights come and
-/// go: work that writes what the policy denies fails in [`World::give_out`].
+/// Plays a history and checks its end: the cluster equals the hub's desired state, and nothing more
+/// is written.
+///
+/// Foreign objects stay: the model of the API server fails on a write to one. The policy and the
+/// permissions change meanwhile. A write that the policy denies fails in [`World::give_out`].
 fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     play_with(steps, false)
 }
 
-/// The same. If `dry_run`, every rule is a dry run until the steps have ended, and nothing is written before.
+/// Plays a history like [`play`]. If `dry_run`, every rule is a dry run until the steps have ended,
+/// and nothing is written before.
 fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team", "a", "b"]);
-    // What is to be stored waits, so that the agent can crash before and after.
+    // The agent stores only in `Step::Save`, so that it can crash before and after.
     world.saves = false;
     let mut hub = Hub {
         dry_run,
@@ -353,7 +360,7 @@ fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
                         "{place} {uid} {revision}: {object:?}"
                     );
                 }
-                // A copy whose label was stripped while nobody watched cannot be known any more.
+                // A copy that lost its label while nothing was watched is unknown.
                 None => prop_assert!(
                     object.is_none_or(|object| !object.labelled),
                     "{place} is left: {object:?}"
@@ -374,7 +381,7 @@ fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
-    /// The law of removals holds in every step.
+    /// [`Orders`](super::orders::Orders) checks the invariant of removals in every step.
     #[test]
     fn crash_creates_nothing_again_that_was_removed(steps in removals()) {
         play(&steps)?;
@@ -395,14 +402,16 @@ proptest! {
     }
 }
 
-/// Found at random: a narrower policy hid the copies when their rule went, and a wider one shows them again.
+/// Found by proptest: a narrower policy hid the copies while their rule was deleted, and a wider
+/// one shows them again.
 #[test]
 fn a_rules_removal_finds_copies_that_came_to_light_later() {
     use Step::{GiveOut, Policy, Remove, Upsert};
     play(&[Upsert(0, 0, 1), GiveOut, Remove(0), Policy(2), Policy(5)]).unwrap();
 }
 
-/// Found at random: the terms of r0 gave the copy up while it was being written for r0 in the place of r1.
+/// Found by proptest: the terms of r0 no longer contained the copy while its write for r0 was under
+/// way in the place of r1.
 #[test]
 fn write_under_way_is_removed_though_another_rule_has_it() {
     use Step::{Choose, Expire, GiveOut, Remove, Upsert, Work};
@@ -422,7 +431,7 @@ fn write_under_way_is_removed_though_another_rule_has_it() {
     play(&steps).unwrap();
 }
 
-/// The same, where the answer to the write was lost.
+/// The answer to the write of such a history was lost.
 #[test]
 fn possible_write_is_removed_once_it_was_read() {
     use Step::{Choose, Expire, GiveOut, Lose, Remove, Upsert, Work};
@@ -442,7 +451,8 @@ fn possible_write_is_removed_once_it_was_read() {
     play(&steps).unwrap();
 }
 
-/// Found at random: a copy was created out of sight, and came to light while the rest of its rule could not be removed.
+/// Found by proptest: a copy was created without a watch. It was found while the rest of its rule
+/// could not be removed.
 #[test]
 fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
     use Step::{Choose, GiveOut, HubAway, Policy, Remove, Right, Upsert};
@@ -459,7 +469,8 @@ fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
     play(&steps).unwrap();
 }
 
-/// Found at random: one of two copies was created out of sight, and came to light while the other could not be removed.
+/// Found by proptest: one of two copies was created without a watch. It was found while the other
+/// could not be removed.
 #[test]
 fn copies_that_come_to_light_while_others_are_removed_go_too() {
     use Step::{Expire, GiveOut, Policy, Right, Upsert};

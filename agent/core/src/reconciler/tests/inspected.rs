@@ -1,4 +1,4 @@
-//! What the hub is answered about single copies.
+//! The answers to the hub's requests for single copies.
 use super::world::*;
 use crate::reconciler::*;
 use runnel_proto::model::*;

@@ -16,7 +16,7 @@ fn reporting(namespaces: &[&str]) -> Terms {
     }
 }
 
-/// As [`applied`], and drift is left as it is.
+/// Returns the world of [`applied`] with a rule that only reports drift.
 fn applied_and_reporting() -> World {
     let mut world = applied();
     world.batch(vec![with_terms("r", reporting(&["a", "b"]))]);
@@ -55,7 +55,7 @@ fn a_changed_copy_is_left_and_counted_until_its_source_changes() {
         world.reported_state("r").unwrap().failures[0].reason,
         Reason::Drifted
     );
-    // The agent's restart changes nothing of it, and neither does a rest.
+    // A restart of the agent changes nothing, even after all delays.
     world.restart();
     world.connect();
     world.settle();
@@ -94,7 +94,7 @@ fn deleted_copy_is_drift_until_source_changes() {
             (1, 3),
             "{ends}"
         );
-        // A new copy is made all the same: it was never there.
+        // A new copy is created, because it never existed.
         world.batch(vec![RuleDelta {
             upserts: vec![intent("s2", 1)],
             ..RuleDelta::new("r".into())
@@ -172,7 +172,7 @@ fn an_object_that_is_not_ours_is_adopted_only_when_it_is_equal() {
         world.reported_state("r").unwrap().failures[0].reason,
         Reason::Conflict
     );
-    // It becomes equal: nobody tells, and it is found out all the same.
+    // The object becomes equal without an event. The agent finds out by a recheck.
     world.edit(&copy("b", "s0"), |object| object.equal = true);
     world.settle();
     assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));
@@ -209,7 +209,7 @@ fn foreign_object_is_overwritten_only_where_all_allow_it() {
                 world.reported_state("r").unwrap().failures[0].reason,
                 Reason::Denied
             );
-            // The place is taken when it becomes free.
+            // The agent creates the copy when the name becomes free.
             world.delete(&copy("a", "s0"));
             world.settle();
             assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
@@ -289,7 +289,7 @@ fn contention_is_reported_once_and_ends_when_quiet() {
         "{}",
         state.failures[0].message
     );
-    // However long they go on: each time later, and nothing new is said.
+    // The contention continues: each correction is delayed, and the report does not change.
     for _ in 0..10 {
         turn(&mut world);
         assert!(
@@ -334,7 +334,7 @@ fn new_revision_of_a_contended_copy_is_applied_at_once() {
         world.settle_now();
     }
     assert_eq!(counts(&world).failed, 1);
-    // What is new is written at once, too.
+    // A new revision is written at once, too.
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle_now();
     world.batch(vec![RuleDelta {
@@ -375,7 +375,7 @@ fn ignored_fields_are_written_once_from_the_hubs_content() {
     world.connect();
     world.settle();
     assert_eq!((world.writes, counts(&world).applied), (writes + 4, 4));
-    // No copy is a twin any more: what others changed in it is not the source's.
+    // No copy is a twin any more: others may have changed its ignored field.
     world.delete(&copy("a", "s0"));
     world.settle_now();
     assert!(
@@ -392,8 +392,9 @@ fn ignored_fields_are_written_once_from_the_hubs_content() {
 }
 
 proptest! {
-    /// Whatever people do to copies and to objects of their own: without a word of the rule nothing of theirs is changed,
-    /// and with each policy the end is the one that it names, and then nothing more is written.
+    /// People change copies and their own objects at random. The agent changes a foreign object
+    /// only if the rule allows it. The end state follows the policy, and then nothing more is
+    /// written.
     #[test]
     fn every_policy_has_its_own_end(
         conflict in 0usize..3,

@@ -13,15 +13,15 @@ enum Step {
     Edit(u8, u8),
     /// One of the rules is deleted.
     Remove(u8),
-    /// Somebody in the cluster deletes a copy.
+    /// Another client deletes a copy.
     Delete(u8),
     /// A watch event arrives.
     Deliver,
-    /// The API server carries a request out and answers.
+    /// The API server handles a request and answers.
     Work,
-    /// The API server carries a request out, and the answer is lost.
+    /// The API server handles a request, and the answer is lost.
     Lose,
-    /// The agent begins what is due.
+    /// The agent starts the jobs that are due.
     GiveOut,
 }
 
@@ -39,10 +39,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..60)
 }
 
-/// A cluster, and the rules that live in it.
+/// A cluster, and its existing rules.
 struct Lives {
     world: World,
-    /// Uid and source of each rule that is alive.
+    /// Uid and source of each existing rule.
     rules: Vec<(String, String)>,
     created: i64,
 }
@@ -53,7 +53,7 @@ impl Lives {
             Step::Create(source) => {
                 self.created += 1;
                 let (uid, name) = (format!("r{}", self.created), format!("s{source}"));
-                // Each other rule has precedence over those before it.
+                // Every second rule has precedence over all earlier ones.
                 let created_at = if self.created % 2 == 0 {
                     -self.created
                 } else {
@@ -106,7 +106,7 @@ impl Lives {
         }]);
     }
 
-    /// No rule of which the agent reported that nothing is left has a copy, or a write under way.
+    /// Checks that no rule that the agent has reported as gone has a copy or a write under way.
     fn check(&self) -> Result<(), TestCaseError> {
         let states = self.world.sent.iter().flat_map(|frame| match frame {
             AgentFrame::Report(states) => states.as_slice(),

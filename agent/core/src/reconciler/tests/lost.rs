@@ -9,7 +9,7 @@ fn area(resource: &'static str) -> Area {
     }
 }
 
-/// What the hub received last of lost watches.
+/// Returns the last lost watches that the hub received.
 fn sent_lost(world: &World) -> Option<Vec<(&'static str, u16)>> {
     let lost = world.sent.iter().rev().find_map(|frame| match frame {
         AgentFrame::LostWatches(watches) => Some(watches.clone()),
@@ -55,7 +55,7 @@ fn lost_watch_is_reported_and_nothing_proved_until_it_is_back() {
     receive(&mut world, Event::WatchResumed(WatchScope::Namespaces));
     assert_eq!(sent_lost(&world), Some(vec![("configmaps", 0)]));
     assert_eq!(world.reported_state("r").unwrap().proof, None);
-    // What happened meanwhile is reported before the message that no watch is lost.
+    // The agent reports the changes before the message that no watch is lost.
     world.objects.remove(&copy("a", "s0"));
     world.poisoned.insert("s0".into());
     world.list_area(&area("configmaps"));

@@ -26,7 +26,7 @@ use runnel_proto::model::*;
 use std::time::Duration;
 use world::*;
 
-/// A cluster with namespaces a and b, and rule r with sources s0 and s1 in both.
+/// Returns a cluster with namespaces a and b, and rule r with sources s0 and s1 applied in both.
 fn applied() -> World {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
@@ -235,7 +235,7 @@ fn older_rule_wins_a_copy_and_the_other_reports_it() {
         state.failures[0].message,
         "team/r wins this copy: it is older"
     );
-    // A rule that the hub has forgotten gives way, and keeps what nobody else wants.
+    // An orphaned rule loses contested copies to other rules, and keeps its other copies.
     world.batch(vec![RuleDelta {
         orphaned: true,
         ..RuleDelta::new("r".into())
@@ -538,7 +538,7 @@ fn suspended_rule_keeps_its_terms_and_resumes() {
     world.settle();
     assert_eq!(terms_of(&world), (false, digest));
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
-    // What was taken out of it while it rested goes with the end.
+    // Namespaces removed from the terms during the suspension are pruned when it ends.
     world.batch(vec![with_terms(
         "r",
         Terms {

@@ -38,7 +38,8 @@ fn numbered(terms: Terms, number: i64) -> RuleDelta {
     )
 }
 
-/// Copies of two sources in three namespaces that carry a label. The hub lets nothing go by itself.
+/// Returns a world with copies of two sources in three labeled namespaces. The hub approves nothing
+/// on its own.
 fn world() -> World {
     let mut world = World::new(&["team"]);
     world.approves_prunes = false;
@@ -92,7 +93,7 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     );
     assert_eq!(world.writes, writes, "and nothing is written");
 
-    // It grows; the former digest is good for nothing, and the label comes back.
+    // The set grows, so that the former digest is void. Then the label returns.
     world.set_namespace("b", Some(labelled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 4);
@@ -103,7 +104,7 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     world.set_namespace("b", Some(labelled("prod")));
     world.settle();
     assert_eq!((waiting(&world), world.writes), (None, writes));
-    // The same set again has the same name. What was said of it before, too late, does not hold.
+    // The same set has the same digest again. The earlier approval came too late and is void.
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
     assert_eq!(
@@ -114,7 +115,7 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     world.settle();
     assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
-    // Others of the same names are others.
+    // New objects with the same names have another digest.
     world.set_namespace("a", Some(labelled("prod")));
     world.settle();
     world.set_namespace("a", Some(labelled("test")));
@@ -144,14 +145,14 @@ fn nothing_pending_goes_while_the_hub_is_away() {
         first,
         "at once, before the hub has said anything"
     );
-    // By terms that are only remembered nothing goes, whatever is named.
+    // Terms that the hub has not confirmed remove nothing, even with an approval.
     world.approve_prunes("r", first);
     world.settle();
     assert_eq!(left(&world), ["a", "b", "c"]);
     world.confirm();
     world.settle();
     assert_eq!((left(&world), waiting(&world)), (vec!["c"], None));
-    // And of what was said on a former stream nobody remembers anything.
+    // An approval of an earlier stream is void.
     world.set_namespace("c", Some(labelled("test")));
     world.settle();
     let last = digest(&world);
@@ -182,7 +183,7 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
         world.settle();
         assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
     };
-    // Before anything of it was done.
+    // The stream ends before any approved copy is removed.
     let (mut world, asked) = named();
     world.core.handle(Event::HubLost, world.now);
     world.settle();
@@ -190,7 +191,7 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
     world.connect();
     world.settle();
     goes(world, asked);
-    // What cannot be done yet is not done later while the hub is away.
+    // Removals that fail are not repeated while the hub is unreachable.
     let (mut world, asked) = named();
     world.failing = Some(CopyError::new(Reason::Unavailable, "no"));
     world.settle();
@@ -201,7 +202,7 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
     world.connect();
     world.settle();
     goes(world, asked);
-    // And not when the rule goes on, however soon.
+    // A suspension ends the approval, even if it is short.
     for pause in [false, true] {
         let (mut world, asked) = named();
         world.batch(vec![numbered(
@@ -272,7 +273,7 @@ fn few_literal_names_taken_out_are_deliberate() {
         (13, 1),
         "a name was added"
     );
-    // While it was suspended; too many in all; wanted again in between.
+    // Names are removed during a suspension: a few, too many in total, or with a glob in between.
     let suspended = |edits: &[&[&str]]| {
         let mut world = world();
         for (edit, number) in edits.iter().zip(2..) {
@@ -299,18 +300,18 @@ fn few_literal_names_taken_out_are_deliberate() {
     assert_eq!(suspended(&[&names, &names[1..], &names[3..]]), (10, 0));
     assert_eq!(suspended(&[&names, &names[6..], &names[11..]]), (13, 11));
     assert_eq!(suspended(&[&names[1..], &["n*"], &names[1..]]), (13, 1));
-    // What else waits goes on waiting.
+    // Other pending removals stay pending.
     let mut both = world();
     both.set_namespace("lab", Some(labelled("test")));
     both.settle();
     assert_eq!(then(&mut both, &names[1..], Some("prod")), (12, 1));
-    // After a restart nobody knows what the terms were.
+    // After a restart, the earlier terms are unknown.
     let mut restarted = world();
     restarted.restart();
     restarted.settle();
     restarted.connect();
     assert_eq!(then(&mut restarted, &names[1..], Some("prod")), (13, 1));
-    // Only left without marks.
+    // The copies are only left without marks.
     let mut retained = world();
     let retain = Terms {
         deletion_policy: DeletionPolicy::Retain,
@@ -348,7 +349,7 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
         (world.objects.len(), waiting(&world).unwrap().copies),
         (6, 4)
     );
-    // The hub has a source's copies removed, wherever they are.
+    // A tombstone of the hub removes a source's copies in all namespaces.
     world.batch(vec![RuleDelta {
         tombstones: vec![tombstone("s1")],
         ..RuleDelta::new("r".into())
@@ -358,7 +359,7 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
         (world.objects.len(), waiting(&world).unwrap().copies),
         (3, 2)
     );
-    // Named together with a tombstone that takes a part of it along, it is what waited when it was named.
+    // An approval in one batch with a tombstone covers the copies that waited before the batch.
     let mut both = self::world();
     both.set_namespace("a", Some(labelled("test")));
     both.settle();
@@ -370,7 +371,7 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
     }]);
     both.settle();
     assert_eq!((both.objects.len(), waiting(&both)), (2, None));
-    // With terms that want it again nothing goes.
+    // An approval in one batch with terms that contain the namespaces again removes nothing.
     let mut undone = self::world();
     undone.batch(vec![numbered(chosen(&["a"], None), 2)]);
     undone.settle();
@@ -389,7 +390,7 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
         (6, 4),
         "what was named then is over"
     );
-    // Another rule wants one of them: it changes hands.
+    // Another rule takes over one of the waiting copies.
     let other = Terms {
         created_at: 1,
         ..terms("q", &["a"])
@@ -404,7 +405,7 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
         (world.objects.len(), waiting(&world).unwrap().copies),
         (3, 1)
     );
-    // A namespace that goes takes what was in it along.
+    // The copies in a terminating namespace do not wait.
     world.set_namespace(
         "b",
         Some(Namespace {
@@ -416,7 +417,7 @@ fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
     assert_eq!(waiting(&world), None);
     world.set_namespace("b", Some(labelled("prod")));
     world.settle();
-    // Suspended it rests; the whole rule goes by the hub's word.
+    // A suspended rule requests nothing. An order of the hub removes the whole rule.
     world.batch(vec![numbered(
         Terms {
             suspend: true,
@@ -452,7 +453,7 @@ const ONE: &str = "0000000001";
 const TWO: &str = "0000000002";
 const THREE: &str = "0000000003";
 
-/// The hub sends another version in the place of one.
+/// Replaces a version by another one, as the hub does after an edit.
 fn edit(world: &mut World, from: &str, to: &str, revision: u8) {
     let tombstones = vec![Tombstone {
         source: version(from, 1).source,
@@ -466,7 +467,7 @@ fn edit(world: &mut World, from: &str, to: &str, revision: u8) {
     world.settle();
 }
 
-/// Two versions of a source in two namespaces, chosen by name or by label.
+/// Returns a world with two versions of a source in two namespaces, selected by name or by label.
 fn versions(names: &[&str]) -> World {
     let mut world = World::new(&["team"]);
     world.approves_prunes = false;
@@ -552,13 +553,13 @@ fn older_versions_removed_on_purpose_go_despite_edits() {
     assert_eq!((world.objects.len(), waiting(&world)), (2, None));
 }
 
-/// What happens to namespaces, terms, agent and hub.
+/// A step of a history.
 #[derive(Clone, Debug)]
 enum Step {
     Label(u8, bool),
     Choose(u8),
     Grant(u8),
-    /// The hub names what it was told last, or what it was told at some time.
+    /// The hub approves the last reported digest (`true`), or an earlier one.
     Name(bool),
     Edit(u8),
     Restart,
@@ -581,7 +582,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 const NAMES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 
-/// No edit is a deliberate one: globs, labels and grants.
+/// Returns terms with globs, labels and grants only, so that no edit is deliberate.
 fn edited(choice: u8, grant: u8, number: i64) -> RuleDelta {
     let names: &[&str] = [&["n*"][..], &["n0*", "n1*"], &["n3*"], &[]][usize::from(choice)];
     let granted: &[&str] = [&["*"][..], &["n0", "n2"], &["n1"], &[]][usize::from(grant)];
@@ -599,8 +600,8 @@ fn edited(choice: u8, grant: u8, number: i64) -> RuleDelta {
     )
 }
 
-/// Whatever is edited or labelled, in whatever order, no copy ever goes that was not among those of a set that the
-/// hub named; and what is wanted in the end is there, and no more once everything is named.
+/// Plays a history. Only copies of an approved set are removed. In the end, exactly the desired
+/// copies exist once everything is approved.
 fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team"]);
     world.approves_prunes = false;
@@ -615,7 +616,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
         ..delta
     }]);
     world.settle_now();
-    // The sets by digest as they were when they were told, and what was named of them.
+    // The uids of the approved copies, and the reported digests.
     let mut named = BTreeSet::new();
     let mut digests = vec![];
     for step in steps {
@@ -661,7 +662,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                     digests.first().copied()
                 };
                 if let Some(digest) = digest.filter(|_| connected) {
-                    // Exactly what the digest stands for may go, if it is what waits.
+                    // The approval covers the copies of the digest, if exactly these wait.
                     let set = world.core.waiting_prunes(&"r".into());
                     if crate::prunes::digest_of(&"r".into(), &set) == digest {
                         named.extend(set.into_values());
@@ -703,7 +704,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
             prop_assert!(stands || named.contains(&uid), "{copy} went");
         }
     }
-    // Everything is named in the end.
+    // In the end, the hub approves everything.
     if !connected {
         world.settle_now();
         world.connect();
@@ -736,7 +737,8 @@ proptest! {
     }
 }
 
-/// Found at random: after a restart two revisions stand, so that nobody knows what is held, and a label chooses a namespace.
+/// Found by proptest: after a restart, the copies have two revisions, so that the acked revision is
+/// unknown, and a label selects a namespace.
 #[test]
 fn found_sources_are_wanted_nowhere_until_the_hub_names_them() {
     use Step::{Choose, Edit, Grant, Label, Name, Restart};

@@ -1,12 +1,12 @@
-//! The invariant of removals: what the agent has removed it does not create again without a newer message of the hub, whatever it has
-//! forgotten by a crash.
+//! The invariant of removals: the agent does not create a removed copy again without a newer
+//! message of the hub, even if a crash has lost its state.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::*;
 
 use crate::copy::IntentKey;
 
-/// What the hub has sent, and what the agent has removed.
+/// The orders that the hub has sent, and the copies that the agent has removed.
 #[derive(Default)]
 pub struct Orders {
     rules: BTreeMap<RuleUid, (Option<Terms>, BTreeSet<SourceRef>)>,
@@ -14,7 +14,7 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// The hub has sent a batch.
+    /// Records a batch of the hub.
     pub fn sent(&mut self, rules: &[RuleDelta]) {
         for delta in rules {
             let (terms, sources) = self.rules.entry(delta.uid.clone()).or_default();
@@ -23,7 +23,7 @@ impl Orders {
             }
             sources.extend(delta.upserts.iter().map(|intent| intent.source.clone()));
         }
-        // By this the hub has sent that it wants them, whatever it sends next.
+        // The batch orders these copies again, even if a tombstone follows.
         let rules_now = &self.rules;
         self.removed
             .retain(|(copy, key)| !wants(rules_now, copy, key));
@@ -40,19 +40,19 @@ impl Orders {
         }
     }
 
-    /// From here on it is as if nothing had been removed.
+    /// Forgets all removals.
     pub fn forget(&mut self) {
         self.removed.clear();
     }
 
-    /// The agent has removed a copy.
+    /// Records that the agent has removed a copy.
     pub fn removed(&mut self, copy: &SourceRef, key: IntentKey) {
         if !wants(&self.rules, copy, &key) {
             self.removed.insert((copy.clone(), key));
         }
     }
 
-    /// The agent creates a copy.
+    /// Checks that the agent may create a copy.
     pub fn created(&self, copy: &SourceRef, key: &IntentKey) {
         assert!(
             !self.removed.contains(&(copy.clone(), key.clone())),

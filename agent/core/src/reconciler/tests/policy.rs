@@ -1,4 +1,4 @@
-//! The member's policy, and rights that are missing in some namespaces.
+//! The member's policy, and permissions that are missing in some namespaces.
 use super::*;
 use crate::policy::Area;
 use crate::policy::OnRevoke;
@@ -49,7 +49,7 @@ fn narrower_policy_keeps_copies_and_wider_one_continues() {
     assert!(
         !world.holds(&copy("b", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s1"), "r", "s1", 1)
     );
-    // An order to remove is no content that comes in.
+    // The policy does not deny removals, because they bring no content into the cluster.
     world.batch(vec![RuleDelta {
         tombstones: vec![tombstone("s1")],
         ..RuleDelta::new("r".into())
@@ -180,7 +180,8 @@ fn namespace_without_a_role_does_not_delay_others() {
         reasons(&state),
         [(Reason::Forbidden, "b"), (Reason::Denied, "c")]
     );
-    // A rule that has nothing to do with the namespace goes as if nothing were missing; one that has, does not.
+    // A rule without copies in the namespace is removed completely. A rule with copies in it is
+    // not.
     let there = |uid| RuleDelta {
         upserts: vec![intent("s1", 1)],
         ..with_terms(uid, terms(uid, &["a"]))
@@ -304,7 +305,7 @@ fn no_hub_has_more_deleted_within_an_hour_than_the_policy_lets() {
     assert_eq!((state.counts.copies, state.counts.removing), (0, 1));
     assert_eq!(state.failures[0].reason, Reason::DeleteLimit);
     assert!(state.failures[0].message.contains("deletesPerHour"));
-    // Another order changes nothing; another policy does, and so does time.
+    // Another order does not lift the limit. It ends with time.
     world.batch(vec![RuleDelta {
         removal: Some(DeletionPolicy::Delete),
         ..RuleDelta::new("r".into())

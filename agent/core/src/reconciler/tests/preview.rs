@@ -1,4 +1,4 @@
-//! What the hub is answered when it asks what would become of copies; and that nothing becomes of them.
+//! The answers to previews. A preview changes nothing.
 use super::world::*;
 use crate::reconciler::*;
 use runnel_proto::model::*;
@@ -102,7 +102,7 @@ fn an_answer_does_not_reach_another_stream_than_its_question() {
     world.connect();
     world.settle();
     assert_eq!(answers(&world), []);
-    // One that is asked meanwhile is answered once, though both have the same number.
+    // A preview that is requested meanwhile is answered once, though both have the same number.
     asks(&mut world);
     world.core.handle(Event::HubLost, world.now);
     world.connect();
@@ -218,7 +218,7 @@ fn edited_rule_previews_changes_removals_and_blocks() {
             "b/s1 Blocked"
         ]
     );
-    // A name that is taken out of the list is a deliberate act; the labels of a namespace are not.
+    // Removing a literal name is deliberate. A change of a namespace's labels is not.
     assert_eq!(
         asked(
             &mut world,
@@ -302,7 +302,7 @@ fn equality_of_a_foreign_secret_is_never_reported() {
         }
     }
     let secrets = SourceRef::new("secrets", "team", "s0");
-    // Of both ConfigMaps, then of both Secrets.
+    // Returns the outcomes of both ConfigMaps, then of both Secrets.
     let answer = |world: &mut World, conflict_policy: ConflictPolicy| {
         let terms = Terms {
             conflict_policy,
@@ -319,7 +319,7 @@ fn equality_of_a_foreign_secret_is_never_reported() {
     assert_eq!(answer(&mut world, ConflictPolicy::Fail), ["Refused"; 4]);
     let expected = ["Adopt", "Refused", "AdoptIfEqual", "AdoptIfEqual"];
     assert_eq!(answer(&mut world, ConflictPolicy::AdoptIfEqual), expected);
-    // The ConfigMap that is equal is adopted; of Secrets nothing is told.
+    // The equal ConfigMap is adopted. The equality of Secrets is not disclosed.
     let expected = ["Adopt", "Overwrite", "Overwrite", "Overwrite"];
     assert_eq!(answer(&mut world, ConflictPolicy::Overwrite), expected);
     let upserts = vec![

@@ -42,7 +42,7 @@ fn one_wrong_copy_of_many_changes_the_proof() {
     let mut world = applied();
     let right = proved(&mut world);
     let other = || Some(ContentDigest::of(&content(7), &BTreeSet::new()));
-    // As the agent would have it, if it took another content for the right one.
+    // The agent has recorded wrong content as correct.
     let before = world.objects[&copy("b", "s1")].live.facts.digest;
     world.edit(&copy("b", "s1"), |object| {
         object.live.facts.digest = other()
@@ -50,7 +50,7 @@ fn one_wrong_copy_of_many_changes_the_proof() {
     let wrong = proved(&mut world);
     assert!(wrong.is_some() && wrong != right, "{wrong:?}");
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
-    // Even where all copies of a source are alike.
+    // The proof also differs if all copies of a source are wrong in the same way.
     world.edit(&copy("a", "s1"), |object| {
         object.live.facts.digest = other()
     });
@@ -117,7 +117,7 @@ fn copies_waiting_for_namespaces_count_as_sent() {
         proved(&mut world),
         Some(ProofKey::new([9; 32]).proof(&"r".into(), shown))
     );
-    // Where nothing stands the agent cannot tell what would be left alone.
+    // Without a copy, the agent cannot compute the digest without the ignored fields.
     let nowhere = Terms {
         created_at: 102,
         namespaces: terms("r", &["nowhere"]).namespaces,

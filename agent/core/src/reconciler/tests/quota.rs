@@ -49,7 +49,7 @@ fn copies_beyond_max_copies_are_denied_until_there_is_room() {
         "{}",
         message(&world, "r")
     );
-    // What is there is kept right, also after a restart, and nothing is added.
+    // Existing copies are corrected, also after a restart, and nothing is added.
     world.restart();
     world.connect();
     send(&mut world, "r", terms("r", &["a"]), intents(0..5, 1));

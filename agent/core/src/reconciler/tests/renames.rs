@@ -1,7 +1,7 @@
-//! Copies that get another name.
+//! Renamed copies.
 use super::*;
 
-/// The intent of the source `s0` under another copy name.
+/// Returns the intent of the source `s0` under another copy name.
 fn renamed(name: &str, revision: u8) -> Intent {
     let intent = intent("s0", revision);
     Intent {
@@ -32,7 +32,7 @@ fn rename(world: &mut World, from: &str, to: &str, revision: u8) {
     ]);
 }
 
-/// Lets everything happen, one thing at a time: at any time one of the two copies is there.
+/// Runs all steps one by one, and checks that one of the two copies exists at any time.
 fn settle_without_a_gap(world: &mut World, names: [&str; 2]) {
     for _ in 0..100 {
         for namespace in ["a", "b"] {
@@ -73,7 +73,7 @@ fn renamed_copy_exists_before_the_old_one_goes() {
         ),
         (4, 4, 0)
     );
-    // What was renamed is known again after a restart.
+    // The agent recognizes renamed copies after a restart.
     let writes = world.writes;
     world.restart();
     world.connect();
@@ -98,7 +98,7 @@ fn old_copy_stays_until_the_new_one_can_be_created() {
         !world.objects.contains_key(&copy("a", "s0"))
             && world.objects.contains_key(&copy("a", "s0-eu"))
     );
-    // Without a successor the order waits for nothing.
+    // Without a successor, the removal is not deferred.
     world.poisoned.insert("s0-us".into());
     rename(&mut world, "s0-eu", "s0-us", 3);
     world.settle();

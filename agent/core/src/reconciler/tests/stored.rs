@@ -1,4 +1,5 @@
-//! Removals and the store: what was removed is not created again after a crash, without a newer message of the hub.
+//! Removals and the store: a removed copy is not created again after a crash, without a newer
+//! message of the hub.
 use super::*;
 
 fn delta() -> RuleDelta {
@@ -20,7 +21,7 @@ fn names(world: &World) -> Vec<String> {
         .collect()
 }
 
-/// The agent crashes after one of the requests that follow, and starts again without the hub.
+/// Crashes the agent after its next request, and starts it again without the hub.
 fn crash_after_one(world: &mut World) {
     world.give_out();
     assert!(world.work_one());
@@ -34,11 +35,11 @@ fn crash_in_a_removal_creates_no_removed_copy() {
     remove(&mut world, &["s0"]);
     crash_after_one(&mut world);
     assert_eq!(names(&world), ["a/s1", "b/s0", "b/s1"]);
-    // The other source is kept right from its twin.
+    // The other source is corrected from its twin.
     world.delete(&copy("a", "s1"));
     world.settle();
     assert!(world.holds(&copy("a", "s1"), "r", "s1", 1));
-    // A second restart knows it, too, also after another change was stored.
+    // A second restart does not create it either, also after another change was stored.
     world.connect();
     world.batch(vec![RuleDelta {
         suspend: Some(true),
@@ -130,7 +131,7 @@ fn copy_in_a_terminating_namespace_brings_no_removed_copy_back() {
     world.restart();
     world.settle();
     assert_eq!(names(&world), ["a/s1", "b/s0", "b/s1"]);
-    // What the hub names is created, from the copy that still stands.
+    // A copy that the hub sends is created, from the copy that still exists.
     world.connect();
     world.batch(vec![RuleDelta {
         upserts: vec![intent("s0", 1)],
@@ -179,7 +180,7 @@ fn removal_waits_for_the_store() {
         world.settle();
         assert_eq!(world.objects.len(), 4);
         assert!(world.core.is_store_urgent());
-        // What does not remove anything does not wait.
+        // Jobs that remove nothing do not wait.
         world.delete(&copy("b", "s1"));
         world.settle();
         assert!(world.holds(&copy("b", "s1"), "r", "s1", 1));

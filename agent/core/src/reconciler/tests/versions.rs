@@ -1,4 +1,4 @@
-//! Older versions of copies that are called by their content.
+//! Older versions of copies whose name contains a digest of their content.
 use super::*;
 
 fn name(content: u8) -> String {
@@ -31,7 +31,8 @@ fn drops_version(content: u8) -> Tombstone {
     }
 }
 
-/// A rule that keeps three versions, with the first in the namespaces a and b.
+/// Returns a world with a rule that keeps three versions, and the first version in the namespaces a
+/// and b.
 fn first() -> World {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
@@ -43,7 +44,7 @@ fn first() -> World {
     world
 }
 
-/// The source's content becomes another one.
+/// Changes the content of the source.
 fn edit(world: &mut World, from: u8, to: u8) {
     let delta = RuleDelta::new("r".into());
     let (upserts, tombstones) = (vec![upsert(to)], vec![drops_version(from)]);
@@ -60,7 +61,7 @@ fn edit(world: &mut World, from: u8, to: u8) {
     world.settle();
 }
 
-/// The agent begins anew, alone or with the hub, which says nothing new.
+/// Restarts the agent, without or with a hub that sends nothing new.
 fn restart(world: &mut World, connects: bool) {
     world.restart();
     if connects {
@@ -70,7 +71,8 @@ fn restart(world: &mut World, connects: bool) {
     world.settle();
 }
 
-/// Checks that these versions are there, the first of them labelled as the newest, and that only it is counted.
+/// Checks that these versions exist, that the first one has the label of the newest, and that the
+/// counts include only it.
 fn stand(world: &World, namespaces: &[&str], contents: &[u8]) {
     for namespace in namespaces {
         let here = world
@@ -99,25 +101,25 @@ fn newest_versions_stay_and_a_returning_one_is_newest() {
         edit(&mut world, content - 1, content);
     }
     stand(&world, &["a", "b"], &[5, 4, 3]);
-    // Back to what was: it is the newest again, and no new object.
+    // Earlier content returns: its version is the newest again, and no new object.
     let uid = world.objects[&copy("a", &name(3))].live.uid.clone();
     edit(&mut world, 5, 3);
     stand(&world, &["a", "b"], &[3, 5, 4]);
     assert_eq!(world.objects[&copy("a", &name(3))].live.uid, uid);
     edit(&mut world, 3, 6);
     stand(&world, &["a", "b"], &[6, 3, 5]);
-    // Who deletes an older version gets no new one, and another stays one edit longer.
+    // A deleted older version is not created again, and another one stays one edit longer.
     world.delete(&copy("a", &name(3)));
     world.settle();
     stand(&world, &["a"], &[6, 5]);
     edit(&mut world, 6, 7);
     stand(&world, &["a"], &[7, 6, 5]);
     stand(&world, &["b"], &[7, 6, 3]);
-    // A lost label is put back.
+    // A lost label is restored.
     world.edit(&copy("a", &name(7)), |object| object.live.newest = false);
     world.settle();
     stand(&world, &["a"], &[7, 6, 5]);
-    // Fewer are to stay, and then copies are changed in place again.
+    // The rule keeps fewer versions, and later none, so that copies are changed in place.
     world.batch(vec![versioned(2, &["a", "b"])]);
     world.settle();
     stand(&world, &["a", "b"], &[7, 6]);
@@ -159,10 +161,10 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
         );
         assert_eq!(world.objects.len(), 6);
     }
-    // Its order is known: the version before the last but one goes.
+    // The agent knows the order of the versions, and removes the oldest.
     edit(&mut world, 2, 5);
     stand(&world, &["a", "b"], &[5, 2, 4]);
-    // A restart between making the newest and seeing to the others.
+    // A restart between the creation of the newest version and the update of the others.
     let delta = RuleDelta::new("r".into());
     world.batch(vec![
         RuleDelta {
@@ -237,7 +239,7 @@ fn versions_go_with_source_namespace_and_rule() {
         gone(&world, "a") && gone(&world, "b") && world.objects.len() == 2,
         "the source"
     );
-    // The last word on what becomes of them counts for all.
+    // The last deletion policy applies to all versions.
     let mut world = three();
     let retain = Tombstone {
         deletion_policy: DeletionPolicy::Retain,
@@ -265,7 +267,7 @@ fn versions_go_with_source_namespace_and_rule() {
     }]);
     world.settle();
     assert!(gone(&world, "b") && !gone(&world, "a"), "the namespace");
-    // A namespace that comes later gets the newest only.
+    // A namespace that is added later gets only the newest version.
     world.batch(vec![versioned(3, &["a", "b"])]);
     world.settle();
     let newest = world
@@ -295,7 +297,7 @@ fn two_that_are_wanted_for_a_while_do_not_contend() {
     let mut world = first();
     edit(&mut world, 1, 2);
     let delta = RuleDelta::new("r".into());
-    // The order for the former comes later, or much later: for a new content, and for one that was before.
+    // The tombstone for the former version arrives later, for new content and for earlier content.
     for (from, to) in [(2, 3), (3, 1)] {
         world.batch(vec![RuleDelta {
             upserts: vec![upsert(to)],

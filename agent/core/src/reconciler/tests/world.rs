@@ -1,5 +1,5 @@
-//! A small model of a member's API server for the tests of the core. It carries out jobs with their
-//! preconditions, and its watch delivers all events in order, but late.
+//! A small model of a member's API server for the tests of the core. It runs jobs with their
+//! preconditions. Its watch delivers all events in order, but late.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,16 +24,16 @@ use crate::records::Observed;
 #[derive(Clone, Debug)]
 pub struct Object {
     pub live: Live,
-    /// Whether it carries our label, so that the watch shows it.
+    /// Whether it has our label, so that the watch shows it.
     pub labelled: bool,
-    /// Not ours, and what should stand there in all but its marks.
+    /// Whether a foreign object equals the desired copy, except for its marks.
     pub equal: bool,
-    /// The revision with whose content somebody else wrote it, if nobody has overwritten that.
+    /// The revision whose content another client wrote, until the agent overwrites it.
     pub theirs: Option<u8>,
 }
 
 impl Object {
-    /// Whether it can be adopted: by what it holds, where that is modelled.
+    /// Whether it can be adopted: by its modeled content, or else by `equal`.
     fn is_adoptable(&self, body: &DesiredObject) -> bool {
         match self.theirs {
             Some(theirs) => theirs == body.revision.0[0],
@@ -48,25 +48,25 @@ pub struct World {
     pub now: Instant,
     pub objects: BTreeMap<SourceRef, Object>,
     pub namespaces: BTreeMap<String, Namespace>,
-    /// What the watches have yet to tell.
+    /// The events that the watches have not delivered yet.
     pub untold: VecDeque<Event>,
     pub under_way: VecDeque<Job>,
     /// Names whose writes the API server refuses.
     pub poisoned: BTreeSet<String>,
-    /// What the API server answers to whatever is asked of a copy.
+    /// The answer of the API server to every request for a copy, if it fails.
     pub failing: Option<CopyError>,
     pub writes: usize,
     pub sent: Vec<AgentFrame>,
     pub stored: Vec<StoredRule>,
     /// The policy in force.
     pub policy: Policy,
-    /// Areas that the agent may not watch.
+    /// Areas that the agent has no permission to watch.
     pub forbidden: BTreeSet<Area>,
-    /// The hub lets go whatever the agent asks for, as soon as it hears of it.
+    /// Whether the hub approves every requested removal at once.
     pub approves_prunes: bool,
-    /// Nothing lets the agent overwrite or delete what it did not create.
+    /// Whether the model fails if the agent overwrites or deletes an object that it did not create.
     pub spares: bool,
-    /// What is to be stored is stored at once.
+    /// Whether the agent stores terms at once.
     pub saves: bool,
     orders: Orders,
     version: u64,
@@ -105,7 +105,7 @@ pub fn with_terms(uid: &str, terms: Terms) -> RuleDelta {
     }
 }
 
-/// The content of a revision.
+/// Returns the content of a revision.
 pub fn content(revision: u8) -> Content {
     Content {
         fields: BTreeMap::from([(
@@ -116,12 +116,12 @@ pub fn content(revision: u8) -> Content {
     }
 }
 
-/// What a policy judges of content.
+/// Returns the policy facts of content.
 fn facts(copy: &SourceRef, content: &Content) -> Facts {
     Facts::of(Kind::by_resource(&copy.resource).unwrap(), content)
 }
 
-/// What the hub expects an agent to prove that has these sources, by name and revision, applied.
+/// Returns the proof that the hub expects for these applied sources, by name and revision.
 pub fn proof_of<'a>(uid: &str, sources: impl IntoIterator<Item = (&'a str, u8)>) -> Proof {
     let mut shown = Shown::default();
     for (name, revision) in sources {
@@ -175,7 +175,7 @@ pub fn core(stored: Vec<StoredRule>, policy: &Policy) -> Reconciler {
 }
 
 impl World {
-    /// A cluster with these namespaces, its agent just started.
+    /// Returns a cluster with these namespaces, and an agent that has just started.
     pub fn new(namespaces: &[&str]) -> Self {
         let policy = Policy::open();
         let mut world = Self {
@@ -209,7 +209,7 @@ impl World {
         self.core.handle(event, self.now);
     }
 
-    /// The watches' first lists.
+    /// Delivers the first lists of the watches.
     pub fn list(&mut self) {
         self.handle(Event::NamespacesListed);
         for (name, namespace) in self.namespaces.clone() {
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// The first list of an area, or its refusal.
+    /// Delivers the first list of an area, or its error.
     pub fn list_area(&mut self, area: &Area) {
         if self.forbidden.contains(area) {
             let copy_error = CopyError::new(Reason::Forbidden, "no Role");
@@ -236,7 +236,7 @@ impl World {
         self.handle(Event::CopiesComplete(area.clone()));
     }
 
-    /// The policy file changes: watches end, the policy is heard, and new watches begin.
+    /// Changes the policy file: watches end, the agent receives the policy, and new watches begin.
     pub fn set_policy(&mut self, policy: Policy) {
         let before = self.policy.areas();
         self.untold.retain(|event| match event {
@@ -246,7 +246,7 @@ impl World {
             _ => true,
         });
         self.policy = policy;
-        // What it hides the agent knows no orders for.
+        // The agent drops the orders for copies that the policy hides.
         self.orders.forget();
         self.handle(Event::Policy(Arc::new(self.policy.clone())));
         for area in self.policy.areas().difference(&before) {
@@ -254,7 +254,7 @@ impl World {
         }
     }
 
-    /// The widest policy, with every right, and no namespace that refuses.
+    /// Sets the widest policy with all permissions, and opens all namespaces.
     pub fn allow_everything(&mut self) {
         for area in std::mem::take(&mut self.forbidden) {
             if self.policy.areas().contains(&area) {
@@ -268,7 +268,7 @@ impl World {
         self.settle_now();
     }
 
-    /// A Role is taken away.
+    /// Removes the permission to watch an area.
     pub fn forbid(&mut self, area: &Area) {
         if self.policy.areas().contains(area) && self.forbidden.insert(area.clone()) {
             let policy = &self.policy;
@@ -282,7 +282,7 @@ impl World {
         }
     }
 
-    /// A Role is applied, and the watch of its area is tried again.
+    /// Grants the permission to watch an area, and restarts its watch.
     pub fn permit(&mut self, area: &Area) {
         if self.forbidden.remove(area) && self.policy.areas().contains(area) {
             self.list_area(area);
@@ -300,7 +300,7 @@ impl World {
         })
     }
 
-    /// Stops the agent as a crash does, and starts it anew.
+    /// Stops the agent as a crash does, and starts it again.
     pub fn restart(&mut self) {
         self.under_way.clear();
         self.untold.clear();
@@ -321,7 +321,7 @@ impl World {
         self.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
     }
 
-    /// The hub has said everything.
+    /// Delivers the end of the hub's snapshot.
     pub fn confirm(&mut self) {
         let (intents, digest) = self.core.desired.sum();
         self.handle(Event::Hub(
@@ -331,7 +331,7 @@ impl World {
     }
 
     pub fn batch(&mut self, rules: Vec<RuleDelta>) {
-        // The agent takes no orders from a hub that has revoked its cluster.
+        // The agent ignores the orders of a hub that has revoked its cluster.
         if !self.core.revoked {
             self.orders.sent(&rules);
         }
@@ -341,7 +341,7 @@ impl World {
         ));
     }
 
-    /// Another agent of the same cluster has written: its objects are those of this one, too.
+    /// Copies the objects that another agent of the same cluster has written.
     pub fn share(&mut self, with: &World) {
         self.version = self.version.max(with.version);
         for (copy, object) in &with.objects {
@@ -362,7 +362,7 @@ impl World {
         true
     }
 
-    /// Takes what the core wants done.
+    /// Collects the jobs and frames of the core.
     pub fn give_out(&mut self) {
         loop {
             while let Some(job) = self.core.next_job(self.now) {
@@ -380,7 +380,7 @@ impl World {
         }
     }
 
-    /// The agent stores what it has to, or tries to. Returns whether there was anything.
+    /// Stores the terms of the agent, or fails. Returns whether there was anything to store.
     pub fn save(&mut self, works: bool) -> bool {
         let Some((_, rules)) = self.core.take_store() else {
             return false;
@@ -394,7 +394,8 @@ impl World {
         true
     }
 
-    /// Takes what the core says, and what it asks for if the hub lets it go.
+    /// Collects the frames of the core, and returns the removals that it requests if the hub
+    /// approves them.
     fn handle_output(&mut self) -> Vec<(RuleUid, AskedDigest)> {
         let mut asked = vec![];
         while let Some(frame) = self.core.next_frame(self.now) {
@@ -410,8 +411,8 @@ impl World {
         asked
     }
 
-    /// The law of the policy: no work is given out that writes what it denies, or that looks where it has nothing
-    /// watched.
+    /// Checks that a job neither writes what the policy denies, nor concerns a copy without a
+    /// watch.
     fn check(&self, job: &Job) {
         let refuses = |namespace: &str| {
             self.namespaces
@@ -446,7 +447,7 @@ impl World {
                         "{copy} is written"
                     );
                     assert_eq!(*body.limits.policy, self.policy);
-                    // The watch of namespaces is late like any other.
+                    // The watch of namespaces is late, too.
                     assert!(
                         !refuses(&copy.namespace) || !self.untold.is_empty(),
                         "{copy} is written"
@@ -456,7 +457,7 @@ impl World {
         }
     }
 
-    /// Carries out the oldest job at the API server; its result is heard at once.
+    /// Runs the oldest job at the API server. The agent receives its result at once.
     pub fn work_one(&mut self) -> bool {
         let Some(job) = self.under_way.pop_front() else {
             return false;
@@ -466,7 +467,7 @@ impl World {
         true
     }
 
-    /// Carries out all jobs under way. The watches deliver their changes before the API server answers.
+    /// Runs all jobs under way. The watches deliver their changes before the API server answers.
     pub fn work_all_after_the_watches(&mut self) {
         let jobs: Vec<_> = self.under_way.drain(..).collect();
         let answers: Vec<_> = jobs.into_iter().map(|job| self.carry_out(job)).collect();
@@ -477,7 +478,7 @@ impl World {
         }
     }
 
-    /// Carries out the oldest job, but its answer is lost.
+    /// Runs the oldest job, but its answer is lost.
     pub fn lose_one(&mut self) {
         let Some(job) = self.under_way.pop_front() else {
             return;
@@ -490,7 +491,7 @@ impl World {
         })));
     }
 
-    /// Lets everything happen that is due at this time.
+    /// Runs everything that is due at this time.
     pub fn settle_now(&mut self) {
         for _ in 0..10_000 {
             self.give_out();
@@ -502,7 +503,7 @@ impl World {
         panic!("it does not come to rest");
     }
 
-    /// Lets everything happen, waits included.
+    /// Runs everything, including delayed work.
     pub fn settle(&mut self) {
         self.settle_now();
         for _ in 0..20 {
@@ -537,7 +538,7 @@ impl World {
         }
     }
 
-    /// Somebody in the cluster changes an object.
+    /// Changes an object as another client.
     pub fn edit(&mut self, copy: &SourceRef, change: impl FnOnce(&mut Object)) {
         let version = self.next_version();
         let Some(object) = self.objects.get_mut(copy) else {
@@ -549,7 +550,7 @@ impl World {
         self.notify(copy, was);
     }
 
-    /// Somebody in the cluster deletes an object.
+    /// Deletes an object as another client.
     pub fn delete(&mut self, copy: &SourceRef) {
         let shown = self
             .policy
@@ -564,7 +565,7 @@ impl World {
         }
     }
 
-    /// Somebody in the cluster creates an object again that was saved.
+    /// Creates a saved object again as another client.
     pub fn make(&mut self, copy: &SourceRef, saved: Object) {
         let version = self.next_version();
         self.objects.insert(copy.clone(), saved);
@@ -573,7 +574,7 @@ impl World {
         });
     }
 
-    /// Somebody in the cluster makes an object of his own.
+    /// Creates a foreign object as another client.
     pub fn make_foreign(&mut self, copy: &SourceRef) {
         if self.objects.contains_key(copy) || !self.namespaces.contains_key(&*copy.namespace) {
             return;
@@ -605,7 +606,7 @@ impl World {
         );
     }
 
-    /// Somebody in the cluster writes an object of his own, also over one that Runnel adopted.
+    /// Writes a foreign object as another client, also over an object that Runnel adopted.
     pub fn write_foreign(&mut self, copy: &SourceRef, revision: u8) {
         self.make_foreign(copy);
         let is_theirs = |object: &Object| {
@@ -647,7 +648,7 @@ impl World {
         }
     }
 
-    /// Looks for an answer; nothing is written.
+    /// Computes the answer to a preview. Nothing is written.
     fn look_for(&mut self, job: Job) -> Done {
         let mut done = Done::new(job.key);
         let Work::Preview(preview_job) = job.work else {
@@ -909,7 +910,7 @@ impl World {
         })
     }
 
-    /// The hub names what may go of what is in namespaces given up.
+    /// Delivers the hub's approval of removals from namespaces that are no longer targets.
     pub fn approve_prunes(&mut self, uid: &str, digest: AskedDigest) {
         self.batch(vec![RuleDelta {
             prune: Some(digest),
@@ -917,12 +918,12 @@ impl World {
         }]);
     }
 
-    /// The newest state of a rule that was sent.
+    /// Returns the last state of a rule that was sent.
     pub fn reported_state(&self, uid: &str) -> Option<RuleState> {
         self.reported_states(uid).pop()
     }
 
-    /// Every state of a rule that was sent.
+    /// Returns all states of a rule that were sent.
     pub fn reported_states(&self, uid: &str) -> Vec<RuleState> {
         let states = self.sent.iter().flat_map(|frame| match frame {
             AgentFrame::Report(states) | AgentFrame::AckedRules(states, _) => states.clone(),
