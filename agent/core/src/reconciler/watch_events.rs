@@ -98,13 +98,8 @@ impl Reconciler {
     /// Finds a copy of ours that no rule or order concerns: its intent may not be acked, or its
     /// rule may have no copies in that namespace.
     pub(super) fn find(&mut self, copy: &SourceRef, now: Instant) {
-<<<<<<< HEAD
-        // It is the echo of a write of ours, or a rule or an order sees to it.
-        if self.desired.copies().contains(copy) || self.jobs.running.contains_key(copy) {
-=======
         // A rule or an order handles the copy, or the event is the echo of our own write.
-        if self.desired.concerns(copy) || self.jobs.running.contains_key(copy) {
->>>>>>> prose
+        if self.desired.copies().contains(copy) || self.jobs.running.contains_key(copy) {
             return;
         }
         let watch = self.watches.of(copy);
@@ -154,13 +149,8 @@ impl Reconciler {
         for copy in lost {
             if self.jobs.running.contains_key(&copy) {
                 self.jobs.record_event(&copy, None);
-<<<<<<< HEAD
             } else if self.records.shown_in_list(&copy) && self.desired.copies().contains(&copy) {
-                // The list may be older than what was read or written meanwhile.
-=======
-            } else if self.records.shown_in_list(&copy) && self.desired.concerns(&copy) {
                 // The list may be older than a read or write meanwhile.
->>>>>>> prose
                 self.jobs.reread.insert(copy.clone());
                 self.reconcile_copy(&copy, now);
             } else {
