@@ -34,13 +34,20 @@ pub async fn eventually<T>(
         tokio::time::sleep(BETWEEN.min(deadline.saturating_sub(begin.elapsed()))).await;
     }
     scratch::keep_everything();
+    Err(timed_out(what, deadline, seen))
+}
+
+/// The error of a wait that ended at its deadline. It names the processes of this test run that the
+/// kernel killed at their memory limit, which often are the cause.
+#[must_use]
+pub fn timed_out(what: &str, deadline: Duration, seen: anyhow::Error) -> anyhow::Error {
     let kills: String = memory::kills()
         .iter()
         .map(|kill| format!(" ({kill})"))
         .collect();
-    Err(seen.context(format!(
+    seen.context(format!(
         "waited {deadline:?} in vain for {what}{kills}; seen last"
-    )))
+    ))
 }
 
 /// Checks every 50 ms, for the whole of `duration`, that `probe` returns without an error.

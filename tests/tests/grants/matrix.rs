@@ -307,7 +307,7 @@ impl Member {
                 rule: uid.clone(),
                 source: copies_there.source,
             });
-        let copies = keys.flat_map(|key| self.desired.copies(&key));
+        let copies = keys.flat_map(|key| self.desired.copies_of_intent(&key));
         copies
             .map(|copy| {
                 let makes = matches!(
