@@ -97,8 +97,8 @@ impl Session {
         left_out
     }
 
-    /// The rules whose pairs the agent must be asked for now. Their answers have at most
-    /// [`PAIRS_AT_A_TIME`] pairs together; the others are asked for when these have arrived.
+    /// The rules whose pairs the agent must be asked for now. Their answers have at most 100,000
+    /// pairs together. The session asks for the others when these answers have arrived.
     pub fn take_questions(&mut self) -> Vec<RuleUid> {
         if self.questions.to_ask.is_empty() {
             return Vec::new();
