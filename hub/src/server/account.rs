@@ -72,7 +72,7 @@ impl Running {
         };
         {
             let mut session = self.live.session.lock();
-            session.set_restriction(self.restriction());
+            session.set_restriction(self.epoch.restriction());
             session.hello(acked.clone());
             session.leave_out_rules(left_out);
             session.hello_done();

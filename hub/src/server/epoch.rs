@@ -14,7 +14,7 @@ use crate::hub_state::HubState;
 use crate::join::with_reason;
 use crate::object_cache::ObjectCache;
 use runnel_hub_core::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
-use runnel_hub_core::session::SendRestriction;
+use runnel_hub_core::session::{SendRestriction, Session};
 
 /// What an agent shows that it remembers, if this hub's key has sealed it.
 pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<HistoryToken> {
@@ -113,6 +113,76 @@ impl Server {
     }
 }
 
+/// How far the agent may follow this hub, and what the agent is given to remember of it.
+#[derive(Debug)]
+pub(super) struct EpochCheck {
+    /// The history token that the agent showed.
+    history_token: Option<HistoryToken>,
+    /// The recipient of the tokens that this session gives.
+    recipient: TokenRecipient,
+    /// Why the agent may not follow this hub in everything.
+    divergence: Option<Divergence>,
+    /// Whether removals in a cluster that joined again were kept back.
+    kept_back: bool,
+    /// Whether the agent gets a token at the end of the snapshot, also if nothing changed.
+    gives_history_token: bool,
+}
+
+impl EpochCheck {
+    /// The check of a session whose agent showed `history_token`.
+    pub(super) fn new(history_token: Option<HistoryToken>) -> Self {
+        Self {
+            history_token,
+            recipient: TokenRecipient::new("", ""),
+            divergence: None,
+            kept_back: false,
+            gives_history_token: false,
+        }
+    }
+
+    /// What the session must not send.
+    pub(super) fn restriction(&self) -> SendRestriction {
+        self.divergence
+            .as_ref()
+            .map_or(SendRestriction::Nothing, Divergence::restriction)
+    }
+
+    /// Whether a token goes with `frame`.
+    fn gives_with(&self, frame: &HubFrame) -> bool {
+        match frame {
+            // Each stream repeats that a rule is unknown: that is no change of this hub.
+            HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_unclaimed(delta)),
+            HubFrame::SnapshotEnd(_) => self.gives_history_token,
+            _ => false,
+        }
+    }
+
+    /// The recipient of a token, or none where the agent gets no token.
+    ///
+    /// A cluster that joined again keeps its former recipient until its divergence is settled.
+    fn recipient_of_token(&self) -> Option<TokenRecipient> {
+        match &self.divergence {
+            None => Some(self.recipient),
+            Some(Divergence::PreviousMembership { .. }) => {
+                self.history_token.as_ref().map(|token| token.to)
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Ends the restriction of a cluster that joined again, of which nothing was kept back. Returns
+    /// whether it did.
+    fn end_if_nothing_kept_back(&mut self, session: &Session) -> bool {
+        let ends = matches!(self.divergence, Some(Divergence::PreviousMembership { .. }))
+            && !self.kept_back
+            && session.holds_nothing_else();
+        if ends {
+            (self.divergence, self.gives_history_token) = (None, true);
+        }
+        ends
+    }
+}
+
 impl Running {
     /// The cluster that has this name, by its uid: what the status says, unless another one has taken its place just now.
     fn known_cluster(&self) -> Option<String> {
@@ -171,22 +241,24 @@ impl Running {
             }
             self.hub_state.leadership.divergences.lock().forget(cluster);
         }
-        self.to = TokenRecipient::new(self.identity.uid(), cluster_uid);
-        let Some(history_token) = &self.history_token else {
-            self.gives_history_token = true;
+        self.epoch.recipient = TokenRecipient::new(self.identity.uid(), cluster_uid);
+        let Some(history_token) = &self.epoch.history_token else {
+            self.epoch.gives_history_token = true;
             return;
         };
-        let Some((divergence, is_of_newer)) = weigh(&self.hub_state, self.to, history_token) else {
+        let Some((divergence, is_of_newer)) =
+            weigh(&self.hub_state, self.epoch.recipient, history_token)
+        else {
             return;
         };
         let Some(divergence) = divergence else {
             // An agent that is told nothing new for very long would come to remember what the hub has forgotten.
-            self.gives_history_token = !is_of_newer;
+            self.epoch.gives_history_token = !is_of_newer;
             return;
         };
         // What was confirmed is to be forgotten there.
-        self.gives_history_token = is_confirmed(&self.object_cache, cluster, &divergence);
-        if self.gives_history_token {
+        self.epoch.gives_history_token = is_confirmed(&self.object_cache, cluster, &divergence);
+        if self.epoch.gives_history_token {
             tracing::warn!(
                 reason = divergence.name(),
                 "an administrator lets the cluster follow this hub"
@@ -196,20 +268,13 @@ impl Running {
         if divergence.restriction() == SendRestriction::Everything {
             note(&self.hub_state, cluster, &divergence);
         }
-        self.divergence = Some(divergence);
-    }
-
-    /// What is not said.
-    pub(super) fn restriction(&self) -> SendRestriction {
-        self.divergence
-            .as_ref()
-            .map_or(SendRestriction::Nothing, Divergence::restriction)
+        self.epoch.divergence = Some(divergence);
     }
 
     /// The session counts as connected.
     pub(super) fn note_restriction(&self) {
         let cluster = &self.identity.cluster;
-        match self.restriction() {
+        match self.epoch.restriction() {
             SendRestriction::Everything => self
                 .hub_state
                 .report_store
@@ -225,90 +290,67 @@ impl Running {
 
     /// A cluster that joined anew gives rise to a doubt only where something of what it has is not wanted.
     pub(super) fn note_kept_back(&mut self) {
-        let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.divergence else {
+        let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.epoch.divergence
+        else {
             return;
         };
         let cluster = &self.identity.cluster;
-        if !self.kept_back && self.live.session.lock().has_kept_back() {
+        if !self.epoch.kept_back && self.live.session.lock().has_kept_back() {
             note(&self.hub_state, cluster, divergence);
             self.hub_state
                 .report_store
                 .lock()
                 .waits_for_confirmation(cluster, true);
             self.hub_state.mark_rules_of(cluster);
-            self.kept_back = true;
+            self.epoch.kept_back = true;
         }
     }
 
-    /// All that is wanted has been said to a cluster that joined anew, and it has nothing else.
+    /// Lifts the restriction of a cluster that joined again and has only copies of its rules.
     pub(super) fn end_empty_restriction(&mut self) {
         let mut session = self.live.session.lock();
-        if matches!(self.divergence, Some(Divergence::PreviousMembership { .. }))
-            && !self.kept_back
-            && session.holds_nothing_else()
-        {
-            (self.divergence, self.gives_history_token) = (None, true);
+        if self.epoch.end_if_nothing_kept_back(&session) {
             session.set_restriction(SendRestriction::Nothing);
         }
     }
 
     /// Whether an administrator has confirmed meanwhile: the agent is to come again.
     pub(super) fn is_confirmed(&self) -> bool {
-        self.divergence.as_ref().is_some_and(|divergence| {
+        self.epoch.divergence.as_ref().is_some_and(|divergence| {
             is_confirmed(&self.object_cache, &self.identity.cluster, divergence)
         })
     }
 
     /// The agent opens another stream at once, which is judged anew.
     pub(super) fn come_again(&mut self) {
-        self.end(Status::ok(""));
-        self.out.push_back(HubFrame::Drain(0));
+        self.out.end_with(HubFrame::Drain(0), Status::ok(""));
     }
 
     /// Tells the agent the hub's authorities, unless it is in doubt.
     pub(super) fn say_authorities(&mut self) {
         let all = self.hub_state.authorities.borrow().clone();
         // Of a hub that is one of two the agent takes no other authorities.
-        if !all.is_empty() && self.restriction() != SendRestriction::Everything {
-            self.out.push_back(HubFrame::Authorities(all));
+        if !all.is_empty() && self.epoch.restriction() != SendRestriction::Everything {
+            self.out.push(HubFrame::Authorities(all));
         }
     }
 
-    /// What the agent is to remember with this frame.
-    pub(super) fn remembered(&self, frame: &HubFrame) -> Bytes {
-        let tells = match frame {
-            // That nobody knows a rule is said on each stream anew, and is no news of this hub's.
-            HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_unclaimed(delta)),
-            HubFrame::SnapshotEnd(_) => self.gives_history_token,
-            _ => false,
-        };
-        let standing = self.hub_state.leadership.leader_position.read();
-        let history_token = standing.as_ref().filter(|_| tells).and_then(|standing| {
-            let newest = standing.line.newest()?;
+    /// The sealed history token that goes with `frame`; empty for most frames.
+    pub(super) fn token_for(&self, frame: &HubFrame) -> Bytes {
+        if !self.epoch.gives_with(frame) {
+            return Bytes::new();
+        }
+        let position = self.hub_state.leadership.leader_position.read();
+        let token = position.as_ref().and_then(|position| {
             Some(HistoryToken::of(
-                newest,
-                (standing.version, standing.renewed_at),
-                self.remembered_as()?,
+                position.line.newest()?,
+                (position.version, position.renewed_at),
+                self.epoch.recipient_of_token()?,
             ))
         });
-        history_token
-            .map(|history_token| history_token.seal(&self.hub_state.settings.revision_key))
+        token
+            .map(|token| token.seal(&self.hub_state.settings.revision_key))
             .unwrap_or_default()
-    }
-}
-
-impl Running {
-    /// As whom the agent is to remember what it hears. One that joined anew stays who it was until that is settled, and yet
-    /// remembers how far the hub has come. Nobody, where it hears nothing.
-    fn remembered_as(&self) -> Option<TokenRecipient> {
-        match &self.divergence {
-            None => Some(self.to),
-            Some(Divergence::PreviousMembership { .. }) => self
-                .history_token
-                .as_ref()
-                .map(|history_token| history_token.to),
-            Some(_) => None,
-        }
     }
 }
 

@@ -212,7 +212,7 @@ impl Running {
             (AgentFrame::PreviewResult(answer), _, true) => {
                 self.live.inquiries.preview_result(answer)
             }
-            (AgentFrame::Handover, _, true) => self.hand_over(),
+            (AgentFrame::Handover, _, true) => self.out.hand_over(Instant::now()),
             (AgentFrame::Alive, true, _) => {}
             _ => self.end(Status::failed_precondition(
                 "a frame out of order: Hello, HeldRules, then all others",
@@ -302,8 +302,7 @@ impl Running {
         let has_room = left_out > 0 && session.acked_rules().count() + left_out <= RULES_LIMIT;
         drop(session);
         if has_room {
-            self.end(Status::ok(""));
-            self.out_of_band(HubFrame::Drain(0));
+            self.out.end_with(HubFrame::Drain(0), Status::ok(""));
         }
     }
 }

@@ -6,6 +6,7 @@
 mod account;
 mod epoch;
 mod inbound;
+mod outgoing;
 mod peers;
 mod session;
 mod signals;

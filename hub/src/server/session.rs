@@ -1,6 +1,5 @@
 //! The stream of one agent: it receives and sends frames. [`runnel_hub_core::session`] decides
 //! their content.
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,7 +11,9 @@ use tokio::sync::Notify;
 use tonic::{Status, Streaming};
 use tracing::Instrument;
 
+use super::epoch::EpochCheck;
 use super::inbound::Bounds;
+use super::outgoing::{Next, Outgoing};
 use super::signals::{Signal, Signals};
 use super::{PeerIdentity, admission, not_leading};
 use crate::hub_state::{HubState, Inquiries, LiveSession, until};
@@ -22,14 +23,12 @@ use crate::membership::decide::JoinRefusal;
 use crate::metrics::HubMetrics;
 use crate::object_cache::ObjectCache;
 use crate::ordered_lock::OrderedMutex;
-use runnel_hub_core::epoch::{Divergence, HistoryToken, TokenRecipient};
+use runnel_hub_core::epoch::HistoryToken;
 use runnel_hub_core::index::Effect;
 use runnel_hub_core::session::{HelloStates, SendRestriction, Session};
 
 /// How long an agent may take for each frame by which it says what it holds; these are small.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
-/// How long a stream that was handed over waits, mute, for the one that replaces it.
-const HANDOVER_LIMIT: Duration = Duration::from_secs(30);
 /// Over which time agents come back after a planned close.
 const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 
@@ -48,26 +47,13 @@ pub(super) struct Running {
     pub(super) acked: HelloStates,
     pub(super) registered: bool,
     pub(super) bounds: Bounds,
-    /// What the agent remembers of the hub.
-    pub(super) history_token: Option<HistoryToken>,
-    /// Whom the agent is to remember that it was told to.
-    pub(super) to: TokenRecipient,
-    /// What speaks against letting it follow this hub.
-    pub(super) divergence: Option<Divergence>,
-    /// Whether removals of a cluster that joined anew have been kept back.
-    pub(super) kept_back: bool,
-    /// Whether the agent gets something to remember at the end of the snapshot, though nothing changes.
-    pub(super) gives_history_token: bool,
-    pub(super) out: VecDeque<HubFrame>,
+    pub(super) epoch: EpochCheck,
+    pub(super) out: Outgoing,
     /// When time alone ends the session: the agent says what it holds by then, or, once it has, its certificate ends. It
     /// is set once, as a session waits several times for each frame that it sends.
     limit: Pin<Box<tokio::time::Sleep>>,
-    /// Set when no frame follows the ones in `out`.
-    ending: Option<Status>,
-    /// The agent opens another stream, which replaces this one: nothing more is said here. Until when it is waited for.
-    handed_over: Option<Instant>,
-    /// The agent has said its last word here.
-    deaf: bool,
+    /// The agent closed its half of a stream that was handed over.
+    half_closed: bool,
     /// What the session logs is logged in it, with the name of the cluster.
     span: tracing::Span,
 }
@@ -103,16 +89,10 @@ impl Running {
             acked: HelloStates::default(),
             registered: false,
             bounds,
-            history_token,
-            to: TokenRecipient::new("", ""),
-            divergence: None,
-            kept_back: false,
-            gives_history_token: false,
-            out: VecDeque::new(),
+            epoch: EpochCheck::new(history_token),
+            out: Outgoing::default(),
             limit: Box::pin(tokio::time::sleep(limit)),
-            ending: None,
-            handed_over: None,
-            deaf: false,
+            half_closed: false,
             span,
         }
     }
@@ -134,7 +114,7 @@ impl Running {
         let mut wire = convert::hub_frame_to_wire(frame);
         wire.epoch.clone_from(&self.lead.epoch);
         wire.term = self.lead.term;
-        wire.history_token = self.remembered(frame);
+        wire.history_token = self.token_for(frame);
         self.metrics.frame_sent(frame, &wire);
         wire
     }
@@ -144,13 +124,13 @@ impl Running {
             self.check_admission();
             self.note_kept_back();
             self.fill();
-            if let Some(frame) = self.out.pop_front() {
-                return Some(Ok(frame));
+            match self.out.next() {
+                Some(Next::Frame(frame)) => return Some(Ok(frame)),
+                Some(Next::End(status)) => {
+                    return (status.code() != tonic::Code::Ok).then_some(Err(status));
+                }
+                None => self.wait().await,
             }
-            if let Some(status) = self.ending.take() {
-                return (status.code() != tonic::Code::Ok).then_some(Err(status));
-            }
-            self.wait().await;
         }
     }
 
@@ -162,11 +142,11 @@ impl Running {
             () = self.live.wake.notified() => self.woken(),
             Some(signal) = self.signals.next() => self.take_signal(&signal),
             () = &mut self.limit => self.time_is_up(),
-            () = until(self.handed_over) => self.ending = Some(Status::ok("")),
+            () = until(self.out.handover_deadline()) => self.out.finish(),
             () = self.bounds.displaced() => self.displaced(),
             () = until(self.bounds.late_at) => self.catch_up_late(),
             () = until(self.bounds.read_at), if self.bounds.read_at.is_some() => self.bounds.read_at = None,
-            frame = self.inbound.next(), if !self.deaf && self.bounds.read_at.is_none() => match frame {
+            frame = self.inbound.next(), if !self.half_closed && self.bounds.read_at.is_none() => match frame {
                 Some(Ok(frame)) => self.take_in(frame),
                 Some(Err(status)) => {
                     tracing::debug!(why = status.message(), "the stream broke");
@@ -174,27 +154,27 @@ impl Running {
                     self.end(Status::invalid_argument(format!("the agent's frame cannot be read: {}", status.message())));
                 }
                 // So that the member is not without a session for even a moment.
-                None if self.handed_over.is_some() => self.deaf = true,
-                None => self.ending = Some(Status::ok("")),
+                None if self.out.is_handed_over() => self.half_closed = true,
+                None => self.out.finish(),
             },
         }
     }
 
     fn take_signal(&mut self, signal: &Signal) {
         // A stream that was handed over has had its last frame, and before its Hello an agent is sent none.
-        let talks = self.hello.is_some() && self.handed_over.is_none();
+        let talks = self.hello.is_some() && !self.out.is_handed_over();
         match signal {
             // Looked at before each frame.
             Signal::Lead => {}
             Signal::Authorities if talks => self.say_authorities(),
-            Signal::SignOfLifeOwed if talks => self.out.push_back(HubFrame::Alive),
+            Signal::SignOfLifeOwed if talks => self.out.push(HubFrame::Alive),
             Signal::Authorities | Signal::SignOfLifeOwed => {}
             Signal::Shutdown => {
                 let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
-                if self.handed_over.is_none() {
-                    self.out.push_back(HubFrame::Drain(within));
+                if !self.out.is_handed_over() {
+                    self.out.push(HubFrame::Drain(within));
                 }
-                self.ending = Some(Status::ok(""));
+                self.out.finish();
             }
         }
     }
@@ -229,7 +209,7 @@ impl Running {
     /// A session that has much to say looks up before each frame: a revocation, an expiry, or the end of the right to
     /// lead comes first. It looks at the clock itself, as the process may have been paused.
     fn check_admission(&mut self) {
-        if !self.leads() || self.ending.is_some() {
+        if !self.leads() || self.out.is_ending() {
             return;
         }
         if self.live.wake.notified().now_or_never().is_some() {
@@ -249,14 +229,8 @@ impl Running {
         leads
     }
 
-    /// A frame that leaves before the stream ends.
-    pub(super) fn out_of_band(&mut self, frame: HubFrame) {
-        self.out.push_back(frame);
-    }
-
     pub(super) fn end(&mut self, status: Status) {
-        self.out.clear();
-        self.ending = Some(status);
+        self.out.end(status);
     }
 
     /// The session is no longer allowed. A revoked cluster is told so, and that is the last that it hears.
@@ -264,10 +238,12 @@ impl Running {
         if self.may_log() {
             tracing::warn!(why = %refusal, "a session is cut");
         }
-        self.end(refused(refusal));
+        let status = refused(refusal);
         if refusal.is_revocation() {
-            self.out
-                .push_back(HubFrame::Revoked(refusal.code().to_owned()));
+            let frame = HubFrame::Revoked(refusal.code().to_owned());
+            self.out.end_with(frame, status);
+        } else {
+            self.end(status);
         }
     }
 
@@ -351,34 +327,22 @@ impl Running {
 
     /// Puts what is to be said now into `out`.
     fn fill(&mut self) {
-        if !self.registered
-            || !self.out.is_empty()
-            || self.ending.is_some()
-            || self.handed_over.is_some()
-        {
+        if !self.registered || !self.out.is_idle() {
             return;
         }
         if let Some(asked) = self.live.inquiries.next() {
-            return self.out.push_back(asked.into());
+            return self.out.push(asked.into());
         }
         let mut session = self.live.session.lock();
         let questions = session.take_questions();
         if !questions.is_empty() {
-            self.out.push_back(HubFrame::WantDetail(questions));
+            self.out.push(HubFrame::WantDetail(questions));
         } else if let Some(batch) = session.next_batch() {
-            self.out.push_back(HubFrame::Batch(batch));
+            self.out.push(HubFrame::Batch(batch));
         } else if let Some(end) = session.take_snapshot_end() {
             drop(session);
             self.end_empty_restriction();
-            self.out.push_back(HubFrame::SnapshotEnd(end));
-        }
-    }
-
-    /// What is in `out` goes first; then nothing but the word that nothing follows.
-    pub(super) fn hand_over(&mut self) {
-        if self.handed_over.is_none() && self.ending.is_none() {
-            self.handed_over = Some(Instant::now() + HANDOVER_LIMIT);
-            self.out.push_back(HubFrame::HandedOver);
+            self.out.push(HubFrame::SnapshotEnd(end));
         }
     }
 
@@ -397,14 +361,14 @@ impl Running {
             return self.end(Status::failed_precondition(message));
         }
         self.weigh(&hello.cluster_uid);
-        if self.ending.is_some() {
+        if self.out.is_ending() {
             return;
         }
-        self.out.push_back(HubFrame::SnapshotBegin(SnapshotBegin {
+        self.out.push(HubFrame::SnapshotBegin(SnapshotBegin {
             protocol: hello.protocol_max.min(PROTOCOL_MAX),
             hub_id: self.hub_state.settings.hub_id.clone(),
             hub_cluster_uid: self.hub_state.settings.cluster_uid.clone(),
-            behind: self.restriction() == SendRestriction::Everything,
+            behind: self.epoch.restriction() == SendRestriction::Everything,
             proof_key: Some(self.hub_state.proof_key.clone()),
         }));
         self.hello = Some(hello);
