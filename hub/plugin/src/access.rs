@@ -8,10 +8,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use kube::api::PostParams;
 use kube::client::{Body, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tower::Layer;
 
@@ -120,10 +123,14 @@ impl Cluster {
     /// Reads an object by its path; `None` where there is none.
     ///
     /// # Errors
-    /// A sentence that names the place and the cure.
-    pub async fn get(&self, action: &str, path: &str) -> anyhow::Result<Option<Value>> {
+    /// A sentence that names the place and a hint.
+    pub async fn get<T: DeserializeOwned>(
+        &self,
+        action: &str,
+        path: &str,
+    ) -> anyhow::Result<Option<T>> {
         match self.ask(Method::GET, path, "", Value::Null).await {
-            Ok(value) => Ok(Some(value)),
+            Ok(value) => Ok(Some(understood(action, value)?)),
             Err(Some(kube::Error::Api(status)))
                 if status.code == 404 && is_about_object(&status) =>
             {
@@ -133,56 +140,59 @@ impl Cluster {
         }
     }
 
+    /// Whether there is an object at a path.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn exists(&self, action: &str, path: &str) -> anyhow::Result<bool> {
+        Ok(self.get::<Value>(action, path).await?.is_some())
+    }
+
     /// Reads a list by its path.
     ///
     /// # Errors
     /// As [`Cluster::get`]; a kind that is not known is an error.
-    pub async fn list(&self, action: &str, path: &str) -> anyhow::Result<Vec<Value>> {
-        let answer = self
+    pub async fn list<T: DeserializeOwned>(
+        &self,
+        action: &str,
+        path: &str,
+    ) -> anyhow::Result<Vec<T>> {
+        let mut answer = self
             .ask(Method::GET, path, "", Value::Null)
             .await
             .map_err(|error| self.explained(action, error))?;
-        Ok(answer
-            .get("items")
-            .and_then(Value::as_array)
-            .cloned()
-            .unwrap_or_default())
+        match answer["items"].take() {
+            Value::Array(items) => items
+                .into_iter()
+                .map(|item| understood(action, item))
+                .collect(),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Reads the metadata of everything at a path, page by page.
     ///
     /// # Errors
     /// As [`Cluster::list`].
-    pub async fn metadata(&self, action: &str, path: &str) -> anyhow::Result<Vec<Value>> {
-        let (mut all, mut go_on) = (Vec::new(), String::new());
+    pub async fn metadata(&self, action: &str, path: &str) -> anyhow::Result<Vec<ObjectMeta>> {
+        let (mut all, mut token) = (Vec::new(), String::new());
         loop {
-            let page = format!("{path}?limit={PAGE}&continue={go_on}");
+            let page = format!("{path}?limit={PAGE}&continue={token}");
             let request = Request::get(page)
                 .header(header::ACCEPT, METADATA)
                 .body(Vec::new())?;
-            let answer =
-                match tokio::time::timeout(CALL_LIMIT, self.client.request::<Value>(request)).await
-                {
-                    Ok(answer) => answer.map_err(|error| self.explained(action, Some(error)))?,
-                    Err(_) => return Err(self.explained(action, None)),
-                };
-            all.extend(
-                answer
-                    .get("items")
-                    .and_then(Value::as_array)
-                    .into_iter()
-                    .flatten()
-                    .cloned(),
-            );
-            let next = answer
-                .pointer("/metadata/continue")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
+            let answer = self.client.request::<MetadataPage>(request);
+            let page = match tokio::time::timeout(CALL_LIMIT, answer).await {
+                Ok(page) => page.map_err(|error| self.explained(action, Some(error)))?,
+                Err(_) => return Err(self.explained(action, None)),
+            };
+            all.extend(page.items.into_iter().map(|item| item.metadata));
+            let next = page.metadata.continue_.unwrap_or_default();
             if next.is_empty() {
                 return Ok(all);
             }
-            // It is base64, of which these may not stand in a query.
-            go_on = next
+            // The token is base64: a query needs these characters encoded.
+            token = next
                 .replace('+', "%2B")
                 .replace('/', "%2F")
                 .replace('=', "%3D");
@@ -408,7 +418,32 @@ impl Cluster {
     }
 }
 
-/// Whether a 404 speaks of the object, and not of its kind.
+/// A page of a `PartialObjectMetadataList`.
+#[derive(Deserialize)]
+struct MetadataPage {
+    #[serde(default)]
+    metadata: ListMeta,
+    #[serde(default)]
+    items: Vec<MetadataItem>,
+}
+
+#[derive(Deserialize)]
+struct MetadataItem {
+    #[serde(default)]
+    metadata: ObjectMeta,
+}
+
+/// Reads an object as its type.
+fn understood<T: DeserializeOwned>(action: &str, object: Value) -> anyhow::Result<T> {
+    serde_json::from_value(object).map_err(|error| {
+        anyhow!(
+            "cannot {action}: the answer has a value that this plugin does not know ({error}); the \
+             hub may be newer (`kubectl runnel version`)"
+        )
+    })
+}
+
+/// Whether a 404 names the object, and not its kind.
 fn is_about_object(status: &kube::core::Status) -> bool {
     status
         .details

@@ -2,15 +2,16 @@
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use runnel_api::{Fleet, PendingApproval};
 use runnel_proto::model::is_subdomain;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::access::Cluster;
 use super::args::Approve;
 use super::ask::{self, BlockedItems, RuleQuery};
 use super::limit;
 use super::look::{FLEET_PATH, rule_path};
-use super::observed_json::{full_name, number, text};
+use super::objects::Rule;
 use super::wrap::printable;
 use super::{CommandContext, FAILED, IN_VAIN, ended, note, say, status, usage};
 use runnel_api::APPROVE;
@@ -80,15 +81,13 @@ async fn of_rule(
     namespace: &str,
     options: &Approve,
 ) -> anyhow::Result<Pending> {
-    let rule = status::one(hub, rule, namespace).await?;
-    let name = full_name(&rule);
-    let [digest] = digests(&rule)
-        .try_into()
-        .map_err(|_| ended(FAILED, format!("nothing of rule {name} waits")))?;
-    say(&format!(
-        "{}\n",
-        describe(&rule["status"]["pendingApproval"])
-    ))?;
+    let rule = Rule::read(&status::one(hub, rule, namespace).await?)?;
+    let name = rule.full_name();
+    let pending = rule
+        .status()
+        .and_then(|status| status.pending_approval.as_ref())
+        .ok_or_else(|| ended(FAILED, format!("nothing of rule {name} waits")))?;
+    say(&format!("{}\n", describe(pending, 0)))?;
     let question = RuleQuery {
         namespace: &options.hub_namespace,
         address: options.hub_url.as_deref(),
@@ -115,69 +114,48 @@ async fn of_rule(
             "warning: the hub could not be asked for all of it ({why})"
         )),
     }
-    let copies = number(&rule, "/status/pendingApproval/copies");
     Ok(Pending {
-        digests: vec![digest],
-        copies,
+        digests: vec![pending.digest.clone()],
+        copies: pending.copies,
         of: format!("rule {name}"),
         path: rule_path(&rule),
     })
 }
 
 async fn of_fleet(hub: &Cluster) -> anyhow::Result<Pending> {
-    let fleet = hub.get("read the Fleet", FLEET_PATH).await?;
+    let fleet: Option<Fleet> = hub.get("read the Fleet", FLEET_PATH).await?;
     let fleet = fleet.ok_or_else(|| ended(FAILED, "there is no Fleet yet: does the hub run?"))?;
-    let digests = digests(&fleet);
-    if digests.is_empty() {
+    let causes = fleet.status.unwrap_or_default().pending_approvals;
+    if causes.is_empty() {
         return Err(ended(FAILED, "nothing waits for approval"));
     }
-    let causes: Vec<_> = causes(&fleet).collect();
     for cause in &causes {
-        say(&format!("{}\n", describe(cause)))?;
+        say(&format!("{}\n", describe(&cause.approval, cause.rules)))?;
     }
-    let copies = causes.iter().map(|cause| number(cause, "/copies")).sum();
     Ok(Pending {
-        digests,
-        copies,
+        copies: causes.iter().map(|cause| cause.approval.copies).sum(),
+        digests: causes
+            .into_iter()
+            .map(|cause| cause.approval.digest)
+            .collect(),
         of: "the fleet".to_owned(),
         path: FLEET_PATH.to_owned(),
     })
 }
 
-fn causes(object: &Value) -> impl Iterator<Item = &Value> {
-    object["status"]["pendingApprovals"]
-        .as_array()
-        .into_iter()
-        .flatten()
-}
-
-/// The digests of what waits, of a rule or of the fleet.
-fn digests(object: &Value) -> Vec<String> {
-    let own = object.pointer("/status/pendingApproval");
-    let all = own.into_iter().chain(causes(object));
-    all.filter_map(|pending| pending["digest"].as_str())
-        .map(ToOwned::to_owned)
-        .collect()
-}
-
-fn describe(pending: &Value) -> String {
-    let names: Vec<_> = pending["names"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
-    let rules = match number(pending, "/rules") {
+/// What waits, in one line; `rules` is 0 where it is of one rule.
+fn describe(pending: &PendingApproval, rules: i64) -> String {
+    let rules = match rules {
         0 => String::new(),
         1 => " of 1 rule".to_owned(),
         rules => format!(" of {rules} rules"),
     };
     format!(
         "{}: {} copies{rules} in {} clusters wait for approval ({})",
-        text(pending, "/cause"),
-        number(pending, "/copies"),
-        number(pending, "/clusters"),
-        names.join(", "),
+        pending.cause,
+        pending.copies,
+        pending.clusters,
+        pending.names.join(", "),
     )
 }
 
@@ -194,10 +172,7 @@ enum Outcome {
 async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow::Result<Outcome> {
     let begin = Instant::now();
     loop {
-        let Some(object) = hub.get("read what waits", &pending.path).await? else {
-            return Ok(Outcome::All);
-        };
-        match seen(&object, &pending.digests) {
+        match seen(&pending.digests(hub).await?, &pending.digests) {
             Outcome::All => return Ok(Outcome::All),
             Outcome::Other if begin.elapsed() >= SETTLES_WITHIN => return Ok(Outcome::Other),
             other if begin.elapsed() >= timeout => return Ok(other),
@@ -206,11 +181,32 @@ async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow:
     }
 }
 
-fn seen(object: &Value, approved: &[String]) -> Outcome {
-    let waits = digests(object);
-    if waits.is_empty() {
+impl Pending {
+    /// The digests of what waits now.
+    async fn digests(&self, hub: &Cluster) -> anyhow::Result<Vec<String>> {
+        let action = "read what waits";
+        if self.path == FLEET_PATH {
+            let fleet: Option<Fleet> = hub.get(action, &self.path).await?;
+            let status = fleet.and_then(|fleet| fleet.status).unwrap_or_default();
+            let causes = status.pending_approvals.into_iter();
+            return Ok(causes.map(|cause| cause.approval.digest).collect());
+        }
+        let rule: Option<Rule> = hub.get(action, &self.path).await?;
+        let pending = rule
+            .as_ref()
+            .and_then(|rule| rule.status()?.pending_approval.as_ref());
+        Ok(pending
+            .map(|pending| pending.digest.clone())
+            .into_iter()
+            .collect())
+    }
+}
+
+/// What became of the `approved` digests, by those that wait now.
+fn seen(waiting: &[String], approved: &[String]) -> Outcome {
+    if waiting.is_empty() {
         Outcome::All
-    } else if waits.iter().any(|digest| approved.contains(digest)) {
+    } else if waiting.iter().any(|digest| approved.contains(digest)) {
         Outcome::No
     } else {
         Outcome::Other
@@ -269,29 +265,27 @@ mod tests {
     #[test]
     fn approved_set_differs_from_one_that_changed() {
         let approved = ["d1".to_owned()];
-        let rule =
-            |digest: &str| json!({"status": {"pendingApproval": {"digest": digest, "copies": 3}}});
-        assert_eq!(seen(&rule("d1"), &approved), Outcome::No);
-        assert_eq!(seen(&rule("d2"), &approved), Outcome::Other);
-        assert_eq!(seen(&json!({"status": {}}), &approved), Outcome::All);
-        let fleet = |digests: &[&str]| {
-            let all: Vec<_> = digests
-                .iter()
-                .map(|digest| json!({"digest": digest, "rules": 2, "copies": 4}))
-                .collect();
-            json!({"status": {"pendingApprovals": all}})
-        };
-        assert_eq!(seen(&fleet(&["d0", "d1"]), &approved), Outcome::No);
-        assert_eq!(seen(&fleet(&["d0"]), &approved), Outcome::Other);
-        assert_eq!(digests(&fleet(&["d0", "d1"])), ["d0", "d1"]);
+        let waiting =
+            |digests: &[&str]| -> Vec<String> { digests.iter().map(ToString::to_string).collect() };
+        assert_eq!(seen(&waiting(&["d1"]), &approved), Outcome::No);
+        assert_eq!(seen(&waiting(&["d2"]), &approved), Outcome::Other);
+        assert_eq!(seen(&[], &approved), Outcome::All);
+        assert_eq!(seen(&waiting(&["d0", "d1"]), &approved), Outcome::No);
+        assert_eq!(seen(&waiting(&["d0"]), &approved), Outcome::Other);
     }
 
     #[test]
     fn pending_causes_and_items_are_listed() {
-        let cause = json!({"cause": "grants changed", "copies": 60, "rules": 30, "clusters": 2, "names": ["a/r", "a/q"]});
+        let cause = PendingApproval {
+            cause: "grants changed".to_owned(),
+            copies: 60,
+            clusters: 2,
+            names: vec!["a/r".to_owned(), "a/q".to_owned()],
+            ..PendingApproval::default()
+        };
         let expected =
             "grants changed: 60 copies of 30 rules in 2 clusters wait for approval (a/r, a/q)";
-        assert_eq!(describe(&cause), expected);
+        assert_eq!(describe(&cause, 30), expected);
         let item =
             |what: &str, object: &str| [what.to_owned(), "eu-1".to_owned(), object.to_owned()];
         let items = vec![item("Cluster", ""), item("Prune", "12 (a, b)")];

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use k8s_openapi::api::coordination::v1::Lease;
 use runnel_proto::wire;
 use runnel_transport::grpc::query_client::QueryClient;
 use runnel_transport::identity::Fingerprint;
@@ -20,7 +21,7 @@ use tonic::transport::Channel;
 use super::access::Cluster;
 use super::detail::ClusterRow;
 use super::discovery::Part;
-use super::observed_json::text;
+use super::objects::Rule;
 use runnel_hub::query::AUDIENCE;
 use runnel_hub_core::lease::{AUTHORITY, HUB_ID, LEASE};
 
@@ -36,7 +37,7 @@ pub struct RuleQuery<'a> {
     /// `host:port`; without it by port-forward.
     pub address: Option<&'a str>,
     /// The rule, as the API server gave it.
-    pub rule: &'a Value,
+    pub rule: &'a Rule,
 }
 
 /// What of a rule waits for approval.
@@ -170,9 +171,9 @@ impl<'a> RuleQuery<'a> {
 
     fn asked(&self) -> wire::RuleQuestion {
         wire::RuleQuestion {
-            kind: text(self.rule, "/kind").to_owned(),
-            namespace: text(self.rule, "/metadata/namespace").to_owned(),
-            name: text(self.rule, "/metadata/name").to_owned(),
+            kind: self.rule.kind().to_owned(),
+            namespace: self.rule.namespace().to_owned(),
+            name: self.rule.name().to_owned(),
         }
     }
 }
@@ -260,32 +261,30 @@ fn row(cluster: wire::RuleCluster) -> ClusterRow {
 /// Who the hub is, as its Lease says.
 async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fingerprint)> {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{LEASE}");
-    let lease = hub.get("read the hub's Lease", &path).await?;
+    let lease: Option<Lease> = hub.get("read the hub's Lease", &path).await?;
     let lease = lease.ok_or_else(|| {
         anyhow!("there is no Lease {LEASE} in namespace {namespace}: name the hub's with --hub-namespace")
     })?;
-    let line = |key: &str| {
-        lease
-            .pointer("/metadata/annotations")
-            .and_then(|all| all.get(key))
-            .and_then(Value::as_str)
-    };
-    let (Some(hub_id), Some(pin)) = (line(HUB_ID), line(AUTHORITY)) else {
+    let annotations = lease.metadata.annotations.unwrap_or_default();
+    let (Some(hub_id), Some(pin)) = (annotations.get(HUB_ID), annotations.get(AUTHORITY)) else {
         bail!("the hub does not say yet how it is known: upgrade it, or try again when it leads");
     };
     let pin = Fingerprint::parse(pin).context("the Lease's annotation is no fingerprint")?;
-    Ok((hub_id.to_owned(), pin))
+    Ok((hub_id.clone(), pin))
 }
 
 /// What a part of the hub is called. Who may not look for it takes the usual name.
 async fn called(hub: &Cluster, namespace: &str, part: Part) -> anyhow::Result<String> {
     let action = format!("look for the hub's {}", part.resource());
-    let found = hub
+    let found: Vec<Value> = hub
         .list(&action, &part.path(namespace))
         .await
         .unwrap_or_default();
-    part.name(&found)
-        .map_err(|why| anyhow!("in namespace {namespace} {why}"))
+    let names = found
+        .iter()
+        .filter_map(|object| object["metadata"]["name"].as_str());
+    part.name(names)
+        .with_context(|| format!("namespace {namespace}"))
 }
 
 /// A token for whom the API server knows by a certificate: that of a ServiceAccount of the hub's chart, good for questions
@@ -302,11 +301,11 @@ async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Res
         "get a token of the ServiceAccount {account}, as your kubeconfig holds none of your own"
     );
     let made = hub.post(&action, &path, request).await?;
-    let token = text(&made, "/status/token");
-    if token.is_empty() {
-        bail!("cannot {action}: the API server gave none");
-    }
-    Ok(token.to_owned())
+    let token = made["status"]["token"].as_str();
+    let token = token.filter(|token| !token.is_empty());
+    token
+        .map(str::to_owned)
+        .with_context(|| format!("cannot {action}: the API server gave none"))
 }
 
 /// A running `kubectl port-forward`; it ends when dropped.

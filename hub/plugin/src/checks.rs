@@ -1,11 +1,17 @@
 //! The checks of the doctor: each observation gives a result and a hint.
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
 use serde_json::{Value, json};
 
-use super::diagnose::{Finding, Reachability, Workload, address, workload};
-use super::observed_json::{condition, condition_named, full_name, list, number, text, time};
+use super::diagnose::{Finding, Reachability, Workload, address, wanted_replicas, workload};
+use super::objects::{Conditioned, Rule, member_name};
 use super::rights::Right;
 use super::table::{Tone, age, span};
+use runnel_api::MemberCluster;
 use runnel_api::conditions::{ConditionType, Reason};
 
 /// How a check ended.
@@ -105,14 +111,17 @@ pub fn as_json(checks: &[Check]) -> Value {
 }
 
 /// The definitions: `found` holds those that the API server has, by name; `own` are those that this plugin has.
-pub fn definitions(found: &[Value], own: &[Value]) -> Vec<Check> {
+pub fn definitions(
+    found: &[CustomResourceDefinition],
+    own: &[CustomResourceDefinition],
+) -> Vec<Check> {
     let hint = "kubectl runnel install";
     let mut checks = Vec::new();
     for wanted in own {
-        let name = text(wanted, "/metadata/name");
+        let name = wanted.metadata.name.as_deref().unwrap_or_default();
         let Some(there) = found
             .iter()
-            .find(|there| text(there, "/metadata/name") == name)
+            .find(|there| there.metadata.name == wanted.metadata.name)
         else {
             checks.push(Check::fail(
                 format!("the definition {name} is not installed"),
@@ -120,13 +129,16 @@ pub fn definitions(found: &[Value], own: &[Value]) -> Vec<Check> {
             ));
             continue;
         };
-        if !condition_named(there, "Established").holds() {
-            let message = condition_named(there, "NamesAccepted").message;
+        if !is_established(there) {
+            let message = definition_message(there, "NamesAccepted");
             checks.push(Check::fail(
                 format!("the definition {name} is not served: {message}"),
                 "see its conditions",
             ));
-        } else if let Some(field) = missing_field(schema(wanted), schema(there), "") {
+        } else if let Some(field) = schema(wanted)
+            .zip(schema(there))
+            .and_then(|(wanted, there)| missing_field(wanted, there, ""))
+        {
             let what =
                 format!("the definition {name} is older than this plugin: it has no {field}");
             checks.push(Check::warn(what, "upgrade the hub: kubectl runnel install"));
@@ -141,40 +153,66 @@ pub fn definitions(found: &[Value], own: &[Value]) -> Vec<Check> {
     checks
 }
 
-fn schema(definition: &Value) -> &Value {
-    definition
-        .pointer("/spec/versions/0/schema/openAPIV3Schema")
-        .unwrap_or(&Value::Null)
+/// Whether the API server has taken a definition.
+pub fn is_established(definition: &CustomResourceDefinition) -> bool {
+    let status = definition.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Established" && condition.status == "True")
+}
+
+/// The message of the condition of that type; empty where there is none.
+pub fn definition_message<'a>(definition: &'a CustomResourceDefinition, kind: &str) -> &'a str {
+    let status = definition.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition.type_ == kind)
+        .and_then(|condition| condition.message.as_deref())
+        .unwrap_or_default()
+}
+
+fn schema(definition: &CustomResourceDefinition) -> Option<&JSONSchemaProps> {
+    let version = definition.spec.versions.first()?;
+    version.schema.as_ref()?.open_api_v3_schema.as_ref()
 }
 
 /// A field that `own` has and `there` has not.
-fn missing_field(own: &Value, there: &Value, path: &str) -> Option<String> {
-    let properties = own.get("properties").and_then(Value::as_object);
-    for (name, own) in properties.into_iter().flatten() {
+fn missing_field(own: &JSONSchemaProps, there: &JSONSchemaProps, path: &str) -> Option<String> {
+    for (name, own) in own.properties.iter().flatten() {
         let path = if path.is_empty() {
             name.clone()
         } else {
             format!("{path}.{name}")
         };
-        let Some(there) = there.pointer(&format!("/properties/{name}")) else {
+        let Some(there) = there.properties.as_ref().and_then(|all| all.get(name)) else {
             return Some(path);
         };
         if let Some(missing) = missing_field(own, there, &path) {
             return Some(missing);
         }
     }
-    match (own.get("items"), there.get("items")) {
-        (Some(own), Some(there)) => missing_field(own, there, path),
+    match (&own.items, &there.items) {
+        (
+            Some(JSONSchemaPropsOrArray::Schema(own)),
+            Some(JSONSchemaPropsOrArray::Schema(there)),
+        ) => missing_field(own, there, path),
         _ => None,
     }
 }
 
 /// The hub's Deployment.
 pub fn hub(seen: &Workload, namespace: &str) -> Vec<Check> {
-    let wanted = number(&seen.deployment, "/spec/replicas");
-    let ready = number(&seen.deployment, "/status/readyReplicas");
-    if !seen.deployment.is_null() && ready >= wanted && wanted > 0 {
-        let image = text(&seen.deployment, "/spec/template/spec/containers/0/image");
+    let deployment = seen.deployment.as_ref();
+    let wanted = deployment.map_or(0, wanted_replicas);
+    let ready = deployment
+        .and_then(|deployment| deployment.status.as_ref()?.ready_replicas)
+        .unwrap_or_default();
+    if ready >= wanted && wanted > 0 {
+        let image = deployment.and_then(image).unwrap_or_default();
         return vec![Check::ok(format!(
             "the hub runs: {ready} of {wanted} pods are ready ({image})"
         ))];
@@ -183,7 +221,7 @@ pub fn hub(seen: &Workload, namespace: &str) -> Vec<Check> {
         .into_iter()
         .map(Check::from)
         .collect();
-    if seen.deployment.is_null() {
+    if deployment.is_none() {
         checks[0].hint = "kubectl runnel install --advertise HOST:PORT".to_owned();
     } else {
         let what = format!("{ready} of {wanted} pods of the hub are ready");
@@ -195,18 +233,25 @@ pub fn hub(seen: &Workload, namespace: &str) -> Vec<Check> {
     checks
 }
 
-/// The Lease of the leader; null where there is none.
-pub fn lease(lease: &Value, now: Timestamp) -> Check {
-    let holder = text(lease, "/spec/holderIdentity");
-    let seconds = number(lease, "/spec/leaseDurationSeconds").max(1);
+/// The image of a Deployment's first container.
+pub fn image(deployment: &Deployment) -> Option<&str> {
+    let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
+    pod.containers.first()?.image.as_deref()
+}
+
+/// The Lease of the leader, if there is one.
+pub fn lease(lease: Option<&Lease>, now: Timestamp) -> Check {
     let hint = "look at the hub's pods and logs: nobody leads, so nothing is sent";
-    if lease.is_null() {
+    let Some(lease) = lease else {
         return Check::fail(
             "there is no Lease runnel-hub: no hub has ever led here",
             hint,
         );
-    }
-    let renewed = time(lease, "/spec/renewTime");
+    };
+    let spec = lease.spec.clone().unwrap_or_default();
+    let holder = spec.holder_identity.as_deref().unwrap_or_default();
+    let seconds = i64::from(spec.lease_duration_seconds.unwrap_or_default().max(1));
+    let renewed = spec.renew_time.map(|time| time.0);
     let silent = renewed.map_or(i64::MAX, |at| {
         now.as_second().saturating_sub(at.as_second())
     });
@@ -257,16 +302,15 @@ pub fn addresses(seen: &[(String, Reachability)]) -> Vec<Check> {
 }
 
 /// Members: connected, accepted, with a certificate that lives on.
-pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
+pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut fine = 0;
     for object in objects {
-        let name = text(object, "/metadata/name");
-        let connected = condition(object, ConditionType::Connected);
-        let accepted = object.pointer("/spec/accepted").and_then(Value::as_bool) != Some(false);
+        let name = member_name(object);
+        let connected = object.condition(ConditionType::Connected);
         let log =
             "look at the agent's log there: kubectl -n runnel-system logs deployment/runnel-agent";
-        if !accepted {
+        if !object.spec.accepted {
             let hint = format!(
                 "set spec.accepted: true to let it in again, or kubectl runnel unjoin {name} --force"
             );
@@ -290,12 +334,12 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
             fine += 1;
         }
         for theft in [ConditionType::PossibleKeyTheft, ConditionType::KeyShared] {
-            if condition(object, theft).holds() {
+            if object.condition(theft).holds() {
                 let hint = format!(
                     "set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again"
                 );
                 checks.push(Check::fail(
-                    format!("{name}: {}", condition(object, theft).message),
+                    format!("{name}: {}", object.condition(theft).message),
                     hint,
                 ));
             }
@@ -305,26 +349,27 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
             ConditionType::Duplicate,
             ConditionType::PreviousMembership,
         ] {
-            if condition(object, warning).holds() {
+            if object.condition(warning).holds() {
                 let hint =
                     "see that all is as it should be, then run the command that the message names";
                 checks.push(Check::fail(
-                    format!("{name}: {}", condition(object, warning).message),
+                    format!("{name}: {}", object.condition(warning).message),
                     hint,
                 ));
             }
         }
-        if condition(object, ConditionType::OrphanedCopies).holds() {
+        if object.condition(ConditionType::OrphanedCopies).holds() {
             let hint = "they stay; restore the rules, or delete the copies in the member";
             checks.push(Check::warn(
                 format!(
                     "{name}: {}",
-                    condition(object, ConditionType::OrphanedCopies).message
+                    object.condition(ConditionType::OrphanedCopies).message
                 ),
                 hint,
             ));
         }
-        let pending = list(object, "/status/pendingRemovals").len();
+        let status = object.status.as_ref();
+        let pending = status.map_or(0, |status| status.pending_removals.len());
         if pending > 0 {
             let hint = "they are removed when it is back";
             checks.push(Check::warn(
@@ -351,9 +396,9 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
 }
 
 /// A connected agent renews at half of its certificate's life.
-fn certificate(object: &Value, now: Timestamp) -> Option<Check> {
-    let name = text(object, "/metadata/name");
-    let end = time(object, "/status/certificate/expiresAt")?;
+fn certificate(object: &MemberCluster, now: Timestamp) -> Option<Check> {
+    let name = member_name(object);
+    let end = object.status.as_ref()?.certificate.as_ref()?.expires_at.0;
     let left = end.as_second() - now.as_second();
     let hint = "the agent renews by itself: its log in the member says why it did not";
     if left <= 0 {
@@ -371,8 +416,8 @@ fn certificate(object: &Value, now: Timestamp) -> Option<Check> {
 }
 
 /// Rules that are not ready.
-pub fn rules(objects: &[Value]) -> Vec<Check> {
-    let ready = |object: &&Value| condition(object, ConditionType::Ready).holds();
+pub fn rules(objects: &[Rule]) -> Vec<Check> {
+    let ready = |object: &&Rule| object.condition(ConditionType::Ready).holds();
     let mut checks = Vec::new();
     let fine = objects.iter().filter(ready).count();
     if fine > 0 {
@@ -382,16 +427,16 @@ pub fn rules(objects: &[Value]) -> Vec<Check> {
         )));
     }
     for object in objects.iter().filter(|object| !ready(object)) {
-        let (name, seen) = (full_name(object), condition(object, ConditionType::Ready));
+        let (name, seen) = (object.full_name(), object.condition(ConditionType::Ready));
         let hint = format!("kubectl runnel status {name}");
-        let blocked = condition(object, ConditionType::ApprovalRequired);
+        let blocked = object.condition(ConditionType::ApprovalRequired);
         if blocked.holds() {
             let hint = format!("undo what led to it, or approve it: kubectl runnel approve {name}");
             checks.push(Check::warn(
                 format!("rule {name}: ApprovalRequired: {}", blocked.message),
                 hint,
             ));
-        } else if object.pointer("/metadata/deletionTimestamp").is_some() {
+        } else if object.metadata().deletion_timestamp.is_some() {
             checks.push(Check::warn(
                 format!("rule {name} is being deleted and waits for its copies"),
                 hint,
@@ -469,6 +514,10 @@ mod tests {
         "2026-01-01T01:00:00Z".parse().unwrap()
     }
 
+    fn typed<T: serde::de::DeserializeOwned>(object: Value) -> T {
+        serde_json::from_value(object).unwrap()
+    }
+
     #[test]
     fn lines_tell_level_and_hint() {
         let checks = [
@@ -488,11 +537,11 @@ mod tests {
     #[test]
     fn definitions_that_are_missing_or_old_are_named() {
         let definition = |fields: Value| {
-            json!({
+            typed(json!({
                 "metadata": {"name": "memberclusters.runnel.dev"},
                 "spec": {"versions": [{"schema": {"openAPIV3Schema": {"properties": {"spec": {"properties": fields}}}}}]},
                 "status": {"conditions": [{"type": "Established", "status": "True"}]},
-            })
+            }))
         };
         let own = [definition(json!({"leaving": {}, "accepted": {}}))];
         assert_eq!(definitions(&own, &own)[0].level, Level::Ok);
@@ -514,26 +563,33 @@ mod tests {
 
     #[test]
     fn lease_without_renewal_is_a_failure() {
-        let page_items = |at: &str| json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": at}});
+        let renewed = |at: &str| -> Option<Lease> {
+            typed(
+                json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": at}}),
+            )
+        };
         assert_eq!(
-            lease(&page_items("2026-01-01T00:59:58Z"), now()),
+            lease(renewed("2026-01-01T00:59:58.000000Z").as_ref(), now()),
             Check::ok("one hub leads: runnel-hub-1")
         );
         assert!(
-            lease(&page_items("2026-01-01T00:50:00Z"), now())
+            lease(renewed("2026-01-01T00:50:00.000000Z").as_ref(), now())
                 .what
                 .contains("10m ago")
         );
-        assert_eq!(lease(&Value::Null, now()).level, Level::Fail);
+        assert_eq!(lease(None, now()).level, Level::Fail);
     }
 
     #[test]
     fn members_and_rules_fail_with_a_hint() {
         let member = |name: &str, status: &str, reason: &str, ends: &str| {
-            json!({"metadata": {"name": name}, "spec": {"accepted": true}, "status": {
-                "certificate": {"expiresAt": ends},
-                "conditions": [{"type": "Connected", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-            }})
+            let certificate = (!ends.is_empty()).then(|| json!({"expiresAt": ends}));
+            typed(
+                json!({"metadata": {"name": name}, "spec": {"accepted": true}, "status": {
+                    "certificate": certificate,
+                    "conditions": [{"type": "Connected", "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+                }}),
+            )
         };
         let all = [
             member("a", "True", "SessionOpen", "2026-01-02T00:00:00Z"),
@@ -553,7 +609,11 @@ mod tests {
             ]
         );
         assert_eq!(members(&[], now())[0].level, Level::Warn);
-        let rule = |status: &str, reason: &str| json!({"metadata": {"name": "r", "namespace": "n"}, "status": {"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": "m"}]}});
+        let rule = |status: &str, reason: &str| {
+            typed(
+                json!({"kind": "DistributionRule", "metadata": {"name": "r", "namespace": "n"}, "spec": {"sources": [], "clusters": {}}, "status": {"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}),
+            )
+        };
         let checks = rules(&[
             rule("True", "AllApplied"),
             rule("False", "Conflict"),
@@ -585,9 +645,11 @@ mod tests {
 
     #[test]
     fn a_hub_without_ready_pods_is_a_failure() {
-        let ready = json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}});
+        let ready = typed(
+            json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}}),
+        );
         let seen = Workload {
-            deployment: ready,
+            deployment: Some(ready),
             ..Workload::default()
         };
         assert_eq!(

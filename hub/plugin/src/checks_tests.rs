@@ -3,6 +3,7 @@
 //! `INSTA_UPDATE=always cargo test -p kubectl-runnel --lib snapshots` rewrites them; read the diff.
 use super::*;
 use crate::rights as needed;
+use runnel_api::PendingRemoval;
 
 fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()
@@ -16,27 +17,38 @@ fn text(kind: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
-fn member(name: &str, connected: Value, ends: &str, more: Value) -> Value {
+fn typed<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+fn member(name: &str, connected: Value, ends: &str, more: Value) -> MemberCluster {
     let mut conditions = vec![connected];
     conditions.extend(more.as_array().cloned().unwrap_or_default());
-    json!({"metadata": {"name": name}, "spec": {"accepted": true}, "status": {
-        "certificate": {"expiresAt": ends}, "conditions": conditions,
-    }})
+    let certificate = (!ends.is_empty()).then(|| json!({"expiresAt": ends}));
+    typed(
+        json!({"metadata": {"name": name}, "spec": {"accepted": true}, "status": {
+            "certificate": certificate, "conditions": conditions,
+        }}),
+    )
 }
 
 fn connected(status: &str, reason: &str) -> Value {
-    json!({"type": "Connected", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    json!({"type": "Connected", "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
 fn rule(name: &str, status: &str, reason: &str, message: &str) -> Value {
-    let ready = json!({"type": "Ready", "status": status, "reason": reason, "message": message});
-    json!({"metadata": {"name": name, "namespace": "team"}, "status": {"conditions": [ready]}})
+    let ready = json!({"type": "Ready", "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    json!({"kind": "DistributionRule", "metadata": {"name": name, "namespace": "team"}, "spec": {"sources": [], "clusters": {}}, "status": {"conditions": [ready]}})
 }
 
 #[test]
 fn a_hub_that_is_well() {
-    let deployment = json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}});
-    let lease_of = json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:59:58Z"}});
+    let deployment = typed(
+        json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}}),
+    );
+    let lease_of: Lease = typed(
+        json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:59:58.000000Z"}}),
+    );
     let well = member(
         "eu-1",
         connected("True", "SessionOpen"),
@@ -44,20 +56,22 @@ fn a_hub_that_is_well() {
         json!([]),
     );
     let mut all = vec![clocks(Some(now()), now()), rights(&[], 16)];
-    let own = json!({"metadata": {"name": "distributionrules.runnel.dev"}, "status": {"conditions": [{"type": "Established", "status": "True"}]}});
+    let own: CustomResourceDefinition = typed(
+        json!({"metadata": {"name": "distributionrules.runnel.dev"}, "spec": {}, "status": {"conditions": [{"type": "Established", "status": "True"}]}}),
+    );
     all.extend(definitions(
         std::slice::from_ref(&own),
         std::slice::from_ref(&own),
     ));
     all.extend(hub(
         &Workload {
-            deployment,
+            deployment: Some(deployment),
             ..Workload::default()
         },
         "runnel-system",
     ));
     all.extend([
-        lease(&lease_of, now()),
+        lease(Some(&lease_of), now()),
         authority(at("2030-01-01T00:00:00Z"), now()),
     ]);
     all.extend(addresses(&[(
@@ -65,7 +79,7 @@ fn a_hub_that_is_well() {
         Reachability::Hub,
     )]));
     all.extend(members(&[well], now()));
-    all.extend(rules(&[rule("all", "True", "AllApplied", "")]));
+    all.extend(rules(&[typed(rule("all", "True", "AllApplied", ""))]));
     insta::assert_snapshot!(lines(&all, false));
 }
 
@@ -78,14 +92,15 @@ fn a_hub_with_everything_wrong() {
         "12 copies of rules that the hub does not know",
     );
     let mut shut_out = member("eu-1", connected("True", "SessionOpen"), "", json!([]));
-    shut_out["spec"]["accepted"] = json!(false);
+    shut_out.spec.accepted = false;
     let mut waited_for = member(
         "eu-2",
         connected("Unknown", "SessionLost"),
         "",
         json!([orphaned, stolen]),
     );
-    waited_for["status"]["pendingRemovals"] = json!([{}, {}]);
+    let status = waited_for.status.as_mut().unwrap();
+    status.pending_removals = vec![PendingRemoval::default(); 2];
     let all_members = [
         shut_out,
         waited_for,
@@ -133,10 +148,11 @@ fn a_hub_with_everything_wrong() {
             "CopiesWaiting",
             "2 copies waiting in 1 cluster",
         ),
-        json!({"metadata": {"name": "unseen", "namespace": "team"}}),
+        json!({"kind": "DistributionRule", "metadata": {"name": "unseen", "namespace": "team"}, "spec": {"sources": [], "clusters": {}}}),
         going,
-    ];
-    let own = json!({"metadata": {"name": "distributionrules.runnel.dev"}});
+    ]
+    .map(typed);
+    let own = typed(json!({"metadata": {"name": "distributionrules.runnel.dev"}, "spec": {}}));
     let lacks = needed::uninstall("runnel-system");
     let mut all = vec![
         clocks(Some(at("2026-01-01T01:02:00Z")), now()),
@@ -145,7 +161,7 @@ fn a_hub_with_everything_wrong() {
     all.extend(definitions(&[], &[own]));
     all.extend(hub(&Workload::default(), "runnel-system"));
     all.extend([
-        lease(&Value::Null, now()),
+        lease(None, now()),
         authority(at("2026-01-03T01:00:00Z"), now()),
     ]);
     let reached = [

@@ -1,8 +1,11 @@
 //! Problems of pods and joins, with hints.
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod};
 use serde_json::Value;
 
-use super::observed_json::{condition, condition_named, list, number, text, time};
+use super::objects::{Conditioned, member_name};
+use runnel_api::MemberCluster;
 use runnel_api::conditions::ConditionType;
 
 /// Something that is wrong.
@@ -26,12 +29,12 @@ impl Finding {
 /// A Deployment of ours and what belongs to it.
 #[derive(Clone, Debug, Default)]
 pub struct Workload {
-    /// The Deployment; null where there is none.
-    pub deployment: Value,
+    /// The Deployment, if there is one.
+    pub deployment: Option<Deployment>,
     /// Its pods.
-    pub pods: Vec<Value>,
+    pub pods: Vec<Pod>,
     /// Events about it and them.
-    pub events: Vec<Value>,
+    pub events: Vec<Event>,
     /// The end of the log, where a pod has one.
     pub log: Vec<String>,
 }
@@ -104,20 +107,23 @@ pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
 
 /// What is wrong with a Deployment, the most telling first. `name` as in `deployment/NAME` of `namespace`.
 pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
-    if seen.deployment.is_null() {
+    let Some(deployment) = &seen.deployment else {
         let hint = "install it; `helm list -A` shows what is installed where";
         return vec![Finding::new(
             format!("there is no Deployment {name} in {namespace}"),
             hint,
         )];
-    }
+    };
     let mut found = Vec::new();
-    let failure = condition_named(&seen.deployment, "ReplicaFailure");
-    if failure.holds() {
+    let failure = replica_failure(deployment);
+    if let Some(failure) = failure {
         let hint =
             "what refuses the pod is named there: a quota, Pod Security, or an admission webhook";
         found.push(Finding::new(
-            format!("no pod of {name} can be made: {}", failure.message),
+            format!(
+                "no pod of {name} can be made: {}",
+                failure.message.as_deref().unwrap_or_default()
+            ),
             hint,
         ));
     }
@@ -126,25 +132,26 @@ pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
         last_words(&seen.log)
             .map(|words| Finding::new(format!("{name} says: {words}"), "do what it says")),
     );
-    if seen.pods.is_empty() && !failure.holds() && number(&seen.deployment, "/spec/replicas") > 0 {
+    let replicas = wanted_replicas(deployment);
+    if seen.pods.is_empty() && failure.is_none() && replicas > 0 {
         let hint = format!(
             "look at `kubectl -n {namespace} describe deployment {name}`: do the cluster's controllers run?"
         );
         found.push(Finding::new(format!("there is no pod of {name} yet"), hint));
     }
-    if number(&seen.deployment, "/spec/replicas") == 0 {
+    if replicas == 0 {
         let hint = format!("kubectl -n {namespace} scale deployment {name} --replicas=1");
         found.push(Finding::new(format!("{name} is scaled to 0"), hint));
     }
-    let mut warnings: Vec<&Value> = seen
+    let mut warnings: Vec<&Event> = seen
         .events
         .iter()
-        .filter(|event| text(event, "/type") == "Warning")
+        .filter(|event| event.type_.as_deref() == Some("Warning"))
         .collect();
-    warnings
-        .sort_by_key(|event| time(event, "/lastTimestamp").or_else(|| time(event, "/eventTime")));
+    warnings.sort_by_key(|event| happened(event));
     if let Some(event) = warnings.last() {
-        let (reason, message) = (text(event, "/reason"), text(event, "/message"));
+        let reason = event.reason.as_deref().unwrap_or_default();
+        let message = event.message.as_deref().unwrap_or_default();
         found.push(Finding::new(
             format!("event {reason}: {message}"),
             "see the event",
@@ -153,22 +160,66 @@ pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
     found
 }
 
-fn pod(pod: &Value, namespace: &str) -> Option<Finding> {
-    let name = text(pod, "/metadata/name");
-    let scheduled = condition_named(pod, "PodScheduled");
-    if scheduled.status == "False" {
+/// The replicas that a Deployment asks for; 1 where it names none, as Kubernetes has it.
+pub fn wanted_replicas(deployment: &Deployment) -> i32 {
+    let spec = deployment.spec.as_ref();
+    spec.and_then(|spec| spec.replicas).unwrap_or(1)
+}
+
+/// Whether a container of a pod waits to be started, perhaps again: its log is that of the last run.
+pub fn has_waiting_container(pod: &Pod) -> bool {
+    container_statuses(pod).iter().any(|container| {
+        let state = container.state.as_ref();
+        state.is_some_and(|state| state.waiting.is_some())
+    })
+}
+
+fn container_statuses(pod: &Pod) -> &[ContainerStatus] {
+    let status = pod.status.as_ref();
+    status
+        .and_then(|status| status.container_statuses.as_deref())
+        .unwrap_or_default()
+}
+
+fn replica_failure(deployment: &Deployment) -> Option<&DeploymentCondition> {
+    let status = deployment.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition.type_ == "ReplicaFailure" && condition.status == "True")
+}
+
+fn happened(event: &Event) -> Option<Timestamp> {
+    let last = event.last_timestamp.as_ref().map(|time| time.0);
+    last.or_else(|| event.event_time.as_ref().map(|time| time.0))
+}
+
+fn pod(pod: &Pod, namespace: &str) -> Option<Finding> {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let unscheduled = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    if let Some(scheduled) = unscheduled {
         let hint = "give it a node that fits: capacity, taints (values: tolerations, nodeSelector, resources)";
         return Some(Finding::new(
-            format!("pod {name} finds no node: {}", scheduled.message),
+            format!(
+                "pod {name} finds no node: {}",
+                scheduled.message.as_deref().unwrap_or_default()
+            ),
             hint,
         ));
     }
-    let container = list(pod, "/status/containerStatuses").first()?;
-    let (reason, message) = (
-        text(container, "/state/waiting/reason"),
-        text(container, "/state/waiting/message"),
-    );
-    let image = text(container, "/image");
+    let container = container_statuses(pod).first()?;
+    let waiting = container.state.as_ref()?.waiting.as_ref()?;
+    let reason = waiting.reason.as_deref().unwrap_or_default();
+    let message = waiting.message.as_deref().unwrap_or_default();
+    let image = &container.image;
     let logs = format!("read `kubectl -n {namespace} logs {name} --previous`");
     match reason {
         "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
@@ -180,7 +231,11 @@ fn pod(pod: &Value, namespace: &str) -> Option<Finding> {
         "CrashLoopBackOff" => Some(Finding::new(
             format!(
                 "pod {name} ends again and again (exit code {})",
-                number(container, "/lastState/terminated/exitCode")
+                container
+                    .last_state
+                    .as_ref()
+                    .and_then(|state| state.terminated.as_ref())
+                    .map_or(0, |ended| ended.exit_code)
             ),
             logs,
         )),
@@ -198,10 +253,12 @@ fn last_words(log: &[String]) -> Option<String> {
         let Ok(entry) = serde_json::from_str::<Value>(line) else {
             return line.starts_with("runnel-").then(|| line.trim().to_owned());
         };
-        let words = [text(&entry, "/message"), text(&entry, "/fields/message")]
+        let words = [&entry["message"], &entry["fields"]["message"]]
             .into_iter()
+            .filter_map(Value::as_str)
             .find(|words| !words.is_empty())?;
-        matches!(text(&entry, "/level"), "WARN" | "ERROR").then(|| words.to_owned())
+        let level = entry["level"].as_str().unwrap_or_default();
+        matches!(level, "WARN" | "ERROR").then(|| words.to_owned())
     };
     log.iter().rev().find_map(complaint)
 }
@@ -209,8 +266,8 @@ fn last_words(log: &[String]) -> Option<String> {
 /// A join that has not come to its end.
 #[derive(Clone, Debug, Default)]
 pub struct JoinFacts {
-    /// The `MemberCluster`; null where there is none.
-    pub member: Value,
+    /// The `MemberCluster`, if there is one.
+    pub member: Option<MemberCluster>,
     /// Whether the token was redeemed.
     pub redeemed: bool,
     /// Whether wrong secrets have burnt it.
@@ -224,20 +281,15 @@ pub struct JoinFacts {
 /// Why a cluster is not connected, the most telling first; never empty.
 pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> {
     let mut found = Vec::new();
-    if facts.member.is_null() {
+    let Some(member) = &facts.member else {
         found.push(Finding::new(
             "the MemberCluster is gone from the hub: somebody has deleted it",
             "join again",
         ));
         return found;
-    }
-    let name = text(&facts.member, "/metadata/name");
-    if facts
-        .member
-        .pointer("/spec/accepted")
-        .and_then(Value::as_bool)
-        == Some(false)
-    {
+    };
+    let name = member_name(member);
+    if !member.spec.accepted {
         let hint = format!(
             "kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"accepted\":true}}}}'"
         );
@@ -246,12 +298,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
             hint,
         ));
     }
-    if facts
-        .member
-        .pointer("/spec/leaving")
-        .and_then(Value::as_bool)
-        == Some(true)
-    {
+    if member.spec.leaving {
         let hint = format!(
             "kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"leaving\":false}}}}'"
         );
@@ -260,7 +307,8 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
             hint,
         ));
     }
-    let expired = time(&facts.member, "/spec/join/expiresAt").is_some_and(|end| end <= now);
+    let join = member.spec.join.as_ref();
+    let expired = join.is_some_and(|join| join.expires_at.0 <= now);
     if expired && !facts.redeemed {
         found.push(Finding::new(
             "the join string has expired before it was used",
@@ -284,7 +332,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
         // Where the agent cannot even ask, what its pod says is an effect.
         found.rotate_right(facts.addresses.len());
     }
-    if facts.redeemed && !condition(&facts.member, ConditionType::Connected).holds() {
+    if facts.redeemed && !member.condition(ConditionType::Connected).holds() {
         let hint = format!(
             "look at the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent"
         );
@@ -331,10 +379,18 @@ mod tests {
         "2026-01-01T00:00:00Z".parse().unwrap()
     }
 
+    fn typed<T: serde::de::DeserializeOwned>(object: Value) -> T {
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn one_replica() -> Option<Deployment> {
+        Some(typed(json!({"spec": {"replicas": 1}})))
+    }
+
     fn running() -> Workload {
         Workload {
-            deployment: json!({"spec": {"replicas": 1}}),
-            pods: vec![json!({})],
+            deployment: one_replica(),
+            pods: vec![Pod::default()],
             ..Workload::default()
         }
     }
@@ -382,8 +438,9 @@ mod tests {
     fn pods_that_do_not_start_are_explained() {
         let waiting = |reason: &str| {
             let status = json!({"image": "r/i:1", "state": {"waiting": {"reason": reason, "message": "m"}}, "lastState": {"terminated": {"exitCode": 1}}});
-            let pods =
-                vec![json!({"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}})];
+            let pods = typed(
+                json!([{"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}}]),
+            );
             workload(
                 &Workload { pods, ..running() },
                 "runnel-agent",
@@ -410,7 +467,8 @@ mod tests {
         assert!(waiting("ContainerCreating").is_empty());
 
         let scheduled = json!({"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"});
-        let pods = vec![json!({"metadata": {"name": "p"}, "status": {"conditions": [scheduled]}})];
+        let pods =
+            typed(json!([{"metadata": {"name": "p"}, "status": {"conditions": [scheduled]}}]));
         let found = workload(
             &Workload { pods, ..running() },
             "runnel-agent",
@@ -423,10 +481,11 @@ mod tests {
 
         let failure =
             json!({"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"});
-        let deployment = json!({"spec": {"replicas": 1}, "status": {"conditions": [failure]}});
+        let deployment =
+            typed(json!({"spec": {"replicas": 1}, "status": {"conditions": [failure]}}));
         let found = workload(
             &Workload {
-                deployment,
+                deployment: Some(deployment),
                 ..Workload::default()
             },
             "runnel-agent",
@@ -441,6 +500,18 @@ mod tests {
             whats(&none),
             ["there is no Deployment runnel-agent in runnel-system"]
         );
+    }
+
+    #[test]
+    fn waiting_container_has_its_log_in_the_last_run() {
+        let pod = |state: Value| -> Pod {
+            typed(json!({"status": {"containerStatuses": [{"state": state}]}}))
+        };
+        assert!(has_waiting_container(&pod(
+            json!({"waiting": {"reason": "CrashLoopBackOff"}})
+        )));
+        assert!(!has_waiting_container(&pod(json!({"running": {}}))));
+        assert!(!has_waiting_container(&Pod::default()));
     }
 
     #[test]
@@ -460,9 +531,13 @@ mod tests {
 
     #[test]
     fn a_join_names_its_obstacle_first() {
-        let member = json!({"metadata": {"name": "eu-1"}, "spec": {"accepted": true, "join": {"expiresAt": "2026-01-01T01:00:00Z"}}});
+        let member = |accepted: bool, ends: &str| -> Option<MemberCluster> {
+            Some(typed(
+                json!({"metadata": {"name": "eu-1"}, "spec": {"accepted": accepted, "join": {"tokenHash": "h", "expiresAt": ends}}}),
+            ))
+        };
         let facts = JoinFacts {
-            member: member.clone(),
+            member: member(true, "2026-01-01T01:00:00Z"),
             agent: running(),
             ..JoinFacts::default()
         };
@@ -470,7 +545,7 @@ mod tests {
 
         let addresses = vec![("hub:1".to_owned(), Reachability::Silent)];
         let agent = Workload {
-            deployment: json!({"spec": {"replicas": 1}}),
+            deployment: one_replica(),
             ..Workload::default()
         };
         let found = join(
@@ -495,10 +570,9 @@ mod tests {
             in_full(&found)
         );
 
-        let refused = json!({"metadata": {"name": "eu-1"}, "spec": {"accepted": false, "join": {"expiresAt": "2025-01-01T01:00:00Z"}}});
         let found = join(
             &JoinFacts {
-                member: refused,
+                member: member(false, "2025-01-01T01:00:00Z"),
                 ..facts.clone()
             },
             "n",

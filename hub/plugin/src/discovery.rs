@@ -1,8 +1,5 @@
 //! The parts of the hub's chart that the plugin needs, found by their labels: their names follow from that of the release.
 use runnel_proto::model::is_subdomain;
-use serde_json::Value;
-
-use super::observed_json::text;
 
 /// What every part of the hub's chart carries, as it stands in a query.
 const HUB: &str = "app.kubernetes.io%2Fpart-of%3Drunnel%2Capp.kubernetes.io%2Fcomponent%3Dhub";
@@ -53,57 +50,51 @@ impl Part {
     /// What it is called, by what was found; the usual name where nothing was.
     ///
     /// # Errors
-    /// A sentence, where there are several and none has the usual name.
-    pub fn name(self, found: &[Value]) -> Result<String, String> {
-        let names = found.iter().map(|object| text(object, "/metadata/name"));
-        let names: Vec<&str> = names.filter(|name| is_subdomain(name)).collect();
+    /// When there are several, and none has the usual name.
+    pub fn name<'a>(self, found: impl Iterator<Item = &'a str>) -> Result<String, Ambiguous> {
+        let names: Vec<&str> = found.filter(|name| is_subdomain(name)).collect();
         match names.as_slice() {
             [one] => Ok((*one).to_owned()),
             [] => Ok(self.usual().to_owned()),
             several if several.contains(&self.usual()) => Ok(self.usual().to_owned()),
-            several => Err(format!(
-                "several {} have the labels of the hub: {}; remove those that are not its own",
-                self.resource(),
-                several.join(", ")
-            )),
+            several => Err(Ambiguous {
+                resource: self.resource(),
+                names: several.join(", "),
+            }),
         }
     }
 }
 
+/// Several objects have the labels of one part.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "several {resource} have the labels of the hub: {names}; remove those that are not its own"
+)]
+pub struct Ambiguous {
+    resource: &'static str,
+    names: String,
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn a_part_is_called_as_its_release_has_it() {
-        let found = |names: &[&str]| -> Vec<Value> {
-            names
-                .iter()
-                .map(|name| json!({"metadata": {"name": name}}))
-                .collect()
-        };
+        let name = |part: Part, found: &[&str]| part.name(found.iter().copied());
+        assert_eq!(name(Part::Plan, &["mine-plan"]), Ok("mine-plan".to_owned()));
         assert_eq!(
-            Part::Plan.name(&found(&["mine-plan"])),
-            Ok("mine-plan".to_owned())
-        );
-        assert_eq!(
-            Part::Service.name(&found(&["other", "runnel-hub"])),
+            name(Part::Service, &["other", "runnel-hub"]),
             Ok("runnel-hub".to_owned())
         );
-        // Whoever may not look for it, or whose chart has no such labels.
-        assert_eq!(Part::Query.name(&[]), Ok("runnel-hub-query".to_owned()));
+        // The user may not list them, or the chart has no such labels.
+        assert_eq!(name(Part::Query, &[]), Ok("runnel-hub-query".to_owned()));
         assert_eq!(
-            Part::Query.name(&found(&["--kubeconfig=x"])),
+            name(Part::Query, &["--kubeconfig=x"]),
             Ok("runnel-hub-query".to_owned())
         );
-        assert!(
-            Part::Service
-                .name(&found(&["a", "b"]))
-                .unwrap_err()
-                .contains("a, b")
-        );
+        let ambiguous = name(Part::Service, &["a", "b"]).unwrap_err();
+        assert!(ambiguous.to_string().contains("a, b"), "{ambiguous}");
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! `kubectl runnel doctor`: gathers what the checks decide upon.
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use runnel_transport::identity::{Fingerprint, is_address};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use serde_json::Value;
 
 use super::access::Cluster;
 use super::args;
 use super::checks::{self, Check, Level};
 use super::diagnose::Reachability;
 use super::helm::{self, HUB, Helm};
-use super::observed_json::text;
 use super::progress::colours;
 use super::{CommandContext, FAILED, ended, for_machines, hints, look, rights, say};
 use runnel_hub::ca::IDENTITY_SECRET;
@@ -101,12 +102,7 @@ async fn of_hub(hub: &Cluster, namespace: &str) -> Vec<Check> {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{HUB}");
     let lease = hub.get("read the Lease of the leader", &path).await;
     // By the API server's clock, as the hub that renews it may be elsewhere.
-    let read = |lease: Option<Value>| {
-        vec![checks::lease(
-            &lease.unwrap_or_default(),
-            clock.unwrap_or(now),
-        )]
-    };
+    let read = |lease: Option<Lease>| vec![checks::lease(lease.as_ref(), clock.unwrap_or(now))];
     found.extend(reported(lease.map(read)));
     found.extend(reported(identity(hub, namespace, now).await));
     if served {
@@ -147,15 +143,13 @@ async fn rights_of(hub: &Cluster, namespace: &str) -> Vec<Check> {
 }
 
 async fn definitions(hub: &Cluster) -> Vec<Check> {
-    let own: Vec<Value> = runnel_api::definitions()
-        .iter()
-        .map(|one| serde_json::to_value(one).expect("definitions have only texts as keys of maps"))
-        .collect();
+    let own = runnel_api::definitions();
     let mut there = Vec::new();
     for wanted in &own {
-        let name = text(wanted, "/metadata/name");
+        let name = wanted.metadata.name.as_deref().unwrap_or_default();
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
-        match hub.get("read the definitions", &path).await {
+        let found = hub.get::<CustomResourceDefinition>("read the definitions", &path);
+        match found.await {
             Ok(found) => there.extend(found),
             Err(error) => return reported(Err(error)),
         }
@@ -167,7 +161,7 @@ async fn definitions(hub: &Cluster) -> Vec<Check> {
 async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Result<Vec<Check>> {
     let path = format!("/api/v1/namespaces/{namespace}/secrets/{IDENTITY_SECRET}");
     let Some(secret) = hub
-        .get(
+        .get::<Secret>(
             &format!("read the Secret {namespace}/{IDENTITY_SECRET}"),
             &path,
         )
@@ -181,9 +175,9 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
         )]);
     };
     let entry = |name: &str| -> Vec<u8> {
-        let encoded = text(&secret, &format!("/data/{name}"));
-        data_encoding::BASE64
-            .decode(encoded.as_bytes())
+        let data = secret.data.as_ref();
+        data.and_then(|data| data.get(name))
+            .map(|content| content.0.clone())
             .unwrap_or_default()
     };
     let mut found = Vec::new();

@@ -6,6 +6,7 @@ use runnel_proto::model::is_subdomain;
 use runnel_proto::wire::{CopyExplained, CopyQuestion, ExplainedRule};
 use serde_json::{Value, json};
 
+use super::limit::ArgumentError;
 use super::table::{Tone, age};
 use super::wrap::wrapped;
 
@@ -17,13 +18,9 @@ const DIGITS: usize = 12;
 /// Understands `CLUSTER/NAMESPACE/KIND/NAME`.
 ///
 /// # Errors
-/// A sentence that says how to name a copy.
-pub fn question(given: &str) -> Result<CopyQuestion, String> {
-    let wrong = || {
-        format!(
-            "`{given}` names no copy: write CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login"
-        )
-    };
+/// [`ArgumentError::Copy`] or [`ArgumentError::Kind`].
+pub fn question(given: &str) -> Result<CopyQuestion, ArgumentError> {
+    let wrong = || ArgumentError::Copy(given.to_owned());
     let parts: Vec<&str> = given.split('/').collect();
     let [cluster, namespace, kind, name] = parts.as_slice() else {
         return Err(wrong());
@@ -38,9 +35,7 @@ pub fn question(given: &str) -> Result<CopyQuestion, String> {
         "configmap" | "configmaps" | "cm" => "configmaps",
         "secret" | "secrets" => "secrets",
         _ => {
-            return Err(format!(
-                "`{kind}` is no kind that Runnel copies: write configmap or secret"
-            ));
+            return Err(ArgumentError::Kind((*kind).to_owned()));
         }
     };
     Ok(CopyQuestion {

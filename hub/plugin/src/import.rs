@@ -7,6 +7,7 @@
 //! there already; otherwise the output names the missing ones.
 pub mod annotations;
 mod choice;
+pub use choice::SelectorError;
 mod labelled;
 mod report;
 mod rules;
@@ -16,6 +17,10 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use runnel_api::MemberCluster;
 use runnel_proto::model::is_subdomain;
 use serde_json::{Map, Value};
 
@@ -25,7 +30,7 @@ use self::labelled::ByLabel;
 use self::report::ReportContext;
 use self::rules::{Aim, Bodies};
 use super::access::Cluster;
-use super::observed_json::{list, text};
+use super::objects::{member_name, member_status};
 use super::{CommandContext, args, ended, join, look, say, usage};
 
 /// What can be copied, and what else some copiers copy.
@@ -168,14 +173,14 @@ fn by_label(
 }
 
 async fn uid(cluster: &Cluster) -> anyhow::Result<String> {
-    let found = cluster
+    let found: Option<Namespace> = cluster
         .get(
             "read the namespace kube-system",
             "/api/v1/namespaces/kube-system",
         )
         .await?;
     Ok(found
-        .map(|namespace| text(&namespace, "/metadata/uid").to_owned())
+        .and_then(|namespace| namespace.metadata.uid)
         .unwrap_or_default())
 }
 
@@ -189,13 +194,11 @@ async fn clusters(
     if options.all_clusters || !options.clusters.is_empty() {
         return Ok(options.clusters.clone());
     }
-    let members = look::members(hub).await?;
+    let members: Vec<MemberCluster> = look::members(hub).await?;
     let same = members
         .iter()
-        .filter(|member| text(member, "/status/clusterUid") == uid);
-    let names: Vec<String> = same
-        .map(|member| text(member, "/metadata/name").to_owned())
-        .collect();
+        .filter(|member| member_status(member).cluster_uid.as_deref() == Some(uid));
+    let names: Vec<String> = same.map(|member| member_name(member).to_owned()).collect();
     if names.is_empty() {
         return Err(usage(format!(
             "no member of {} is {}, in which the copies stand: let it join first (`kubectl runnel join`), or name the \
@@ -207,25 +210,15 @@ async fn clusters(
 }
 
 async fn places(read: &Cluster) -> anyhow::Result<Places> {
-    let found = read.list("list namespaces", "/api/v1/namespaces").await?;
-    let place = |namespace: &Value| {
+    let found: Vec<Namespace> = read.list("list namespaces", "/api/v1/namespaces").await?;
+    let named = |namespace: Namespace| {
+        let metadata = namespace.metadata;
         (
-            text(namespace, "/metadata/name").to_owned(),
-            strings(namespace, "/metadata/labels"),
+            metadata.name.unwrap_or_default(),
+            metadata.labels.unwrap_or_default(),
         )
     };
-    Ok(found.iter().map(place).collect())
-}
-
-fn strings(object: &Value, path: &str) -> BTreeMap<String, String> {
-    let found = object
-        .pointer(path)
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten();
-    found
-        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
-        .collect()
+    Ok(found.into_iter().map(named).collect())
 }
 
 /// Metadata of everything that may matter. What other copiers copy besides is looked for where it may be read.
@@ -250,16 +243,16 @@ async fn objects(read: &Cluster) -> anyhow::Result<Objects> {
     Ok(all)
 }
 
-fn add(all: &mut Objects, resource: &str, found: Vec<Value>) {
-    for object in &found {
+fn add(all: &mut Objects, resource: &str, found: Vec<ObjectMeta>) {
+    for metadata in found {
         let marked = Marked {
-            labels: strings(object, "/metadata/labels"),
-            annotations: strings(object, "/metadata/annotations"),
+            labels: metadata.labels.unwrap_or_default(),
+            annotations: metadata.annotations.unwrap_or_default(),
         };
         let id = Id {
             resource: resource.to_owned(),
-            namespace: text(object, "/metadata/namespace").to_owned(),
-            name: text(object, "/metadata/name").to_owned(),
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
         };
         all.insert(id, marked);
     }
@@ -343,26 +336,26 @@ async fn not_on_hub(hub: &Cluster, found: &Read, bodies: &Bodies) -> anyhow::Res
 /// Where the old copiers run, as far as it may be read.
 async fn copiers(read: &Cluster) -> BTreeMap<Copier, Vec<(String, String, Option<String>)>> {
     let mut found: BTreeMap<Copier, Vec<_>> = BTreeMap::new();
-    let deployments = read
+    let deployments: Vec<Deployment> = read
         .list("list Deployments", "/apis/apps/v1/deployments")
         .await
         .unwrap_or_default();
     for deployment in &deployments {
-        for container in list(deployment, "/spec/template/spec/containers") {
-            let Some(copier) = Copier::KNOWN
-                .into_iter()
-                .find(|one| one.runs(text(container, "/image")))
-            else {
+        let metadata = &deployment.metadata;
+        let spec = deployment.spec.as_ref();
+        let pod = spec.and_then(|spec| spec.template.spec.as_ref());
+        for container in pod.iter().flat_map(|pod| &pod.containers) {
+            let image = container.image.as_deref().unwrap_or_default();
+            let Some(copier) = Copier::KNOWN.into_iter().find(|one| one.runs(image)) else {
                 continue;
             };
-            let release =
-                strings(deployment, "/metadata/annotations").remove("meta.helm.sh/release-name");
-            // Whoever may write a Deployment wrote it; it becomes a part of a command.
-            let release = release.filter(|release| is_subdomain(release));
-            let of = |path| text(deployment, path).to_owned();
+            let annotations = metadata.annotations.as_ref();
+            let release = annotations.and_then(|all| all.get("meta.helm.sh/release-name"));
+            // The author of the Deployment chose it, and it becomes a part of a command.
+            let release = release.filter(|release| is_subdomain(release)).cloned();
             found.entry(copier).or_default().push((
-                of("/metadata/namespace"),
-                of("/metadata/name"),
+                metadata.namespace.clone().unwrap_or_default(),
+                metadata.name.clone().unwrap_or_default(),
                 release,
             ));
         }

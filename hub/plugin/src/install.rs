@@ -2,12 +2,15 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use runnel_api::MemberCluster;
 use runnel_transport::identity::is_address;
 
 use super::access::Cluster;
 use super::args::{self, ChartValues};
+use super::checks::{definition_message, is_established};
 use super::helm::{self, HUB, Helm};
-use super::observed_json::{condition_named, text};
+use super::objects::Rule;
 use super::progress::Progress;
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, note, rights, say, usage};
@@ -71,15 +74,16 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
         let name = definition.metadata.name.unwrap_or_default();
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
         loop {
-            match hub.get("read the definitions", &path).await? {
-                Some(found) if condition_named(&found, "Established").holds() => break,
+            let found = hub.get::<CustomResourceDefinition>("read the definitions", &path);
+            match found.await? {
+                Some(found) if is_established(&found) => break,
                 None => {
                     return Err(anyhow!(
                         "the definition {name} is not there: was crds.install set to false? Install it first"
                     ));
                 }
                 Some(found) if begin.elapsed() > SERVED => {
-                    let why = text(&found, "/status/conditions/0/message").to_owned();
+                    let why = definition_message(&found, "NamesAccepted").to_owned();
                     return Err(ended(
                         IN_VAIN,
                         format!("the API server does not serve {name}: {why}"),
@@ -90,8 +94,10 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
         }
     }
     loop {
-        match (look::rules(hub, None).await, look::members(hub).await) {
-            (Ok(_), Ok(_)) => return Ok(()),
+        let rules = look::rules::<Rule>(hub, None).await;
+        let members = look::members::<MemberCluster>(hub).await;
+        match (rules.map(drop), members.map(drop)) {
+            (Ok(()), Ok(())) => return Ok(()),
             // Whoever may only install may not read them, and need not.
             (Err(error), _) | (_, Err(error))
                 if begin.elapsed() > SERVED || error.to_string().contains("forbidden") =>

@@ -4,15 +4,17 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use runnel_api::MemberCluster;
 use runnel_transport::identity::JoinString;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::access::Cluster;
 use super::args;
 use super::diagnose::{self, Finding, JoinFacts, Reachability};
 use super::helm::{self, AGENT, Helm};
 use super::install::check;
-use super::observed_json::{condition, text};
+use super::objects::{Conditioned, member_status};
 use super::progress::Progress;
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
@@ -107,18 +109,17 @@ impl Joining<'_> {
     ) -> anyhow::Result<String> {
         let name = &self.options.cluster;
         let uid = self.uid().await?;
-        let before = self
+        let before: Option<MemberCluster> = self
             .hub
             .get("read the MemberCluster", &look::member_path(name))
             .await?;
         let connected = before
             .as_ref()
-            .is_some_and(|member| condition(member, ConditionType::Connected).holds());
+            .is_some_and(|member| member.condition(ConditionType::Connected).holds());
         let elsewhere = before
             .as_ref()
-            .map(|member| text(member, "/status/clusterUid"))
-            .unwrap_or_default();
-        if connected && elsewhere != uid {
+            .and_then(|member| member_status(member).cluster_uid);
+        if connected && elsewhere.unwrap_or_default() != uid {
             bail!(
                 "{name} is connected already, from another cluster than {}: choose another name, or let that one leave \
                  first with `kubectl runnel unjoin {name}`",
@@ -147,7 +148,7 @@ impl Joining<'_> {
             wait: None,
         };
         helm.install(self.member, &install).await?;
-        if join.is_some() && !existed.deployment.is_null() {
+        if join.is_some() && existed.deployment.is_some() {
             self.restart().await?;
         }
         self.wait(join.as_ref(), &uid, progress).await?;
@@ -173,7 +174,7 @@ impl Joining<'_> {
 
     /// What tells the member's cluster apart.
     async fn uid(&self) -> anyhow::Result<String> {
-        let system = self
+        let system: Option<Namespace> = self
             .member
             .get(
                 "read the namespace kube-system",
@@ -181,8 +182,7 @@ impl Joining<'_> {
             )
             .await?;
         Ok(system
-            .as_ref()
-            .map(|found| text(found, "/metadata/uid").to_owned())
+            .and_then(|namespace| namespace.metadata.uid)
             .unwrap_or_default())
     }
 
@@ -209,11 +209,10 @@ impl Joining<'_> {
     async fn hand_over(&self, join_string: &str) -> anyhow::Result<()> {
         let namespace = self.namespace;
         let path = format!("/api/v1/namespaces/{namespace}");
-        if self
+        if !self
             .member
-            .get(&format!("read the namespace {namespace}"), &path)
+            .exists(&format!("read the namespace {namespace}"), &path)
             .await?
-            .is_none()
         {
             let object =
                 json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
@@ -246,9 +245,8 @@ impl Joining<'_> {
         );
         if self
             .member
-            .get("read the agent's identity", &path)
+            .exists("read the agent's identity", &path)
             .await?
-            .is_some()
         {
             self.member
                 .patch(
@@ -291,11 +289,11 @@ impl Joining<'_> {
         loop {
             let seen = self
                 .hub
-                .get("read the MemberCluster", &look::member_path(name))
+                .get::<MemberCluster>("read the MemberCluster", &look::member_path(name))
                 .await;
             if let Ok(Some(object)) = &seen
-                && condition(object, ConditionType::Connected).holds()
-                && text(object, "/status/clusterUid") == uid
+                && object.condition(ConditionType::Connected).holds()
+                && member_status(object).cluster_uid.unwrap_or_default() == uid
             {
                 return Ok(());
             }
@@ -322,29 +320,25 @@ impl Joining<'_> {
 
     async fn findings(
         &self,
-        object: Option<Value>,
+        member: Option<MemberCluster>,
         addresses: Vec<(String, Reachability)>,
     ) -> Vec<Finding> {
-        let object = object.unwrap_or_default();
         let agent = look::workload(self.member, AGENT, self.namespace)
             .await
             .unwrap_or_default();
-        let hash = text(&object, "/spec/join/tokenHash");
-        let tokens = object.pointer("/status/tokens").and_then(Value::as_array);
-        let used = tokens
-            .into_iter()
-            .flatten()
-            .find(|used| !hash.is_empty() && text(used, "/tokenHash") == hash);
-        let redeemed = used.is_some_and(|used| !text(used, "/keyFingerprint").is_empty());
-        let wrong = used
-            .and_then(|used| used.pointer("/wrongSecrets"))
-            .and_then(Value::as_i64)
-            .unwrap_or_default();
-        let burnt = !redeemed && wrong >= i64::from(WRONG_SECRETS);
+        let used = member.as_ref().and_then(|member| {
+            let join = member.spec.join.as_ref()?;
+            let tokens = &member.status.as_ref()?.tokens;
+            tokens
+                .iter()
+                .find(|used| used.token_hash == join.token_hash)
+        });
+        let redeemed = used.is_some_and(|used| used.key_fingerprint.is_some());
+        let burnt = !redeemed && used.is_some_and(|used| used.wrong_secrets >= WRONG_SECRETS);
         let facts = JoinFacts {
             redeemed,
             burnt,
-            member: object,
+            member,
             agent,
             addresses,
         };

@@ -23,7 +23,7 @@ mod join;
 mod limit;
 mod look;
 mod manifests;
-mod observed_json;
+mod objects;
 mod plan;
 mod planned;
 mod progress;
@@ -78,8 +78,8 @@ fn ended(code: u8, text: impl Into<String>) -> anyhow::Error {
     .into()
 }
 
-fn usage(text: impl Into<String>) -> anyhow::Error {
-    ended(USAGE, text)
+fn usage(text: impl std::fmt::Display) -> anyhow::Error {
+    ended(USAGE, text.to_string())
 }
 
 /// What every command needs to know.

@@ -3,12 +3,58 @@ use std::time::Duration;
 
 use runnel_proto::model::is_subdomain;
 
+use super::import::SelectorError;
+
+/// A value of the command line that is not understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArgumentError {
+    /// A duration.
+    #[error("{flag} `{given}` is not a duration: write for example 90s or 5m")]
+    Duration {
+        /// The flag, such as `--timeout`.
+        flag: String,
+        /// Its value.
+        given: String,
+    },
+    /// The name of a rule.
+    #[error("`{0}` names no rule: write NAME, NAMESPACE/NAME or cdrule/NAME")]
+    Rule(String),
+    /// The name of a copy.
+    #[error(
+        "`{0}` names no copy: write CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login"
+    )]
+    Copy(String),
+    /// A kind of objects.
+    #[error("`{0}` is no kind that Runnel copies: write configmap or secret")]
+    Kind(String),
+    /// A label of which `--label` makes no use.
+    #[error("--label `{0}` is no label: write KEY=VALUE, or KEY for any value")]
+    Label(String),
+    /// A label selector that cannot be read.
+    #[error("--label `{given}` {cause}")]
+    Selector {
+        /// The selector.
+        given: String,
+        /// What is wrong with it.
+        cause: SelectorError,
+    },
+    /// A target namespace.
+    #[error("--to `{0}` is no name of a namespace and no glob, such as team-*")]
+    Namespace(String),
+    /// A rule of a file without metadata.
+    #[error("{0}: a DistributionRule without metadata")]
+    Metadata(String),
+}
+
 /// Understands a duration such as `5m`.
 ///
 /// # Errors
-/// A sentence that names the flag.
-pub fn duration(flag: &str, given: &str) -> Result<Duration, String> {
-    let wrong = || format!("{flag} `{given}` is not a duration: write for example 90s or 5m");
+/// [`ArgumentError::Duration`].
+pub fn duration(flag: &str, given: &str) -> Result<Duration, ArgumentError> {
+    let wrong = || ArgumentError::Duration {
+        flag: flag.to_owned(),
+        given: given.to_owned(),
+    };
     let parsed: jiff::SignedDuration = given.trim().parse().map_err(|_| wrong())?;
     Duration::try_from(parsed).map_err(|_| wrong())
 }
@@ -38,9 +84,9 @@ pub enum RuleRef {
 /// Understands `NAME`, `NAMESPACE/NAME`, `drule/NAME` and `cdrule/NAME`.
 ///
 /// # Errors
-/// A sentence that says how to name a rule.
-pub fn rule(given: &str, namespace: &str) -> Result<RuleRef, String> {
-    let wrong = || format!("`{given}` names no rule: write NAME, NAMESPACE/NAME or cdrule/NAME");
+/// [`ArgumentError::Rule`].
+pub fn rule(given: &str, namespace: &str) -> Result<RuleRef, ArgumentError> {
+    let wrong = || ArgumentError::Rule(given.to_owned());
     let (before, name) = given.split_once('/').unwrap_or(("drule", given));
     if !is_subdomain(name) || !is_subdomain(namespace) {
         return Err(wrong());
@@ -71,6 +117,7 @@ mod tests {
         assert!(
             duration("--timeout", "soon")
                 .unwrap_err()
+                .to_string()
                 .contains("--timeout `soon`")
         );
         assert!(duration("--timeout", "-1s").is_err());

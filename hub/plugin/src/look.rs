@@ -1,14 +1,16 @@
 //! Reads the state of a cluster: workloads, rules, members, and the addresses of the hub.
 use std::time::Duration;
 
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use runnel_transport::identity::{Fingerprint, JoinString};
 use runnel_transport::tls::{ConnectError, Connector, join_config};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
 
 use super::access::Cluster;
-use super::diagnose::{Reachability, Workload, reach_of};
+use super::diagnose::{Reachability, Workload, has_waiting_container, reach_of};
 use super::hints::error_chain;
-use super::observed_json::{list, text};
+use super::objects::Rule;
 
 /// The path of our API group.
 pub const API: &str = "/apis/runnel.dev/v1alpha1";
@@ -21,15 +23,14 @@ pub fn member_path(name: &str) -> String {
 }
 
 /// The path of a rule.
-pub fn rule_path(object: &Value) -> String {
-    let (namespace, name) = (
-        text(object, "/metadata/namespace"),
-        text(object, "/metadata/name"),
-    );
-    if namespace.is_empty() {
-        return format!("{API}/clusterdistributionrules/{name}");
+pub fn rule_path(rule: &Rule) -> String {
+    let (namespace, name) = (rule.namespace(), rule.name());
+    match rule {
+        Rule::DistributionRule(_) => {
+            format!("{API}/namespaces/{namespace}/distributionrules/{name}")
+        }
+        Rule::ClusterDistributionRule(_) => format!("{API}/clusterdistributionrules/{name}"),
     }
-    format!("{API}/namespaces/{namespace}/distributionrules/{name}")
 }
 
 /// The path of the only `Fleet`.
@@ -39,7 +40,7 @@ pub const FLEET_PATH: &str = "/apis/runnel.dev/v1alpha1/fleets/default";
 ///
 /// # Errors
 /// As [`Cluster::list`].
-pub async fn members(hub: &Cluster) -> anyhow::Result<Vec<Value>> {
+pub async fn members<T: DeserializeOwned>(hub: &Cluster) -> anyhow::Result<Vec<T>> {
     hub.list("list the members", &format!("{API}/memberclusters"))
         .await
 }
@@ -48,7 +49,10 @@ pub async fn members(hub: &Cluster) -> anyhow::Result<Vec<Value>> {
 ///
 /// # Errors
 /// As [`Cluster::list`].
-pub async fn rules(hub: &Cluster, namespace: Option<&str>) -> anyhow::Result<Vec<Value>> {
+pub async fn rules<T: DeserializeOwned>(
+    hub: &Cluster,
+    namespace: Option<&str>,
+) -> anyhow::Result<Vec<T>> {
     let Some(namespace) = namespace else {
         let mut all = hub
             .list("list the rules", &format!("{API}/distributionrules"))
@@ -68,28 +72,29 @@ pub async fn rules(hub: &Cluster, namespace: Option<&str>) -> anyhow::Result<Vec
 /// When the Deployment itself may not be read.
 pub async fn workload(on: &Cluster, name: &str, namespace: &str) -> anyhow::Result<Workload> {
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}");
-    let Some(deployment) = on
+    let deployment: Option<Deployment> = on
         .get(&format!("read the Deployment {name}"), &path)
-        .await?
-    else {
+        .await?;
+    if deployment.is_none() {
         return Ok(Workload::default());
-    };
+    }
     let path = format!(
         "/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fname%3D{name}"
     );
-    let pods = on.list("list pods", &path).await.unwrap_or_default();
+    let pods: Vec<Pod> = on.list("list pods", &path).await.unwrap_or_default();
     let path = format!("/api/v1/namespaces/{namespace}/events");
-    let mut events = on.list("list events", &path).await.unwrap_or_default();
-    events.retain(|event| text(event, "/involvedObject/name").starts_with(name));
+    let mut events: Vec<Event> = on.list("list events", &path).await.unwrap_or_default();
+    events.retain(|event| {
+        let involved = event.involved_object.name.as_deref();
+        involved.is_some_and(|involved| involved.starts_with(name))
+    });
     let mut log = Vec::new();
     if let Some(pod) = pods.last() {
-        let waits = list(pod, "/status/containerStatuses")
-            .iter()
-            .any(|one| !text(one, "/state/waiting").is_empty());
-        let pod = text(pod, "/metadata/name");
-        log = on.log(namespace, pod, waits).await;
+        let is_waiting = has_waiting_container(pod);
+        let pod = pod.metadata.name.as_deref().unwrap_or_default();
+        log = on.log(namespace, pod, is_waiting).await;
         if log.is_empty() {
-            log = on.log(namespace, pod, !waits).await;
+            log = on.log(namespace, pod, !is_waiting).await;
         }
     }
     Ok(Workload {

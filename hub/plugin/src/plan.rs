@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::access::Cluster;
 use super::args::{DryRun, Output, Plan};
 use super::manifests;
-use super::observed_json::{text, tidy};
+use super::objects::tidy;
 use super::planned::{self, Planned, State};
 use super::progress::colours;
 use super::{CommandContext, ask, ended, for_machines, look, say, status, usage};
@@ -140,27 +140,32 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
     Ok(())
 }
 
+/// A text of a manifest, which may be anything; empty where it is none.
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
 fn called(rule: &Value) -> String {
     planned::called(
-        text(rule, "/kind"),
-        text(rule, "/metadata/namespace"),
-        text(rule, "/metadata/name"),
+        text(&rule["kind"]),
+        text(&rule["metadata"]["namespace"]),
+        text(&rule["metadata"]["name"]),
     )
 }
 
 fn named(rule: &Value) -> RuleQuestion {
     RuleQuestion {
-        kind: text(rule, "/kind").to_owned(),
-        namespace: text(rule, "/metadata/namespace").to_owned(),
-        name: text(rule, "/metadata/name").to_owned(),
+        kind: text(&rule["kind"]).to_owned(),
+        namespace: text(&rule["metadata"]["namespace"]).to_owned(),
+        name: text(&rule["metadata"]["name"]).to_owned(),
     }
 }
 
 /// The rule as the API server would save it, with its defaults; nothing is saved.
 async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
     let (namespace, name) = (
-        text(&rule, "/metadata/namespace"),
-        text(&rule, "/metadata/name"),
+        text(&rule["metadata"]["namespace"]),
+        text(&rule["metadata"]["name"]),
     );
     for given in [name, namespace]
         .into_iter()
@@ -173,7 +178,7 @@ async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
     if name.is_empty() {
         return Err(usage("an object without metadata.name"));
     }
-    let (all, what) = match text(&rule, "/kind") {
+    let (all, what) = match text(&rule["kind"]) {
         "DistributionRule" => (
             format!("{}/namespaces/{namespace}/distributionrules", look::API),
             format!("{namespace}/{name}"),
@@ -188,13 +193,13 @@ async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
     let one = format!("{all}/{name}");
     let action = format!(
         "save {} {what} (a dry run: nothing was saved)",
-        text(&rule, "/kind")
+        text(&rule["kind"])
     );
-    let saved = hub.get("read the object as it is saved", &one).await?;
+    let saved: Option<Value> = hub.get("read the object as it is saved", &one).await?;
     let taken = match saved {
         None => hub.dry_run(&action, &all, &rule, false).await?,
         Some(mut saved) => {
-            match (text(&rule, "/kind"), &rule["spec"]) {
+            match (text(&rule["kind"]), &rule["spec"]) {
                 // A manifest of a member cluster often has its labels alone.
                 ("MemberCluster", spec) => {
                     for (field, value) in spec.as_object().into_iter().flatten() {

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use runnel_proto::wire::{PlanCluster, PlanCopy, PlanPage, PlanSource};
 use serde_json::{Map, Value, json};
 
+use super::limit::ArgumentError;
 use super::table::Tone;
 use super::wrap;
 
@@ -368,8 +369,12 @@ fn wrapped(out: &mut String, indent: &str, text: &str, width: usize) {
 /// The rules, grants and member clusters of a file: its documents, and the items of lists.
 ///
 /// # Errors
-/// A sentence that names the file with a rule that has no metadata.
-pub fn rules(documents: Vec<Value>, file: &str, namespace: &str) -> Result<Vec<Value>, String> {
+/// [`ArgumentError::Metadata`], with the name of the file.
+pub fn rules(
+    documents: Vec<Value>,
+    file: &str,
+    namespace: &str,
+) -> Result<Vec<Value>, ArgumentError> {
     let items = |document: Value| match document.get("items").and_then(Value::as_array) {
         Some(items) => items.clone(),
         None => vec![document],
@@ -388,8 +393,7 @@ pub fn rules(documents: Vec<Value>, file: &str, namespace: &str) -> Result<Vec<V
         match kind.as_str() {
             "DistributionRule" => {
                 let metadata = rule.get_mut("metadata").and_then(Value::as_object_mut);
-                let metadata = metadata
-                    .ok_or_else(|| format!("{file}: a DistributionRule without metadata"))?;
+                let metadata = metadata.ok_or_else(|| ArgumentError::Metadata(file.to_owned()))?;
                 metadata
                     .entry("namespace")
                     .or_insert_with(|| json!(namespace));

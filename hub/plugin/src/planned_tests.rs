@@ -188,6 +188,7 @@ fn a_file_may_hold_several_rules_and_other_things() {
     assert!(
         rules(vec![json!({"kind": "DistributionRule"})], "f", "team")
             .unwrap_err()
+            .to_string()
             .starts_with("f: ")
     );
 }

@@ -2,15 +2,16 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
-use serde_json::Value;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::detail::tone;
-use super::observed_json::{condition, full_name, list, number, text, time};
+use super::objects::{Conditioned, Rule, created, labels_text, member_name};
 use super::table::{Cell, Table, Tone, age};
-use runnel_api::conditions::ConditionType;
+use runnel_api::conditions::{ConditionStatus, ConditionType, Reason};
+use runnel_api::{MemberCluster, RolloutPhase, RolloutStatus, RuleStatus};
 
 /// The rules as a table.
-pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) -> Table {
+pub fn rules(objects: &[Rule], namespaces: bool, wide: bool, now: Timestamp) -> Table {
     let mut header = vec![
         "NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE",
     ];
@@ -22,32 +23,35 @@ pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) ->
     }
     let mut table = Table::new(&header);
     for object in objects {
-        let ready = condition(object, ConditionType::Ready);
-        let count = |name: &str| number(object, &format!("/status/summary/{name}"));
-        let failed = count("copiesFailed");
-        let reason = if is_suspended(object) {
+        let ready = object.condition(ConditionType::Ready);
+        let summary = object.status().and_then(|status| status.summary);
+        let summary = summary.unwrap_or_default();
+        let display = object.status().and_then(|status| status.display.clone());
+        let display = display.unwrap_or_default();
+        let failed = summary.copies_failed;
+        let reason = if object.terms().suspend {
             "Suspended"
         } else {
             ready.reason
         };
         let mut row: Vec<Cell> = vec![
             short_name(object).into(),
-            Cell::toned(or(ready.status, "Unknown"), Tone::of_status(ready.status)),
-            text(object, "/status/display/clusters").into(),
-            text(object, "/status/display/copies").into(),
+            status_cell(ready.status),
+            display.clusters.into(),
+            display.copies.into(),
             Cell::toned(
                 failed.to_string(),
                 if failed > 0 { Tone::Bad } else { Tone::Plain },
             ),
             or(reason, "NotSeenByTheHub").into(),
-            age(time(object, "/metadata/creationTimestamp"), now).into(),
+            age(created(object.metadata()), now).into(),
         ];
         if namespaces {
-            row.insert(0, text(object, "/metadata/namespace").into());
+            row.insert(0, object.namespace().into());
         }
         if wide {
-            row.push(count("sources").to_string().into());
-            row.push(count("copiesWaiting").to_string().into());
+            row.push(summary.sources.to_string().into());
+            row.push(summary.copies_waiting.to_string().into());
             row.push(ready.message.into());
         }
         table.row(row);
@@ -56,25 +60,21 @@ pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) ->
 }
 
 /// One rule with the clusters and failures of its status.
-pub fn rule(object: &Value, now: Timestamp, colours: bool) -> String {
+pub fn rule(object: &Rule, now: Timestamp, colours: bool) -> String {
     let mut page = heading(object, now, colours);
-    if object.pointer("/status/summary").is_some() {
-        page += &listed(object, now, colours);
+    if let Some(status) = object.status().filter(|status| status.summary.is_some()) {
+        page += &listed(status, now, colours);
     }
     page
 }
 
 /// What a rule's status says of all its clusters together.
-pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
-    let count = |name: &str| number(object, &format!("/status/summary/{name}"));
+pub fn heading(object: &Rule, now: Timestamp, colours: bool) -> String {
     let mut page = String::new();
     let mut line = |title: &str, content: &str| _ = writeln!(page, "{title:<9} {content}");
-    line(
-        "Rule",
-        &format!("{} {}", text(object, "/kind"), full_name(object)),
-    );
+    line("Rule", &format!("{} {}", object.kind(), object.full_name()));
     for kind in ConditionType::ALL {
-        let seen = condition(object, kind);
+        let seen = object.condition(kind);
         if seen.status.is_empty() {
             continue;
         }
@@ -87,7 +87,7 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
         let since = age(seen.since, now);
         // What Ready said already is not said again.
         let again = kind != ConditionType::Ready
-            && seen.message == condition(object, ConditionType::Ready).message;
+            && seen.message == object.condition(ConditionType::Ready).message;
         let message = if again { "as above" } else { seen.message };
         line(
             kind.as_str(),
@@ -99,139 +99,136 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
             ),
         );
     }
-    if object.pointer("/status/summary").is_none() {
+    let Some((status, summary)) = object
+        .status()
+        .and_then(|status| Some((status, status.summary?)))
+    else {
         line(
             "",
-            "the hub has not looked at it yet: `kubectl runnel doctor` tells whether it runs",
+            "no hub has reconciled it yet: `kubectl runnel doctor` shows whether the hub runs",
         );
         return page;
-    }
-    if let Some(rollout) = object.pointer("/status/rollout") {
+    };
+    if let Some(rollout) = &status.rollout {
         line("Rollout", &rollout_in_short(rollout, now));
     }
-    line("Sources", &count("sources").to_string());
+    line("Sources", &summary.sources.to_string());
     line(
         "Clusters",
-        &format!("{} of {} ready", count("clustersReady"), count("clusters")),
+        &format!("{} of {} ready", summary.clusters_ready, summary.clusters),
     );
     line(
         "Copies",
         &format!(
             "{} of {} applied, {} failed, {} waiting{}",
-            count("copiesApplied"),
-            count("copies"),
-            count("copiesFailed"),
-            count("copiesWaiting"),
-            match count("copiesDrifted") {
+            summary.copies_applied,
+            summary.copies,
+            summary.copies_failed,
+            summary.copies_waiting,
+            match summary.copies_drifted {
                 0 => String::new(),
                 drifted => format!(", {drifted} drifted"),
             },
         ),
     );
-    if condition(object, ConditionType::DryRun).holds() {
-        let (create, update) = (count("copiesToCreate"), count("copiesToUpdate"));
+    if object.condition(ConditionType::DryRun).holds() {
+        let (create, update) = (summary.copies_to_create, summary.copies_to_update);
         line(
             "Dry run",
             &format!(
                 "would create {create}, update {update}, delete {}",
-                count("copiesToDelete")
+                summary.copies_to_delete
             ),
         );
     }
     page
 }
 
-/// How far a rollout has come.
-fn rollout_in_short(rollout: &Value, now: Timestamp) -> String {
-    let phase = text(rollout, "/phase");
-    let since = |field: &str| age(time(rollout, field), now);
-    let far = format!(
+/// The progress of a rollout, in one line.
+fn rollout_in_short(rollout: &RolloutStatus, now: Timestamp) -> String {
+    let since = |time: &Option<Time>| age(time.as_ref().map(|time| time.0), now);
+    let (phase, wave) = (rollout.phase, rollout.wave);
+    let reached = format!(
         "{} of {} clusters reached",
-        number(rollout, "/clustersReached"),
-        number(rollout, "/clusters")
+        rollout.clusters_reached, rollout.clusters
     );
     let done = format!(
         "{} applied, {} failed",
-        number(rollout, "/clustersApplied"),
-        number(rollout, "/clustersFailed")
+        rollout.clusters_applied, rollout.clusters_failed
     );
+    let began = since(&rollout.started_at);
     let times = match phase {
-        "Reverting" | "Reverted" => {
-            let back = format!("{} rolled back", number(rollout, "/clustersReverted"));
+        RolloutPhase::Reverting | RolloutPhase::Reverted => {
             return format!(
-                "{phase}, wave {}: {far}, {done}, {back} (began {} ago)",
-                number(rollout, "/wave"),
-                since("/startedAt")
+                "{phase:?}, wave {wave}: {reached}, {done}, {} rolled back (began {began} ago)",
+                rollout.clusters_reverted
             );
         }
-        "Completed" => format!("ended {} ago", since("/endedAt")),
-        "Soaking" => format!(
-            "began {} ago, applied {} ago",
-            since("/startedAt"),
-            since("/appliedAt")
+        RolloutPhase::Completed => format!("ended {} ago", since(&rollout.ended_at)),
+        RolloutPhase::Soaking => format!(
+            "began {began} ago, applied {} ago",
+            since(&rollout.applied_at)
         ),
-        _ => format!("began {} ago", since("/startedAt")),
+        RolloutPhase::Progressing | RolloutPhase::Paused | RolloutPhase::Stopped => {
+            format!("began {began} ago")
+        }
     };
-    let overtaken = match number(rollout, "/superseded") {
+    let superseded = match rollout.superseded {
         0 => String::new(),
-        more => format!("; {more} superseded in {}", since("/unfinishedSince")),
+        more => format!(
+            "; {more} superseded in {}",
+            since(&rollout.unfinished_since)
+        ),
     };
-    format!(
-        "{phase}, wave {}: {far}, {done} ({times}{overtaken})",
-        number(rollout, "/wave")
-    )
+    format!("{phase:?}, wave {wave}: {reached}, {done} ({times}{superseded})")
 }
 
 /// The clusters that a rule's status lists.
-fn listed(object: &Value, now: Timestamp, colours: bool) -> String {
+fn listed(status: &RuleStatus, now: Timestamp, colours: bool) -> String {
     let mut page = String::new();
-    let count = |name: &str| number(object, &format!("/status/summary/{name}"));
-    let clusters = list(object, "/status/clusters");
+    let clusters = &status.clusters;
     let mut table = Table::new(&[
         "CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "SINCE",
     ]);
     for cluster in clusters {
-        let state = text(cluster, "/state");
+        let state = format!("{:?}", cluster.state);
+        let tone = tone(&state);
         table.row(vec![
-            text(cluster, "/name").into(),
-            Cell::toned(state, tone(state)),
-            number(cluster, "/applied").to_string().into(),
-            number(cluster, "/failed").to_string().into(),
-            number(cluster, "/waiting").to_string().into(),
-            text(cluster, "/reason").into(),
-            age(time(cluster, "/since"), now).into(),
+            cluster.name.as_str().into(),
+            Cell::toned(state, tone),
+            cluster.applied.to_string().into(),
+            cluster.failed.to_string().into(),
+            cluster.waiting.to_string().into(),
+            cluster.reason.as_str().into(),
+            age(cluster.since.as_ref().map(|time| time.0), now).into(),
         ]);
     }
     if !table.is_empty() {
         let _ = write!(page, "\n{}", table.text(colours));
     }
-    if object.pointer("/status/truncated").and_then(Value::as_bool) == Some(true) {
-        let more = count("clusters") - i64::try_from(clusters.len()).unwrap_or_default();
+    if status.truncated {
+        let all = status.summary.unwrap_or_default().clusters;
+        let more = all - i64::try_from(clusters.len()).unwrap_or_default();
         let _ = writeln!(
             page,
             "... and {more} more, none worse than these: -o wide asks the hub for all"
         );
     }
-    let reported: Vec<&Value> = clusters
+    let mut with_message = clusters
         .iter()
-        .filter(|cluster| !text(cluster, "/message").is_empty())
-        .collect();
-    if !reported.is_empty() {
+        .filter(|cluster| !cluster.message.is_empty())
+        .peekable();
+    if with_message.peek().is_some() {
         page += "\nWhat is wrong:\n";
     }
-    for cluster in reported {
-        let _ = writeln!(
-            page,
-            "  {}: {}",
-            text(cluster, "/name"),
-            text(cluster, "/message")
-        );
+    for cluster in with_message {
+        let _ = writeln!(page, "  {}: {}", cluster.name, cluster.message);
     }
     page
 }
 
 /// The members as a table.
-pub fn members(objects: &[Value], wide: bool, now: Timestamp) -> Table {
+pub fn members(objects: &[MemberCluster], wide: bool, now: Timestamp) -> Table {
     let mut header = vec![
         "NAME",
         "ACCEPTED",
@@ -248,33 +245,29 @@ pub fn members(objects: &[Value], wide: bool, now: Timestamp) -> Table {
     let mut table = Table::new(&header);
     for object in objects {
         let (accepted, connected) = (
-            condition(object, ConditionType::Accepted),
-            condition(object, ConditionType::Connected),
+            object.condition(ConditionType::Accepted),
+            object.condition(ConditionType::Connected),
         );
-        let leaving = object.pointer("/spec/leaving").and_then(Value::as_bool) == Some(true);
-        let accepted_cell = match (leaving, accepted.reason) {
-            (true, "Drained") => Cell::toned("Drained", Tone::Odd),
-            (true, _) => Cell::toned("Leaving", Tone::Odd),
-            _ => Cell::toned(
-                or(accepted.status, "Unknown"),
-                Tone::of_status(accepted.status),
-            ),
+        let accepted_cell = if !object.spec.leaving {
+            status_cell(accepted.status)
+        } else if accepted.reason == Reason::Drained.as_str() {
+            Cell::toned("Drained", Tone::Odd)
+        } else {
+            Cell::toned("Leaving", Tone::Odd)
         };
+        let status = object.status.clone().unwrap_or_default();
         let mut row: Vec<Cell> = vec![
-            text(object, "/metadata/name").into(),
+            member_name(object).into(),
             accepted_cell,
-            Cell::toned(
-                or(connected.status, "Unknown"),
-                Tone::of_status(connected.status),
-            ),
+            status_cell(connected.status),
             age(connected.since, now).into(),
-            text(object, "/status/agentVersion").into(),
-            text(object, "/status/kubernetesVersion").into(),
+            status.agent_version.unwrap_or_default().into(),
+            status.kubernetes_version.unwrap_or_default().into(),
             certificate(object, now),
-            age(time(object, "/metadata/creationTimestamp"), now).into(),
+            age(created(&object.metadata), now).into(),
         ];
         if wide {
-            row.push(labels(object).into());
+            row.push(labels_text(object.metadata.labels.as_ref()).into());
             row.push(connected.reason.into());
             row.push(connected.message.into());
         }
@@ -284,11 +277,11 @@ pub fn members(objects: &[Value], wide: bool, now: Timestamp) -> Table {
 }
 
 /// One sentence about the members, for below the rules.
-pub fn members_in_short(objects: &[Value]) -> String {
+pub fn members_in_short(objects: &[MemberCluster]) -> String {
     let away: Vec<&str> = objects
         .iter()
-        .filter(|object| !condition(object, ConditionType::Connected).holds())
-        .map(|object| text(object, "/metadata/name"))
+        .filter(|object| !object.condition(ConditionType::Connected).holds())
+        .map(member_name)
         .collect();
     let count = objects.len();
     match (count, away.as_slice()) {
@@ -307,38 +300,28 @@ pub fn members_in_short(objects: &[Value]) -> String {
     }
 }
 
-fn certificate(object: &Value, now: Timestamp) -> Cell {
-    let Some(end) = time(object, "/status/certificate/expiresAt") else {
+fn certificate(object: &MemberCluster, now: Timestamp) -> Cell {
+    let status = object.status.as_ref();
+    let Some(certificate) = status.and_then(|status| status.certificate.as_ref()) else {
         return Cell::default();
     };
+    let end = certificate.expires_at.0;
     if end <= now {
         return Cell::toned(format!("expired {} ago", age(Some(end), now)), Tone::Bad);
     }
     Cell::from(super::table::span(end.as_second() - now.as_second()))
 }
 
-fn labels(object: &Value) -> String {
-    let labels = object
-        .pointer("/metadata/labels")
-        .and_then(Value::as_object);
-    let pairs = labels
-        .into_iter()
-        .flatten()
-        .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()));
-    pairs.collect::<Vec<_>>().join(",")
+fn status_cell(status: &str) -> Cell {
+    let unknown = ConditionStatus::Unknown.as_str();
+    Cell::toned(or(status, unknown), Tone::of_status(status))
 }
 
-fn short_name(object: &Value) -> String {
-    let name = text(object, "/metadata/name");
-    if text(object, "/kind") == "ClusterDistributionRule" {
-        format!("cdrule/{name}")
-    } else {
-        name.to_owned()
+fn short_name(rule: &Rule) -> String {
+    match rule {
+        Rule::DistributionRule(_) => rule.name().to_owned(),
+        Rule::ClusterDistributionRule(_) => format!("cdrule/{}", rule.name()),
     }
-}
-
-fn is_suspended(object: &Value) -> bool {
-    object.pointer("/spec/suspend").and_then(Value::as_bool) == Some(true)
 }
 
 fn or<'a>(text: &'a str, instead: &'a str) -> &'a str {
@@ -348,15 +331,20 @@ fn or<'a>(text: &'a str, instead: &'a str) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
 
     const NOW: &str = "2026-01-01T01:00:00Z";
 
-    fn failing() -> Value {
-        json!({
+    fn typed<T: DeserializeOwned>(object: Value) -> T {
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn failing() -> Rule {
+        typed(json!({
             "kind": "DistributionRule",
             "metadata": {"name": "rule-codis-test", "namespace": "ns-codis-test", "creationTimestamp": "2026-01-01T00:00:00Z"},
-            "spec": {},
+            "spec": {"sources": [], "clusters": {}},
             "status": {
                 "summary": {"sources": 2, "clusters": 2, "clustersReady": 1, "copies": 8, "copiesApplied": 7, "copiesFailed": 1, "copiesWaiting": 0},
                 "display": {"clusters": "1/2", "copies": "7/8"},
@@ -369,12 +357,14 @@ mod tests {
                 ],
                 "truncated": false,
             },
-        })
+        }))
     }
 
     #[test]
     fn the_rules_read_as_kubectl_shows_them() {
-        let fresh = json!({"kind": "ClusterDistributionRule", "metadata": {"name": "ca", "creationTimestamp": NOW}, "spec": {}});
+        let fresh = typed(
+            json!({"kind": "ClusterDistributionRule", "metadata": {"name": "ca", "creationTimestamp": NOW}, "spec": {"sources": [], "clusters": {}}}),
+        );
         let golden = "\
 NAMESPACE       NAME              READY     CLUSTERS   COPIES   FAILED   REASON            AGE
 ns-codis-test   rule-codis-test   False     1/2        7/8      1        Conflict          60m
@@ -414,18 +404,19 @@ What is wrong:
     #[test]
     fn members_say_whether_they_are_connected() {
         let member = |name: &str, status: &str, expires: &str| {
-            json!({
+            let certificate = (!expires.is_empty()).then(|| json!({"expiresAt": expires}));
+            typed(json!({
                 "metadata": {"name": name, "labels": {"env": "prod"}, "creationTimestamp": "2026-01-01T00:00:00Z"},
                 "spec": {"accepted": true, "leaving": name == "c"},
                 "status": {
                     "agentVersion": "0.1.0",
-                    "certificate": {"expiresAt": expires},
+                    "certificate": certificate,
                     "conditions": [
-                        {"type": "Accepted", "status": "True", "reason": "Accepted"},
-                        {"type": "Connected", "status": status, "reason": "x", "lastTransitionTime": "2026-01-01T00:58:00Z"},
+                        {"type": "Accepted", "status": "True", "reason": "Accepted", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                        {"type": "Connected", "status": status, "reason": "x", "message": "", "lastTransitionTime": "2026-01-01T00:58:00Z"},
                     ],
                 },
-            })
+            }))
         };
         let all = [
             member("a", "True", "2026-01-02T00:00:00Z"),

@@ -1,4 +1,5 @@
 //! `kubectl runnel status` and `members`.
+use anyhow::Context;
 use jiff::Timestamp;
 use runnel_proto::model::is_subdomain;
 use serde_json::{Value, json};
@@ -8,10 +9,10 @@ use super::args::{Members, Output, Status};
 use super::ask::RuleQuery;
 use super::limit::{self, RuleRef};
 use super::look::{self, API};
+use super::objects::{Rule, tidy};
 use super::progress::colours;
-use super::{
-    CommandContext, ask, detail, ended, for_machines, note, observed_json, rules, say, usage,
-};
+use super::{CommandContext, ask, detail, ended, for_machines, note, rules, say, usage};
+use runnel_api::MemberCluster;
 
 /// Shows rules, or one.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyhow::Result<()> {
@@ -25,7 +26,11 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
     }
     let now = Timestamp::now();
     if let Some(given) = &options.rule {
-        let rule = observed_json::tidy(one(&hub, given, &namespace).await?);
+        let object = tidy(one(&hub, given, &namespace).await?);
+        if let Some(text) = for_machines(options.output, &object)?.filter(|_| !options.outdated) {
+            return say(&text);
+        }
+        let rule = Rule::read(&object)?;
         if options.outdated {
             let namespace = hub_namespace(options)?;
             let question = RuleQuery {
@@ -36,15 +41,14 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
             let rows = ask::clusters(&hub, &question).await?;
             return say(&detail::outdated(&rows, width(), colours()));
         }
-        return match for_machines(options.output, &rule)? {
-            Some(text) => say(&text),
-            None if options.output == Some(Output::Wide) => whole(&hub, options, &rule, now).await,
-            None => say(&rules::rule(&rule, now, colours())),
-        };
+        if options.output == Some(Output::Wide) {
+            return whole(&hub, options, &rule, now).await;
+        }
+        return say(&rules::rule(&rule, now, colours()));
     }
     let all = options.all_namespaces;
     let found = look::rules(&hub, (!all).then_some(namespace.as_str())).await?;
-    let found: Vec<Value> = found.into_iter().map(observed_json::tidy).collect();
+    let found: Vec<Value> = found.into_iter().map(tidy).collect();
     if let Some(text) = for_machines(options.output, &listed(&found))? {
         return say(&text);
     }
@@ -61,10 +65,14 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
         };
         note(&format!("No rules in {place}{hint}."));
     } else {
-        say(&rules::rules(&found, all, options.output == Some(Output::Wide), now).text(colours()))?;
+        let rules = found
+            .iter()
+            .map(Rule::read)
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        say(&rules::rules(&rules, all, options.output == Some(Output::Wide), now).text(colours()))?;
     }
     // Below the rules, as most that is wrong with all of them is a member that is away.
-    if let Ok(members) = look::members(&hub).await {
+    if let Ok(members) = look::members::<MemberCluster>(&hub).await {
         say(&format!("\n{}\n", rules::members_in_short(&members)))?;
     }
     Ok(())
@@ -87,12 +95,7 @@ fn hub_namespace(options: &Status) -> anyhow::Result<&str> {
 }
 
 /// One rule with all its clusters. Where the hub cannot be asked, what the status says is shown all the same.
-async fn whole(
-    hub: &Cluster,
-    options: &Status,
-    rule: &Value,
-    now: Timestamp,
-) -> anyhow::Result<()> {
+async fn whole(hub: &Cluster, options: &Status, rule: &Rule, now: Timestamp) -> anyhow::Result<()> {
     let question = RuleQuery {
         namespace: hub_namespace(options)?,
         address: options.hub_url.as_deref(),
@@ -148,7 +151,7 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
             return Err(usage(format!("`{name}` is no name of a cluster")));
         }
         Some(name) => match hub.get("read the member", &look::member_path(name)).await? {
-            Some(member) => vec![observed_json::tidy(member)],
+            Some(member) => vec![tidy(member)],
             None => {
                 return Err(ended(
                     super::FAILED,
@@ -156,11 +159,7 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
                 ));
             }
         },
-        None => look::members(&hub)
-            .await?
-            .into_iter()
-            .map(observed_json::tidy)
-            .collect(),
+        None => look::members(&hub).await?.into_iter().map(tidy).collect(),
     };
     let value = match (&options.cluster, found.as_slice()) {
         (Some(_), [one]) => one.clone(),
@@ -169,12 +168,19 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
     if let Some(text) = for_machines(options.output, &value)? {
         return say(&text);
     }
-    if found.is_empty() {
-        note(&rules::members_in_short(&found));
+    let members = found
+        .into_iter()
+        .map(serde_json::from_value)
+        .collect::<Result<Vec<MemberCluster>, _>>()
+        .context(
+            "a member has a value that this plugin does not know (`kubectl runnel version`)",
+        )?;
+    if members.is_empty() {
+        note(&rules::members_in_short(&members));
         return Ok(());
     }
     say(&rules::members(
-        &found,
+        &members,
         options.output == Some(Output::Wide),
         Timestamp::now(),
     )

@@ -1,17 +1,17 @@
 //! `kubectl runnel uninstall`: rules, members, the hub, its definitions; in this order, as each needs the next.
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::access::Cluster;
 use super::args::{self, Copies};
 use super::helm::{HUB, Helm};
-use super::observed_json::{condition, full_name, list, text};
+use super::objects::{Conditioned, Rule, member_name};
 use super::progress::Progress;
 use super::unjoin::remove;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
 use runnel_api::conditions::ConditionType;
-use runnel_api::{self, APPROVE, FINALIZER};
+use runnel_api::{APPROVE, DeletionPolicy, FINALIZER, MemberCluster};
 use runnel_hub_core::plan::ROLLBACK_SECRETS;
 
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -27,15 +27,15 @@ pub(super) async fn run(
     let hub = session.hub().await?;
     hub.require("uninstall the hub", &rights::uninstall(namespace))
         .await?;
-    let (mut rules, mut members) = (Vec::new(), Vec::new());
+    let (mut rules, mut members) = (Vec::<Rule>::new(), Vec::<MemberCluster>::new());
     if any_definition(&hub).await? {
         rules = look::rules(&hub, None).await?;
         members = look::members(&hub).await?;
     }
     let away: Vec<String> = members
         .iter()
-        .filter(|member| !condition(member, ConditionType::Connected).holds())
-        .map(|member| text(member, "/metadata/name").to_owned())
+        .filter(|member| !member.condition(ConditionType::Connected).holds())
+        .map(|member| member_name(member).to_owned())
         .collect();
     if !away.is_empty() && !rules.is_empty() && options.copies == Copies::Delete && !options.force {
         let text = format!(
@@ -67,9 +67,13 @@ pub(super) async fn run(
         look::members(&hub).await?
     };
     for member in &members {
-        let name = text(member, "/metadata/name");
-        for pending in list(member, "/status/pendingRemovals") {
-            let rule = text(pending, "/rule");
+        let name = member_name(member);
+        let pending = member
+            .status
+            .as_ref()
+            .map(|status| &status.pending_removals);
+        for pending in pending.into_iter().flatten() {
+            let rule = &pending.rule;
             note(&format!(
                 "warning: the copies of rule {rule} stay in {name}, which was not connected"
             ));
@@ -89,7 +93,7 @@ pub(super) async fn run(
     if !members.is_empty() {
         say("The agents are still installed. In each member:\n")?;
         for member in &members {
-            let name = text(member, "/metadata/name");
+            let name = member_name(member);
             say(&format!(
                 "  helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT   # {name}\n"
             ))?;
@@ -101,10 +105,9 @@ pub(super) async fn run(
 async fn any_definition(hub: &Cluster) -> anyhow::Result<bool> {
     for definition in runnel_api::definitions() {
         let name = definition.metadata.name.unwrap_or_default();
-        if hub
-            .get("read the definitions", &definition_path(&name))
+        if !hub
+            .exists("read the definitions", &definition_path(&name))
             .await?
-            .is_none()
         {
             return Ok(false);
         }
@@ -124,15 +127,15 @@ struct Removing<'a> {
 
 impl Removing<'_> {
     /// Deletes the rules and waits until the hub has let go of each.
-    async fn rules(&self, rules: Vec<Value>) -> anyhow::Result<()> {
+    async fn rules(&self, rules: Vec<Rule>) -> anyhow::Result<()> {
         let policy = if self.options.copies == Copies::Keep {
-            "Retain"
+            DeletionPolicy::Retain
         } else {
-            "Delete"
+            DeletionPolicy::Delete
         };
         for rule in &rules {
-            let (path, name) = (look::rule_path(rule), full_name(rule));
-            if text(rule, "/spec/deletionPolicy") != policy {
+            let (path, name) = (look::rule_path(rule), rule.full_name());
+            if rule.terms().deletion_policy != policy {
                 let patch = json!({"spec": {"deletionPolicy": policy}});
                 self.hub
                     .patch(
@@ -146,7 +149,7 @@ impl Removing<'_> {
         for rule in &rules {
             self.hub
                 .delete(
-                    &format!("delete rule {}", full_name(rule)),
+                    &format!("delete rule {}", rule.full_name()),
                     &look::rule_path(rule),
                 )
                 .await?;
@@ -158,19 +161,22 @@ impl Removing<'_> {
             let mut still = Vec::new();
             for rule in left {
                 let path = look::rule_path(&rule);
-                if let Some(now) = self.hub.get("read the rule", &path).await? {
+                if let Some(now) = self.hub.get::<Rule>("read the rule", &path).await? {
                     // All of them at once is what the removal guard is there for, and what was asked for here.
-                    let digest = text(&now, "/status/pendingApproval/digest");
-                    if condition(&now, ConditionType::ApprovalRequired).holds()
-                        && now
-                            .pointer("/metadata/annotations")
-                            .and_then(|all| all.get(APPROVE))
-                            != Some(&json!(digest))
+                    let pending = now
+                        .status()
+                        .and_then(|status| status.pending_approval.as_ref());
+                    let annotations = now.metadata().annotations.as_ref();
+                    let approved = annotations.and_then(|all| all.get(APPROVE));
+                    if let Some(pending) = pending
+                        && now.condition(ConditionType::ApprovalRequired).holds()
+                        && approved != Some(&pending.digest)
                     {
+                        let digest = &pending.digest;
                         let patch = json!({"metadata": {"annotations": {APPROVE: digest}}});
                         self.hub
                             .patch(
-                                &format!("approve the removal of rule {}", full_name(&rule)),
+                                &format!("approve the removal of rule {}", rule.full_name()),
                                 &path,
                                 patch,
                             )
@@ -189,7 +195,7 @@ impl Removing<'_> {
         if left.is_empty() {
             return Ok(());
         }
-        let names: Vec<String> = left.iter().map(full_name).collect();
+        let names: Vec<String> = left.iter().map(Rule::full_name).collect();
         if !self.options.force {
             let text = format!(
                 "not gone within {}: {}. The hub removes the finalizer of a rule when its copies are gone: does it run \
@@ -206,19 +212,22 @@ impl Removing<'_> {
     }
 
     /// Takes our finalizer, and no other, from a rule that nobody sees to.
-    async fn release(&self, rule: &Value) -> anyhow::Result<()> {
-        let (path, name) = (look::rule_path(rule), full_name(rule));
-        let Some(now) = self.hub.get("read the rule", &path).await? else {
+    async fn release(&self, rule: &Rule) -> anyhow::Result<()> {
+        let (path, name) = (look::rule_path(rule), rule.full_name());
+        let Some(now) = self.hub.get::<Rule>("read the rule", &path).await? else {
             return Ok(());
         };
         note(&format!(
             "warning: rule {name} is released by force: its copies stay in every cluster that has not removed them"
         ));
-        let others: Vec<&Value> = list(&now, "/metadata/finalizers")
+        let metadata = now.metadata();
+        let others: Vec<&String> = metadata
+            .finalizers
             .iter()
-            .filter(|one| **one != FINALIZER)
+            .flatten()
+            .filter(|finalizer| *finalizer != FINALIZER)
             .collect();
-        let version = text(&now, "/metadata/resourceVersion");
+        let version = &metadata.resource_version;
         let patch = json!({"metadata": {"finalizers": others, "resourceVersion": version}});
         self.hub
             .patch(&format!("release rule {name}"), &path, patch)
@@ -243,9 +252,8 @@ impl Removing<'_> {
         for name in &names {
             while self
                 .hub
-                .get("read the definitions", &definition_path(name))
+                .exists("read the definitions", &definition_path(name))
                 .await?
-                .is_some()
             {
                 if begin.elapsed() >= self.timeout {
                     let text = format!(

@@ -2,14 +2,15 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use runnel_api::MemberCluster;
 use runnel_proto::model::is_subdomain;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::access::Cluster;
 use super::args;
 use super::helm::Helm;
 use super::join::{forget_agent, hub, member};
-use super::observed_json::{condition, full_name, list, number, text};
+use super::objects::{Conditioned, Rule};
 use super::progress::Progress;
 use super::table::age;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
@@ -37,7 +38,7 @@ pub(super) async fn run(
     hub.require("let a cluster leave", &rights::unjoin())
         .await?;
     let Some(object) = hub
-        .get("read the MemberCluster", &look::member_path(name))
+        .get::<MemberCluster>("read the MemberCluster", &look::member_path(name))
         .await?
     else {
         return Err(ended(
@@ -45,7 +46,7 @@ pub(super) async fn run(
             format!("there is no member {name}: `kubectl runnel members` lists all"),
         ));
     };
-    let connected = condition(&object, ConditionType::Connected);
+    let connected = object.condition(ConditionType::Connected);
     if !connected.holds() && !options.force {
         let since = age(connected.since, Timestamp::now());
         let text = format!(
@@ -110,12 +111,15 @@ async fn leave(
     let mut progress = Progress::start(&format!("{name} leaves: waiting for its copies"));
     let begin = Instant::now();
     let outcome = loop {
-        let Some(object) = hub.get("read the MemberCluster", &path).await? else {
+        let Some(object) = hub
+            .get::<MemberCluster>("read the MemberCluster", &path)
+            .await?
+        else {
             break Ok(String::new());
         };
         let (left, connected) = (
-            condition(&object, ConditionType::Drained),
-            condition(&object, ConditionType::Connected),
+            object.condition(ConditionType::Drained),
+            object.condition(ConditionType::Connected),
         );
         if left.holds() {
             break Ok(left
@@ -169,7 +173,7 @@ pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyh
     let begin = Instant::now();
     hub.delete(&format!("delete the MemberCluster {name}"), &path)
         .await?;
-    while hub.get("read the MemberCluster", &path).await?.is_some() {
+    while hub.exists("read the MemberCluster", &path).await? {
         if begin.elapsed() >= timeout {
             let text = format!(
                 "the MemberCluster {name} is still there: its metadata.finalizers say who holds it"
@@ -182,25 +186,29 @@ pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyh
 }
 
 /// What stays in a cluster that is removed by force.
-async fn left_behind(hub: &Cluster, name: &str, object: &Value) -> String {
-    let rules = look::rules(hub, None).await.unwrap_or_default();
+async fn left_behind(hub: &Cluster, name: &str, object: &MemberCluster) -> String {
+    let rules: Vec<Rule> = look::rules(hub, None).await.unwrap_or_default();
     let mut lines = Vec::new();
     for rule in &rules {
-        let cluster = list(rule, "/status/clusters")
-            .iter()
-            .find(|cluster| text(cluster, "/name") == name);
-        if let Some(applied) = cluster
-            .map(|cluster| number(cluster, "/applied"))
-            .filter(|applied| *applied > 0)
-        {
-            lines.push(format!("  {applied} copies of rule {}", full_name(rule)));
+        let clusters = rule.status().map(|status| &status.clusters);
+        let cluster = clusters
+            .into_iter()
+            .flatten()
+            .find(|cluster| cluster.name == name && cluster.applied > 0);
+        if let Some(cluster) = cluster {
+            lines.push(format!(
+                "  {} copies of rule {}",
+                cluster.applied,
+                rule.full_name()
+            ));
         }
     }
-    for pending in list(object, "/status/pendingRemovals") {
-        lines.push(format!(
-            "  the copies of the deleted rule {}",
-            text(pending, "/rule")
-        ));
+    let pending = object
+        .status
+        .as_ref()
+        .map(|status| &status.pending_removals);
+    for pending in pending.into_iter().flatten() {
+        lines.push(format!("  the copies of the deleted rule {}", pending.rule));
     }
     if lines.is_empty() {
         lines.push("  nothing that the hub knows of".to_owned());

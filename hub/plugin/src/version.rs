@@ -1,10 +1,13 @@
 //! `kubectl runnel version`.
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::apps::v1::Deployment;
+use runnel_api::MemberCluster;
 use serde_json::{Value, json};
 
+use super::checks::image;
 use super::helm::HUB;
-use super::observed_json::text;
+use super::objects::member_status;
 use super::{CommandContext, args, for_machines, look, say};
 
 /// Shows versions.
@@ -39,38 +42,37 @@ async fn of_clusters(
     let hub = session.hub().await?;
     let namespace = session.system()?;
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{HUB}");
-    let deployment = hub.get("read the Deployment runnel-hub", &path).await?;
+    let deployment: Option<Deployment> = hub.get("read the Deployment runnel-hub", &path).await?;
     let mut agents: BTreeMap<String, usize> = BTreeMap::new();
     if deployment.is_some() {
-        for member in look::members(&hub).await? {
-            let version = text(&member, "/status/agentVersion");
-            let version = if version.is_empty() {
-                "unknown"
-            } else {
-                version
-            };
-            *agents.entry(version.to_owned()).or_default() += 1;
+        for member in look::members::<MemberCluster>(&hub).await? {
+            let version = member_status(&member).agent_version;
+            let version = version.unwrap_or_else(|| "unknown".to_owned());
+            *agents.entry(version).or_default() += 1;
         }
     }
     let described = deployment.map_or(Value::Null, |deployment| {
+        let labels = deployment.metadata.labels.as_ref();
+        let version = labels.and_then(|labels| labels.get("app.kubernetes.io/version"));
         json!({
-            "version": text(&deployment, "/metadata/labels/app.kubernetes.io~1version"),
-            "image": text(&deployment, "/spec/template/spec/containers/0/image"),
+            "version": version.map_or("", String::as_str),
+            "image": image(&deployment).unwrap_or_default(),
         })
     });
     Ok((described, agents))
 }
 
 fn in_words(seen: &Value) -> String {
-    let mut page = format!("Client: {}\n", text(seen, "/client"));
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut page = format!("Client: {}\n", text(&seen["client"]));
     if let Some(hub) = seen.get("hub") {
         page += &if hub.is_null() {
             "Hub:    not installed\n".to_owned()
         } else {
             format!(
                 "Hub:    {} ({})\n",
-                text(hub, "/version"),
-                text(hub, "/image")
+                text(&hub["version"]),
+                text(&hub["image"])
             )
         };
     }

@@ -296,20 +296,29 @@ fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool 
     runnel_proto::model::Selector::from(selector).matches(labels)
 }
 
+/// A label selector that a rule cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// A part is no requirement.
+    #[error("has a part `{0}` that is no requirement on a label")]
+    Requirement(String),
+    /// A part compares numbers.
+    #[error("compares numbers (`{0}`), which a rule cannot")]
+    Comparison(String),
+}
+
 /// A label selector as kubectl takes it; `None` for an empty one.
 ///
 /// # Errors
-/// What is wrong with it.
-pub fn selector(text: &str) -> Result<Option<LabelSelector>, String> {
+/// [`SelectorError`].
+pub fn selector(text: &str) -> Result<Option<LabelSelector>, SelectorError> {
     let mut selector = LabelSelector::default();
     for requirement in requirements(text) {
         let (key, operator, values) = requirement_of(requirement)?;
         let key = key.trim().to_owned();
         let good = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
         if key.is_empty() || !key.chars().all(good) {
-            return Err(format!(
-                "has a part `{requirement}` that is no requirement on a label"
-            ));
+            return Err(SelectorError::Requirement(requirement.to_owned()));
         }
         match (operator, values.as_slice()) {
             (Operator::In, [one]) if !selector.match_labels.contains_key(&key) => {
@@ -348,7 +357,7 @@ fn requirements(text: &str) -> Vec<&str> {
         .collect()
 }
 
-fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), String> {
+fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), SelectorError> {
     let one = |value: &str| vec![value.trim().to_owned()];
     if let Some((key, set)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
         let values = set
@@ -359,9 +368,7 @@ fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), String> {
         return match (words.next(), words.next(), words.next()) {
             (Some(key), Some("in"), None) => Ok((key, Operator::In, values)),
             (Some(key), Some("notin"), None) => Ok((key, Operator::NotIn, values)),
-            _ => Err(format!(
-                "has a part `{part}` that is no requirement on a label"
-            )),
+            _ => Err(SelectorError::Requirement(part.to_owned())),
         };
     }
     if let Some((key, value)) = part.split_once("!=") {
@@ -371,7 +378,7 @@ fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), String> {
         return Ok((key, Operator::In, one(value)));
     }
     if part.contains(['<', '>']) {
-        return Err(format!("compares numbers (`{part}`), which a rule cannot"));
+        return Err(SelectorError::Comparison(part.to_owned()));
     }
     Ok(match part.strip_prefix('!') {
         Some(key) => (key, Operator::DoesNotExist, Vec::new()),

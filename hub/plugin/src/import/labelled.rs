@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::annotations::{Copier, CopyRequest, Id, Marked, Objects, Read};
 use super::choice::{self, Choice, Places};
+use crate::limit::ArgumentError;
 use runnel_api::{LabelExpression, Operator, limits};
 
 /// What a person says of such a copier.
@@ -32,12 +33,14 @@ impl ByLabel {
     /// Reads the label, `KEY=VALUE` or `KEY`, and the namespaces that are copied to.
     ///
     /// # Errors
-    /// What is wrong with them, as a sentence.
-    pub fn new(label: &str, to: &[String]) -> Result<Self, String> {
-        let wrong =
-            || format!("--label `{label}` is no label: write KEY=VALUE, or KEY for any value");
+    /// [`ArgumentError`], which names the flag.
+    pub fn new(label: &str, to: &[String]) -> Result<Self, ArgumentError> {
+        let wrong = || ArgumentError::Label(label.to_owned());
         let parsed = choice::selector(label)
-            .map_err(|why| format!("--label `{label}` {why}"))?
+            .map_err(|cause| ArgumentError::Selector {
+                given: label.to_owned(),
+                cause,
+            })?
             .ok_or_else(wrong)?;
         let mut labels = parsed.match_labels.into_iter();
         let (key, value) = match (
@@ -64,9 +67,7 @@ impl ByLabel {
             .iter()
             .find(|name| name.is_empty() || !name.chars().all(good))
         {
-            return Err(format!(
-                "--to `{bad}` is no name of a namespace and no glob, such as team-*"
-            ));
+            return Err(ArgumentError::Namespace(bad.clone()));
         }
         Ok(Self {
             key,

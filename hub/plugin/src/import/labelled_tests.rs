@@ -335,7 +335,10 @@ fn a_label_and_namespaces_are_read_as_people_write_them() {
     }
     for wrong in ["", "team-[ab]", "Team", "a b"] {
         assert!(
-            read("a=b", &[wrong]).unwrap_err().contains("--to"),
+            read("a=b", &[wrong])
+                .unwrap_err()
+                .to_string()
+                .contains("--to"),
             "{wrong}"
         );
     }
