@@ -62,7 +62,7 @@ pub(super) enum Swap {
     /// The second connection is opened at this time.
     Connect(Instant),
     /// The second connection is being opened.
-    Connecting(Work<Result<Connected, String>>),
+    Connecting(Work<Result<Connected, Ended>>),
     /// The second connection is open. The agent sends `Handover` as soon as the stream has room.
     Saying(Connected, Work<Option<mpsc::OwnedPermit<AgentFrame>>>),
     /// The agent has sent `Handover`, and waits for the hub's last frame until this time.
@@ -73,7 +73,7 @@ pub(super) enum Swap {
 pub(super) enum HandoverEvent {
     Due,
     Renewed(Box<Result<Identity, NotRenewed>>),
-    Connected(Result<Connected, String>),
+    Connected(Result<Connected, Ended>),
     Room(Option<mpsc::OwnedPermit<AgentFrame>>),
 }
 
@@ -138,9 +138,13 @@ impl Link {
                     Box::pin(async move { frames.reserve_owned().await.ok() }),
                 )
             }
-            (_, HandoverEvent::Connected(Err(error))) => {
+            (_, HandoverEvent::Connected(Err(ended))) => {
+                let cause = match ended {
+                    Ended::Refused(text) | Ended::Failed(text) => text,
+                    _ => "the hub is not reached".to_owned(),
+                };
                 tracing::warn!(
-                    "no second connection to the hub yet, the first one goes on: {error}"
+                    "no second connection to the hub yet, the first one continues: {cause}"
                 );
                 Swap::Connect(self.again())
             }
@@ -162,14 +166,7 @@ impl Link {
     /// Opens the second connection.
     fn connect(&self, address: &str) -> Swap {
         let (identity, address) = (self.identity.clone(), address.to_owned());
-        Swap::Connecting(Box::pin(async move {
-            channel(&identity, &address)
-                .await
-                .map_err(|ended| match ended {
-                    Ended::Refused(text) | Ended::Failed(text) => text,
-                    _ => "the hub is not reached".to_owned(),
-                })
-        }))
+        Swap::Connecting(Box::pin(async move { channel(&identity, &address).await }))
     }
 
     fn again(&mut self) -> Instant {
