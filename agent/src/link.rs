@@ -365,7 +365,7 @@ impl Link {
                 // If frames are queued, the hub receives data from this agent anyway.
                 () = meter.owes() => drop(frames.try_send(AgentFrame::Alive)),
                 never = self.history_token.keep() => match never {},
-                step = swap.next(), if !draining && !stands_still(self.life_left()) => swap = self.go_on(swap, step, address, (&client, &frames)),
+                step = swap.next(), if !draining && !stands_still(self.life_left()) => swap = self.advance(swap, step, address, (&client, &frames)),
             }
         }
     }

@@ -107,7 +107,7 @@ impl Link {
     }
 
     /// Continues the replacement of the stream after an event.
-    pub(super) fn go_on(
+    pub(super) fn advance(
         &mut self,
         swap: Swap,
         step: HandoverEvent,

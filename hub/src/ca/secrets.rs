@@ -58,7 +58,7 @@ impl SecretWatch {
                     }
                 }
             }
-            if self.state.take_in(event) {
+            if self.state.observe(event) {
                 return;
             }
         }
@@ -81,7 +81,7 @@ fn version(secret: &Secret) -> u64 {
 
 impl SecretState {
     /// Takes in an event of the watch, or that it has begun again. Returns whether the Secret may have changed.
-    fn take_in(&mut self, event: Option<WatchEvent<Secret>>) -> bool {
+    fn observe(&mut self, event: Option<WatchEvent<Secret>>) -> bool {
         match event {
             None => {
                 *self = Self {
@@ -155,7 +155,7 @@ mod tests {
     fn takes_in(state: &mut SecretState, events: Vec<Event<Secret>>) -> Vec<bool> {
         events
             .into_iter()
-            .map(|event| state.take_in(Some(Ok(event))))
+            .map(|event| state.observe(Some(Ok(event))))
             .collect()
     }
 
@@ -207,7 +207,7 @@ mod tests {
             vec![Event::Init, Event::InitApply(secret(90)), Event::InitDone],
         );
         // The right to lead is new: what was known may be behind.
-        assert!(!state.take_in(None));
+        assert!(!state.observe(None));
         assert_eq!(known(&state), None);
         // The API server was restored from a backup.
         assert_eq!(

@@ -81,7 +81,7 @@ impl ConnectionGuard {
     }
 
     /// An error when the connection is over. The task is woken when it is.
-    fn go_on(&self, context: &Context<'_>) -> io::Result<()> {
+    fn check_deadline(&self, context: &Context<'_>) -> io::Result<()> {
         self.0.task.register(context.waker());
         if self.0.over.load(Ordering::Acquire) {
             Err(io::Error::new(
@@ -275,7 +275,7 @@ impl AsyncRead for Fenced {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.guard.go_on(context)?;
+        self.guard.check_deadline(context)?;
         Pin::new(&mut self.connection).poll_read(context, buffer)
     }
 }
@@ -287,7 +287,7 @@ impl AsyncWrite for Fenced {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.check()?;
-        self.guard.go_on(context)?;
+        self.guard.check_deadline(context)?;
         Pin::new(&mut self.connection).poll_write(context, bytes)
     }
 
@@ -297,7 +297,7 @@ impl AsyncWrite for Fenced {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check()?;
-        self.guard.go_on(context)?;
+        self.guard.check_deadline(context)?;
         Pin::new(&mut self.connection).poll_write_vectored(context, slices)
     }
 
@@ -307,7 +307,7 @@ impl AsyncWrite for Fenced {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check()?;
-        self.guard.go_on(context)?;
+        self.guard.check_deadline(context)?;
         Pin::new(&mut self.connection).poll_flush(context)
     }
 
@@ -330,7 +330,7 @@ mod tests {
         let guards = ConnectionGuards::default();
         let guard = guards.guard(None);
         let all = guard.clone();
-        let over = std::future::poll_fn(move |context| match all.go_on(context) {
+        let over = std::future::poll_fn(move |context| match all.check_deadline(context) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(error),
         });

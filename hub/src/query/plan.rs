@@ -281,13 +281,13 @@ impl Questions {
             .take_until(sleep_until(by))
             .collect()
             .await;
-        let take_in = move || {
+        let judge = move || {
             for (body, source) in bodies {
                 preview.read(&source, body);
             }
             preview
         };
-        aside(take_in).await
+        aside(judge).await
     }
 
     async fn listed(

@@ -171,7 +171,7 @@ fn cost_of(frame: &AgentFrame) -> usize {
 }
 
 impl Running {
-    pub(super) fn take_in(&mut self, frame: wire::AgentFrame) {
+    pub(super) fn handle_frame(&mut self, frame: wire::AgentFrame) {
         self.bounds.spend_reads(1, &self.metrics);
         let (frame, refused) = match convert::agent_frame(frame) {
             Ok(read) => read,

@@ -41,7 +41,7 @@ use crate::membership::decide::{JoinRefusal, admit, admit_renewal};
 use crate::membership::tokens::is_named;
 use crate::metrics::HubMetrics;
 use crate::object_cache::ObjectCache;
-use crate::watch::take_in_member;
+use crate::watch::observe_member;
 use runnel_api::MemberCluster;
 
 /// How long a call waits for a hub that is starting.
@@ -176,7 +176,7 @@ impl Server {
         let look =
             tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
         match look {
-            Ok(Ok(Some(member))) => take_in_member(member, &self.hub_state, &self.object_cache),
+            Ok(Ok(Some(member))) => observe_member(member, &self.hub_state, &self.object_cache),
             Ok(Ok(None)) => {}
             // Who cannot be looked up is not revoked.
             _ => {

@@ -147,7 +147,7 @@ impl Running {
             () = until(self.bounds.late_at) => self.catch_up_late(),
             () = until(self.bounds.read_at), if self.bounds.read_at.is_some() => self.bounds.read_at = None,
             frame = self.inbound.next(), if !self.half_closed && self.bounds.read_at.is_none() => match frame {
-                Some(Ok(frame)) => self.take_in(frame),
+                Some(Ok(frame)) => self.handle_frame(frame),
                 Some(Err(status)) => {
                     tracing::debug!(why = status.message(), "the stream broke");
                     // Heard only where the connection lives, which is where the agent sent what cannot be read.

@@ -169,7 +169,7 @@ impl<T: Clone + 'static> Into<T> {
                 patience.begin(Instant::now());
                 continue;
             };
-            if self.take_in(
+            if self.observe(
                 event,
                 (&mut seen, &mut patience),
                 hub_state,
@@ -204,7 +204,7 @@ impl<T: Clone + 'static> Into<T> {
     }
 
     /// Returns whether it was refused.
-    fn take_in<K: Resource>(
+    fn observe<K: Resource>(
         &self,
         event: WatchEvent<Own<K>>,
         (seen, patience): (&mut Option<BTreeMap<String, T>>, &mut Patience),

@@ -43,7 +43,7 @@ pub async fn watch_members(
             Ok(Event::InitApply(object)) => {
                 seen.insert(ClusterName::from(object.name()));
                 if let Own::Read(object) = object {
-                    take_in_member(*object, &hub_state, &object_cache);
+                    observe_member(*object, &hub_state, &object_cache);
                 }
             }
             Ok(Event::InitDone) => {
@@ -63,7 +63,7 @@ pub async fn watch_members(
                 listed();
             }
             Ok(Event::Apply(Own::Read(object))) => {
-                take_in_member(*object, &hub_state, &object_cache)
+                observe_member(*object, &hub_state, &object_cache)
             }
             // It stays as it was.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
@@ -87,7 +87,7 @@ pub async fn watch_members(
 }
 
 /// A member is as given now, unless something newer is known.
-pub fn take_in_member(mut object: MemberCluster, hub_state: &HubState, object_cache: &ObjectCache) {
+pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_cache: &ObjectCache) {
     // Who wrote which field is most of the object, and nobody here asks.
     object.metadata.managed_fields = None;
     let name = ClusterName::from(object.name_any());
@@ -152,7 +152,7 @@ async fn look_up(
     for name in names {
         let uid = object_cache.with_member(&name, |known| known?.metadata.uid.clone())?;
         match tokio::time::timeout(READ_LIMIT, members.get_opt(name.as_str())).await {
-            Ok(Ok(Some(object))) => take_in_member(object, hub_state, object_cache),
+            Ok(Ok(Some(object))) => observe_member(object, hub_state, object_cache),
             Ok(Ok(None)) => forget_if(&name, Some(&uid), hub_state, object_cache),
             _ => return None,
         }
@@ -213,12 +213,12 @@ mod tests {
     #[test]
     fn a_list_does_not_take_away_who_came_while_it_was_made() {
         let (hub_state, object_cache) = hub();
-        take_in_member(member("old", 1, true), &hub_state, &object_cache);
-        take_in_member(member("gone", 2, true), &hub_state, &object_cache);
+        observe_member(member("old", 1, true), &hub_state, &object_cache);
+        observe_member(member("gone", 2, true), &hub_state, &object_cache);
         object_cache.mark_members_stale();
-        take_in_member(member("old", 1, true), &hub_state, &object_cache);
+        observe_member(member("old", 1, true), &hub_state, &object_cache);
         // Its session was admitted after the list was made.
-        take_in_member(member("new", 3, true), &hub_state, &object_cache);
+        observe_member(member("new", 3, true), &hub_state, &object_cache);
         let unsure = forget_unlisted(&["old".into()].into(), &hub_state, &object_cache);
         assert_eq!(unsure, ["new".into()]);
         let known = |name: &str| {
@@ -236,9 +236,9 @@ mod tests {
     #[test]
     fn list_after_a_restore_counts_despite_lower_versions() {
         let (hub_state, object_cache) = hub();
-        take_in_member(member("eu-1", 900, true), &hub_state, &object_cache);
+        observe_member(member("eu-1", 900, true), &hub_state, &object_cache);
         object_cache.mark_members_stale();
-        take_in_member(member("eu-1", 400, false), &hub_state, &object_cache);
+        observe_member(member("eu-1", 400, false), &hub_state, &object_cache);
         assert!(
             !hub_state
                 .index
@@ -255,7 +255,7 @@ mod tests {
         std::thread::scope(|scope| {
             let index = hub_state.index.read();
             let taking =
-                scope.spawn(|| take_in_member(member("eu-1", 1, true), &hub_state, &object_cache));
+                scope.spawn(|| observe_member(member("eu-1", 1, true), &hub_state, &object_cache));
             while object_cache.member(&"eu-1".into()).is_none() && !taking.is_finished() {
                 std::thread::yield_now();
             }

@@ -34,7 +34,7 @@ use std::fmt::Debug;
 use crate::relist_barrier::RelistSubscription;
 pub use definitions::watch_definition;
 pub use grants::{watch_fleet, watch_grants, watch_hub_namespaces};
-pub use members::{take_in_member, watch_members};
+pub use members::{observe_member, watch_members};
 pub use reader::{body_of, expire_deleted_sources, read_sources};
 pub use renderer::render_rules;
 pub(crate) use rules::forget;

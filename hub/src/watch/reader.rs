@@ -170,13 +170,13 @@ async fn list(
         let (hub_state, wished) = (hub_state.clone(), left.clone());
         // Beside the threads that serve agents.
         let taken =
-            tokio::task::spawn_blocking(move || take_in_page(&hub_state, kind, &wished, &bytes))
+            tokio::task::spawn_blocking(move || observe_page(&hub_state, kind, &wished, &bytes))
                 .await;
         let Ok(Some(Page {
             seen,
             count,
             readable,
-            go_on,
+            continue_token,
         })) = taken
         else {
             return Err(ListError::Unreadable);
@@ -184,16 +184,16 @@ async fn list(
         shown += count;
         all_readable &= readable;
         left.retain(|source| !seen.contains(source));
-        if go_on.is_none() && all_readable {
+        if continue_token.is_none() && all_readable {
             // What the list does not show is gone: the watch says what became of it.
             left.clear();
         }
         // Otherwise there is more that nobody knows of as a source.
         let is_worth_it = (wanted - left.len()) * 2 >= shown;
-        if left.is_empty() || !is_worth_it || go_on.is_none() {
+        if left.is_empty() || !is_worth_it || continue_token.is_none() {
             return Ok(());
         }
-        next = go_on;
+        next = continue_token;
     }
 }
 
@@ -225,11 +225,11 @@ struct Page {
     /// Whether all of them could be read.
     readable: bool,
     /// Where the list goes on.
-    go_on: Option<String>,
+    continue_token: Option<String>,
 }
 
 /// Takes in what is wanted of a page.
-fn take_in_page(
+fn observe_page(
     hub_state: &HubState,
     kind: &'static Kind,
     wanted: &BTreeSet<SourceRef>,
@@ -239,7 +239,7 @@ fn take_in_page(
         seen: BTreeSet::new(),
         count: 0,
         readable: true,
-        go_on: None,
+        continue_token: None,
     };
     let metadata = parse_page(bytes, |object| {
         page.count += 1;
@@ -253,11 +253,11 @@ fn take_in_page(
             &object.name_any(),
         );
         if wanted.contains(&source) {
-            take_in(hub_state, kind, &source, *object);
+            observe(hub_state, kind, &source, *object);
             page.seen.insert(source);
         }
     });
-    page.go_on = metadata.ok()?.continue_.filter(|token| !token.is_empty());
+    page.continue_token = metadata.ok()?.continue_.filter(|token| !token.is_empty());
     Some(page)
 }
 
@@ -271,7 +271,7 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Do
     let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
     let done = match answer {
         Ok(Ok(Some(Own::Read(object)))) => {
-            take_in(&hub_state, kind, &source, *object);
+            observe(&hub_state, kind, &source, *object);
             true
         }
         Ok(Ok(Some(Own::Unreadable(_)))) => unreadable(
@@ -301,7 +301,7 @@ fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {
     false
 }
 
-fn take_in(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object: DynamicObject) {
+fn observe(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object: DynamicObject) {
     let labels = object.labels().clone();
     if object.metadata.deletion_timestamp.is_some()
         || is_never_a_source(kind, &source.name, &labels)

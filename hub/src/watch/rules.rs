@@ -48,7 +48,7 @@ pub async fn watch_rules<K: RuleKind>(
             Ok(Event::InitApply(object)) => {
                 seen.extend(object.meta().uid.clone().map(RuleUid::from));
                 if let Own::Read(object) = object {
-                    take_in(&*object, false, &hub_state, &object_cache);
+                    observe(&*object, false, &hub_state, &object_cache);
                 }
             }
             Ok(Event::InitDone) => {
@@ -64,7 +64,7 @@ pub async fn watch_rules<K: RuleKind>(
             Ok(Event::Apply(Own::Read(object))) => {
                 let is_origin_known = is_newly_deleted(&*object, &hub_state)
                     && origins.read(&*object, &hub_state).await;
-                take_in(&*object, is_origin_known, &hub_state, &object_cache);
+                observe(&*object, is_origin_known, &hub_state, &object_cache);
             }
             // It stays as it was.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
@@ -112,7 +112,7 @@ fn is_newly_deleted<K: RuleKind>(object: &K, hub_state: &HubState) -> bool {
     object.meta().deletion_timestamp.is_some() && was_alive()
 }
 
-fn take_in<K: RuleKind>(
+fn observe<K: RuleKind>(
     object: &K,
     is_origin_known: bool,
     hub_state: &HubState,
@@ -218,7 +218,7 @@ mod tests {
             (HubState::new(Settings::for_tests()), ObjectCache::default());
         shown
             .iter()
-            .for_each(|object| take_in(object, false, &hub_state, &object_cache));
+            .for_each(|object| observe(object, false, &hub_state, &object_cache));
         deleted(last, &hub_state, &object_cache);
         let uid = RuleUid::from("r");
         let is_deleting = hub_state

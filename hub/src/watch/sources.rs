@@ -100,7 +100,7 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
             continue;
         };
         // A refused watch is begun anew, with a new list: it would go on where it stopped without saying that it is back.
-        if watch.take_in(event) == WatchActivity::Refusal {
+        if watch.observe(event) == WatchActivity::Refusal {
             tokio::select! {
                 () = tokio::time::sleep(AFTER_REFUSAL) => {}
                 _ = events.rounds.asked.changed() => {}
@@ -183,7 +183,7 @@ impl SourceWatch {
         self.received_all();
     }
 
-    fn take_in(
+    fn observe(
         &mut self,
         event: Result<Event<SourceMeta>, kube::runtime::watcher::Error>,
     ) -> WatchActivity {

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{WriteError, Writer};
 use crate::membership::decide::{keys, renewable_until};
 use crate::membership::keys::used;
-use crate::watch::take_in_member;
+use crate::watch::observe_member;
 use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{MemberCluster, MemberClusterStatus};
 use runnel_hub_core::status::{MemberView, Notice, Now, SETTLING, fold_member};
@@ -89,7 +89,7 @@ impl Writer {
             .await?;
         if let Some(written) = written {
             tracing::info!(cluster = %name, "the agent uses its new key: the older ones are given up");
-            take_in_member(written, &self.hub_state, &self.object_cache);
+            observe_member(written, &self.hub_state, &self.object_cache);
         }
         Ok(())
     }

@@ -104,7 +104,7 @@ struct Conflicts(BTreeMap<Retry, u32>);
 
 impl Conflicts {
     /// Takes in how a write went. Returns whether it is time to tell of its conflicts.
-    fn take_in<T>(&mut self, about: Retry, result: &Result<T, WriteError>) -> bool {
+    fn record_result<T>(&mut self, about: Retry, result: &Result<T, WriteError>) -> bool {
         match result {
             Ok(_) => drop(self.0.remove(&about)),
             Err(WriteError::Changed) => {
@@ -303,7 +303,10 @@ impl Writer {
             .collect()
             .await;
         for (uid, look, result) in results {
-            if self.conflicts.take_in(Retry::Rule(uid.clone()), &result) {
+            if self
+                .conflicts
+                .record_result(Retry::Rule(uid.clone()), &result)
+            {
                 let rule = self.object_cache.name_of(&uid);
                 tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
             }
@@ -340,7 +343,10 @@ impl Writer {
             .collect()
             .await;
         for (name, result) in results {
-            if self.conflicts.take_in(Retry::Member(name.clone()), &result) {
+            if self
+                .conflicts
+                .record_result(Retry::Member(name.clone()), &result)
+            {
                 tracing::warn!(cluster = %name, "cannot write about a member: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
             }
             if let Err(error) = result {
@@ -434,15 +440,15 @@ mod tests {
         let changed = || Err::<(), _>(WriteError::Changed);
         let messages = |conflicts: &mut Conflicts, times: usize| {
             (0..times)
-                .filter(|_| conflicts.take_in(rule.clone(), &changed()))
+                .filter(|_| conflicts.record_result(rule.clone(), &changed()))
                 .count()
         };
         assert_eq!(messages(&mut conflicts, 9), 0);
-        assert!(!conflicts.take_in(member, &changed()));
+        assert!(!conflicts.record_result(member, &changed()));
         assert_eq!(messages(&mut conflicts, 1), 1);
         assert_eq!(messages(&mut conflicts, 10), 1);
         assert_eq!(messages(&mut conflicts, 9), 0);
-        assert!(!conflicts.take_in(rule.clone(), &Ok(())));
+        assert!(!conflicts.record_result(rule.clone(), &Ok(())));
         assert_eq!(messages(&mut conflicts, 9), 0);
         assert!(conflicts.0.len() == 2);
     }

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::pending::PendingList;
 use super::{GATHER, ObjectCache, WRITES, WriteError, describe, serves, unless_gone};
 use crate::hub_state::HubState;
-use crate::watch::take_in_member;
+use crate::watch::observe_member;
 use runnel_api::{MemberCluster, PendingRemoval};
 
 /// After a write that failed. The newer object of a changed one is here within a moment.
@@ -194,7 +194,7 @@ impl RemovalRecorder {
         let write = api.patch_status(name.as_str(), &params, &patch);
         if let Some(written) = unless_gone(&self.hub_state, write).await? {
             // Before the rule is released: from then on only this says what becomes of its copies.
-            take_in_member(written, &self.hub_state, &self.object_cache);
+            observe_member(written, &self.hub_state, &self.object_cache);
         }
         Ok(())
     }

@@ -193,7 +193,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
             .map(|uid| AgentFrame::Detail(uid.clone(), state.holdings.detail(uid), true))
             .collect(),
         HubFrame::Batch(batch) => {
-            let states = state.holdings.take_in(batch);
+            let states = state.holdings.apply_batch(batch);
             vec![
                 AgentFrame::Ack(batch.nonce, Vec::new()),
                 AgentFrame::Report(states),

@@ -74,7 +74,7 @@ impl Holdings {
     }
 
     /// Takes a batch in. Returns the state of every rule that it names, for a report.
-    pub fn take_in(&mut self, batch: &Batch) -> Vec<RuleState> {
+    pub fn apply_batch(&mut self, batch: &Batch) -> Vec<RuleState> {
         batch
             .rules
             .iter()

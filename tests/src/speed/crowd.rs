@@ -329,7 +329,7 @@ impl Agent {
             }
             self.seen.complaints.lock().extend(record.complaints);
             match frame {
-                Ok(Some(HubFrame::Batch(batch))) => self.take_in(&line, batch),
+                Ok(Some(HubFrame::Batch(batch))) => self.apply_batch(&line, batch),
                 Ok(Some(HubFrame::SnapshotEnd(end))) => {
                     self.compare(&end);
                     if !std::mem::replace(up_to_date, true) {
@@ -377,7 +377,7 @@ impl Agent {
         }
     }
 
-    fn take_in(&mut self, line: &Line, mut batch: Batch) {
+    fn apply_batch(&mut self, line: &Line, mut batch: Batch) {
         let intents = batch
             .rules
             .iter()
@@ -392,7 +392,7 @@ impl Agent {
                 let _ = digest_of(&intent.revision, &intent.payload);
                 intent.payload = nothing.clone();
             }
-            send(line, AgentFrame::Report(self.holdings.take_in(&batch)));
+            send(line, AgentFrame::Report(self.holdings.apply_batch(&batch)));
         }
         self.seen.took(intents, &mut self.way);
     }

@@ -269,7 +269,7 @@ impl Member {
     fn follow(&mut self, index: &mut Index) {
         let (uid, name) = (RuleUid::from("r"), ClusterName::from(self.cluster.name));
         for _ in 0..2 {
-            self.take_in(index);
+            self.apply(index);
             for (_, sources) in self.session.take_orphaned_intents() {
                 let effect = if sources.is_empty() {
                     index.orphaned_cluster(&uid, &name)
@@ -281,7 +281,7 @@ impl Member {
         }
     }
 
-    fn take_in(&mut self, index: &Index) {
+    fn apply(&mut self, index: &Index) {
         let (claims, version) =
             index.directives_since(&ClusterName::from(self.cluster.name), self.version);
         self.version = version;

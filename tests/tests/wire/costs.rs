@@ -124,7 +124,7 @@ async fn slow_agent_skips_to_the_newest_and_delays_no_other() -> Result<()> {
     let mut sizes = BTreeSet::new();
     while value(&copies_there, &big).as_deref() != Some(newest.as_str()) {
         if let HubFrame::Batch(batch) = slow.must().await? {
-            copies_there.take_in(&batch);
+            copies_there.apply_batch(&batch);
             sizes.insert(batch.nonce);
             slow.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
         }
@@ -138,7 +138,7 @@ async fn slow_agent_skips_to_the_newest_and_delays_no_other() -> Result<()> {
     stage.write("big", "after").await?;
     while value(&copies_there, &big).as_deref() != Some("after") {
         if let HubFrame::Batch(batch) = slow.must().await? {
-            copies_there.take_in(&batch);
+            copies_there.apply_batch(&batch);
         }
     }
     ensure!(

@@ -265,7 +265,7 @@ async fn hostile_names_and_messages_reach_no_status() -> Result<()> {
     let mut copies_there = Holdings::default();
     while value(&copies_there, &source).is_none() {
         if let HubFrame::Batch(batch) = line.must().await? {
-            copies_there.take_in(&batch);
+            copies_there.apply_batch(&batch);
             line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
         }
     }

@@ -91,7 +91,7 @@ async fn takes_until(
 ) -> Result<()> {
     while value(copies_there, source).as_deref() != Some(text) {
         if let HubFrame::Batch(batch) = line.must().await? {
-            copies_there.take_in(&batch);
+            copies_there.apply_batch(&batch);
         }
     }
     Ok(())
@@ -133,7 +133,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         line.send(&AgentFrame::Handover);
         loop {
             match line.must().await? {
-                HubFrame::Batch(batch) => drop(copies_there.take_in(&batch)),
+                HubFrame::Batch(batch) => drop(copies_there.apply_batch(&batch)),
                 HubFrame::HandedOver => break,
                 _ => {}
             }
@@ -173,7 +173,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
                         ))
                     });
                 }
-                HubFrame::Batch(batch) => drop(copies_there.take_in(&batch)),
+                HubFrame::Batch(batch) => drop(copies_there.apply_batch(&batch)),
                 _ => {}
             }
         }

@@ -14,7 +14,7 @@ async fn takes_in(line: &mut Line, copies_there: &mut Holdings) -> Result<Vec<Ru
     loop {
         if let HubFrame::Batch(batch) = line.must().await? {
             line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
-            return Ok(copies_there.take_in(&batch));
+            return Ok(copies_there.apply_batch(&batch));
         }
     }
 }

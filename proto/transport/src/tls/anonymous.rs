@@ -66,7 +66,7 @@ pub(super) struct Stay {
 
 impl Stay {
     /// An error when the time is over; otherwise the task is woken then.
-    pub(super) fn go_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    pub(super) fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         self.over = self.over
             || self.limit.as_mut().poll(context) == Poll::Ready(())
             || Pin::new(&mut self.ended).poll(context).is_ready();

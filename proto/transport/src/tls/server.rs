@@ -178,10 +178,10 @@ impl Connection {
     }
 
     /// Looked at before each read and each write, whichever the connection waits for.
-    fn go_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         self.stay
             .as_mut()
-            .map_or(Ok(()), |stay| stay.go_on(context))
+            .map_or(Ok(()), |stay| stay.check_deadline(context))
     }
 }
 
@@ -416,7 +416,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.go_on(context)?;
+        self.check_deadline(context)?;
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
@@ -427,7 +427,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.go_on(context)?;
+        self.check_deadline(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -436,7 +436,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.go_on(context)?;
+        self.check_deadline(context)?;
         Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 
@@ -445,7 +445,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.go_on(context)?;
+        self.check_deadline(context)?;
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
