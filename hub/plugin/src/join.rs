@@ -130,7 +130,7 @@ impl Joining<'_> {
             // Its agent is at work: only the chart is brought up to date.
             None
         } else {
-            progress.say(&format!("making a join string for {name} on the hub"));
+            progress.show(&format!("making a join string for {name} on the hub"));
             let made = token::create(self.hub.client(), self.namespace, request).await;
             let made = made.map_err(|error| self.no_token(&error))?;
             let read = JoinString::parse(&made).map_err(|error| anyhow!("{error}"))?;
@@ -139,7 +139,7 @@ impl Joining<'_> {
             Some(read)
         };
         let existed = look::workload(self.member, AGENT, self.namespace).await?;
-        progress.say("installing the agent");
+        progress.show("installing the agent");
         let install = Install {
             chart: AGENT,
             namespace: self.namespace,
@@ -281,7 +281,7 @@ impl Joining<'_> {
         progress: &mut Progress,
     ) -> anyhow::Result<()> {
         let name = &self.options.cluster;
-        progress.say(&format!("waiting for the agent of {name}"));
+        progress.show(&format!("waiting for the agent of {name}"));
         let begin = std::time::Instant::now();
         let mut looked = begin;
         // By the same machine, and only once: the addresses do not change while this waits.
@@ -308,7 +308,7 @@ impl Joining<'_> {
                 if late {
                     return Err(self.in_vain(&found));
                 }
-                progress.say(&format!(
+                progress.show(&format!(
                     "waiting for the agent of {name}: {}",
                     diagnose::in_short(&found)
                 ));

@@ -38,12 +38,12 @@ impl Progress {
         if shown {
             progress.bar.enable_steady_tick(TICK);
         }
-        progress.say(what);
+        progress.show(what);
         progress
     }
 
     /// Says how it stands.
-    pub fn say(&mut self, text: &str) {
+    pub fn show(&mut self, text: &str) {
         if self.last == text {
             return;
         }

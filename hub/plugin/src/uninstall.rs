@@ -187,7 +187,7 @@ impl Removing<'_> {
             }
             left = still;
             if !left.is_empty() {
-                progress.say(&format!("waiting for the copies of {} rules", left.len()));
+                progress.show(&format!("waiting for the copies of {} rules", left.len()));
                 tokio::time::sleep(BETWEEN).await;
             }
         }

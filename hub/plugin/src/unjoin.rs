@@ -137,7 +137,7 @@ async fn leave(
         } else {
             "the agent is not connected any more"
         };
-        progress.say(&format!("{name} leaves: {how}"));
+        progress.show(&format!("{name} leaves: {how}"));
         tokio::time::sleep(BETWEEN).await;
     };
     progress.end();

@@ -178,7 +178,9 @@ impl CaRotator {
         let mut lead = self.parts.hub_state.leadership.lead.subscribe();
         loop {
             match self.look().await {
-                Ok(Some(judged)) => self.tell(judged.err().map(|error| error.to_string())),
+                Ok(Some(judged)) => {
+                    self.log_identity_error(judged.err().map(|error| error.to_string()))
+                }
                 Ok(None) => {}
                 // The watch brings what somebody else has written.
                 Err(error) if error.is_conflict() => {
@@ -362,7 +364,7 @@ impl CaRotator {
     }
 
     /// Tells once what is wrong with the identity, and once that it is right again.
-    fn tell(&mut self, wrong: Option<String>) {
+    fn log_identity_error(&mut self, wrong: Option<String>) {
         if self.logged == wrong {
             return;
         }

@@ -225,7 +225,7 @@ impl Election {
 
     fn publish(&self) {
         let lead = self.candidate.lead(Instant::now()).cloned();
-        self.say(lead.as_ref());
+        self.publish_position(lead.as_ref());
         // Before anybody is told anything by this right.
         *self.hub_state.leadership.leader_position.write() =
             self.candidate.standing(Instant::now());
@@ -249,7 +249,7 @@ impl Election {
         });
     }
 
-    fn say(&self, lead: Option<&Lead>) {
+    fn publish_position(&self, lead: Option<&Lead>) {
         let before = self.hub_state.leadership.lead.borrow().clone();
         match (before, lead) {
             (Some(before), Some(lead)) if before.is_same(lead) => {}

@@ -195,9 +195,9 @@ impl Running {
 
     /// Rules that were not sent because the agent would hold too many: those that have room now are sent, and the statuses of
     /// the others tell.
-    pub(super) fn say_beyond(&mut self) {
+    pub(super) fn send_rules_beyond_limit(&mut self) {
         let with_room = self.live.session.lock().beyond_with_room();
-        self.say_again(with_room);
+        self.resend(with_room);
         let Some(beyond) = self.live.session.lock().take_beyond_change() else {
             return;
         };
@@ -269,8 +269,8 @@ impl Running {
         self.judge_unchosen(&cluster, &changed);
         self.judge_asked(&cluster, &changed);
         self.judge_again(&again);
-        self.say_again(lapsed);
-        self.say_beyond();
+        self.resend(lapsed);
+        self.send_rules_beyond_limit();
         self.metrics.limited(
             PeerLimit::Details,
             self.hub_state.report_store.lock().take_shortened(),
@@ -280,7 +280,7 @@ impl Running {
     }
 
     /// What was named and lapsed is named again, where it still may go.
-    fn say_again(&self, rules: Vec<RuleUid>) {
+    fn resend(&self, rules: Vec<RuleUid>) {
         let index = self.hub_state.index.read();
         if !rules.is_empty() && index.talks_to(&self.identity.cluster, self.identity.uid()) {
             let directives: Vec<_> = rules

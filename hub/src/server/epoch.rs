@@ -327,7 +327,7 @@ impl Running {
     }
 
     /// Tells the agent the hub's authorities, unless it is in doubt.
-    pub(super) fn say_authorities(&mut self) {
+    pub(super) fn send_authorities(&mut self) {
         let all = self.hub_state.authorities.borrow().clone();
         // Of a hub that is one of two the agent takes no other authorities.
         if !all.is_empty() && self.epoch.restriction() != SendRestriction::Everything {

@@ -166,7 +166,7 @@ impl Running {
         match signal {
             // Looked at before each frame.
             Signal::Lead => {}
-            Signal::Authorities if talks => self.say_authorities(),
+            Signal::Authorities if talks => self.send_authorities(),
             Signal::SignOfLifeOwed if talks => self.out.push(HubFrame::Alive),
             Signal::Authorities | Signal::SignOfLifeOwed => {}
             Signal::Shutdown => {
@@ -297,7 +297,7 @@ impl Running {
         if !free.is_empty() {
             self.hub_state.queues.dirty_rules.add(free);
         }
-        self.say_beyond();
+        self.send_rules_beyond_limit();
         self.judge_orphaned();
         if has_forgotten {
             // What was forgotten long ago is not among them.
@@ -372,7 +372,7 @@ impl Running {
             proof_key: Some(self.hub_state.proof_key.clone()),
         }));
         self.hello = Some(hello);
-        self.say_authorities();
+        self.send_authorities();
     }
 }
 

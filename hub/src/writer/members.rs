@@ -50,7 +50,7 @@ impl Writer {
             .unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
             .await?;
         if let Some(written) = written {
-            self.tell_alarms(&member, &written);
+            self.publish_alarms(&member, &written);
             self.object_cache.set_member(name.clone(), written);
         }
         Ok(())
@@ -95,7 +95,7 @@ impl Writer {
     }
 
     /// An Event, once, when a condition appears that a person must see to.
-    fn tell_alarms(&self, before: &MemberCluster, after: &MemberCluster) {
+    fn publish_alarms(&self, before: &MemberCluster, after: &MemberCluster) {
         for alarm in ALARMS {
             let raised = |member: &MemberCluster| {
                 condition(&member.status.as_ref()?.conditions, alarm).cloned()

@@ -240,7 +240,7 @@ impl Writer {
             {
                 self.hub_state.queues.dirty_rules.add([uid.clone()]);
             }
-            self.tell(object, &status);
+            self.publish_events(object, &status);
             self.keep_completed(uid, completed);
             self.let_in(uid, gate);
         }
@@ -266,7 +266,7 @@ impl Writer {
 
     /// Hands on what the change of status is worth as Events. They are best effort: what does not fit is dropped, and
     /// nothing waits for them.
-    fn tell(&self, object: &RuleObject, status: &RuleStatus) {
+    fn publish_events(&self, object: &RuleObject, status: &RuleStatus) {
         for notice in notices(&object.status, status) {
             if notice.reason == runnel_api::conditions::ConditionType::ApprovalRequired.into() {
                 tracing::warn!(rule = %object.name, namespace = object.namespace, "{}", notice.message);

@@ -53,7 +53,7 @@ impl Hub {
         (self.version, self.now) = (self.version + 3, self.now + 2);
     }
 
-    fn tell(&self, to: TokenRecipient) -> HistoryToken {
+    fn issue(&self, to: TokenRecipient) -> HistoryToken {
         HistoryToken::of(self.line.newest().unwrap(), (self.version, self.now), to)
     }
 
@@ -77,7 +77,7 @@ fn to() -> TokenRecipient {
 fn history_token_opens_only_with_its_key() {
     let mut hub = Hub::default();
     hub.take(7);
-    let (key, history_token) = (RevisionKey::new(b"one"), hub.tell(to()));
+    let (key, history_token) = (RevisionKey::new(b"one"), hub.issue(to()));
     let sealed = history_token.seal(&key);
     assert!(
         sealed.len() <= runnel_proto::HISTORY_TOKEN_LIMIT,
@@ -100,9 +100,9 @@ fn restored_hub_is_noticed_whatever_its_versions() {
     hub.take(1);
     hub.renew();
     let backup = hub.clone();
-    let known = hub.tell(to());
+    let known = hub.issue(to());
     hub.renew();
-    let lost = hub.tell(to());
+    let lost = hub.issue(to());
     assert_eq!(
         (hub.judge(&known, to()), hub.judge(&lost, to())),
         (None, None)
@@ -140,7 +140,7 @@ fn restored_hub_is_noticed_whatever_its_versions() {
     };
     hub.take(4);
     assert!(
-        matches!(restored.judge(&hub.tell(to()), to()), Some(Divergence::Restored { by, .. }) if by != divergence.name())
+        matches!(restored.judge(&hub.issue(to()), to()), Some(Divergence::Restored { by, .. }) if by != divergence.name())
     );
 }
 
@@ -153,18 +153,18 @@ fn second_hub_is_distinguished_from_a_restored_one() {
     first.renew();
     // The clocks need not agree to the second.
     assert!(matches!(
-        second.judge(&first.tell(to()), to()),
+        second.judge(&first.issue(to()), to()),
         Some(Divergence::Restored { .. })
     ));
     for _ in 0..5 {
         first.renew();
     }
     assert!(matches!(
-        second.judge(&first.tell(to()), to()),
+        second.judge(&first.issue(to()), to()),
         Some(Divergence::Doubled { .. })
     ));
-    assert_eq!(first.judge(&first.tell(to()), to()), None);
-    assert!(first.judge(&second.tell(to()), to()).is_some());
+    assert_eq!(first.judge(&first.issue(to()), to()), None);
+    assert!(first.judge(&second.issue(to()), to()).is_some());
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn approval_of_one_member_or_cluster_serves_no_other() {
         (TokenRecipient::new("other", "cluster"), true),
         (TokenRecipient::new("member", "other"), false),
     ] {
-        match hub.judge(&hub.tell(other), to()) {
+        match hub.judge(&hub.issue(other), to()) {
             Some(divergence @ Divergence::PreviousMembership { other_member, .. }) => {
                 assert_eq!(
                     (other_member, divergence.restriction()),
@@ -226,7 +226,7 @@ fn message_names_what_was_seen_and_the_confirming_command() {
 fn missing_or_malformed_lease_is_no_divergence() {
     let mut hub = Hub::default();
     hub.take(1);
-    let issued = hub.tell(to());
+    let issued = hub.issue(to());
     let remade = hub
         .line
         .clone()
@@ -250,11 +250,11 @@ fn missing_or_malformed_lease_is_no_divergence() {
 fn absence_over_many_leader_changes_is_no_divergence() {
     let mut hub = Hub::default();
     hub.take(0);
-    let mut issued = vec![hub.tell(to())];
+    let mut issued = vec![hub.issue(to())];
     for process in 1..3 * leader_history::KEPT as u64 {
         hub.take(process);
         if process % 7 == 0 {
-            issued.push(hub.tell(to()));
+            issued.push(hub.issue(to()));
         }
         assert_eq!(
             issued
@@ -273,9 +273,9 @@ fn absence_over_many_leader_changes_is_no_divergence() {
     // A restore is still noticed, however many have led before and while the newest of them are known.
     let backup = hub.clone();
     hub.renew();
-    let lost = [hub.tell(to()), {
+    let lost = [hub.issue(to()), {
         hub.take(9_000);
-        hub.tell(to())
+        hub.issue(to())
     }];
     let mut restored = backup;
     for process in 10_000..10_000 + leader_history::KEPT as u64 - 1 {
@@ -292,7 +292,7 @@ fn absence_over_many_leader_changes_is_no_divergence() {
 fn lease_deleted_once_is_no_divergence_after_changes() {
     let mut hub = Hub::default();
     hub.take(1);
-    let issued = hub.tell(to());
+    let issued = hub.issue(to());
     let line = hub
         .line
         .clone()
@@ -312,11 +312,11 @@ proptest! {
     fn history_of_an_honest_hub_never_diverges(steps in proptest::collection::vec(0..4u8, 1..120)) {
         let mut hub = Hub::default();
         hub.take(0);
-        let (mut issued, mut process) = (vec![hub.tell(to())], 0);
+        let (mut issued, mut process) = (vec![hub.issue(to())], 0);
         for step in steps {
             match step {
                 0 => { process += 1; hub.take(process); }
-                1 => issued.push(hub.tell(to())),
+                1 => issued.push(hub.issue(to())),
                 // Somebody else writes to the Lease.
                 2 => hub.version += 1,
                 _ => hub.renew(),
@@ -344,7 +344,7 @@ proptest! {
         run(&mut hub, before);
         let backup = hub.clone();
         run(&mut hub, lost);
-        let history_token = hub.tell(to());
+        let history_token = hub.issue(to());
         let mut restored = backup;
         restored.take(2000);
         run(&mut restored, since);

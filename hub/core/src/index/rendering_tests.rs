@@ -284,11 +284,13 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
             continue;
         }
         prop_assert!(
-            entry.plan.says_the_same(&expected.plan),
+            entry.plan.has_equal_content(&expected.plan),
             "the plan of {uid:?} is another one"
         );
         prop_assert!(
-            entry.cluster_plans.says_the_same(&expected.cluster_plans),
+            entry
+                .cluster_plans
+                .has_equal_content(&expected.cluster_plans),
             "what is sent of {uid:?} is something else"
         );
         prop_assert!(entry.target_clusters == expected.target_clusters);

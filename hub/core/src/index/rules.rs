@@ -45,8 +45,8 @@ impl Index {
             effect.clusters.extend(self.clusters.keys().cloned());
         }
         let unchanged = former.as_ref().is_some_and(|former| {
-            former.plan.says_the_same(&plan)
-                && former.cluster_plans.says_the_same(&cluster_plans)
+            former.plan.has_equal_content(&plan)
+                && former.cluster_plans.has_equal_content(&cluster_plans)
                 && former.target_clusters == target_clusters
                 && former.rule.terms == rule.terms
                 && former.rule.deleting == rule.deleting
@@ -229,7 +229,7 @@ impl Index {
             return;
         };
         entry.unrendered.set_at_once(source);
-        if entry.plan.already_says(source, selected) {
+        if entry.plan.is_unchanged_by(source, selected) {
             if !entry.plan.names(source) {
                 self.selection.unselect(source, uid);
             }

@@ -631,7 +631,7 @@ proptest! {
         for (uid, rule) in &naive.rules {
             let entry = index.rule(uid).unwrap();
             let expected = plan(rule, bodies.iter().rev(), &Scope::Everywhere, is_known);
-            prop_assert!(entry.plan.says_the_same(&expected), "{}: {} intents, expected {}", uid, entry.plan.intents.len(), expected.intents.len());
+            prop_assert!(entry.plan.has_equal_content(&expected), "{}: {} intents, expected {}", uid, entry.plan.intents.len(), expected.intents.len());
             let chosen: Vec<_> = naive.clusters.iter().filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect();
             prop_assert_eq!(entry.target_clusters.clusters.keys().cloned().collect::<Vec<_>>(), chosen);
         }

@@ -328,7 +328,7 @@ impl ClusterPlans {
             );
             let now = self.cluster_plan(cluster);
             return before.is_none_or(|before| {
-                now.is_none_or(|now| !before.says_the_same(&now.rendered_plan))
+                now.is_none_or(|now| !before.has_equal_content(&now.rendered_plan))
             });
         }
         let mut rendered_plan = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
@@ -342,7 +342,7 @@ impl ClusterPlans {
             );
         }
         let changed =
-            former.is_none_or(|former| !former.rendered_plan.says_the_same(&rendered_plan));
+            former.is_none_or(|former| !former.rendered_plan.has_equal_content(&rendered_plan));
         let rendered_plan = former.filter(|_| !changed).map_or_else(
             || Arc::new(rendered_plan),
             |former| former.rendered_plan.clone(),
@@ -428,17 +428,17 @@ impl ClusterPlans {
     }
 
     /// Whether two send the same everywhere.
-    pub fn says_the_same(&self, other: &ClusterPlans) -> bool {
+    pub fn has_equal_content(&self, other: &ClusterPlans) -> bool {
         match (&self.variation, &other.variation) {
             (Variation::AsSelected, Variation::AsSelected) => true,
-            (Variation::Alike(one), Variation::Alike(two)) => one.says_the_same(two),
+            (Variation::Alike(one), Variation::Alike(two)) => one.has_equal_content(two),
             (Variation::Each(one), Variation::Each(two)) => {
                 let same = |(name, cluster_plan): (&ClusterName, &ClusterPlan)| {
                     two.get(name).is_some_and(|other| {
                         Arc::ptr_eq(&cluster_plan.rendered_plan, &other.rendered_plan)
                             || cluster_plan
                                 .rendered_plan
-                                .says_the_same(&other.rendered_plan)
+                                .has_equal_content(&other.rendered_plan)
                     })
                 };
                 one.len() == two.len() && one.iter().all(same)
@@ -564,7 +564,7 @@ impl ClusterPlans {
                 .or_default();
             let twin = alike.iter().find(|rendered_plan| {
                 Arc::ptr_eq(rendered_plan, &cluster_plan.rendered_plan)
-                    || rendered_plan.says_the_same(&cluster_plan.rendered_plan)
+                    || rendered_plan.has_equal_content(&cluster_plan.rendered_plan)
             });
             match twin {
                 Some(twin) => cluster_plan.rendered_plan = twin.clone(),

@@ -301,7 +301,7 @@ impl RulePlan {
         let both: BTreeSet<&SourceRef> = self.selected().chain(former.selected()).collect();
         let changed = both
             .into_iter()
-            .filter(|source| !former.already_says(source, self.body(source).as_ref()));
+            .filter(|source| !former.is_unchanged_by(source, self.body(source).as_ref()));
         changed.cloned().collect()
     }
 
@@ -335,7 +335,7 @@ impl RulePlan {
     }
 
     /// Whether [`RulePlan::set`] with this would change nothing.
-    pub fn already_says(&self, source: &SourceRef, selected: Option<&SourceState>) -> bool {
+    pub fn is_unchanged_by(&self, source: &SourceRef, selected: Option<&SourceState>) -> bool {
         let intent = self.intents.get(source);
         let flags = (
             self.unread.contains(source),
@@ -356,7 +356,7 @@ impl RulePlan {
     }
 
     /// Whether two plans have equal content, however they were computed.
-    pub fn says_the_same(&self, other: &RulePlan) -> bool {
+    pub fn has_equal_content(&self, other: &RulePlan) -> bool {
         self.digest == other.digest
             && self.unread == other.unread
             && self.unreadable == other.unreadable

@@ -109,8 +109,8 @@ impl RenderedPlan {
     }
 
     /// Whether two are the same, whatever comes next.
-    pub(super) fn says_the_same(&self, other: &RenderedPlan) -> bool {
-        self.plan.says_the_same(&other.plan) && self.wanted == other.wanted
+    pub(super) fn has_equal_content(&self, other: &RenderedPlan) -> bool {
+        self.plan.has_equal_content(&other.plan) && self.wanted == other.wanted
     }
 
     /// Sets the scopes of the rule's sources that are not listed now.

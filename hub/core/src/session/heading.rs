@@ -66,7 +66,7 @@ impl Session {
         self.outbox.headings.entry(uid.clone()).or_default().suspend = Some(suspend);
     }
 
-    pub(super) fn say_terms(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
+    pub(super) fn send_terms(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let stream = self.rules.entry(uid.clone()).or_default();
         let revived = stream.removing.take().is_some() | std::mem::take(&mut stream.sent_orphaned);
         self.outbox.removals.remove(uid);

@@ -244,7 +244,7 @@ impl Session {
         match &directive {
             Directive::Wanted(assignment) => self.wanted(uid, assignment),
             Directive::Suspended(assignment) if self.rules.contains_key(uid) => {
-                self.say_terms(uid, assignment);
+                self.send_terms(uid, assignment);
                 self.take_back(uid);
                 self.orphaned_intents.entry(uid.clone()).or_default();
             }
@@ -278,7 +278,7 @@ impl Session {
         if !self.has_room_for(uid) {
             return;
         }
-        self.say_terms(uid, assignment);
+        self.send_terms(uid, assignment);
         if assignment.terms.suspend {
             // Nothing is created, corrected or removed, what was on its way included.
             self.take_back(uid);

@@ -26,7 +26,7 @@ impl Index {
         if !has_content(selected) {
             return false;
         }
-        if !entry.plan.already_says(source, selected) || entry.unrendered.since.is_some() {
+        if !entry.plan.is_unchanged_by(source, selected) || entry.unrendered.since.is_some() {
             self.selection.select(source, uid);
             entry.unrendered.sources.insert(source.clone());
             effect.render.insert(uid.clone());

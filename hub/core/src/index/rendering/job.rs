@@ -83,7 +83,7 @@ impl RenderJob {
                 let mut changed = BTreeSet::new();
                 for (source, selected, secret_refs) in sources {
                     let known = Arc::make_mut(&mut plan);
-                    if !known.already_says(&source, selected.as_ref()) {
+                    if !known.is_unchanged_by(&source, selected.as_ref()) {
                         known.set(&source, selected.as_ref());
                         if !cluster_plans.exceeds() {
                             cluster_plans.update(&rule, known, &source, &revision_hasher);

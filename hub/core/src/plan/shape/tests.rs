@@ -518,7 +518,7 @@ proptest! {
             }
         }
         let expected = cluster_plans(&rule, &selection, &fleet);
-        prop_assert!(dealt.says_the_same(&expected));
+        prop_assert!(dealt.has_equal_content(&expected));
         prop_assert_eq!(dealt.outcomes(), expected.outcomes());
         for (name, _) in &fleet {
             let (one, two) = (dealt.plan_of(name).unwrap(), expected.plan_of(name).unwrap());
