@@ -536,7 +536,7 @@ mod tests {
                 state: Ok(state),
             }),
         );
-        index.let_in(
+        index.set_gate(
             &uid,
             Gate {
                 revision,

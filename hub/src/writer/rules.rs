@@ -214,7 +214,7 @@ impl Writer {
         let again = || object.replaced.is_some().then(|| object.status.clone());
         let Some(status) = next.or_else(again) else {
             self.keep_completed(uid, completed);
-            self.let_in(uid, gate);
+            self.set_gate(uid, gate);
             return Ok(false);
         };
         // The version makes it a conflict when somebody has written since, such as a replica that took the lead.
@@ -242,7 +242,7 @@ impl Writer {
             }
             self.publish_events(object, &status);
             self.keep_completed(uid, completed);
-            self.let_in(uid, gate);
+            self.set_gate(uid, gate);
         }
         Ok(true)
     }
@@ -258,9 +258,9 @@ impl Writer {
 
     /// How far the rollout has come is written down: whoever takes the lead goes on from there. Only now may the next wave
     /// hear of it.
-    fn let_in(&self, uid: &RuleUid, gate: Option<Gate>) {
+    fn set_gate(&self, uid: &RuleUid, gate: Option<Gate>) {
         if let Some(gate) = gate {
-            self.hub_state.change(|index| index.let_in(uid, gate));
+            self.hub_state.change(|index| index.set_gate(uid, gate));
         }
     }
 

@@ -58,7 +58,7 @@ impl RuleEntry {
 impl Index {
     /// Sets the gate of a rule: its clusters may have its target. The caller has written the
     /// progress to the status before.
-    pub fn let_in(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
+    pub fn set_gate(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
         let mut effect = Effect::default();
         let Some(entry) = self
             .rules
@@ -76,8 +76,8 @@ impl Index {
         let before = waiting(entry);
         let back_to = gate.back_to.clone();
         let before_back_to = entry.gate.replace(gate).map(|gate| gate.back_to);
-        let let_in = before.into_iter().filter(|cluster| !entry.awaits(cluster));
-        effect.clusters.extend(let_in);
+        let set_gate = before.into_iter().filter(|cluster| !entry.awaits(cluster));
+        effect.clusters.extend(set_gate);
         if before_back_to != Some(back_to) {
             effect
                 .clusters

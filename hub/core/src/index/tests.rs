@@ -772,7 +772,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         directive(&index, "one"),
         Directive::AwaitingWave(_)
     ));
-    let effect = index.let_in(&uid, gate(&index, None));
+    let effect = index.set_gate(&uid, gate(&index, None));
     assert!(effect.clusters.contains(&"one".into()));
     let Directive::Wanted(former) = directive(&index, "one") else {
         panic!("not let in")
@@ -793,12 +793,12 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         matches!(directive(&index, "one"), Directive::AwaitingWave(_)),
         "an edit shuts the gate"
     );
-    index.let_in(&uid, gate(&index, None));
+    index.set_gate(&uid, gate(&index, None));
     let Directive::Wanted(failed) = directive(&index, "one") else {
         panic!("not let in")
     };
     assert!(failed.digest() != former.digest() && failed.rolled_back.is_none());
-    let effect = index.let_in(&uid, gate(&index, Some(&revision)));
+    let effect = index.set_gate(&uid, gate(&index, Some(&revision)));
     assert!(
         effect.clusters.contains(&"one".into()),
         "its session is woken"
@@ -857,7 +857,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         assert!(matches!(directive(&index, "one"), Directive::Wanted(_)));
     }
     let other = gate(&index, Some("another state"));
-    index.let_in(&uid, other);
+    index.set_gate(&uid, other);
     assert!(matches!(
         directive(&index, "one"),
         Directive::AwaitingWave(_)
@@ -868,7 +868,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         Directive::AwaitingWave(_)
     ));
     // A gate of a rule that was suspended counts no more: who is at work is found out again.
-    index.let_in(&uid, gate(&index, None));
+    index.set_gate(&uid, gate(&index, None));
     index.set_rule(suspended);
     assert!(index.rule(&uid).unwrap().gate.is_some());
     index.set_rule(in_waves);

@@ -260,9 +260,9 @@ fn clusters_behind_in_a_rollout_are_named() {
             .map(|ask| ask.message.contains("the rollout that is under way"))
             .collect()
     };
-    let let_in = |index: &mut Index, reach: AdmittedClusters| {
+    let set_gate = |index: &mut Index, reach: AdmittedClusters| {
         let revision = index.rule(&"all".into()).unwrap().target().to_owned();
-        index.let_in(
+        index.set_gate(
             &"all".into(),
             Gate {
                 revision,
@@ -272,7 +272,7 @@ fn clusters_behind_in_a_rollout_are_named() {
             },
         );
     };
-    let_in(
+    set_gate(
         &mut index,
         AdmittedClusters::Only(BTreeMap::from([("one".into(), now().instant)])),
     );
@@ -280,7 +280,7 @@ fn clusters_behind_in_a_rollout_are_named() {
         (behind(&index, &waves), behind(&index, &json!({}))),
         (vec![false, true], vec![false, true])
     );
-    let_in(&mut index, AdmittedClusters::All);
+    set_gate(&mut index, AdmittedClusters::All);
     assert_eq!(
         (behind(&index, &waves), behind(&index, &json!({}))),
         (vec![false; 2], vec![false; 2])

@@ -78,7 +78,7 @@ pub(super) fn step(
     let mut reached: Reached = look(before, &under_way, seen, now.instant);
     progress.failing = at_least(reached.failed, before.failing, seen);
     if !rollout.paused {
-        reached.let_in(rollout.max_concurrency.of(seen.clusters.len()), now.instant);
+        reached.admit(rollout.max_concurrency.of(seen.clusters.len()), now.instant);
     }
     let over = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
     // A pause that was set before it has ended does not ask for another try.
@@ -87,7 +87,7 @@ pub(super) fn step(
     }
     count(&mut progress, before, seen);
     let is_settled = reached.in_flight.is_empty() && !seen.settling && (over || rollout.paused);
-    let gate = gate_to(&progress, reached.let_in, is_settled);
+    let gate = gate_to(&progress, reached.admitted, is_settled);
     (progress, gate)
 }
 

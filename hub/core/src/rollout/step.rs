@@ -47,7 +47,7 @@ pub struct Observation<'a> {
 #[derive(Default)]
 pub(super) struct Reached {
     /// Who may have the target.
-    pub(super) let_in: BTreeMap<ClusterName, Instant>,
+    pub(super) admitted: BTreeMap<ClusterName, Instant>,
     /// Who was let in and has not settled.
     pub(super) in_flight: Vec<ClusterName>,
     /// Who has not been let in, in order.
@@ -102,7 +102,7 @@ pub fn step(
     }
     if !rollout.paused && !stopped {
         let room = rollout.max_concurrency.of(seen.clusters.len());
-        reached.let_in(room, now.instant);
+        reached.admit(room, now.instant);
     }
     let settled = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
     // The clock was set back: nothing soaks until it has come so far again.
@@ -140,7 +140,7 @@ pub fn step(
     let reach = if has_everybody {
         AdmittedClusters::All
     } else {
-        AdmittedClusters::Only(reached.let_in)
+        AdmittedClusters::Only(reached.admitted)
     };
     (progress, gate_to(reach, is_settled))
 }
@@ -159,15 +159,16 @@ pub(super) fn look(
         all || under_way.contains_key(&turn.cluster) || progress.has_reached(turn)
     };
     for (turn, health) in seen.clusters.iter().filter(|(turn, _)| counts(turn)) {
-        let let_in = under_way.get(&turn.cluster).copied();
-        let for_long = |limit| let_in.is_some_and(|at| now.saturating_duration_since(at) >= limit);
+        let admitted = under_way.get(&turn.cluster).copied();
+        let for_long =
+            |limit| admitted.is_some_and(|at| now.saturating_duration_since(at) >= limit);
         let mut keep = |at| {
-            reached.let_in.insert(turn.cluster.clone(), at);
+            reached.admitted.insert(turn.cluster.clone(), at);
         };
-        match (health, let_in) {
-            (Health::Applied, _) => keep(let_in.unwrap_or(now)),
+        match (health, admitted) {
+            (Health::Applied, _) => keep(admitted.unwrap_or(now)),
             (Health::Failed, _) => {
-                keep(let_in.unwrap_or(now));
+                keep(admitted.unwrap_or(now));
                 reached.failed += 1;
             }
             (Health::Pending, Some(at)) => {
@@ -209,12 +210,12 @@ impl Reached {
     }
 
     /// Lets in who waits, as far as there is room.
-    pub(super) fn let_in(&mut self, room: usize, now: Instant) {
+    pub(super) fn admit(&mut self, room: usize, now: Instant) {
         let free = room
             .saturating_sub(self.in_flight.len())
             .min(self.waiting.len());
         for cluster in self.waiting.drain(..free) {
-            self.let_in.insert(cluster.clone(), now);
+            self.admitted.insert(cluster.clone(), now);
             self.in_flight.push(cluster);
         }
     }
@@ -259,7 +260,7 @@ fn advance(
             wave.push((turn, *health));
         }
         if matches!(health, Health::Applied | Health::Failed) {
-            reached.let_in.insert(turn.cluster.clone(), now.instant);
+            reached.admitted.insert(turn.cluster.clone(), now.instant);
         }
     }
     progress.cursor = cursor;
@@ -276,7 +277,7 @@ fn advance(
     reached
         .waiting
         .extend(pending.map(|(turn, _)| turn.cluster.clone()));
-    reached.let_in(room, now.instant);
+    reached.admit(room, now.instant);
     Phase::Progressing
 }
 
@@ -284,7 +285,7 @@ fn count(progress: &mut Progress, reached: &Reached, seen: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     progress.clusters = number(seen.clusters.len());
     let was_reached = |turn: &RolloutPosition| {
-        progress.has_reached(turn) || reached.let_in.contains_key(&turn.cluster)
+        progress.has_reached(turn) || reached.admitted.contains_key(&turn.cluster)
     };
     let counted = number(
         seen.clusters

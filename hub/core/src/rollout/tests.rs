@@ -160,7 +160,7 @@ impl World {
     }
 
     /// Who may have the target, by name.
-    fn let_in(&self) -> Vec<&str> {
+    fn admitted(&self) -> Vec<&str> {
         let lets_in = |turn: &&RolloutPosition| {
             self.gate
                 .as_ref()
@@ -187,13 +187,17 @@ impl World {
 fn waves_follow_as_each_is_applied_and_all_are_admitted() {
     let mut world = World::new(5, rollout());
     assert_eq!(world.step(), Phase::Progressing);
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
     world.is("c1", Health::Applied);
     assert_eq!(world.step(), Phase::Progressing);
-    assert_eq!(world.let_in(), ["c1", "c2"], "the wave is not applied yet");
+    assert_eq!(
+        world.admitted(),
+        ["c1", "c2"],
+        "the wave is not applied yet"
+    );
     world.is("c2", Health::Applied);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3", "c4"]);
     world.all_are(&["c3", "c4"], Health::Applied);
     world.step();
     world.is("c5", Health::Applied);
@@ -212,7 +216,7 @@ fn waves_follow_as_each_is_applied_and_all_are_admitted() {
     // A newcomer gets the newest at once.
     world.clusters.insert(turn(None, "c0"), Health::Pending);
     assert_eq!(world.step(), Phase::Completed);
-    assert!(world.let_in().contains(&"c0"));
+    assert!(world.admitted().contains(&"c0"));
 }
 
 #[test]
@@ -235,7 +239,7 @@ fn a_wave_holds_clusters_of_one_value_of_the_label() {
     }
     let mut waves = Vec::new();
     while world.step() != Phase::Completed {
-        let wave: Vec<String> = world.let_in().iter().map(ToString::to_string).collect();
+        let wave: Vec<String> = world.admitted().iter().map(ToString::to_string).collect();
         waves.push(wave.join(""));
         world.all_are(
             &wave.iter().map(String::as_str).collect::<Vec<_>>(),
@@ -262,9 +266,9 @@ fn a_wave_soaks_from_when_it_is_applied_also_across_a_restart() {
     assert_eq!(world.after(200), Phase::Soaking);
     world.restart();
     assert_eq!(world.after(99), Phase::Soaking);
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
     assert_eq!(world.after(1), Phase::Progressing);
-    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3"]);
 }
 
 #[test]
@@ -283,7 +287,7 @@ fn clock_set_back_lets_a_wave_soak_once_more_and_go_on() {
     assert_eq!(world.after(299), Phase::Soaking);
     assert_eq!(world.after(299), Phase::Soaking);
     assert_eq!(world.after(1), Phase::Progressing);
-    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3"]);
 }
 
 #[test]
@@ -301,7 +305,7 @@ fn a_failure_that_shows_while_the_wave_soaks_stops_it_too() {
     world.is("c2", Health::Failed);
     assert_eq!(world.after(10), Phase::Stopped);
     assert_eq!(world.after(1000), Phase::Stopped);
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
 }
 
 #[test]
@@ -318,7 +322,7 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
         world.is("c1", Health::Failed);
         world.is("c2", Health::Applied);
         assert_eq!(world.step(), Phase::Progressing, "one may fail");
-        assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
+        assert_eq!(world.admitted(), ["c1", "c2", "c3", "c4"]);
         world.is("c3", Health::Failed);
         assert_eq!(world.step(), Phase::Stopped);
         assert_eq!(world.reported_progress().failed, 2);
@@ -353,23 +357,23 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
     let mut raised = stopped();
     raised.rollout.max_failures = 2;
     assert_eq!(raised.step(), Phase::Progressing);
-    assert_eq!(raised.let_in().len(), 6);
+    assert_eq!(raised.admitted().len(), 6);
 
     let mut tried = stopped();
     tried.rollout.paused = true;
     assert_eq!(tried.step(), Phase::Paused);
     assert_eq!(
-        (tried.reported_progress().failed, tried.let_in().len()),
+        (tried.reported_progress().failed, tried.admitted().len()),
         (0, 4)
     );
     tried.rollout.paused = false;
     assert_eq!(tried.step(), Phase::Progressing);
-    assert_eq!(tried.let_in().len(), 6);
+    assert_eq!(tried.admitted().len(), 6);
 
     let mut edited = stopped();
     edited.edit("t2");
     assert_eq!(edited.step(), Phase::Progressing);
-    assert_eq!(edited.let_in(), ["c1", "c2"]);
+    assert_eq!(edited.admitted(), ["c1", "c2"]);
     assert_eq!(edited.reported_progress().failed, 0);
 }
 
@@ -380,9 +384,9 @@ fn edit_closes_the_gate_and_begins_with_the_first_wave() {
     world.all_are(&["c1", "c2"], Health::Applied);
     world.step();
     world.edit("t2");
-    assert!(world.let_in().is_empty(), "before anybody has judged it");
+    assert!(world.admitted().is_empty(), "before anybody has judged it");
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
     assert_eq!(world.reported_progress().wave, 1);
 }
 
@@ -404,7 +408,7 @@ fn too_fast_edits_never_reach_the_second_wave_and_count() {
         world.edit(&format!("t{edit}"));
         world.step();
         assert_eq!(
-            world.let_in(),
+            world.admitted(),
             ["c1", "c2"],
             "nobody else has tried the newest"
         );
@@ -467,7 +471,7 @@ fn rollout_waiting_for_an_event_has_no_timer() {
     world.all_are(&["c3", "c4"], Health::Away);
     assert_eq!(world.after(60), Phase::Completed);
     assert!(
-        is_settled(&world) && !world.let_in().contains(&"c3"),
+        is_settled(&world) && !world.admitted().contains(&"c3"),
         "who is away comes with a word"
     );
     world.is("c3", Health::Pending);
@@ -480,7 +484,7 @@ fn updated_cluster_takes_no_slot() {
     let mut world = World::new(6, rollout());
     world.all_are(&["c1", "c3", "c5"], Health::Applied);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4", "c5"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3", "c4", "c5"]);
     // A rule that is well and begins to want waves has nothing to roll out.
     let mut world = World::new(4, rollout());
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
@@ -492,37 +496,37 @@ fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
     let mut world = World::new(6, rollout());
     world.all_are(&["c1", "c2", "c3"], Health::Away);
     world.step();
-    assert_eq!(world.let_in(), ["c4", "c5"], "who is away takes no room");
+    assert_eq!(world.admitted(), ["c4", "c5"], "who is away takes no room");
     // A network comes back.
     world.all_are(&["c1", "c2", "c3"], Health::Pending);
     world.step();
-    assert_eq!(world.let_in(), ["c4", "c5"]);
+    assert_eq!(world.admitted(), ["c4", "c5"]);
     world.is("c4", Health::Applied);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c4", "c5"]);
+    assert_eq!(world.admitted(), ["c1", "c4", "c5"]);
     // One that goes away at work is waited for, and not for ever.
     world.is("c5", Health::Applied);
     world.is("c1", Health::Away);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c4", "c5"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c4", "c5"]);
     world.all_are(&["c2"], Health::Applied);
     world.step();
     world.is("c3", Health::Applied);
     assert_eq!(world.after(30), Phase::Progressing);
-    assert!(!world.let_in().contains(&"c6"));
+    assert!(!world.admitted().contains(&"c6"));
     world.after(30);
-    assert!(world.let_in().contains(&"c6"));
+    assert!(world.admitted().contains(&"c6"));
     assert!(
-        !world.let_in().contains(&"c1"),
+        !world.admitted().contains(&"c1"),
         "when it comes back it needs room anew"
     );
     world.is("c6", Health::Applied);
     assert_eq!(world.step(), Phase::Completed);
     // Who comes back after that needs room all the same.
-    assert!(!world.let_in().contains(&"c1"));
+    assert!(!world.admitted().contains(&"c1"));
     world.is("c1", Health::Pending);
     assert_eq!(world.step(), Phase::Completed);
-    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4", "c5", "c6"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3", "c4", "c5", "c6"]);
 }
 
 #[test]
@@ -532,17 +536,17 @@ fn absent_cluster_is_admitted_later_and_can_stop_the_rollout() {
     world.step();
     world.is("c1", Health::Applied);
     assert_eq!(world.after(600), Phase::Completed);
-    assert_eq!(world.let_in(), ["c1"]);
+    assert_eq!(world.admitted(), ["c1"]);
     world.all_are(&["c2", "c3", "c4", "c5", "c6"], Health::Pending);
     assert_eq!(world.step(), Phase::Completed);
-    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3"]);
     // Also by a hub that began in between.
     world.restart();
     assert_eq!(world.step(), Phase::Completed);
-    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3"]);
     world.all_are(&["c2", "c3"], Health::Failed);
     assert_eq!(world.step(), Phase::Stopped);
-    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3"]);
 }
 
 #[test]
@@ -550,11 +554,11 @@ fn incomparable_plan_does_not_count_as_applied() {
     let mut world = World::new(4, rollout());
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Quiet);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
     assert_eq!(world.after(29), Phase::Progressing);
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
     world.after(1);
-    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3", "c4"]);
     assert_eq!(world.after(30), Phase::Completed);
 }
 
@@ -567,7 +571,7 @@ fn rollout_pauses_while_no_cluster_is_connected() {
     assert_eq!(world.reported_progress().reached, 0);
     world.is("c2", Health::Pending);
     world.step();
-    assert_eq!(world.let_in(), ["c2"]);
+    assert_eq!(world.admitted(), ["c2"]);
     assert_eq!(World::new(0, rollout()).step(), Phase::Completed);
 }
 
@@ -578,7 +582,7 @@ fn unfinished_cluster_has_failed() {
     world.is("c1", Health::Applied);
     assert_eq!(world.after(599), Phase::Progressing);
     assert_eq!(world.after(1), Phase::Stopped);
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
 }
 
 #[test]
@@ -588,22 +592,22 @@ fn new_leader_admits_no_wave_before_all_can_connect() {
     world.all_are(&["c1", "c2"], Health::Applied);
     world.step();
     world.restart();
-    assert!(world.let_in().is_empty());
+    assert!(world.admitted().is_empty());
     world.settling = true;
     world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
     world.step();
-    assert!(world.let_in().is_empty());
+    assert!(world.admitted().is_empty());
     // It goes on with the wave that was under way.
     world.all_are(&["c3", "c4", "c5"], Health::Pending);
     world.step();
-    assert_eq!(world.let_in(), ["c3", "c4"]);
+    assert_eq!(world.admitted(), ["c3", "c4"]);
     world.all_are(&["c3", "c4"], Health::Applied);
     world.after(20);
-    assert_eq!(world.let_in(), ["c3", "c4"]);
+    assert_eq!(world.admitted(), ["c3", "c4"]);
     assert_eq!(world.reported_progress().wave, 2);
     world.settling = false;
     world.step();
-    assert_eq!(world.let_in(), ["c3", "c4", "c5"]);
+    assert_eq!(world.admitted(), ["c3", "c4", "c5"]);
     assert_eq!(world.reported_progress().wave, 3);
 }
 
@@ -623,13 +627,13 @@ fn pause_sends_nothing_further_and_counts_work_under_way() {
         ),
         (1, 1)
     );
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
     world.edit("t2");
     assert_eq!(world.step(), Phase::Paused);
-    assert!(world.let_in().is_empty());
+    assert!(world.admitted().is_empty());
     world.rollout.paused = false;
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.admitted(), ["c1", "c2"]);
 }
 
 /// Six clusters, of which four were sent a target that failed and begin to be rolled back.
@@ -648,7 +652,7 @@ fn going_back() -> World {
     world.is("c3", Health::Failed);
     assert_eq!(world.step(), Phase::Reverting);
     assert_eq!(
-        world.let_in(),
+        world.admitted(),
         ["c4"],
         "who is at work on it has its room, and no more are told at once"
     );
@@ -670,16 +674,16 @@ fn going_back() -> World {
 fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     let mut world = going_back();
     assert_eq!(world.step(), Phase::Reverting);
-    assert_eq!(world.let_in(), ["c1", "c4", "c5", "c6"]);
+    assert_eq!(world.admitted(), ["c1", "c4", "c5", "c6"]);
     assert_eq!(world.back_to(), Some("t0"));
     world.is("c1", Health::Applied);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c4", "c5", "c6"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c4", "c5", "c6"]);
     // Also by the next leader, who has read no more than the status.
     world.restart();
     world.is("c3", Health::Away);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c4", "c5", "c6"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c4", "c5", "c6"]);
     world.all_are(&["c2", "c4"], Health::Applied);
     assert_eq!(world.step(), Phase::Reverted);
     assert_eq!(
@@ -693,7 +697,7 @@ fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     // Who was away goes back when it is here again.
     world.is("c3", Health::Pending);
     assert_eq!(world.step(), Phase::Reverted);
-    assert!(world.let_in().contains(&"c3"));
+    assert!(world.admitted().contains(&"c3"));
     world.is("c3", Health::Failed);
     assert_eq!(world.step(), Phase::Reverted);
     assert_eq!(world.reported_progress().reverted, 3);
@@ -708,11 +712,11 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     let mut edited = going_back();
     edited.step();
     edited.edit("t2");
-    assert!(edited.let_in().is_empty());
+    assert!(edited.admitted().is_empty());
     assert_eq!(edited.step(), Phase::Progressing);
     assert_eq!(
         (
-            edited.let_in(),
+            edited.admitted(),
             edited.reported_progress().failed,
             edited.reported_progress().superseded
         ),
@@ -727,26 +731,26 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     again.step();
     again.rollout.paused = true;
     assert_eq!(again.step(), Phase::Reverting, "who goes back goes back");
-    assert_eq!(again.let_in(), ["c1", "c4", "c5", "c6"]);
+    assert_eq!(again.admitted(), ["c1", "c4", "c5", "c6"]);
     again.all_are(&["c1", "c4"], Health::Applied);
     assert_eq!(
         again.step(),
         Phase::Reverting,
         "nobody else is told while it is paused"
     );
-    assert_eq!(again.let_in(), ["c1", "c4", "c5", "c6"]);
+    assert_eq!(again.admitted(), ["c1", "c4", "c5", "c6"]);
     again.rollout.paused = false;
     again.step();
     again.all_are(&["c2", "c3"], Health::Applied);
     assert_eq!(again.step(), Phase::Reverted);
     again.rollout.paused = true;
     assert_eq!(again.step(), Phase::Paused);
-    assert!(again.let_in().is_empty());
+    assert!(again.admitted().is_empty());
     again.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Pending);
     again.rollout.paused = false;
     assert_eq!(again.step(), Phase::Progressing);
     assert_eq!(
-        (again.let_in(), again.reported_progress().wave),
+        (again.admitted(), again.reported_progress().wave),
         (vec!["c1", "c2"], 1)
     );
 }
@@ -847,11 +851,11 @@ fn rollback_whose_former_state_is_lost_stops() {
             world.restart();
             // A cluster that was rolled back does not have the target, and does not get it again.
             world.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
-            assert!(!world.reported_progress().is_completed() && world.let_in().is_empty());
+            assert!(!world.reported_progress().is_completed() && world.admitted().is_empty());
         }
         world.edit("t2");
         assert_eq!(
-            (world.step(), world.let_in()),
+            (world.step(), world.admitted()),
             (Phase::Progressing, vec!["c1", "c2"])
         );
     }
@@ -987,7 +991,7 @@ fn in_the_second_wave() -> World {
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
+    assert_eq!(world.admitted(), ["c1", "c2", "c3", "c4"]);
     world
 }
 
@@ -1001,7 +1005,7 @@ fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
     world.is("c4", Health::Applied);
     assert_eq!(world.step(), Phase::Progressing);
     assert_eq!(
-        (world.let_in(), world.reported_progress().wave),
+        (world.admitted(), world.reported_progress().wave),
         (vec!["c2", "c4", "c1", "c3"], 2),
         "c3 keeps its room"
     );
@@ -1009,7 +1013,7 @@ fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
     world.is("c1", Health::Failed);
     assert_eq!(world.step(), Phase::Reverting, "its failure counts");
     assert_eq!(
-        (world.let_in(), world.reported_progress().reached),
+        (world.admitted(), world.reported_progress().reached),
         (vec!["c3"], 4)
     );
     for restarts in [false, true] {
@@ -1021,7 +1025,11 @@ fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
         world.all_are(&["c5", "c6"], Health::Applied);
         let mut reported_progress = BTreeSet::from(["c5", "c6"].map(ToOwned::to_owned));
         while world.step() == Phase::Reverting {
-            let now: Vec<_> = world.let_in().into_iter().map(ToOwned::to_owned).collect();
+            let now: Vec<_> = world
+                .admitted()
+                .into_iter()
+                .map(ToOwned::to_owned)
+                .collect();
             assert!(
                 now.iter()
                     .filter(|name| !reported_progress.contains(*name))
@@ -1055,7 +1063,7 @@ fn unfinished_cluster_behind_the_cursor_is_rolled_back() {
     assert_eq!(world.after(600), Phase::Reverting);
     world.step();
     assert!(
-        world.let_in().contains(&"c3"),
+        world.admitted().contains(&"c3"),
         "it does not have the former state"
     );
 }
@@ -1068,7 +1076,7 @@ fn cluster_moved_behind_the_cursor_still_gets_the_change() {
     world.is("c4", Health::Applied);
     world.step();
     assert_eq!(
-        (world.let_in(), world.reported_progress().wave),
+        (world.admitted(), world.reported_progress().wave),
         (vec!["c1", "c2", "c4", "c3"], 3)
     );
     world.is("c3", Health::Applied);
@@ -1092,7 +1100,7 @@ fn new_cluster_gets_the_former_state_during_a_rollback() {
     }
     world.step();
     assert_eq!(
-        world.let_in(),
+        world.admitted(),
         ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"]
     );
     world.is("c7", Health::Applied);
@@ -1104,7 +1112,7 @@ fn new_cluster_gets_the_former_state_during_a_rollback() {
         ),
         (Phase::Reverted, 4, 4)
     );
-    assert!(world.let_in().contains(&"c9"));
+    assert!(world.admitted().contains(&"c9"));
 }
 
 #[test]
@@ -1113,7 +1121,7 @@ fn leader_killed_between_waves_leaves_no_unknown_work() {
         let mut world = going_back();
         if !at_the_turn {
             assert_eq!(world.step(), Phase::Reverting);
-            assert_eq!(world.let_in(), ["c1", "c4", "c5", "c6"]);
+            assert_eq!(world.admitted(), ["c1", "c4", "c5", "c6"]);
         }
         world.restart();
         let at_work: &[&str] = if at_the_turn { &["c4"] } else { &["c1", "c4"] };
@@ -1123,7 +1131,7 @@ fn leader_killed_between_waves_leaves_no_unknown_work() {
             .collect();
         world.step();
         assert_eq!(
-            world.let_in(),
+            world.admitted(),
             ["c1", "c4", "c5", "c6"],
             "at the turn: {at_the_turn}"
         );
@@ -1134,14 +1142,14 @@ fn leader_killed_between_waves_leaves_no_unknown_work() {
     world.restart();
     world.at_work.insert("c4".into());
     assert_eq!(world.step(), Phase::Reverting);
-    assert_eq!(world.let_in(), ["c4"]);
+    assert_eq!(world.admitted(), ["c4"]);
     let mut world = in_the_second_wave();
     world.is("c1", Health::Pending);
     world.restart();
     world.at_work = ["c3", "c4"].map(ClusterName::from).into();
     world.step();
     assert_eq!(
-        world.let_in(),
+        world.admitted(),
         ["c2", "c3", "c4"],
         "there is no room for another one"
     );

@@ -172,7 +172,7 @@ impl Simulated {
         let (before, gate) = (self.hub.progress.clone(), self.hub.gate.clone());
         let were_in: BTreeSet<String> = self
             .hub
-            .let_in()
+            .admitted()
             .into_iter()
             .map(ToOwned::to_owned)
             .collect();
@@ -217,7 +217,7 @@ impl Simulated {
         };
         let new: Vec<_> = self
             .hub
-            .let_in()
+            .admitted()
             .into_iter()
             .filter(|name| !were_in.contains(*name))
             .collect();
@@ -256,7 +256,7 @@ impl Simulated {
         };
         let in_flight = self
             .hub
-            .let_in()
+            .admitted()
             .into_iter()
             .filter(|name| match health(name) {
                 Health::Pending => since(name) < STUCK_LIMIT,
@@ -327,7 +327,7 @@ impl Simulated {
             let values: BTreeSet<_> = wave.map(|(turn, _)| turn.value.clone()).collect();
             prop_assert!(values.len() <= 1, "a wave of {values:?}");
         }
-        for name in self.hub.let_in() {
+        for name in self.hub.admitted() {
             let number: usize = name[1..].parse().unwrap();
             let cluster = &mut self.clusters[number];
             let has_it = cluster.sent_to(&reported_progress.revision);
@@ -359,9 +359,9 @@ impl Simulated {
             self.completed.contains(&base) && self.kept.as_ref() == Some(&base),
             "{base} is not kept"
         );
-        let let_in: Vec<String> = self
+        let admitted: Vec<String> = self
             .hub
-            .let_in()
+            .admitted()
             .into_iter()
             .map(ToOwned::to_owned)
             .collect();
@@ -388,14 +388,14 @@ impl Simulated {
         let (in_flight, is_new) = (in_flight.count(), |name: &String| {
             !were_in.contains(name) && !is_at_work(name)
         });
-        let pending = let_in
+        let pending = admitted
             .iter()
             .filter(|name| self.hub.clusters[&turn_of(name)] == Health::Pending);
         prop_assert!(
             !pending.clone().any(is_new) || in_flight <= room,
             "{in_flight} go back, {room} may"
         );
-        for name in let_in {
+        for name in admitted {
             let cluster = &mut self.clusters[name[1..].parse::<usize>().unwrap()];
             if cluster.connected && !cluster.sent_to(&base) {
                 cluster.sent = Some((base.clone(), None));
@@ -436,7 +436,7 @@ impl Simulated {
                 self.hub.target = format!("t{}", self.edits + 1);
                 self.look();
                 prop_assert!(
-                    self.hub.let_in().is_empty(),
+                    self.hub.admitted().is_empty(),
                     "an edit went out before it was judged"
                 );
             }

@@ -265,7 +265,7 @@ fn turn(value: &str, cluster: &str) -> RolloutPosition {
 }
 
 /// Who the next step lets in, of the three clusters in their order; by a leader that has just begun, or another.
-fn let_in(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
+fn admitted(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
     if just_begun {
@@ -288,10 +288,10 @@ fn cluster_without_the_former_state_rolls_back_out_of_order() {
     // It was reached when its label was another.
     holds_former(&mut world, "eu-2", ALL_APPLIED);
     for just_begun in [false, true] {
-        let (let_in, gate) = let_in(&world, just_begun);
+        let (admitted, gate) = admitted(&world, just_begun);
         assert!(
-            let_in == ["canary-1", "eu-1", "eu-2"] && gate.back_to.as_deref() == Some("t0"),
-            "{let_in:?}"
+            admitted == ["canary-1", "eu-1", "eu-2"] && gate.back_to.as_deref() == Some("t0"),
+            "{admitted:?}"
         );
     }
     for cluster in ["canary-1", "eu-1"] {
@@ -320,8 +320,8 @@ fn rollback_to_a_damaged_state_stops_and_says_so() {
         state: Err(RollbackBlocker::Damaged),
     };
     world.rolling.as_mut().unwrap().former = Former::new(damaged);
-    let (let_in, gate) = let_in(&world, false);
-    assert!(let_in.is_empty() && !gate.reverts(), "{let_in:?}");
+    let (admitted, gate) = admitted(&world, false);
+    assert!(admitted.is_empty() && !gate.reverts(), "{admitted:?}");
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
     view.take_step(turns, &world.report_store, world.now())
@@ -365,6 +365,6 @@ fn new_leader_learns_from_agents_who_is_at_work() {
         } else {
             &["eu-1"]
         };
-        assert_eq!(let_in(&world, true).0, expected, "{phase:?}");
+        assert_eq!(admitted(&world, true).0, expected, "{phase:?}");
     }
 }
