@@ -149,7 +149,7 @@ impl HubState {
         let sources = self
             .index
             .read()
-            .needed_places()
+            .needed_scopes()
             .into_iter()
             .filter(is_watched)
             .collect::<Vec<_>>();

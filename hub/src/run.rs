@@ -28,7 +28,7 @@ use runnel_hub::writer::{
     FleetWriter, RemovalRecorder, RollbackStore, WAITING, Writer, publish_events,
 };
 use runnel_hub_core::guard::Limit;
-use runnel_hub_core::index::PlaceState;
+use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::Scope;
 use runnel_proto::model::KINDS;
 use runnel_transport::ops::{self, Readiness, Signals, WatchTimes};
@@ -470,9 +470,9 @@ async fn until_known(
         let index = hub_state.index.read();
         listed
             && index
-                .needed_places()
+                .needed_scopes()
                 .iter()
-                .all(|place| index.place(place) != PlaceState::Unwatched)
+                .all(|place| index.place(place) != ScopeState::Unwatched)
     };
     while !known() {
         hub_state.leadership.progress.notified().await;

@@ -16,7 +16,7 @@ use runnel_agent_core::queue::Key;
 use runnel_agent_core::reconciler::{Event, Reconciler, Setup};
 use runnel_agent_core::records::Observed;
 use runnel_hub_core::guard::DELAY;
-use runnel_hub_core::index::{Cluster, Directive, Holding, Index, PlaceState};
+use runnel_hub_core::index::{Cluster, Directive, Holding, Index, ScopeState};
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_hub_core::session::Session;
@@ -161,7 +161,7 @@ fn index() -> Index {
     let grant = RuleGrant::read(&serde_json::from_value(grant).expect("a grant"));
     let mut index = Index::new();
     index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
-    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
+    index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
     let cluster = Cluster {
         uid: "m".to_owned(),
         accepted: true,

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::{HubState, Inquiries, LiveSession, Settings};
 use crate::ordered_lock::OrderedMutex;
-use runnel_hub_core::index::{Cluster, PlaceState};
+use runnel_hub_core::index::{Cluster, ScopeState};
 use runnel_hub_core::plan::{Rule, SourceContent, SourceState, WatchScope};
 use runnel_hub_core::status::SessionFacts;
 
@@ -30,7 +30,7 @@ fn hub(spec: Value) -> Arc<HubState> {
     });
     let rule = Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap();
     hub_state
-        .change(|index| index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known));
+        .change(|index| index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known));
     hub_state.change(|index| index.set_rule(rule));
     hub_state
 }

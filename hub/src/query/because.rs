@@ -328,7 +328,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use runnel_hub_core::index::{Cluster, PlaceState, StoredState};
+    use runnel_hub_core::index::{Cluster, ScopeState, StoredState};
     use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
     use runnel_hub_core::rollout::{AdmittedClusters, Gate};
 
@@ -355,7 +355,7 @@ mod tests {
         });
         let grant = RuleGrant::read(&serde_json::from_value(grant).unwrap());
         index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
-        index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
+        index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
         let cluster = Cluster {
             uid: "u".into(),
             accepted: true,

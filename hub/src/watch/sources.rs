@@ -15,7 +15,7 @@ use super::source_meta::SourceMeta;
 use super::{RelistingWatch, events, failure, refusal};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
-use runnel_hub_core::index::{PlaceState, version_number};
+use runnel_hub_core::index::{ScopeState, version_number};
 use runnel_hub_core::plan::{WatchScope, is_never_a_source};
 
 /// How long to wait before a refused watch is tried again.
@@ -176,7 +176,7 @@ impl SourceWatch {
 
     fn cannot_read(&mut self, why: String) {
         self.hub_state.change(|index| {
-            let mut effect = index.set_place(self.place.clone(), PlaceState::Unreadable(why));
+            let mut effect = index.set_scope(self.place.clone(), ScopeState::Unreadable(why));
             effect.merge(index.invalidate_stale(&self.place));
             effect
         });
@@ -204,7 +204,7 @@ impl SourceWatch {
                 });
                 self.hub_state.deadline_changed.notify_one();
                 self.hub_state
-                    .change(|index| index.set_place(self.place.clone(), PlaceState::Known));
+                    .change(|index| index.set_scope(self.place.clone(), ScopeState::Known));
                 self.received_all();
             }
             Ok(Event::Apply(object)) => {
@@ -224,7 +224,7 @@ impl SourceWatch {
     fn is_believed(&mut self) -> bool {
         let known = matches!(
             self.hub_state.index.read().place(&self.place),
-            PlaceState::Unreadable(_)
+            ScopeState::Unreadable(_)
         );
         self.patience.refused(Instant::now()) || known
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use runnel_hub_core::index::{Cluster, Index, PlaceState};
+use runnel_hub_core::index::{Cluster, Index, ScopeState};
 use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, SourceRef};
 use runnel_tests::speed::text::noise;
@@ -128,7 +128,7 @@ pub fn planned(shown: Shown) -> Index {
         "everything".to_owned(),
         everything(),
     )])));
-    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
+    index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
     for (name, cluster) in shown.clusters {
         index.set_cluster(name, cluster);
     }

@@ -12,7 +12,7 @@ use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::Records;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub_core::guard::DELAY;
-use runnel_hub_core::index::{Cluster, Effect, Index, PlaceState};
+use runnel_hub_core::index::{Cluster, Effect, Index, ScopeState};
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};
 use runnel_hub_core::session::Session;
@@ -206,7 +206,7 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
     }
     index.set_rule(planned(rule));
     for kind in BOTH {
-        index.set_place(Source::everywhere(kind), PlaceState::Known);
+        index.set_scope(Source::everywhere(kind), ScopeState::Known);
         for home in HOMES {
             let payload = Payload::encode(Content::default().to_bytes());
             let content = SourceContent::new(Revision([1; 16]), payload);

@@ -243,9 +243,9 @@ mod tests {
         }))
         .unwrap();
         let (mut index, cluster) = (Index::new(), ClusterName::from("one"));
-        index.set_place(
+        index.set_scope(
             crate::plan::WatchScope::everywhere("configmaps"),
-            super::super::PlaceState::Known,
+            super::super::ScopeState::Known,
         );
         index.set_cluster(
             cluster.clone(),

@@ -6,7 +6,7 @@ use kube::CustomResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Cluster, Holding, Index, PlaceState};
+use super::{Cluster, Holding, Index, ScopeState};
 use crate::guard::DELAY;
 use crate::now::Now;
 use crate::plan::{Rule, WatchScope};
@@ -40,7 +40,7 @@ fn rule(uid: &str, deleting: bool) -> Rule {
 /// copies.
 fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     let mut index = Index::new();
-    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
+    index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
     index.set_cluster(
         "eu-1".into(),
         Cluster {

@@ -144,7 +144,7 @@ impl Index {
     /// A rule follows what is known of grants and places now. Rules may do so one by one: each is as if that had come a
     /// moment later.
     pub fn follow(&mut self, uid: &RuleUid) -> Effect {
-        let mut effect = self.follow_places(uid);
+        let mut effect = self.follow_scopes(uid);
         effect.merge(self.regrant(uid));
         effect
     }

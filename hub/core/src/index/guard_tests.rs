@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use runnel_proto::model::{Asked, AskedDigest, ClusterName, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Cluster, Directive, Effect, Holding, Index, PlaceState, SeenNamespace};
+use super::{Cluster, Directive, Effect, Holding, Index, ScopeState, SeenNamespace};
 use crate::guard::{DELAY, FleetTerms, Limit, WINDOW};
 use crate::now::Now;
 use crate::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
@@ -80,7 +80,7 @@ fn grant() -> RuleGrant {
 impl World {
     fn new() -> Self {
         let mut index = Index::new();
-        index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
+        index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
         for name in MEMBERS {
             index.set_cluster(name.into(), cluster("prod"));
         }

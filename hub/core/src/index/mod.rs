@@ -55,7 +55,7 @@ pub use clusters::Cluster;
 pub use grants::SeenNamespace;
 pub use guard::{Holding, Holdings, PendingCause};
 use judge::TerminatingScopes;
-pub use places::PlaceState;
+pub use places::ScopeState;
 pub use rendering::{RenderJob, Rendered};
 use rendering::{Rendering, Unrendered};
 pub use rollback::{Former, StoredState};
@@ -182,7 +182,7 @@ pub struct Index {
     revision_hasher: RevisionHasher,
     /// The scope of the hub's watches.
     scope: Scope,
-    places: BTreeMap<WatchScope, PlaceState>,
+    places: BTreeMap<WatchScope, ScopeState>,
     clusters: BTreeMap<ClusterName, Cluster>,
     grants: Grants,
     /// The rules by the sources that they select.

@@ -9,7 +9,7 @@ use crate::plan::{Rule, WatchScope};
 
 /// The state of a watch scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum PlaceState {
+pub enum ScopeState {
     /// No rule has needed it yet, or its watch has not delivered its first complete list.
     #[default]
     Unwatched,
@@ -21,17 +21,17 @@ pub enum PlaceState {
 
 impl Index {
     /// The state of a place. One in which the hub does not look cannot be read.
-    pub fn place(&self, place: &WatchScope) -> PlaceState {
+    pub fn place(&self, place: &WatchScope) -> ScopeState {
         match &place.namespace {
             Some(namespace) if !self.scope.reads(namespace) => {
-                PlaceState::Unreadable(outside(namespace))
+                ScopeState::Unreadable(outside(namespace))
             }
             _ => self.places.get(place).cloned().unwrap_or_default(),
         }
     }
 
     /// A place became known or unknown. Plans that need it follow.
-    pub fn set_place(&mut self, place: WatchScope, state: PlaceState) -> Effect {
+    pub fn set_scope(&mut self, place: WatchScope, state: ScopeState) -> Effect {
         if self.place(&place) == state {
             return Effect::default();
         }
@@ -51,7 +51,7 @@ impl Index {
 
     /// The plan of a rule follows what is known of its places now. Sources are taken in as they come, so nothing else of it
     /// changes.
-    pub(super) fn follow_places(&mut self, uid: &RuleUid) -> Effect {
+    pub(super) fn follow_scopes(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
         let Some(entry) = self.rules.get(uid) else {
             return effect;
@@ -91,7 +91,7 @@ impl Index {
     }
 
     /// The scopes in which rules select sources.
-    pub fn needed_places(&self) -> BTreeSet<WatchScope> {
+    pub fn needed_scopes(&self) -> BTreeSet<WatchScope> {
         let rules = self
             .rules
             .values()
@@ -101,17 +101,17 @@ impl Index {
     }
 
     /// The places that a rule needs and that cannot be read, with the reason given to people.
-    pub fn unreadable_places(&self, rule: &Rule) -> BTreeMap<WatchScope, String> {
+    pub fn unreadable_scopes(&self, rule: &Rule) -> BTreeMap<WatchScope, String> {
         let places = rule.places(&self.scope).into_iter();
         let unreadable = places.filter_map(|place| match self.place(&place) {
-            PlaceState::Unreadable(why) => Some((place, why)),
-            PlaceState::Unwatched | PlaceState::Known => None,
+            ScopeState::Unreadable(why) => Some((place, why)),
+            ScopeState::Unwatched | ScopeState::Known => None,
         });
         unreadable.collect()
     }
 
     pub(super) fn is_known(&self, place: &WatchScope) -> bool {
-        self.place(place) == PlaceState::Known
+        self.place(place) == ScopeState::Known
     }
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Content, Payload, RevisionKey, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Cluster, Directive, Effect, Index, PlaceState, RenderJob, Rendered};
+use super::{Cluster, Directive, Effect, Index, RenderJob, Rendered, ScopeState};
 use crate::plan::{RenderErrorKind, RevisionHasher, Rule, SourceContent, SourceState, WatchScope};
 
 const GRACE: Duration = Duration::from_secs(5);
@@ -95,8 +95,8 @@ fn text(secret: bool, number: u8) -> &'static str {
 
 fn known(index: Index) -> Index {
     let mut index = index;
-    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
-    index.set_place(WatchScope::everywhere("secrets"), PlaceState::Known);
+    index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
+    index.set_scope(WatchScope::everywhere("secrets"), ScopeState::Known);
     index
 }
 
@@ -222,11 +222,11 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
         Step::RemoveCluster(name) => index.remove_cluster(&format!("c{name}").as_str().into()),
         Step::Place(known) => {
             let state = if *known {
-                PlaceState::Known
+                ScopeState::Known
             } else {
-                PlaceState::Unreadable("no".to_owned())
+                ScopeState::Unreadable("no".to_owned())
             };
-            index.set_place(WatchScope::everywhere("configmaps"), state)
+            index.set_scope(WatchScope::everywhere("configmaps"), state)
         }
         Step::MarkStale => {
             index.mark_stale(&WatchScope::everywhere("secrets"));

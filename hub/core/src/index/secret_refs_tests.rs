@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Cluster, Directive, Index, PlaceState};
+use super::{Cluster, Directive, Index, ScopeState};
 use crate::plan::{
     RenderErrorKind, Rule, SourceContent, SourceState, UnsupportedSource, WatchScope,
 };
@@ -60,7 +60,7 @@ fn body(data: Value) -> SourceState {
 
 fn index() -> Index {
     let mut index = Index::new();
-    index.set_place(WatchScope::everywhere("secrets"), PlaceState::Known);
+    index.set_scope(WatchScope::everywhere("secrets"), ScopeState::Known);
     for name in ["eu-1", "us-1"] {
         let cluster = Cluster {
             uid: name.to_owned(),
@@ -232,9 +232,9 @@ fn missing_secret_reference_is_reported_without_its_value() {
         Some(Ok(json!({"password": NEW})))
     );
     // While the hub cannot list the scope, it does not treat the Secret as missing.
-    index.set_place(
+    index.set_scope(
         WatchScope::everywhere("secrets"),
-        PlaceState::Unreadable("no right".to_owned()),
+        ScopeState::Unreadable("no right".to_owned()),
     );
     let Directive::Wanted(assignment) =
         index.directive(&RuleUid::from("r"), &ClusterName::from("eu-1"))

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{Asked, AskedDigest, ClusterName, Payload, Revision, RuleUid, SourceRef};
 use serde_json::json;
 
-use super::{Cluster, Directive, Holding, Index, PlaceState};
+use super::{Cluster, Directive, Holding, Index, ScopeState};
 use crate::plan::{Rule, RuleGrant, Scope, Source, SourceContent, SourceState, WatchScope, plan};
 
 const GRACE: Duration = Duration::from_secs(5);
@@ -79,8 +79,8 @@ fn grant_everything(index: &mut Index) {
 fn known_index() -> Index {
     let mut index = Index::new();
     grant_everything(&mut index);
-    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
-    index.set_place(WatchScope::everywhere("secrets"), PlaceState::Known);
+    index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
+    index.set_scope(WatchScope::everywhere("secrets"), ScopeState::Known);
     index
 }
 
@@ -194,9 +194,9 @@ fn unwatchable_kind_makes_sources_unknown_not_unwanted() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    let effect = index.set_place(
+    let effect = index.set_scope(
         WatchScope::everywhere("configmaps"),
-        PlaceState::Unreadable("forbidden".into()),
+        ScopeState::Unreadable("forbidden".into()),
     );
     assert_eq!(effect.rules.len(), 1);
     let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
@@ -231,14 +231,14 @@ fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
         WatchScope::within("configmaps", "c"),
     ];
     assert_eq!(
-        index.needed_places().into_iter().collect::<Vec<_>>(),
+        index.needed_scopes().into_iter().collect::<Vec<_>>(),
         places
     );
-    let effect = index.set_place(places[0].clone(), PlaceState::Known);
+    let effect = index.set_scope(places[0].clone(), ScopeState::Known);
     assert_eq!(effect.rules, BTreeSet::from(["r1".into()]));
-    index.set_place(
+    index.set_scope(
         places[1].clone(),
-        PlaceState::Unreadable("forbidden".into()),
+        ScopeState::Unreadable("forbidden".into()),
     );
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
 
@@ -248,7 +248,7 @@ fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
         (1, false)
     );
     assert!(shut.is_unknown(&source("b", "held")));
-    let why = |uid: &str| index.unreadable_places(&index.rule(&uid.into()).unwrap().rule);
+    let why = |uid: &str| index.unreadable_scopes(&index.rule(&uid.into()).unwrap().rule);
     assert!(why("r1").is_empty());
     assert_eq!(
         why("r2"),
@@ -257,7 +257,7 @@ fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
 
     // The right is granted: the rule continues.
     assert_eq!(
-        index.set_place(places[1].clone(), PlaceState::Known).rules,
+        index.set_scope(places[1].clone(), ScopeState::Known).rules,
         BTreeSet::from(["r2".into()])
     );
     assert!(!plan_in_one(&index, "r2").is_unknown(&source("b", "held")));
@@ -267,7 +267,7 @@ fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
 fn rule_outside_the_hubs_namespaces_gets_a_hint() {
     let index = limited_index();
     assert!(plan_in_one(&index, "r3").is_unknown(&source("c", "held")));
-    let why = index.unreadable_places(&index.rule(&"r3".into()).unwrap().rule);
+    let why = index.unreadable_scopes(&index.rule(&"r3".into()).unwrap().rule);
     let (place, hint) = why.first_key_value().unwrap();
     assert_eq!(place.to_string(), "configmaps of the namespace c");
     assert!(hint.contains("add c to `sourceNamespaces`"), "{hint}");
@@ -301,9 +301,9 @@ fn glob_means_watched_namespaces_and_others_are_unknown() {
 fn namespaced_list_marks_deleted_only_in_its_namespace() {
     let mut index = limited_index();
     for namespace in ["a", "b"] {
-        index.set_place(
+        index.set_scope(
             WatchScope::within("configmaps", namespace),
-            PlaceState::Known,
+            ScopeState::Known,
         );
         index.set_source(source(namespace, "s"), labelled("x"), Some(body("1")));
     }
@@ -601,11 +601,11 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
         Step::Kind(known) => {
             naive.configmaps_known = *known;
             let state = if *known {
-                PlaceState::Known
+                ScopeState::Known
             } else {
-                PlaceState::Unreadable("no".into())
+                ScopeState::Unreadable("no".into())
             };
-            index.set_place(WatchScope::everywhere("configmaps"), state);
+            index.set_scope(WatchScope::everywhere("configmaps"), state);
         }
     }
 }
@@ -702,9 +702,9 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
     index.observe(&known, 7, labelled("x"));
     index.read(&known, 7, labelled("x"), body("old"));
     let refuse = |index: &mut Index| {
-        let mut effect = index.set_place(
+        let mut effect = index.set_scope(
             place.clone(),
-            PlaceState::Unreadable("forbidden".to_owned()),
+            ScopeState::Unreadable("forbidden".to_owned()),
         );
         effect.merge(index.invalidate_stale(&place));
         effect
@@ -725,7 +725,7 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
     );
     assert!(refuse(&mut index).clusters.is_empty());
     // The watch is back.
-    index.set_place(place.clone(), PlaceState::Known);
+    index.set_scope(place.clone(), ScopeState::Known);
     assert_eq!(
         index.observe(&known, 7, labelled("x")).read,
         BTreeSet::from([known.clone()])

@@ -24,7 +24,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::guard::DELAY;
 pub use crate::index::Holdings;
-use crate::index::{Around, ChangedObject, Index, PlaceState, RuleEntry};
+use crate::index::{Around, ChangedObject, Index, RuleEntry, ScopeState};
 use crate::now::Now;
 use crate::plan::TargetClusters;
 use crate::plan::{ClusterAssignment, Rule, SourceState, WatchScope};
@@ -193,7 +193,7 @@ impl PreviewIndex {
         };
         let places = entry.rule.places(self.index.scope()).into_iter();
         places
-            .filter(|place| self.index.place(place) == PlaceState::Unwatched)
+            .filter(|place| self.index.place(place) == ScopeState::Unwatched)
             .collect()
     }
 
@@ -210,7 +210,7 @@ impl PreviewIndex {
             let effect = self.index.set_source(source, labels, None);
             self.unread.extend(effect.read);
         }
-        let effect = self.index.set_place(place, PlaceState::Known);
+        let effect = self.index.set_scope(place, ScopeState::Known);
         self.unread.extend(effect.read);
     }
 
@@ -219,12 +219,12 @@ impl PreviewIndex {
         let answer = format!(
             "{place} could not be listed ({why}): the plan knows nothing of what is there, ask again"
         );
-        self.index.set_place(place, PlaceState::Unreadable(answer));
+        self.index.set_scope(place, ScopeState::Unreadable(answer));
     }
 
     /// Whether there are places of which nothing is known.
     pub fn is_incomplete(&self) -> bool {
-        let unreadable = |entry: &RuleEntry| !self.index.unreadable_places(&entry.rule).is_empty();
+        let unreadable = |entry: &RuleEntry| !self.index.unreadable_scopes(&entry.rule).is_empty();
         self.index.rule(&self.focus.uid).is_some_and(unreadable)
     }
 

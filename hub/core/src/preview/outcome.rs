@@ -197,7 +197,7 @@ impl PreviewIndex {
         };
         let mut notes: Vec<String> = self
             .index()
-            .unreadable_places(&entry.rule)
+            .unreadable_scopes(&entry.rule)
             .into_values()
             .collect();
         if entry.target_clusters.clusters.is_empty() && entry.target_clusters.not_granted.is_empty()

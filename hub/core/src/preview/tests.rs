@@ -63,7 +63,7 @@ fn index(sources: usize) -> Index {
         };
         index.set_cluster(name.into(), cluster);
     }
-    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
+    index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
     for number in 0..sources {
         let name = format!("s{number}");
         index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
@@ -158,7 +158,7 @@ fn unsaved_rule_leaves_no_trace() {
 #[test]
 fn a_place_that_could_not_be_listed_is_not_an_empty_one() {
     let mut index = index(0);
-    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Unwatched);
+    index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Unwatched);
     let mut preview = preview_of(&index, rule(&["s*"], &json!({})));
     assert!(!preview.is_incomplete());
     for place in preview.unlisted() {
