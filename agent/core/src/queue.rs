@@ -216,7 +216,7 @@ impl Queue {
         limit: usize,
         rule_of: impl Fn(&Key) -> Option<RuleUid>,
     ) -> Option<Key> {
-        self.note_slow(now);
+        self.record_slow(now);
         if self.quick.len() >= limit || self.runs.len() >= limit * WITH_SLOW {
             return None;
         }
@@ -272,7 +272,7 @@ impl Queue {
     }
 
     /// Marks the groups of runs that have become slow. Such runs no longer count as quick.
-    fn note_slow(&mut self, now: Instant) {
+    fn record_slow(&mut self, now: Instant) {
         while let Some((since, key)) = self.quick.first()
             && now.saturating_duration_since(*since) >= SLOW
         {

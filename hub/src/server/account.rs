@@ -92,7 +92,7 @@ impl Running {
         if shares_key {
             tracing::error!(%key, "two agents use the key of this cluster by turns: somebody may have a copy of it");
         }
-        self.note_restriction();
+        self.record_restriction();
         if left_out == 0 {
             self.hub_state
                 .change(|index| index.holds_only(&cluster, &with_copies));
@@ -243,7 +243,7 @@ impl Running {
                 }
             }
             // A member speaks of what it holds, and of nothing else.
-            if !self.note_waiting(&state, &mut again, &mut lapsed) {
+            if !self.record_waiting(&state, &mut again, &mut lapsed) {
                 continue;
             }
             let unknown = !self.measure(&state);
@@ -316,7 +316,7 @@ impl Running {
     }
 
     /// Notes what the agent waits for. Returns false for a rule of which it should hold nothing.
-    fn note_waiting(
+    fn record_waiting(
         &self,
         state: &RuleState,
         again: &mut BTreeSet<RuleUid>,

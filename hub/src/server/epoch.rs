@@ -272,7 +272,7 @@ impl Running {
     }
 
     /// The session counts as connected.
-    pub(super) fn note_restriction(&self) {
+    pub(super) fn record_restriction(&self) {
         let cluster = &self.identity.cluster;
         match self.epoch.restriction() {
             SendRestriction::Everything => self
@@ -289,7 +289,7 @@ impl Running {
     }
 
     /// A cluster that joined anew gives rise to a doubt only where something of what it has is not wanted.
-    pub(super) fn note_kept_back(&mut self) {
+    pub(super) fn record_kept_back(&mut self) {
         let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.epoch.divergence
         else {
             return;

@@ -122,7 +122,7 @@ impl Running {
     async fn next(&mut self) -> Option<Result<HubFrame, Status>> {
         loop {
             self.check_admission();
-            self.note_kept_back();
+            self.record_kept_back();
             self.fill();
             match self.out.next() {
                 Some(Next::Frame(frame)) => return Some(Ok(frame)),

@@ -106,14 +106,14 @@ pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_ca
         hub_state.leadership.divergences.lock().forget(&name);
     }
     // Before anything of it is seen to.
-    note_leaving(&name, cluster.leaving, hub_state);
+    record_leaving(&name, cluster.leaving, hub_state);
     hub_state.change(|index| index.set_cluster(name.clone(), cluster));
     // Whatever changed may end the session: it looks for itself.
     hub_state.wake(&name);
     hub_state.queues.dirty_members.add([name]);
 }
 
-fn note_leaving(name: &ClusterName, leaving: bool, hub_state: &HubState) {
+fn record_leaving(name: &ClusterName, leaving: bool, hub_state: &HubState) {
     let index = hub_state.index.read();
     let retains = |uid: &RuleUid| {
         index

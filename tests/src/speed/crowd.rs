@@ -318,14 +318,14 @@ impl Agent {
                 number = reports.recv() => {
                     match number {
                         Ok(number) => self.report(&line, number),
-                        Err(error) => self.note_failure(format!("a report was left out: {error}")),
+                        Err(error) => self.record_failure(format!("a report was left out: {error}")),
                     }
                     continue;
                 }
             };
             let record = line.take_record();
             if let (Err(status), true) = (&frame, record.ends.is_empty()) {
-                self.note_failure(format!("unreadable: {}", status.message()));
+                self.record_failure(format!("unreadable: {}", status.message()));
             }
             self.seen.complaints.lock().extend(record.complaints);
             match frame {
@@ -359,7 +359,7 @@ impl Agent {
         *self.seen.failures.lock() = Some(format!("{}: {why}", self.credentials.cluster));
     }
 
-    fn note_failure(&self, complaint: String) {
+    fn record_failure(&self, complaint: String) {
         self.seen
             .complaints
             .lock()
@@ -370,7 +370,7 @@ impl Agent {
     fn compare(&self, end: &SnapshotEnd) {
         let (intents, digest) = self.holdings.account();
         if (intents, digest) != (end.intents, end.digest) {
-            self.note_failure(format!(
+            self.record_failure(format!(
                 "SnapshotEnd says {} intents, the agent holds {intents}",
                 end.intents
             ));

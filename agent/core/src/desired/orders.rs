@@ -40,7 +40,7 @@ impl Desired {
             .any(|(other, _)| other.rule == key.rule);
         let rule = self.rules.get_mut(&key.rule).filter(|_| was_ordered);
         if rule.is_some_and(|rule| rule.removals.resolved(&key.source)) {
-            self.note_change();
+            self.mark_changed();
         }
         if !others {
             self.order_done(&key.rule, copy);

@@ -109,7 +109,7 @@ impl Desired {
             .values()
             .any(|rule| rule.unconfirmed && !rule.removals.stored().is_empty())
         {
-            self.note_change();
+            self.mark_changed();
         }
         let confirmed = self
             .rules

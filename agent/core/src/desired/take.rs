@@ -52,7 +52,7 @@ impl Desired {
                 .iter()
                 .map(|tombstone| tombstone.source.clone())
                 .collect();
-            self.note_tombstones(&uid, &sources, records);
+            self.record_tombstones(&uid, &sources, records);
             for tombstone in tombstones {
                 let key = IntentKey {
                     rule: uid.clone(),
@@ -97,7 +97,7 @@ impl Desired {
         }
         if rule.orphaned != orphaned {
             rule.orphaned = orphaned;
-            self.note_change();
+            self.mark_changed();
             self.look_at_rule(&uid, taken);
         }
         if let Some((terms, digest)) = terms {
@@ -133,7 +133,7 @@ impl Desired {
         taken: &mut Taken,
     ) {
         // Removals by these terms wait until they are stored.
-        self.note_change();
+        self.mark_changed();
         let Some(rule) = self.rules.get(uid) else {
             return;
         };
@@ -208,7 +208,7 @@ impl Desired {
             suspend,
             ..Terms::clone(terms)
         });
-        self.note_change();
+        self.mark_changed();
         if !suspend && let Some(rule) = self.rules.get_mut(uid) {
             // All names that were dropped from a suspended rule count as one change when it is
             // resumed.
@@ -290,7 +290,7 @@ impl Desired {
     ) {
         let rule = self.rules.get(&key.rule);
         if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
-            self.note_change();
+            self.mark_changed();
         }
         self.set_intent(
             key,
@@ -399,14 +399,14 @@ impl Desired {
         // The rule is not stored any more. Where twins exist, that must be stored before the orders
         // are carried out.
         if has_twins {
-            self.note_change();
+            self.mark_changed();
         }
         for key in keys {
             self.keep_for_removal(&key, policy, records, taken);
         }
         taken.looks.extend(orders);
         if !has_twins {
-            self.note_change();
+            self.mark_changed();
         }
         self.drop_if_gone(uid);
     }

@@ -159,7 +159,7 @@ impl Desired {
     }
 
     /// What is to be stored has changed.
-    pub fn note_change(&mut self) {
+    pub fn mark_changed(&mut self) {
         self.generation = self.generation.saturating_add(1);
     }
 
@@ -177,7 +177,7 @@ impl Desired {
             rule.intents.contains_key(&key.source) && rule.removals.stored().cover(&key.source)
         };
         if self.rules.get(&key.rule).is_some_and(is_over) {
-            self.note_change();
+            self.mark_changed();
         }
     }
 
@@ -198,7 +198,7 @@ impl Desired {
     /// Records tombstones of a rule that must be stored before they are carried out, where twins
     /// exist. If another version of a source stays, its copies show after a restart which one is
     /// the newest.
-    pub(super) fn note_tombstones(
+    pub(super) fn record_tombstones(
         &mut self,
         uid: &RuleUid,
         sources: &BTreeSet<SourceRef>,
@@ -215,7 +215,7 @@ impl Desired {
             source: source.clone(),
         });
         if keys.any(|key| !is_edit(&key) && self.has_twins(&key, records)) {
-            self.note_change();
+            self.mark_changed();
         }
     }
 }

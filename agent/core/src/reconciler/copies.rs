@@ -187,7 +187,7 @@ impl Reconciler {
         }
         self.history.drifted.remove(copy);
         if !matches!(action, Action::Compare(_)) {
-            self.note_drift(copy, want);
+            self.record_drift(copy, want);
         }
         let is_drifted = self.history.drifted.contains_key(copy);
         let later = self

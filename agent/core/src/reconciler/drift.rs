@@ -44,7 +44,7 @@ impl Reconciler {
     }
 
     /// Records whether a copy was correct before another client changed or deleted it.
-    pub(super) fn note_drift(&mut self, copy: &SourceRef, want: &Want) {
+    pub(super) fn record_drift(&mut self, copy: &SourceRef, want: &Want) {
         let Want::Copy(wanted) = want else { return };
         let outcome = self.report.outcome(copy, &wanted.intent.rule);
         let was_applied = outcome == Some(&CopyStatus::Applied) || is_contended(outcome);
@@ -74,7 +74,7 @@ impl Reconciler {
     ///
     /// The client may be another agent of this cluster, or may apply a saved copy. `before`: the
     /// recorded object before the change.
-    pub(super) fn note_rewritten(&mut self, copy: &SourceRef, before: Option<&Live>) {
+    pub(super) fn record_rewritten(&mut self, copy: &SourceRef, before: Option<&Live>) {
         let Some(Live {
             sealed: Some(last),
             uid,

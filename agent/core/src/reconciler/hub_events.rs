@@ -119,7 +119,7 @@ impl Reconciler {
         let accepted = std::mem::take(&mut self.revoked);
         let moved = self.desired.set_hub_cluster(&begin.hub_cluster_uid);
         if moved {
-            self.desired.note_change();
+            self.desired.mark_changed();
         }
         self.store.end_purge(&mut self.desired);
         if accepted || moved {
@@ -213,7 +213,7 @@ impl Reconciler {
         for gone in gone {
             self.report.forget(&gone.uid);
             self.prunes.report(&gone.uid, None);
-            self.desired.note_change();
+            self.desired.mark_changed();
             states.push(RuleState {
                 rule: gone.rule,
                 gone: true,

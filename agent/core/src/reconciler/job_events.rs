@@ -335,7 +335,7 @@ impl Reconciler {
         let before = self.records.live(copy).cloned();
         self.records.shown(copy, observed, passed);
         if is_read {
-            self.note_rewritten(copy, before.as_ref());
+            self.record_rewritten(copy, before.as_ref());
         }
         let is_same = |before: &Live| {
             self.records

@@ -92,7 +92,7 @@ impl Store {
 
     fn purge_generation(&mut self, desired: &mut Desired) -> u64 {
         if self.purge.is_none() {
-            desired.note_change();
+            desired.mark_changed();
         }
         *self.purge.get_or_insert(desired.generation())
     }
@@ -100,7 +100,7 @@ impl Store {
     /// Ends a purge, because the hub has accepted this cluster again.
     pub(super) fn end_purge(&mut self, desired: &mut Desired) {
         if self.purge.take().is_some() {
-            desired.note_change();
+            desired.mark_changed();
         }
     }
 }

@@ -59,7 +59,7 @@ impl Reconciler {
         }) {
             return;
         }
-        self.note_rewritten(copy, before.as_ref());
+        self.record_rewritten(copy, before.as_ref());
         self.find(copy, now);
         self.reconcile_copy(copy, now);
         if stood.is_some_and(|stood| stood != stands) {

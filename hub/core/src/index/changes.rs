@@ -73,7 +73,7 @@ impl RuleEntry {
 }
 
 /// Tells the guard what changed between two states of a rule. Returns whether something is to be judged.
-pub(super) fn note_changes(
+pub(super) fn record_changes(
     former: Option<&RuleEntry>,
     entry: &mut RuleEntry,
     takes_part: impl Fn(&ClusterName) -> bool,
@@ -113,7 +113,7 @@ pub(super) fn note_changes(
         entry.guard.remove(Item::Source(source.clone()), cause);
     }
     let (now, before) = (entry.rule.clone(), &former.rule);
-    note_goes(&former.target_clusters, entry, takes_part, |cluster| {
+    record_goes(&former.target_clusters, entry, takes_part, |cluster| {
         if now.has_dropped_cluster(before, cluster) {
             Cause::Named
         } else {
@@ -129,7 +129,7 @@ pub(super) fn note_changes(
             .collect();
         for cluster in both {
             if let Some(plan) = former.cluster_plans.plan(cluster, &former.plan) {
-                note_names(plan, entry, cluster, Cause::RuleEdited);
+                record_names(plan, entry, cluster, Cause::RuleEdited);
             }
         }
     }
@@ -137,7 +137,7 @@ pub(super) fn note_changes(
 }
 
 /// Tells the guard what a rule no longer wants where.
-pub(super) fn note_goes(
+pub(super) fn record_goes(
     former: &TargetClusters,
     entry: &mut RuleEntry,
     takes_part: impl Fn(&ClusterName) -> bool,
@@ -147,7 +147,7 @@ pub(super) fn note_goes(
         match entry.target_clusters.clusters.get(cluster).cloned() {
             // Nothing was sent while the grants were unknown.
             Some(now) if !former.unknown => {
-                note_kinds(before, &now, entry, cluster, cause(cluster))
+                record_kinds(before, &now, entry, cluster, cause(cluster))
             }
             Some(_) => {}
             None if takes_part(cluster) => entry
@@ -159,7 +159,7 @@ pub(super) fn note_goes(
     }
 }
 
-fn note_kinds(
+fn record_kinds(
     before: &NamedTerms,
     now: &NamedTerms,
     entry: &mut RuleEntry,
@@ -174,7 +174,12 @@ fn note_kinds(
 }
 
 /// The copies of sources that are still selected and have other names now.
-fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterName, cause: Cause) {
+fn record_names(
+    before: &Arc<RulePlan>,
+    entry: &mut RuleEntry,
+    cluster: &ClusterName,
+    cause: Cause,
+) {
     let Some(now) = entry.cluster_plans.plan(cluster, &entry.plan).cloned() else {
         return;
     };
@@ -197,7 +202,7 @@ fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterNa
 }
 
 /// One cluster is to a rule something else than it was: these were its terms and its plan.
-pub(super) fn note_choice(
+pub(super) fn record_choice(
     entry: &mut RuleEntry,
     cluster: &ClusterName,
     former: (Option<NamedTerms>, Option<Arc<RulePlan>>),
@@ -206,10 +211,10 @@ pub(super) fn note_choice(
     match (entry.target_clusters.clusters.get(cluster).cloned(), former) {
         (Some(now), (Some(before), plan)) => {
             if !entry.target_clusters.unknown {
-                note_kinds(&before, &now, entry, cluster, Cause::Clusters);
+                record_kinds(&before, &now, entry, cluster, Cause::Clusters);
             }
             if let Some(plan) = plan.filter(|_| entry.cluster_plans.differs_by_cluster()) {
-                note_names(&plan, entry, cluster, Cause::Clusters);
+                record_names(&plan, entry, cluster, Cause::Clusters);
             }
         }
         (None, (Some(_), _)) if takes_part => entry

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use super::changes::note_choice;
+use super::changes::record_choice;
 use super::{Effect, Index};
 use crate::guard::{Cause, Item};
 use crate::plan::{EffectiveTerms, Rule, TermsResolver};
@@ -212,7 +212,7 @@ impl Index {
         }
         if chosen || dealt {
             let was_chosen = former.0.is_some();
-            note_choice(entry, name, former, takes_part || leaves);
+            record_choice(entry, name, former, takes_part || leaves);
             if leaves && was_chosen {
                 entry
                     .guard

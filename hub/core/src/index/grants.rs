@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use super::changes::note_goes;
+use super::changes::record_goes;
 use super::{Effect, Index, RuleEntry};
 use crate::guard::Cause;
 use crate::plan::{Rule, RuleGrant, TargetClusters, TermsResolver};
@@ -183,7 +183,7 @@ impl Index {
                 .get(name)
                 .is_some_and(super::Cluster::takes_part)
         };
-        note_goes(&former, entry, takes_part, |_| Cause::Grants);
+        record_goes(&former, entry, takes_part, |_| Cause::Grants);
         entry.keep_wanted();
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());

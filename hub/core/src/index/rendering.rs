@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 
-use super::changes::note_choice;
+use super::changes::record_choice;
 use super::{Effect, Index, RuleEntry};
 use crate::plan::{
     ClusterPlans, NamedTerms, RemovalTerms, RevisionHasher, Rule, RulePlan, SourceState,
@@ -457,7 +457,7 @@ impl Index {
         if entry.cluster_plans.lacks(name, &cluster.labels) {
             entry.unrendered.clusters.insert(name.clone());
         }
-        note_choice(entry, name, former, true);
+        record_choice(entry, name, former, true);
     }
 
     /// Drops clusters that a rule has left while its copies were rendered. Returns whether there were any.

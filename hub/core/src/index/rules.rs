@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
-use super::changes::note_changes;
+use super::changes::record_changes;
 use super::rendering::Unrendered;
 use super::{Effect, Index, RuleEntry};
 use crate::guard::{Cause, Item};
@@ -99,7 +99,7 @@ impl Index {
                 .get(name)
                 .is_some_and(super::Cluster::takes_part)
         };
-        if note_changes(former.as_ref(), &mut entry, takes_part) {
+        if record_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());
         }
         match former {

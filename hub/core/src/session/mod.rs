@@ -220,14 +220,14 @@ impl Session {
 
     fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
         for (uid, source, deletion_policy) in self.outbox.intents.take_tombstones(BATCH_ITEMS) {
-            self.questions.note_removed();
+            self.questions.record_removed();
             delta_of(deltas, &uid).tombstones.push(Tombstone {
                 source,
                 deletion_policy,
             });
         }
         for (uid, policy) in std::mem::take(&mut self.outbox.removals) {
-            self.questions.note_removed();
+            self.questions.record_removed();
             if let Some(stream) = self.rules.get_mut(&uid) {
                 (stream.items, stream.sent_terms) = (Items::default(), None);
                 (stream.is_suspended, stream.sent_suspended) = (None, None);

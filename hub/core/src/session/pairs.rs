@@ -35,7 +35,7 @@ impl PairQuestions {
     }
 
     /// Pairs of some rule are removed now: pairs that were left out may fit after that.
-    pub fn note_removed(&mut self) {
+    pub fn record_removed(&mut self) {
         self.left_out
             .values_mut()
             .for_each(|has_removed| *has_removed = true);
