@@ -25,7 +25,8 @@ use runnel_hub_core::index::Holding;
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
 use runnel_hub_core::preview::{
-    AgentAnswer, AgentQuestion, Ask, Asking, ClusterEligibility, PreviewIndex, Room, Row, SourceRow,
+    AgentAnswer, AgentQuestion, AnswerBudget, Asking, ClusterEligibility, ClusterQuestion,
+    PreviewIndex, Row, SourceRow,
 };
 
 /// How long a whole question may take.
@@ -76,7 +77,7 @@ struct Hearing {
     preview: Arc<PreviewIndex>,
     asking: Arc<Asking>,
     /// For how many copies there is room left.
-    room: Mutex<Room>,
+    room: Mutex<AnswerBudget>,
     by: Deadline,
 }
 
@@ -188,7 +189,7 @@ impl Questions {
             (preview, Arc::new(known))
         };
         let (preview, known) = aside(judged).await?;
-        let room = Mutex::new(Room {
+        let room = Mutex::new(AnswerBudget {
             copies: COPIES,
             diffs: DIFFS,
         });
@@ -217,7 +218,11 @@ impl Questions {
         aside(move || pages(preview, all, &known, diffs)).await
     }
 
-    async fn receive_all(&self, hearing: &Hearing, asks: Vec<Ask>) -> Vec<ClusterAnswer> {
+    async fn receive_all(
+        &self,
+        hearing: &Hearing,
+        asks: Vec<ClusterQuestion>,
+    ) -> Vec<ClusterAnswer> {
         stream::iter(asks.into_iter().enumerate())
             .map(|(number, ask)| self.receive(hearing, ask, number < CLUSTERS))
             .buffered(AGENTS_AT_A_TIME)
@@ -342,7 +347,12 @@ impl Questions {
     }
 
     /// Asks the agent of a cluster, if there is one to be asked.
-    async fn receive(&self, hearing: &Hearing, ask: Ask, within: bool) -> ClusterAnswer {
+    async fn receive(
+        &self,
+        hearing: &Hearing,
+        ask: ClusterQuestion,
+        within: bool,
+    ) -> ClusterAnswer {
         let name = ask.cluster.clone();
         let received = |state: &str, message: &str, more: usize, reply: Option<AgentAnswer>| {
             let message = if message.is_empty() {

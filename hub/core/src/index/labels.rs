@@ -14,13 +14,13 @@ const OVERHEAD: usize = 128;
 
 /// The room for labels of objects that have unusually many.
 #[derive(Default)]
-pub(super) struct LabelRoom {
+pub(super) struct LabelBudget {
     taken_by: BTreeMap<SourceRef, usize>,
     taken: usize,
     left_out: bool,
 }
 
-impl LabelRoom {
+impl LabelBudget {
     /// Whether all labels of an object can be kept.
     pub fn admits(&mut self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
         self.release(source);

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
-use super::labels::LabelRoom;
+use super::labels::LabelBudget;
 use super::readers::Readers;
 use crate::plan::Rule;
 
@@ -15,7 +15,7 @@ pub(super) struct Selection {
     /// The rules by what they can select.
     readers: Readers,
     /// The kept labels of objects with many of them.
-    labels: LabelRoom,
+    labels: LabelBudget,
 }
 
 impl Selection {

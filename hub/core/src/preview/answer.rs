@@ -15,7 +15,7 @@ pub struct AgentAnswer {
 
 /// How many more copies, and how many of these with what would change, are kept of all answers.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct AnswerBudget {
     /// Copies.
     pub copies: usize,
     /// Copies with a diff.
@@ -25,7 +25,7 @@ pub struct Room {
 impl AgentAnswer {
     /// Keeps as much of an answer as `room` has space for copies, which all answers share; the
     /// copies that need attention come first.
-    pub fn of(answer: PreviewResult, room: &mut Room) -> Self {
+    pub fn of(answer: PreviewResult, room: &mut AnswerBudget) -> Self {
         let mut reply = Self {
             more: answer.more as usize,
             ..Self::default()
@@ -109,7 +109,7 @@ mod tests {
             last: true,
             unanswered: String::new(),
         };
-        let mut room = Room {
+        let mut room = AnswerBudget {
             copies: 6,
             diffs: 5,
         };

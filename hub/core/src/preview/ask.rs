@@ -41,7 +41,7 @@ pub enum ClusterEligibility {
 }
 
 /// One cluster that the rule has to do with.
-pub struct Ask {
+pub struct ClusterQuestion {
     /// The cluster.
     pub cluster: ClusterName,
     /// How it is to the rule.
@@ -54,7 +54,7 @@ pub struct Ask {
 
 impl PreviewIndex {
     /// The clusters that the rule has, or had, to do with.
-    pub fn clusters(&self, holdings: Holdings<'_>) -> Vec<Ask> {
+    pub fn clusters(&self, holdings: Holdings<'_>) -> Vec<ClusterQuestion> {
         let Some(entry) = self.index.rule(&self.focus.uid) else {
             return vec![];
         };
@@ -83,7 +83,7 @@ impl PreviewIndex {
         let ask = |(name, cluster): (&ClusterName, &Cluster)| {
             let (standing, message) = self.standing(entry, name, cluster);
             let wave = waves.get(name).copied().unwrap_or_default();
-            Ask {
+            ClusterQuestion {
                 cluster: name.clone(),
                 standing,
                 message: message.to_owned(),
@@ -218,7 +218,7 @@ impl PreviewIndex {
         let (asked, left_out) = match directive {
             Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) => {
                 let terms = Terms::clone(&assignment.terms);
-                let mut room = Room {
+                let mut room = QuestionBudget {
                     payloads: if dry_run { PAYLOADS } else { 0 },
                     digests: 0,
                 };
@@ -321,7 +321,7 @@ struct Announced {
 }
 
 /// How much more fits into one question, in bytes.
-struct Room {
+struct QuestionBudget {
     payloads: usize,
     digests: usize,
 }
@@ -384,7 +384,7 @@ impl Asking {
         &self,
         source: &SourceRef,
         content: &Arc<SourceContent>,
-        room: &mut Room,
+        room: &mut QuestionBudget,
     ) -> Option<PreviewIntent> {
         let Announced {
             bytes,

@@ -29,8 +29,8 @@ use crate::now::Now;
 use crate::plan::TargetClusters;
 use crate::plan::{ClusterAssignment, Rule, SourceState, WatchScope};
 
-pub use answer::{AgentAnswer, Room};
-pub use ask::{AgentQuestion, Ask, Asking, ClusterEligibility};
+pub use answer::{AgentAnswer, AnswerBudget};
+pub use ask::{AgentQuestion, Asking, ClusterEligibility, ClusterQuestion};
 pub use outcome::{Row, SourceRow};
 
 /// Rules, tried. Most of what a preview shows is about the rule in focus.

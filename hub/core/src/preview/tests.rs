@@ -357,7 +357,7 @@ fn deleted_rule_is_asked_as_a_removal() {
 
 /// The clusters of a preview with what they are asked: `removal`, `blocked` or `terms`.
 fn questions(preview: &PreviewIndex) -> Vec<(String, &'static str)> {
-    let one = |ask: Ask| {
+    let one = |ask: ClusterQuestion| {
         let name = ask.cluster.as_str().to_owned();
         let (asked, _) = match ask.standing {
             ClusterEligibility::Asked => super::tests::ask(preview, &name, false),
@@ -497,7 +497,7 @@ fn rules_of_one_change_are_judged_together() {
             ClusterName::from("one"),
             AgentAnswer::of(
                 answer,
-                &mut Room {
+                &mut AnswerBudget {
                     copies: 9,
                     diffs: 9,
                 },
