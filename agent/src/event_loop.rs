@@ -98,7 +98,7 @@ impl EventLoop {
             // A renewal sends no event, and the right may have expired by the clock at the last
             // turn.
             self.core.set_active(self.right.holds());
-            self.give_out(&mut turn, now);
+            self.dispatch(&mut turn, now);
             let due = self.core.next_due(now);
             let room = self.core.has_room();
             let received = tokio::select! {
@@ -164,7 +164,7 @@ impl EventLoop {
     }
 
     /// Starts the jobs and frames of the core, and the due stores.
-    fn give_out(&mut self, turn: &mut LoopState, now: Instant) {
+    fn dispatch(&mut self, turn: &mut LoopState, now: Instant) {
         loop {
             if turn.job.is_none() {
                 turn.job = self.core.next_job(now);

@@ -307,7 +307,7 @@ pub fn certificate(
             "this machine's clock is wrong: by it, the certificate that the hub has just given is not valid now"
         );
     }
-    let life = read.life_left(now);
+    let life = read.remaining_validity(now);
     let authorities = response
         .authorities
         .into_iter()

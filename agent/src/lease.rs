@@ -70,7 +70,7 @@ impl WriteRight {
     }
 
     /// Waits until another agent holds the Lease.
-    pub async fn stands_by(&mut self) {
+    pub async fn wait_until_standby(&mut self) {
         self.reaches(|standing| *standing == LeaseState::Standby)
             .await;
     }

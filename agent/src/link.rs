@@ -297,7 +297,7 @@ impl Link {
         }
         let behind = begin.behind;
         if behind {
-            self.fence.disown();
+            self.fence.drop_term();
             tracing::warn!(
                 "this hub knows less than this agent has heard: it was restored from a backup, or there are two. Copies stay \
                  as they are until an administrator confirms: see the conditions of the MemberCluster on the hub"
@@ -363,9 +363,9 @@ impl Link {
                 () = tokio::time::sleep_until(leave_at) => return Ended::Planned(Duration::ZERO),
                 () = over(&mut before) => before = None,
                 // If frames are queued, the hub receives data from this agent anyway.
-                () = meter.owes() => drop(frames.try_send(AgentFrame::Alive)),
+                () = meter.needs_ping() => drop(frames.try_send(AgentFrame::Alive)),
                 never = self.history_token.keep() => match never {},
-                step = swap.next(), if !draining && !stands_still(self.life_left()) => swap = self.advance(swap, step, address, (&client, &frames)),
+                step = swap.next(), if !draining && !stands_still(self.remaining_validity()) => swap = self.advance(swap, step, address, (&client, &frames)),
             }
         }
     }
@@ -429,7 +429,7 @@ impl Link {
 
     /// Returns when this stream must be replaced. The hub ends it when its certificate expires.
     fn leave_at(&self) -> tokio::time::Instant {
-        let left = self.life_left();
+        let left = self.remaining_validity();
         from_now(left.saturating_sub(Duration::from_secs(300).min(left / 10)))
     }
 
@@ -437,13 +437,13 @@ impl Link {
     ///
     /// If it is not valid by the local clock, and the hub accepts it, the clock is wrong. Then this
     /// is its whole lifetime, because the hub ends the stream when the certificate expires.
-    fn life_left(&self) -> Duration {
+    fn remaining_validity(&self) -> Duration {
         let read = self
             .identity
             .certificate
             .as_ref()
             .and_then(|acked| PeerCertificate::from_der(&acked.own).ok());
-        read.map(|read| read.life_left(SystemTime::now()))
+        read.map(|read| read.remaining_validity(SystemTime::now()))
             .unwrap_or_default()
     }
 }

@@ -200,7 +200,7 @@ async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
     loop {
         tokio::select! {
             () = right.acquired() => return ready,
-            () = standby.stands_by(), if ready.is_some() => ready = None,
+            () = standby.wait_until_standby(), if ready.is_some() => ready = None,
         }
     }
 }

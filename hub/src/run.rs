@@ -223,7 +223,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
 }
 
 /// The authorities that were written down; waits for an API server that is away.
-async fn known_authorities(options: &Run, client: &Client) -> Option<TrustedAuthorities> {
+async fn trusted_authorities(options: &Run, client: &Client) -> Option<TrustedAuthorities> {
     loop {
         match ca::known(client, &options.access.namespace).await {
             Ok(known) => return known,
@@ -260,7 +260,7 @@ async fn start(
     registry.register_collector(Box::new(watches));
 
     let (identity, cluster_uid) = identity(options, &client).await?;
-    let known = known_authorities(options, &client).await;
+    let known = trusted_authorities(options, &client).await;
     let settings = Settings {
         namespace: options.access.namespace.clone(),
         hub_id: identity.hub_id.clone(),
@@ -416,7 +416,7 @@ async fn start(
         elect.await;
         (ELECTION, Ok(()))
     });
-    let gate = until_known(hub_state.clone(), readiness, serving_awaited, known);
+    let gate = until_listed(hub_state.clone(), readiness, serving_awaited, known);
     forever(tasks, stop(), "readiness", gate);
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
     forever(
@@ -459,7 +459,7 @@ fn forever(
 
 /// Lets the process lead once every watch that is needed has delivered a complete list or was refused; and lets it
 /// serve, each time that it leads, when they have all done so anew.
-async fn until_known(
+async fn until_listed(
     hub_state: Arc<HubState>,
     readiness: Readiness,
     own: ops::Awaited,

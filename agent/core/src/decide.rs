@@ -117,7 +117,7 @@ pub struct Order {
 
 /// The desired state of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum DesiredCopy {
     /// No rule concerns the copy: it is left unchanged.
     Nothing,
     /// The copy must contain an intent.
@@ -126,7 +126,7 @@ pub enum Want {
     /// label of the newest version is removed.
     Kept(IntentKey, bool),
     /// The copy must be removed if it belongs to this intent.
-    Gone(IntentKey, RuleName, Order),
+    Absent(IntentKey, RuleName, Order),
 }
 
 /// The live object of an action. The action fails if the object was replaced or has changed.
@@ -175,10 +175,12 @@ pub enum Decision {
 }
 
 /// Decides one copy. For a rule that is a dry run, no decision writes.
-pub fn decide(want: &Want, observed: &Observed) -> Decision {
+pub fn decide(want: &DesiredCopy, observed: &Observed) -> Decision {
     match want {
-        Want::Copy(wanted) if wanted.dry_run => plan_wanted(wanted, observed),
-        Want::Gone(intent, _, order) if order.dry_run => plan_removal(intent, *order, observed),
+        DesiredCopy::Copy(wanted) if wanted.dry_run => plan_wanted(wanted, observed),
+        DesiredCopy::Absent(intent, _, order) if order.dry_run => {
+            plan_removal(intent, *order, observed)
+        }
         _ => decide_enforced(want, observed),
     }
 }
@@ -261,12 +263,12 @@ pub fn planned(change: PlannedChange, message: &str) -> CopyStatus {
     CopyStatus::Planned(change, CopyError::new(Reason::DryRun, message))
 }
 
-fn decide_enforced(want: &Want, observed: &Observed) -> Decision {
+fn decide_enforced(want: &DesiredCopy, observed: &Observed) -> Decision {
     match want {
-        Want::Nothing => Decision::Forget,
-        Want::Copy(wanted) => decide_wanted(wanted, observed),
-        Want::Kept(_, demoted) => decide_kept(*demoted, observed),
-        Want::Gone(intent, _, order) => decide_removal(intent, *order, observed),
+        DesiredCopy::Nothing => Decision::Forget,
+        DesiredCopy::Copy(wanted) => decide_wanted(wanted, observed),
+        DesiredCopy::Kept(_, demoted) => decide_kept(*demoted, observed),
+        DesiredCopy::Absent(intent, _, order) => decide_removal(intent, *order, observed),
     }
 }
 

@@ -152,7 +152,7 @@ fn policies() -> impl Strategy<Value = Policies> {
     })
 }
 
-fn wants() -> impl Strategy<Value = Want> {
+fn wants() -> impl Strategy<Value = DesiredCopy> {
     let rare = || proptest::bool::weighted(0.2);
     let flags = [rare(), rare(), rare(), rare(), rare(), rare()];
     let copy = (
@@ -165,7 +165,7 @@ fn wants() -> impl Strategy<Value = Want> {
     );
     let copy = copy.prop_map(|(rule, source, revision, place, flags, policies)| {
         let [suspend, copy_error, is_ambiguous, denied, contention, lost] = flags;
-        Want::Copy(Box::new(WantedCopy {
+        DesiredCopy::Copy(Box::new(WantedCopy {
             intent: intent(rule, source),
             rule: RuleName::default(),
             revision: revision.map(|revision| Revision([revision; 16])),
@@ -189,7 +189,7 @@ fn wants() -> impl Strategy<Value = Want> {
             } else {
                 DeletionPolicy::Delete
             };
-            Want::Gone(
+            DesiredCopy::Absent(
                 intent(rule, source),
                 RuleName::default(),
                 Order {
@@ -202,7 +202,7 @@ fn wants() -> impl Strategy<Value = Want> {
             )
         },
     );
-    prop_oneof![1 => Just(Want::Nothing), 6 => copy, 3 => gone]
+    prop_oneof![1 => Just(DesiredCopy::Nothing), 6 => copy, 3 => gone]
 }
 
 proptest! {
@@ -210,7 +210,7 @@ proptest! {
     fn only_own_copy_of_a_secret_is_reported_as_equal(want in wants(), live in lives()) {
         let secret = |source: &SourceRef| SourceRef::new("secrets", &source.namespace, &source.name);
         let (mut want, mut live) = (want, live);
-        if let Want::Copy(wanted) = &mut want {
+        if let DesiredCopy::Copy(wanted) = &mut want {
             wanted.intent.source = secret(&wanted.intent.source);
             if let Some(sealed) = &mut live.sealed {
                 sealed.source = secret(&sealed.source);
@@ -218,17 +218,17 @@ proptest! {
             let sealed = live.sealed.as_ref().map(|sealed| (&sealed.rule, &sealed.source));
             let is_own = sealed == Some((&wanted.intent.rule, &wanted.intent.source));
             let (is_own, observed) = (is_own && live.is_own(), Observed::Live(live));
-            prop_assert_eq!(crate::preview::is_untold(&want, &observed), !is_own);
+            prop_assert_eq!(crate::preview::is_undisclosed(&want, &observed), !is_own);
         }
     }
 }
 
 /// A small model of the API server: returns the state after an action on the actual state `there`.
-fn carry_out(action: &Action, want: &mut Want, there: &Observed) -> Observed {
+fn carry_out(action: &Action, want: &mut DesiredCopy, there: &Observed) -> Observed {
     let adopted = matches!(action, Action::Adopt(_))
         && !matches!(there, Observed::Live(live) if live.ownership == Ownership::Retained);
-    let written = |want: &Want| {
-        let Want::Copy(wanted) = want else {
+    let written = |want: &DesiredCopy| {
+        let DesiredCopy::Copy(wanted) = want else {
             unreachable!("only a wanted copy is written")
         };
         let sealed = Sealed {
@@ -255,7 +255,7 @@ fn carry_out(action: &Action, want: &mut Want, there: &Observed) -> Observed {
     };
     match action {
         Action::CreateNamespace => {
-            if let Want::Copy(wanted) = want {
+            if let DesiredCopy::Copy(wanted) = want {
                 wanted.place = TargetNamespace::Ready;
             }
             there.clone()
@@ -276,7 +276,7 @@ fn carry_out(action: &Action, want: &mut Want, there: &Observed) -> Observed {
             Observed::Unknown | Observed::Absent => there.clone(),
         },
         Action::Compare(target) => {
-            if let Want::Copy(wanted) = want {
+            if let DesiredCopy::Copy(wanted) = want {
                 wanted.compared = Some((
                     target.version.clone(),
                     CopyError::new(Reason::Drifted, "so"),
@@ -334,10 +334,10 @@ proptest! {
             return Ok(());
         }
         let is_ours = live.ownership == Ownership::Ours;
-        let overwrites = matches!(&want, Want::Gone(_, _, order) if order.overwrites);
+        let overwrites = matches!(&want, DesiredCopy::Absent(_, _, order) if order.overwrites);
         let takeover = match &want {
-            Want::Copy(wanted) => wanted.policies.takeover.clone(),
-            Want::Gone(..) | Want::Kept(..) | Want::Nothing => Takeover::Never,
+            DesiredCopy::Copy(wanted) => wanted.policies.takeover.clone(),
+            DesiredCopy::Absent(..) | DesiredCopy::Kept(..) | DesiredCopy::Nothing => Takeover::Never,
         };
         match action {
             Action::Retain(_) | Action::Demote(_) if is_ours => {}
@@ -359,7 +359,7 @@ proptest! {
 
     #[test]
     fn drifted_copy_is_left_until_the_next_revision(want in wants(), observed in observed_copies()) {
-        let Want::Copy(wanted) = &want else { return Ok(()) };
+        let DesiredCopy::Copy(wanted) = &want else { return Ok(()) };
         if wanted.policies.drift != DriftPolicy::Report {
             prop_assert!(!matches!(decide(&want, &observed), Decision::Noop(CopyStatus::Drifted(_)) | Decision::Act(Action::Compare(_))));
             return Ok(());
@@ -387,7 +387,7 @@ proptest! {
     #[test]
     fn nothing_is_removed_without_an_order_for_its_intent(want in wants(), observed in observed_copies()) {
         if let Decision::Act(Action::Delete(_) | Action::Retain(_)) = decide(&want, &observed) {
-            let (Want::Gone(intent, _, order), Observed::Live(live)) = (&want, &observed) else {
+            let (DesiredCopy::Absent(intent, _, order), Observed::Live(live)) = (&want, &observed) else {
                 return Err(TestCaseError::fail("no order"));
             };
             prop_assert!(!order.deferred);
@@ -401,9 +401,9 @@ proptest! {
     fn dry_run_never_writes(want in wants(), observed in observed_copies()) {
         let mut want = want;
         match &mut want {
-            Want::Copy(wanted) => wanted.dry_run = true,
-            Want::Gone(_, _, order) => order.dry_run = true,
-            Want::Nothing | Want::Kept(..) => {}
+            DesiredCopy::Copy(wanted) => wanted.dry_run = true,
+            DesiredCopy::Absent(_, _, order) => order.dry_run = true,
+            DesiredCopy::Nothing | DesiredCopy::Kept(..) => {}
         }
         let decision = decide(&want, &observed);
         prop_assert!(!matches!(decision, Decision::Act(action) if !matches!(action, Action::Read | Action::Compare(_))));
@@ -418,9 +418,9 @@ proptest! {
 
     #[test]
     fn a_suspended_rule_acts_on_nothing(want in wants(), observed in observed_copies()) {
-        if let Want::Copy(mut wanted) = want {
+        if let DesiredCopy::Copy(mut wanted) = want {
             wanted.suspend = true;
-            prop_assert!(!matches!(decide(&Want::Copy(wanted), &observed), Decision::Act(_)));
+            prop_assert!(!matches!(decide(&DesiredCopy::Copy(wanted), &observed), Decision::Act(_)));
         }
     }
 }

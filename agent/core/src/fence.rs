@@ -46,7 +46,7 @@ pub struct Fence {
     stream: Option<(String, u64)>,
     /// The earlier highest term of its epoch.
     before: Option<(u64, Instant)>,
-    /// Whether the term of the current stream is not recorded, see [`Fence::disown`].
+    /// Whether the term of the current stream is not recorded, see [`Fence::drop_term`].
     disowned: bool,
 }
 
@@ -87,7 +87,7 @@ impl Fence {
 
     /// Drops the term of the current stream, because its hub has older state than an earlier one.
     /// The earlier term stays valid.
-    pub fn disown(&mut self) {
+    pub fn drop_term(&mut self) {
         self.disowned = true;
         let Some((epoch, _)) = &self.stream else {
             return;
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(fence.admit("e1", 5, start), Ok(()));
         fence.closed(start + second(1));
         assert_eq!(fence.admit("e1", 9, start + second(2)), Ok(()));
-        fence.disown();
+        fence.drop_term();
         assert_eq!(fence.admit("e1", 9, start + second(3)), Ok(()));
         fence.closed(start + second(4));
         assert!(fence.admit("e1", 4, start + second(5)).is_err());
@@ -159,7 +159,7 @@ mod tests {
         fence.closed(start + second(6));
         // No term remains of an epoch that only a disowned stream had.
         assert_eq!(fence.admit("e2", 9, start + second(7)), Ok(()));
-        fence.disown();
+        fence.drop_term();
         fence.closed(start + second(8));
         assert_eq!(fence.admit("e2", 1, start + second(9)), Ok(()));
     }

@@ -11,7 +11,7 @@ use runnel_proto::model::{
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
 use crate::copy::NewPayload;
-use crate::decide::{ExpectedObject, Want, differs};
+use crate::decide::{DesiredCopy, ExpectedObject, differs};
 use crate::live::Live;
 use crate::policy::Policy;
 use crate::queue::Key;
@@ -56,7 +56,7 @@ pub enum CopyKnowledge {
 /// The input of the requests for a previewed copy.
 pub struct Open {
     /// The desired state under the previewed terms.
-    pub want: Want,
+    pub want: DesiredCopy,
     /// The observed object in the records.
     pub observed: Observed,
     /// The keyed digest of the desired fields, to compare with the live object.
@@ -71,7 +71,7 @@ pub struct Open {
 
 impl Open {
     /// Whether the live object must be read.
-    pub fn needs_look(&self) -> bool {
+    pub fn needs_read(&self) -> bool {
         let is_ours = matches!(&self.observed, Observed::Live(live) if live.is_own());
         self.dry_run || self.digests.is_some() || !is_ours
     }

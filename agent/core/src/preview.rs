@@ -6,7 +6,7 @@
 //!
 //! The answer never discloses whether a foreign Secret equals the previewed content. The author of
 //! a preview chooses that content, and could guess a value with repeated previews, without a trace.
-//! So both cases have the same answer ([`is_untold`]). The agent sends no dry run for such a copy
+//! So both cases have the same answer ([`is_undisclosed`]). The agent sends no dry run for such a copy
 //! either, because the API server may distinguish the cases.
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use runnel_proto::model::{
 };
 
 use crate::copy::CopyStatus;
-use crate::decide::{Action, Decision, Want, decide, differs, is_of_this_intent};
+use crate::decide::{Action, Decision, DesiredCopy, decide, differs, is_of_this_intent};
 use crate::differ;
 use crate::job::Decided;
 use crate::live::{Live, Sealed};
@@ -41,8 +41,8 @@ pub struct Found {
 ///
 /// This holds for a Secret that is not the agent's own copy of this source by this rule. The author
 /// of the preview may have no permission to read the Secret of another rule or source.
-pub fn is_untold(want: &Want, observed: &Observed) -> bool {
-    let Want::Copy(wanted) = want else {
+pub fn is_undisclosed(want: &DesiredCopy, observed: &Observed) -> bool {
+    let DesiredCopy::Copy(wanted) = want else {
         return false;
     };
     let is_plain =
@@ -57,19 +57,19 @@ pub fn is_untold(want: &Want, observed: &Observed) -> bool {
 /// Returns the paths in which the live object differs from the previewed content.
 ///
 /// Values are shown only for the agent's own copy of this intent, and never for a Secret. The
-/// result is empty for a Secret whose equality is [not disclosed](is_untold).
+/// result is empty for a Secret whose equality is [not disclosed](is_undisclosed).
 pub fn diff(
-    want: &Want,
+    want: &DesiredCopy,
     observed: &Observed,
     object: &DynamicObject,
     digests: &FieldDigests,
     key: &FieldsKey,
 ) -> FieldDiff {
-    let Want::Copy(wanted) = want else {
+    let DesiredCopy::Copy(wanted) = want else {
         return FieldDiff::default();
     };
     match Kind::by_resource(&wanted.intent.source.resource) {
-        Some(kind) if !is_untold(want, observed) => {
+        Some(kind) if !is_undisclosed(want, observed) => {
             let is_own = matches!(observed, Observed::Live(live) if live.is_own());
             let shows_values = !kind.sensitive && is_own && is_of_this_intent(wanted, observed);
             differ::diff(
@@ -87,8 +87,8 @@ pub fn diff(
 /// Returns the outcome of a copy for an observed object.
 ///
 /// `is_equal`: whether the object's fields equal those of the intent. It has no effect if the
-/// equality is [not disclosed](is_untold).
-pub fn preview(want: &Want, observed: &Observed, is_equal: bool) -> Option<Decided> {
+/// equality is [not disclosed](is_undisclosed).
+pub fn preview(want: &DesiredCopy, observed: &Observed, is_equal: bool) -> Option<Decided> {
     let plain = |previewed| Some((previewed, None));
     match decide(want, observed) {
         Decision::Forget => None,
@@ -106,10 +106,12 @@ pub fn preview(want: &Want, observed: &Observed, is_equal: bool) -> Option<Decid
             Action::CreateNamespace | Action::Create => plain(PreviewOutcome::Create),
             Action::Read => None,
             Action::Change(_) => plain(PreviewOutcome::Change),
-            Action::Adopt(_) if is_untold(want, observed) => plain(PreviewOutcome::AdoptIfEqual),
+            Action::Adopt(_) if is_undisclosed(want, observed) => {
+                plain(PreviewOutcome::AdoptIfEqual)
+            }
             Action::Adopt(_) if is_equal => plain(PreviewOutcome::Adopt),
             Action::Adopt(_) => refused(observed),
-            Action::Overwrite(_) if is_equal && !is_untold(want, observed) => {
+            Action::Overwrite(_) if is_equal && !is_undisclosed(want, observed) => {
                 plain(PreviewOutcome::Adopt)
             }
             Action::Overwrite(_) => plain(PreviewOutcome::Overwrite),
@@ -195,8 +197,8 @@ mod tests {
     use crate::live::Ownership;
     use crate::policy::Facts;
 
-    fn wanted(resource: &str) -> Want {
-        Want::Copy(Box::new(WantedCopy {
+    fn wanted(resource: &str) -> DesiredCopy {
+        DesiredCopy::Copy(Box::new(WantedCopy {
             intent: IntentKey {
                 rule: "r".into(),
                 source: SourceRef::new(resource, "team", "s"),

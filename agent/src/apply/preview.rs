@@ -12,13 +12,13 @@ use super::{Call, CallError, Member, at};
 use runnel_agent_core::body::{self, Over, Written};
 use runnel_agent_core::classify::copy_error;
 use runnel_agent_core::copy::CopyError;
-use runnel_agent_core::decide::{ExpectedObject, Want};
+use runnel_agent_core::decide::{DesiredCopy, ExpectedObject};
 use runnel_agent_core::differ;
 use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
 use runnel_agent_core::job::{CopyKnowledge, Decided, Item, Open, PreviewJob};
 use runnel_agent_core::live::{self};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
-use runnel_agent_core::preview::{Found, answer, diff, is_untold, preview, writes};
+use runnel_agent_core::preview::{Found, answer, diff, is_undisclosed, preview, writes};
 use runnel_agent_core::records::Observed;
 
 /// Limit of the copies that are previewed at once.
@@ -82,7 +82,7 @@ impl Member {
         found: &mut FieldDiff,
     ) -> Option<Decided> {
         let kind = Kind::by_resource(&copy.resource)?;
-        let needs_look = open.needs_look();
+        let needs_read = open.needs_read();
         let Open {
             want,
             mut observed,
@@ -92,7 +92,7 @@ impl Member {
             digests,
         } = open;
         let mut object = None;
-        if needs_look {
+        if needs_read {
             match self.get(kind, copy).await {
                 Ok(found) => {
                     observed = live::reduce(kind, &found, &self.sealer)
@@ -104,7 +104,7 @@ impl Member {
             }
         }
         let is_equal = match (&want, &object) {
-            (Want::Copy(_), Some(object)) => live::named_fields(kind, object, key) == fields,
+            (DesiredCopy::Copy(_), Some(object)) => live::named_fields(kind, object, key) == fields,
             _ => false,
         };
         let (previewed, outcome) = preview(&want, &observed, is_equal)?;
@@ -114,7 +114,7 @@ impl Member {
         if !dry_run {
             return Some((previewed, outcome));
         }
-        if writes(previewed) && is_untold(&want, &observed) {
+        if writes(previewed) && is_undisclosed(&want, &observed) {
             let words = "this was not tried, as it would tell whether the Secret that stands there is equal";
             return Some((
                 previewed,

@@ -171,7 +171,7 @@ impl Link {
 
     fn again(&mut self) -> Instant {
         let again = RENEW_AGAIN
-            .min(self.life_left() / 4)
+            .min(self.remaining_validity() / 4)
             .max(Duration::from_millis(100));
         from_now(again.mul_f64(0.5 + self.jitter.draw()))
     }

@@ -51,7 +51,7 @@ impl Link {
         };
         if !is_signed_by(&present.own, first) {
             let within = SPREAD
-                .min(self.life_left() / 10)
+                .min(self.remaining_validity() / 10)
                 .mul_f64(self.jitter.draw());
             next.renew_at = next.renew_at.min(SystemTime::now() + within);
         }

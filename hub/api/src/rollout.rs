@@ -170,7 +170,7 @@ pub enum RolloutPhase {
 
 impl RolloutPhase {
     /// Whether it is being rolled back, or has been.
-    pub fn goes_back(self) -> bool {
+    pub fn is_rollback(self) -> bool {
         matches!(self, Self::Reverting | Self::Reverted)
     }
 }

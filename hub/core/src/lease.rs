@@ -48,7 +48,7 @@ impl Candidate {
     }
 
     /// What this process has come to, while it leads.
-    pub fn standing(&self, now: Instant) -> Option<LeaderPosition> {
+    pub fn position(&self, now: Instant) -> Option<LeaderPosition> {
         self.lead(now)?;
         self.election.lease().and_then(LeaderPosition::of)
     }
@@ -225,13 +225,13 @@ mod tests {
         let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 9);
         a.wrote(renewed, start + at(2), start + at(2));
         assert_eq!(
-            a.standing(start + at(3)).map(|standing| standing.version),
+            a.position(start + at(3)).map(|standing| standing.version),
             Some(9)
         );
         // What it wrote itself, by its own term, but earlier than what it has seen.
         a.observe(Some(taken), start + at(3));
         assert_eq!(
-            (a.lead(start + at(3)), a.standing(start + at(3))),
+            (a.lead(start + at(3)), a.position(start + at(3))),
             (None, None)
         );
         let again = replaced(next(&mut a, start + at(4)));

@@ -13,7 +13,7 @@ use super::limit;
 use super::look::{FLEET_PATH, rule_path};
 use super::objects::Rule;
 use super::wrap::printable;
-use super::{CommandContext, FAILED, IN_VAIN, ended, note, say, status, usage};
+use super::{CommandContext, FAILED, TIMED_OUT, ended, note, say, status, usage};
 use runnel_api::APPROVE;
 
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -65,7 +65,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
             Err(ended(FAILED, message))
         }
         Outcome::No => Err(ended(
-            IN_VAIN,
+            TIMED_OUT,
             format!(
                 "the annotation {APPROVE} is written, and the hub has not heeded it within {}: `kubectl runnel doctor` \
                  shows whether the hub runs",

@@ -12,7 +12,7 @@ use tokio::process::Command;
 use super::access::Cluster;
 use super::args::ChartValues;
 use super::values::Install;
-use super::{FAILED, IN_VAIN, ended, hints};
+use super::{FAILED, TIMED_OUT, ended, hints};
 
 /// The chart and release of the hub.
 pub const HUB: &str = "runnel-hub";
@@ -105,7 +105,7 @@ impl Helm {
         let answer_text = answer_text.map_err(|error| {
             let answer_text = error.to_string();
             let code = if hints::is_timeout(&answer_text) {
-                IN_VAIN
+                TIMED_OUT
             } else {
                 FAILED
             };

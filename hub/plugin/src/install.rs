@@ -13,7 +13,7 @@ use super::helm::{self, HUB, Helm};
 use super::objects::Rule;
 use super::progress::Progress;
 use super::values::{self, Install};
-use super::{CommandContext, IN_VAIN, ended, limit, look, note, rights, say, usage};
+use super::{CommandContext, TIMED_OUT, ended, limit, look, note, rights, say, usage};
 
 /// Definitions are served soon after they are made.
 const SERVED: Duration = Duration::from_secs(30);
@@ -85,7 +85,7 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
                 Some(found) if begin.elapsed() > SERVED => {
                     let why = definition_message(&found, "NamesAccepted").to_owned();
                     return Err(ended(
-                        IN_VAIN,
+                        TIMED_OUT,
                         format!("the API server does not serve {name}: {why}"),
                     ));
                 }

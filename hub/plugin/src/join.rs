@@ -17,7 +17,7 @@ use super::install::check;
 use super::objects::{Conditioned, member_status};
 use super::progress::Progress;
 use super::values::{self, Install};
-use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
+use super::{CommandContext, TIMED_OUT, ended, limit, look, rights, say, usage};
 use runnel_api::conditions::ConditionType;
 use runnel_hub::membership::tokens::WRONG_SECRETS;
 use runnel_hub::token::{self, TokenRequest};
@@ -306,7 +306,7 @@ impl Joining<'_> {
                     .findings(seen.ok().flatten(), addresses.clone().unwrap_or_default())
                     .await;
                 if late {
-                    return Err(self.in_vain(&found));
+                    return Err(self.timed_out(&found));
                 }
                 progress.show(&format!(
                     "waiting for the agent of {name}: {}",
@@ -345,7 +345,7 @@ impl Joining<'_> {
         diagnose::join(&facts, self.namespace, Timestamp::now())
     }
 
-    fn in_vain(&self, found: &[Finding]) -> anyhow::Error {
+    fn timed_out(&self, found: &[Finding]) -> anyhow::Error {
         let name = &self.options.cluster;
         let text = format!(
             "{name} is not connected after {}. What is wrong, most telling first:\n{}\nThe agent keeps trying until the \
@@ -353,7 +353,7 @@ impl Joining<'_> {
             limit::words(self.timeout),
             diagnose::in_full(found)
         );
-        ended(IN_VAIN, text)
+        ended(TIMED_OUT, text)
     }
 }
 

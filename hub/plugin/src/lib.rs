@@ -66,7 +66,7 @@ pub const FAILED: u8 = 1;
 /// The command line is wrong.
 pub const USAGE: u8 = 2;
 /// What was waited for did not come.
-pub const IN_VAIN: u8 = 3;
+pub const TIMED_OUT: u8 = 3;
 /// A plan was made, and something of it would fail or be held.
 pub const WOULD_FAIL: u8 = 4;
 

@@ -9,7 +9,7 @@ use super::helm::{HUB, Helm};
 use super::objects::{Conditioned, Rule, member_name};
 use super::progress::Progress;
 use super::unjoin::remove;
-use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
+use super::{CommandContext, FAILED, TIMED_OUT, ended, limit, look, note, rights, say, usage};
 use runnel_api::conditions::ConditionType;
 use runnel_api::{APPROVE, DeletionPolicy, FINALIZER, MemberCluster};
 use runnel_hub_core::plan::ROLLBACK_SECRETS;
@@ -203,7 +203,7 @@ impl Removing<'_> {
                 limit::words(self.timeout),
                 names.join(", ")
             );
-            return Err(ended(IN_VAIN, text));
+            return Err(ended(TIMED_OUT, text));
         }
         for rule in &left {
             self.release(rule).await?;
@@ -259,7 +259,7 @@ impl Removing<'_> {
                     let text = format!(
                         "the definition {name} is still there: objects of its kind have finalizers of somebody else"
                     );
-                    return Err(ended(IN_VAIN, text));
+                    return Err(ended(TIMED_OUT, text));
                 }
                 tokio::time::sleep(BETWEEN).await;
             }

@@ -13,7 +13,7 @@ use super::join::{forget_agent, hub, member};
 use super::objects::{Conditioned, Rule};
 use super::progress::Progress;
 use super::table::age;
-use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
+use super::{CommandContext, FAILED, TIMED_OUT, ended, limit, look, note, rights, say, usage};
 use runnel_api::conditions::ConditionType;
 
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -162,7 +162,7 @@ async fn leave(
                  `kubectl runnel status -A` and the agent's log say what holds it",
                 limit::words(timeout)
             );
-            Err(ended(IN_VAIN, text))
+            Err(ended(TIMED_OUT, text))
         }
     }
 }
@@ -178,7 +178,7 @@ pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyh
             let text = format!(
                 "the MemberCluster {name} is still there: its metadata.finalizers say who holds it"
             );
-            return Err(ended(IN_VAIN, text));
+            return Err(ended(TIMED_OUT, text));
         }
         tokio::time::sleep(BETWEEN).await;
     }

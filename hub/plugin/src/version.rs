@@ -28,7 +28,7 @@ pub(super) async fn run(
     }
     match for_machines(options.output, &seen)? {
         Some(text) => say(&text)?,
-        None => say(&in_words(&seen))?,
+        None => say(&text_page(&seen))?,
     }
     match why {
         Some(error) => Err(error),
@@ -62,7 +62,7 @@ async fn of_clusters(
     Ok((described, agents))
 }
 
-fn in_words(seen: &Value) -> String {
+fn text_page(seen: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut page = format!("Client: {}\n", text(&seen["client"]));
     if let Some(hub) = seen.get("hub") {

@@ -255,13 +255,13 @@ impl CaRotator {
         let (hub_state, lives) = (&self.parts.hub_state, self.parts.lives);
         let overlap = lives.certificate + lives.expired_renewal;
         let mut next = base.switched(identity.authority.certificate(), now);
-        if next.needs_spare(overlap, now) {
+        if next.needs_overlap(overlap, now) {
             match identity.authority.sign_hub(
                 &identity.hub_id,
                 now,
-                TrustedAuthorities::spare_life(overlap),
+                TrustedAuthorities::overlap_validity(overlap),
             ) {
-                Ok(pair) => next = next.with_spare(pair),
+                Ok(pair) => next = next.with_overlap(pair),
                 Err(error) => tracing::error!(%error, "the hub's authority cannot sign"),
             }
         }

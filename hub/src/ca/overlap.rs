@@ -21,13 +21,13 @@ use runnel_api::MemberCluster;
 pub const LIMIT: usize = 16;
 
 /// What serves the members that trust an authority and none after it. Without `Debug`: it holds a key.
-pub struct Spare {
+pub struct OverlapIdentity {
     leaf: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
     not_after: SystemTime,
 }
 
-impl Clone for Spare {
+impl Clone for OverlapIdentity {
     fn clone(&self) -> Self {
         Self {
             leaf: self.leaf.clone(),
@@ -37,7 +37,7 @@ impl Clone for Spare {
     }
 }
 
-impl PartialEq for Spare {
+impl PartialEq for OverlapIdentity {
     fn eq(&self, other: &Self) -> bool {
         self.leaf == other.leaf
     }
@@ -54,7 +54,7 @@ pub struct Entry {
     pub not_after: SystemTime,
     /// Since when another one signs; nothing for the one that signs now.
     pub replaced: Option<SystemTime>,
-    spare: Option<Spare>,
+    spare: Option<OverlapIdentity>,
 }
 
 /// The authorities that members may rely on, the one that signs now first.
@@ -73,11 +73,11 @@ struct WrittenEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     replaced_at: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    serving: Option<WrittenSpare>,
+    serving: Option<StoredOverlapIdentity>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct WrittenSpare {
+struct StoredOverlapIdentity {
     certificate: String,
     key: String,
 }
@@ -102,7 +102,7 @@ impl Entry {
         let spare = written.serving.as_ref().and_then(|serving| {
             let leaf = CertificateDer::from_pem_slice(serving.certificate.as_bytes()).ok()?;
             let key = PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).ok()?;
-            Some(Spare {
+            Some(OverlapIdentity {
                 not_after: certificate_end(&leaf).ok()?,
                 leaf,
                 key,
@@ -120,7 +120,7 @@ impl Entry {
         WrittenEntry {
             certificate: pem("CERTIFICATE", &self.certificate),
             replaced_at: self.replaced.and_then(|at| Timestamp::try_from(at).ok()),
-            serving: spare.map(|spare| WrittenSpare {
+            serving: spare.map(|spare| StoredOverlapIdentity {
                 certificate: pem("CERTIFICATE", &spare.leaf),
                 key: pem("PRIVATE KEY", spare.key.secret_der()),
             }),
@@ -190,7 +190,7 @@ impl TrustedAuthorities {
 
     /// Whether the authority that signs now should make a serving certificate for the time when another one has replaced
     /// it: its key may be gone then. One must last for `overlap` at any time.
-    pub fn needs_spare(&self, overlap: Duration, now: SystemTime) -> bool {
+    pub fn needs_overlap(&self, overlap: Duration, now: SystemTime) -> bool {
         let Some(first) = self.0.first() else {
             return false;
         };
@@ -202,15 +202,15 @@ impl TrustedAuthorities {
     }
 
     /// For how long such a certificate is made.
-    pub fn spare_life(overlap: Duration) -> Duration {
+    pub fn overlap_validity(overlap: Duration) -> Duration {
         overlap * 2
     }
 
     /// The authority that signs now made this.
     #[must_use]
-    pub fn with_spare(mut self, pair: ServingPair) -> Self {
+    pub fn with_overlap(mut self, pair: ServingPair) -> Self {
         if let (Some(first), Some(leaf)) = (self.0.first_mut(), pair.chain.into_iter().next()) {
-            first.spare = Some(Spare {
+            first.spare = Some(OverlapIdentity {
                 leaf,
                 key: pair.key,
                 not_after: pair.not_after,

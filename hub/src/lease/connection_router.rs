@@ -176,7 +176,7 @@ async fn log_accept_error(error: &io::Error) {
 
 /// Serves a connection, or passes it on to who leads, or holds it until somebody does.
 async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) {
-    let give_up = Instant::now() + ACCEPT_DELAY;
+    let stop_waiting = Instant::now() + ACCEPT_DELAY;
     let (mut lead, mut leader) = (
         hub_state.leadership.lead.subscribe(),
         hub_state.leadership.leader.subscribe(),
@@ -203,7 +203,7 @@ async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Se
             _ = lead.changed() => {}
             _ = leader.changed() => {}
             () = sleep(AGAIN) => {}
-            () = sleep_until(give_up) => return,
+            () = sleep_until(stop_waiting) => return,
         }
     }
 }

@@ -228,7 +228,7 @@ impl Election {
         self.publish_position(lead.as_ref());
         // Before anybody is told anything by this right.
         *self.hub_state.leadership.leader_position.write() =
-            self.candidate.standing(Instant::now());
+            self.candidate.position(Instant::now());
         self.hub_state.leadership.relist_barrier.renewed(
             lead.as_ref()
                 .and_then(|lead| lead.valid_until.checked_sub(self.timing.renew)),

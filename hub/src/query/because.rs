@@ -44,14 +44,14 @@ impl RuleExplanation {
     }
 
     /// Whether the rule would have a copy in the namespace, so that how it is there is for its readers to know.
-    pub fn has_a_place(&self) -> bool {
+    pub fn has_namespace(&self) -> bool {
         self.goes_there() && !matches!(self.state, "NamespaceNotChosen" | "NotGranted" | "Deleted")
     }
 }
 
 /// What each of these rules that has a source for this copy says of it. `look` has a look at the index as it is by then: one
 /// for each rule, as the index must not be held for as long as all of them take.
-pub fn wishes(
+pub fn explain_rules(
     rules: impl IntoIterator<Item = RuleUid>,
     look: impl Fn(&dyn Fn(&Index) -> Vec<RuleExplanation>) -> Vec<RuleExplanation>,
     cluster: &ClusterName,
@@ -242,8 +242,8 @@ fn why_refused(refused: UnsupportedSource) -> &'static str {
 }
 
 /// What the agent says comes before what the hub concludes.
-pub fn with_answer(wishes: &mut [RuleExplanation], answer: &Inspected) {
-    for wish in wishes {
+pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
+    for wish in explanations {
         let because = answer.states.iter().find(|state| state.rule == wish.uid);
         if let Some(because) = because {
             let reverted = (wish.state == REVERTED).then(|| std::mem::take(&mut wish.message));
@@ -379,7 +379,7 @@ mod tests {
 
     fn all(index: &Index, cluster: &str, copy: &SourceRef) -> Vec<RuleExplanation> {
         let rules: Vec<RuleUid> = index.rules().map(|(uid, _)| uid.clone()).collect();
-        wishes(rules, |look| look(index), &ClusterName::from(cluster), copy)
+        explain_rules(rules, |look| look(index), &ClusterName::from(cluster), copy)
     }
 
     fn states(
@@ -389,8 +389,8 @@ mod tests {
         name: &str,
     ) -> Vec<(String, &'static str)> {
         let copy = SourceRef::new("configmaps", namespace, name);
-        let wishes = all(index, cluster, &copy);
-        wishes
+        let explanations = all(index, cluster, &copy);
+        explanations
             .into_iter()
             .map(|wish| (wish.rule.name, wish.state))
             .collect()
@@ -477,7 +477,10 @@ mod tests {
             .into_iter()
             .chain(index.rules().map(|(uid, _)| uid.clone()));
         assert_eq!(
-            (wishes(rules, look, &"one".into(), &copy).len(), looks.get()),
+            (
+                explain_rules(rules, look, &"one".into(), &copy).len(),
+                looks.get()
+            ),
             (RULES, RULES + 1)
         );
     }
@@ -490,10 +493,10 @@ mod tests {
         );
         let copy = SourceRef::new("configmaps", "x", "s");
         let of = |states: Vec<CopyState>| {
-            let mut wishes = all(&index, "one", &copy);
+            let mut explanations = all(&index, "one", &copy);
             let namespace = NamespaceState::Missing;
             with_answer(
-                &mut wishes,
+                &mut explanations,
                 &Inspected {
                     question: 1,
                     namespace,
@@ -501,7 +504,7 @@ mod tests {
                     stands: None,
                 },
             );
-            (wishes[0].state, wishes[0].message.clone())
+            (explanations[0].state, explanations[0].message.clone())
         };
         let failed = CopyState {
             rule: "r".into(),
@@ -553,7 +556,7 @@ mod tests {
 
         let copy = SourceRef::new("configmaps", "x", "s");
         let of = |outcome: CopyOutcome, copy_error: Option<(Reason, String)>| {
-            let mut wishes = all(&index, "one", &copy);
+            let mut explanations = all(&index, "one", &copy);
             let states = vec![CopyState {
                 rule: "r".into(),
                 outcome,
@@ -561,7 +564,7 @@ mod tests {
             }];
             let namespace = NamespaceState::Ready;
             with_answer(
-                &mut wishes,
+                &mut explanations,
                 &Inspected {
                     question: 1,
                     namespace,
@@ -569,7 +572,7 @@ mod tests {
                     stands: None,
                 },
             );
-            (wishes[0].state, wishes[0].message.clone())
+            (explanations[0].state, explanations[0].message.clone())
         };
         let (state, message) = of(CopyOutcome::Applied, None);
         assert!(

@@ -40,17 +40,17 @@ impl Questions {
             ClusterName::from(cluster),
             SourceRef::new(&resource, &namespace, &name),
         );
-        let mut wishes = self.wishes(&cluster, &copy).await?;
-        let visible = self.visible(&user, &wishes).await?;
+        let mut explanations = self.explain_rules(&cluster, &copy).await?;
+        let visible = self.visible(&user, &explanations).await?;
         let member = self
             .reviewer
             .allows(&user, "memberclusters", "", cluster.as_str())
             .await?;
         // Nobody learns here which clusters there are.
         if !member
-            && !wishes
+            && !explanations
                 .iter()
-                .any(|wish| visible.contains(&wish.uid) && wish.goes_there())
+                .any(|explanation| visible.contains(&explanation.uid) && explanation.goes_there())
         {
             return Err(Status::permission_denied(format!(
                 "{} may get no rule that wants this copy there, nor the MemberCluster {cluster}",
@@ -67,13 +67,13 @@ impl Questions {
             .session(&cluster, Instant::now())
             .is_some();
         // Nor how namespaces are where none of the caller's rules has a copy.
-        let may_look = |wishes: &[RuleExplanation]| {
+        let may_look = |explanations: &[RuleExplanation]| {
             member
-                || wishes
-                    .iter()
-                    .any(|wish| visible.contains(&wish.uid) && wish.has_a_place())
+                || explanations.iter().any(|explanation| {
+                    visible.contains(&explanation.uid) && explanation.has_namespace()
+                })
         };
-        let asks = connected && may_look(&wishes);
+        let asks = connected && may_look(&explanations);
         let mut answer = if asks {
             self.inspect(&cluster, &copy).await
         } else {
@@ -81,12 +81,12 @@ impl Questions {
         };
         let answered = answer.is_some();
         if let Some(answer) = &answer {
-            because::with_answer(&mut wishes, answer);
+            because::with_answer(&mut explanations, answer);
         }
-        answer = answer.filter(|_| may_look(&wishes));
-        let hidden = wishes
+        answer = answer.filter(|_| may_look(&explanations));
+        let hidden = explanations
             .iter()
-            .map(|wish| &wish.uid)
+            .map(|explanation| &explanation.uid)
             .filter(|uid| !visible.contains(uid))
             .collect::<BTreeSet<_>>();
         let hidden = u32::try_from(hidden.len()).unwrap_or(u32::MAX);
@@ -112,9 +112,9 @@ impl Questions {
                 .map(|one| because::namespace_text(one.namespace))
                 .unwrap_or_default()
                 .to_owned(),
-            rules: wishes
+            rules: explanations
                 .into_iter()
-                .filter(|wish| visible.contains(&wish.uid))
+                .filter(|explanation| visible.contains(&explanation.uid))
                 .map(rule)
                 .collect(),
             stands: stands.map(|stands| self.object(stands, &visible, member)),
@@ -123,7 +123,7 @@ impl Questions {
     }
 
     /// What the rules say of a copy. There may be many, and nobody waits for the index while they are gone through.
-    async fn wishes(
+    async fn explain_rules(
         &self,
         cluster: &ClusterName,
         copy: &SourceRef,
@@ -136,7 +136,7 @@ impl Questions {
                 .rules()
                 .map(|(uid, _)| uid.clone())
                 .collect();
-            because::wishes(rules, |look| look(&hub_state.index.read()), &cluster, &copy)
+            because::explain_rules(rules, |look| look(&hub_state.index.read()), &cluster, &copy)
         })
         .await
     }
@@ -145,22 +145,27 @@ impl Questions {
     async fn visible(
         &self,
         user: &User,
-        wishes: &[RuleExplanation],
+        explanations: &[RuleExplanation],
     ) -> Result<BTreeSet<RuleUid>, Status> {
         let mut visible = BTreeSet::new();
-        for wish in wishes {
-            let Some(resource) = resource_of(&wish.rule)
+        for explanation in explanations {
+            let Some(resource) = resource_of(&explanation.rule)
                 .ok()
-                .filter(|_| !visible.contains(&wish.uid))
+                .filter(|_| !visible.contains(&explanation.uid))
             else {
                 continue;
             };
             if self
                 .reviewer
-                .allows(user, resource, &wish.rule.namespace, &wish.rule.name)
+                .allows(
+                    user,
+                    resource,
+                    &explanation.rule.namespace,
+                    &explanation.rule.name,
+                )
                 .await?
             {
-                visible.insert(wish.uid.clone());
+                visible.insert(explanation.uid.clone());
             }
         }
         Ok(visible)
@@ -209,14 +214,14 @@ fn hex(revision: &Revision) -> String {
     HEXLOWER.encode(&revision.0)
 }
 
-fn rule(wish: RuleExplanation) -> wire::ExplainedRule {
+fn rule(explanation: RuleExplanation) -> wire::ExplainedRule {
     wire::ExplainedRule {
-        kind: wish.rule.kind,
-        namespace: wish.rule.namespace,
-        name: wish.rule.name,
-        source: wish.source.to_string(),
-        state: wish.state.to_owned(),
-        message: wish.message,
-        revision: wish.revision.as_ref().map(hex).unwrap_or_default(),
+        kind: explanation.rule.kind,
+        namespace: explanation.rule.namespace,
+        name: explanation.rule.name,
+        source: explanation.source.to_string(),
+        state: explanation.state.to_owned(),
+        message: explanation.message,
+        revision: explanation.revision.as_ref().map(hex).unwrap_or_default(),
     }
 }

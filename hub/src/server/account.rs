@@ -36,7 +36,7 @@ impl Running {
         if !self.leads() {
             return;
         }
-        if !self.take_place() {
+        if !self.become_current() {
             return self.end(Status::aborted("another session of this cluster took over"));
         }
         self.lasts();
@@ -46,7 +46,7 @@ impl Running {
         }
         // The confirmation of a doubt may have come since the agent's Hello was judged: nobody else looks again.
         if self.is_confirmed() {
-            return self.come_again();
+            return self.require_reconnect();
         }
         let acked = std::mem::take(&mut self.acked);
         let (left_out, shortened) = acked.beyond();
@@ -152,7 +152,7 @@ impl Running {
     }
 
     /// Becomes the session of its cluster, unless a later one is there.
-    fn take_place(&mut self) -> bool {
+    fn become_current(&mut self) -> bool {
         match self.hub_state.sessions.entry(self.identity.cluster.clone()) {
             Entry::Occupied(present) if present.get().number > self.live.number => return false,
             Entry::Occupied(mut present) => present.insert(self.live.clone()).wake.notify_one(),

@@ -28,7 +28,7 @@ pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<Hist
 
 /// What a member gives rise to, and whether the process that told it last is one that the hub will remember for long.
 /// `None`: this process does not lead.
-fn weigh(
+fn judge_member(
     hub_state: &HubState,
     to: TokenRecipient,
     history_token: &HistoryToken,
@@ -95,8 +95,8 @@ impl Server {
         let to = history_token.map_or(TokenRecipient::new("", ""), |history_token| {
             history_token.to
         });
-        let divergence =
-            history_token.and_then(|history_token| weigh(&self.hub_state, to, history_token)?.0);
+        let divergence = history_token
+            .and_then(|history_token| judge_member(&self.hub_state, to, history_token)?.0);
         let weighs = |divergence: &Divergence| {
             divergence.restriction() == SendRestriction::Everything
                 && !is_confirmed(&self.object_cache, &identity.cluster, divergence)
@@ -185,7 +185,7 @@ impl EpochCheck {
 
 impl Running {
     /// The cluster that has this name, by its uid: what the status says, unless another one has taken its place just now.
-    fn known_cluster(&self) -> Option<String> {
+    fn current_cluster_uid(&self) -> Option<String> {
         let (cluster, key) = (
             &self.identity.cluster,
             self.identity.certificate.key.to_string(),
@@ -215,7 +215,7 @@ impl Running {
     }
 
     /// Weighs what the agent showed, now that it has said which cluster it is in.
-    pub(super) fn weigh(&mut self, cluster_uid: &str) {
+    pub(super) fn judge_member(&mut self, cluster_uid: &str) {
         // It becomes a part of a command that an administrator is shown.
         let is_plain = cluster_uid.len() <= 64
             && cluster_uid
@@ -228,7 +228,7 @@ impl Running {
         }
         let cluster = &self.identity.cluster;
         if let Some(known) = self
-            .known_cluster()
+            .current_cluster_uid()
             .filter(|known| !known.is_empty() && known != cluster_uid)
         {
             let divergence = Divergence::Cloned {
@@ -247,7 +247,7 @@ impl Running {
             return;
         };
         let Some((divergence, is_of_newer)) =
-            weigh(&self.hub_state, self.epoch.recipient, history_token)
+            judge_member(&self.hub_state, self.epoch.recipient, history_token)
         else {
             return;
         };
@@ -322,7 +322,7 @@ impl Running {
     }
 
     /// The agent opens another stream at once, which is judged anew.
-    pub(super) fn come_again(&mut self) {
+    pub(super) fn require_reconnect(&mut self) {
         self.out.end_with(HubFrame::Drain(0), Status::ok(""));
     }
 

@@ -87,8 +87,8 @@ impl Bounds {
     }
 
     /// Completes when newer streams have taken the place of this one.
-    pub(super) async fn displaced(&self) {
-        UnregisteredStream::displaced(self.stream.as_ref()).await;
+    pub(super) async fn superseded(&self) {
+        UnregisteredStream::superseded(self.stream.as_ref()).await;
     }
 
     /// The agent goes on saying what it holds.
@@ -221,7 +221,7 @@ impl Running {
     }
 
     /// Newer streams of this member began before this one said what its agent holds.
-    pub(super) fn displaced(&mut self) {
+    pub(super) fn superseded(&mut self) {
         let text =
             "other streams of this cluster began before this one had said what the agent holds";
         self.end(Status::resource_exhausted(text));

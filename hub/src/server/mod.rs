@@ -147,7 +147,7 @@ impl Server {
     }
 
     /// Whether the token's id is that of the cluster's join.
-    fn knows_token(&self, request: &wire::JoinRequest) -> bool {
+    fn is_token_of_join(&self, request: &wire::JoinRequest) -> bool {
         let Ok(token) = Token::parse(&request.token) else {
             return false;
         };
@@ -292,7 +292,7 @@ impl Runnel for Server {
         let request = request.into_inner();
         let caller = Caller {
             address,
-            known: self.knows_token(&request),
+            known: self.is_token_of_join(&request),
         };
         self.registrar
             .join(caller, request)

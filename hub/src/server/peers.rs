@@ -135,7 +135,7 @@ impl Peers {
             streams: self.streams.clone(),
             uid: caller.uid,
             number: stream.0,
-            displaced: stream.1,
+            superseded: stream.1,
         }
     }
 }
@@ -151,8 +151,8 @@ impl Streams {
     fn begin(&mut self, caller: &MemberKey) -> ((u64, CancellationToken), u64) {
         self.number += 1;
         let streams = self.of_members.entry(caller.uid.clone()).or_default();
-        let (displaced, mut ended) = (CancellationToken::new(), 0);
-        streams.push((self.number, caller.clone(), displaced.clone()));
+        let (superseded, mut ended) = (CancellationToken::new(), 0);
+        streams.push((self.number, caller.clone(), superseded.clone()));
         loop {
             let of_key = streams.iter().filter(|(_, key, _)| key == caller).count();
             let oldest = if of_key > STREAMS_OF_A_KEY {
@@ -163,7 +163,7 @@ impl Streams {
                 None
             };
             let Some(oldest) = oldest else {
-                return ((self.number, displaced), ended);
+                return ((self.number, superseded), ended);
             };
             streams.remove(oldest).2.cancel();
             ended += 1;
@@ -185,14 +185,14 @@ pub(super) struct UnregisteredStream {
     streams: Arc<Mutex<Streams>>,
     uid: Arc<str>,
     number: u64,
-    displaced: CancellationToken,
+    superseded: CancellationToken,
 }
 
 impl UnregisteredStream {
     /// Completes when newer streams of the member have taken its place.
-    pub(super) async fn displaced(stream: Option<&Self>) {
+    pub(super) async fn superseded(stream: Option<&Self>) {
         match stream {
-            Some(stream) => stream.displaced.cancelled().await,
+            Some(stream) => stream.superseded.cancelled().await,
             None => std::future::pending().await,
         }
     }
@@ -305,7 +305,7 @@ mod tests {
         let open = |streams: &[UnregisteredStream]| {
             streams
                 .iter()
-                .filter(|s| !s.displaced.is_cancelled())
+                .filter(|s| !s.superseded.is_cancelled())
                 .count()
         };
         assert_eq!(
@@ -315,7 +315,7 @@ mod tests {
             ),
             (STREAMS_OF_A_KEY, 38)
         );
-        assert!(!other.displaced.is_cancelled() && !streams[39].displaced.is_cancelled());
+        assert!(!other.superseded.is_cancelled() && !streams[39].superseded.is_cancelled());
         // One that registered makes room.
         drop(streams.pop());
         streams.push(peers.stream(key("a", 1)));

@@ -74,7 +74,7 @@ impl Running {
             inquiries: Inquiries::of_a_session(),
             wake: Notify::new(),
         };
-        let limit = HELLO_LIMIT.min(life_left(&identity));
+        let limit = HELLO_LIMIT.min(remaining_validity(&identity));
         let span = tracing::info_span!("session", cluster = %identity.cluster);
         Self {
             hub_state,
@@ -143,7 +143,7 @@ impl Running {
             Some(signal) = self.signals.next() => self.take_signal(&signal),
             () = &mut self.limit => self.time_is_up(),
             () = until(self.out.handover_deadline()) => self.out.finish(),
-            () = self.bounds.displaced() => self.displaced(),
+            () = self.bounds.superseded() => self.superseded(),
             () = until(self.bounds.late_at) => self.catch_up_late(),
             () = until(self.bounds.read_at), if self.bounds.read_at.is_some() => self.bounds.read_at = None,
             frame = self.inbound.next(), if !self.half_closed && self.bounds.read_at.is_none() => match frame {
@@ -183,14 +183,14 @@ impl Running {
     pub(super) fn lasts(&mut self) {
         self.limit
             .as_mut()
-            .reset(tokio::time::Instant::now() + life_left(&self.identity));
+            .reset(tokio::time::Instant::now() + remaining_validity(&self.identity));
     }
 
     /// The agent has said more of what it holds: a slow link takes longer for all of it.
     pub(super) fn extend_hello(&mut self) {
-        self.limit
-            .as_mut()
-            .reset(tokio::time::Instant::now() + HELLO_LIMIT.min(life_left(&self.identity)));
+        self.limit.as_mut().reset(
+            tokio::time::Instant::now() + HELLO_LIMIT.min(remaining_validity(&self.identity)),
+        );
     }
 
     fn time_is_up(&mut self) {
@@ -263,7 +263,7 @@ impl Running {
         {
             self.cut(&refusal);
         } else if self.is_confirmed() {
-            self.come_again();
+            self.require_reconnect();
         } else {
             self.update();
         }
@@ -360,7 +360,7 @@ impl Running {
             );
             return self.end(Status::failed_precondition(message));
         }
-        self.weigh(&hello.cluster_uid);
+        self.judge_member(&hello.cluster_uid);
         if self.out.is_ending() {
             return;
         }
@@ -377,7 +377,7 @@ impl Running {
 }
 
 /// For how long a session's certificate is still good.
-fn life_left(identity: &PeerIdentity) -> Duration {
+fn remaining_validity(identity: &PeerIdentity) -> Duration {
     identity
         .certificate
         .not_after

@@ -15,7 +15,7 @@ pub(super) enum Signal {
     Lead,
     /// The hub's authorities have changed.
     Authorities,
-    /// The agent waits for a sign of life: see [`Meter::owes`].
+    /// The agent waits for a sign of life: see [`Meter::needs_ping`].
     SignOfLifeOwed,
     /// The process ends.
     Shutdown,
@@ -32,7 +32,7 @@ pub(super) fn signals(
     shutdown: CancellationToken,
 ) -> Signals {
     let owed = stream::unfold(meter, |meter| async {
-        meter.owes().await;
+        meter.needs_ping().await;
         Some((Signal::SignOfLifeOwed, meter))
     });
     stream::select_all([

@@ -133,7 +133,7 @@ impl<K> RelistingWatch<K> {
                 event = self.events.next() => event,
             };
             match event {
-                Some(event) if self.is_doubtful(&event) => {
+                Some(event) if self.is_unrequested(&event) => {
                     self.waiting = Some((Instant::now(), event))
                 }
                 Some(event) => return Some(event),
@@ -161,7 +161,7 @@ impl<K> RelistingWatch<K> {
     }
 
     /// Whether an event is the first word of a list for which nobody has asked.
-    fn is_doubtful(&mut self, event: &WatchEvent<K>) -> bool {
+    fn is_unrequested(&mut self, event: &WatchEvent<K>) -> bool {
         match event {
             Ok(Event::Init) => {
                 self.doubtful = std::mem::replace(&mut self.listed, true);

@@ -50,7 +50,7 @@ impl Patience {
     }
 
     /// The list of this round is not waited for any longer.
-    pub(super) fn give_up(&mut self) {
+    pub(super) fn stop_waiting(&mut self) {
         self.gave_up = true;
     }
 
@@ -127,7 +127,7 @@ mod tests {
         patience.begin(later);
         assert_eq!(patience.ends(), Some(later + SILENT_FOR));
         // The next round does without it at once, until something comes.
-        patience.give_up();
+        patience.stop_waiting();
         patience.settle();
         let next = later + 10 * SILENT_FOR;
         patience.begin(next);

@@ -81,7 +81,7 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
         let event = tokio::select! {
             event = events.next() => event,
             () = until(watch.patience.ends()) => {
-                watch.give_up();
+                watch.stop_waiting();
                 continue;
             }
             Ok(()) = relist.changed() => {
@@ -164,13 +164,13 @@ impl SourceWatch {
     }
 
     /// The list of this round is not waited for any longer: rules that need this place are stalled, and all others served.
-    fn give_up(&mut self) {
+    fn stop_waiting(&mut self) {
         let why = self.patience.why();
         tracing::error!(
             "cannot list {}: {why}; the rules that need it are stalled, their copies stay",
             self.place
         );
-        self.patience.give_up();
+        self.patience.stop_waiting();
         self.cannot_read(why);
     }
 

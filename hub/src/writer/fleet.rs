@@ -9,7 +9,7 @@ use runnel_api::{FLEET, Fleet, FleetSpec, FleetStatus};
 use runnel_hub_core::status::{FleetCounts, Now, SETTLING, fold_fleet};
 use serde_json::json;
 
-use super::{BEAT, ObjectCache, WriteError, describe, serves, unless_gone};
+use super::{BEAT, ObjectCache, WriteError, describe, ignoring_missing, serves};
 use crate::hub_state::HubState;
 
 /// What the writer of the overview needs.
@@ -129,10 +129,13 @@ impl FleetWriter {
         }));
         let params = PatchParams::default();
         let patched = || api.patch_status(FLEET, &params, &patch);
-        if unless_gone(&self.hub_state, patched()).await?.is_none() {
+        if ignoring_missing(&self.hub_state, patched())
+            .await?
+            .is_none()
+        {
             let fleet = Fleet::new(FLEET, FleetSpec::default());
-            unless_gone(&self.hub_state, api.create(&PostParams::default(), &fleet)).await?;
-            unless_gone(&self.hub_state, patched()).await?;
+            ignoring_missing(&self.hub_state, api.create(&PostParams::default(), &fleet)).await?;
+            ignoring_missing(&self.hub_state, patched()).await?;
         }
         Ok(())
     }

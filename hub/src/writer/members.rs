@@ -27,7 +27,7 @@ impl Writer {
         name: &ClusterName,
         now: Now,
     ) -> Result<(), WriteError> {
-        self.give_up_keys(name, now).await?;
+        self.retire_keys(name, now).await?;
         let Some(member) = self.object_cache.member(name) else {
             return Ok(());
         };
@@ -47,7 +47,7 @@ impl Writer {
         }));
         let api: Api<MemberCluster> = Api::all(self.client.clone());
         let written = self
-            .unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
+            .ignoring_missing(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
             .await?;
         if let Some(written) = written {
             self.publish_alarms(&member, &written);
@@ -58,7 +58,7 @@ impl Writer {
 
     /// At the first session with a newer key, the older ones of the member go: nobody else writes them meanwhile, as the
     /// write is only for the object that was looked at.
-    async fn give_up_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
+    async fn retire_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
         let Some(member) = self.object_cache.member(name) else {
             return Ok(());
         };
@@ -85,7 +85,7 @@ impl Writer {
         }));
         let api: Api<MemberCluster> = Api::all(self.client.clone());
         let written = self
-            .unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
+            .ignoring_missing(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
             .await?;
         if let Some(written) = written {
             tracing::info!(cluster = %name, "the agent uses its new key: the older ones are given up");

@@ -276,11 +276,11 @@ impl Writer {
     }
 
     /// Runs a write while this process leads and knows everything; an object that is gone needs none.
-    async fn unless_gone<T>(
+    async fn ignoring_missing<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<Option<T>, WriteError> {
-        unless_gone(&self.hub_state, call).await
+        ignoring_missing(&self.hub_state, call).await
     }
 
     /// Returns when a rule is to be looked at next.
@@ -365,7 +365,7 @@ fn serves(hub_state: &HubState) -> bool {
 }
 
 /// Runs a write while this process leads and knows everything; an object that is gone needs none.
-async fn unless_gone<T>(
+async fn ignoring_missing<T>(
     hub_state: &HubState,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<Option<T>, WriteError> {
@@ -509,7 +509,7 @@ mod tests {
     async fn nothing_is_written_before_a_regained_lead_has_relisted() {
         let hub_state = HubState::new(crate::hub_state::Settings::for_tests());
         let writer = writer(&hub_state, &Arc::default());
-        let write = async || writer.unless_gone(async { Ok(()) }).await;
+        let write = async || writer.ignoring_missing(async { Ok(()) }).await;
         let lead = |term| crate::lease::Lead {
             epoch: "uid".to_owned(),
             term,

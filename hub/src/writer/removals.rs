@@ -10,7 +10,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use serde_json::json;
 
 use super::pending::PendingList;
-use super::{GATHER, ObjectCache, WRITES, WriteError, describe, serves, unless_gone};
+use super::{GATHER, ObjectCache, WRITES, WriteError, describe, ignoring_missing, serves};
 use crate::hub_state::HubState;
 use crate::watch::observe_member;
 use runnel_api::{MemberCluster, PendingRemoval};
@@ -192,7 +192,7 @@ impl RemovalRecorder {
         let api: Api<MemberCluster> = Api::all(self.client.clone());
         let params = PatchParams::default();
         let write = api.patch_status(name.as_str(), &params, &patch);
-        if let Some(written) = unless_gone(&self.hub_state, write).await? {
+        if let Some(written) = ignoring_missing(&self.hub_state, write).await? {
             // Before the rule is released: from then on only this says what becomes of its copies.
             observe_member(written, &self.hub_state, &self.object_cache);
         }

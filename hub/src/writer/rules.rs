@@ -67,7 +67,7 @@ fn completed_state(
         .as_ref()
         .is_some_and(|rollout| rollout.reverts);
     let progress = view.progress();
-    if !reverts && !progress.is_some_and(|progress| progress.phase.goes_back()) {
+    if !reverts && !progress.is_some_and(|progress| progress.phase.is_rollback()) {
         return index.stored_state(uid).map(|_| None);
     }
     let is_completed = |progress: &&Progress| {
@@ -177,7 +177,11 @@ impl Writer {
         });
         let api = self.api_of(object);
         let done = self
-            .unless_gone(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch)))
+            .ignoring_missing(api.patch(
+                &object.name,
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            ))
             .await;
         match done {
             // Somebody was faster; the watch brings the newer object and with it another try.
@@ -224,7 +228,7 @@ impl Writer {
         let patch: Patch<()> = Patch::Json(patch);
         self.object_cache.writes_rule(uid, true);
         let written = self
-            .unless_gone(api.patch_status(&object.name, &params, &patch))
+            .ignoring_missing(api.patch_status(&object.name, &params, &patch))
             .await;
         self.object_cache.writes_rule(uid, false);
         if let Some(written) = written? {

@@ -29,7 +29,7 @@ impl SetDigest {
     }
 
     /// The digest of a set without a part of it.
-    pub fn take_away(&mut self, part: SetDigest) {
+    pub fn subtract(&mut self, part: SetDigest) {
         self.0 = self.0.wrapping_sub(part.0);
     }
 

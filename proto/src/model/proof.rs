@@ -122,8 +122,8 @@ impl Shown {
     }
 
     /// The sum without a part that was in it.
-    pub fn take_away(&mut self, part: Shown) {
-        self.0.take_away(part.0);
+    pub fn subtract(&mut self, part: Shown) {
+        self.0.subtract(part.0);
     }
 }
 
@@ -309,7 +309,7 @@ mod tests {
             items.iter().for_each(|(source, content)| forward.remove(source, *content));
             prop_assert!(forward == Shown::default());
             forward.merge(backward);
-            forward.take_away(backward);
+            forward.subtract(backward);
             prop_assert!(forward == Shown::default());
         }
     }

@@ -136,7 +136,7 @@ impl NamespaceChoice {
 
     /// Whether it means a namespace of the hub, for whose rules something is granted: nothing is written there, so only
     /// the namespaces of Kubernetes and Runnel need their very names.
-    pub fn takes_home(
+    pub fn allows_hub_namespace(
         &self,
         name: &str,
         labels: Option<&BTreeMap<String, String>>,
@@ -328,7 +328,7 @@ mod tests {
                 "{closed}"
             );
             assert!(
-                everything.takes_home(closed, Some(&none), "runnel-system"),
+                everything.allows_hub_namespace(closed, Some(&none), "runnel-system"),
                 "{closed}"
             );
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use runnel_agent_core::copy::IntentKey;
-use runnel_agent_core::decide::{TargetNamespace, Want};
+use runnel_agent_core::decide::{DesiredCopy, TargetNamespace};
 use runnel_agent_core::desired::{Desired, Home, Namespace};
 use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::Records;
@@ -290,7 +290,7 @@ impl Member {
             let nonce = batch.nonce;
             self.desired.take(batch, vec![], &Records::default());
             self.session.ack(nonce);
-            for gone in self.desired.take_gone(&BTreeSet::new()) {
+            for gone in self.desired.take_finished(&BTreeSet::new()) {
                 self.session.gone(&gone.uid, nonce);
             }
         }
@@ -311,8 +311,8 @@ impl Member {
         copies
             .map(|copy| {
                 let makes = matches!(
-                    self.desired.want(&copy, None),
-                    Want::Copy(wanted) if matches!(wanted.place, TargetNamespace::ToCreate(_))
+                    self.desired.desired_copy(&copy, None),
+                    DesiredCopy::Copy(wanted) if matches!(wanted.place, TargetNamespace::ToCreate(_))
                 );
                 (format!("{}/{}", copy.resource, copy.namespace), makes)
             })

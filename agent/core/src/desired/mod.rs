@@ -6,6 +6,7 @@
 //! that namespace.
 mod cluster;
 mod copies;
+mod desired_copy;
 mod namespaces;
 mod orders;
 mod preview;
@@ -17,7 +18,6 @@ mod take;
 mod tests;
 mod tombstones;
 mod versions;
-mod wants;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,14 +46,14 @@ pub struct Desired {
     /// Rules that choose namespaces, or are granted them, by glob or label: a namespace's event may change their targets.
     broad: BTreeSet<RuleUid>,
     /// Rules of which nothing is left since this was last asked for.
-    gone: Vec<Gone>,
+    gone: Vec<FinishedRule>,
     /// How often what is to be stored has changed.
     generation: u64,
 }
 
 /// A rule of which nothing is left, as far as the agent can see.
 #[derive(Clone, Debug)]
-pub struct Gone {
+pub struct FinishedRule {
     /// The rule.
     pub uid: RuleUid,
     /// How it was called.
@@ -144,8 +144,8 @@ impl Desired {
 
     /// The rules without any remaining state since the last call, except those that may have copies
     /// in a namespace of `unseen`; a rule without named namespaces may have copies in any.
-    pub fn take_gone(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<Gone> {
-        let hidden = |gone: &Gone| match &gone.targets {
+    pub fn take_finished(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<FinishedRule> {
+        let hidden = |gone: &FinishedRule| match &gone.targets {
             _ if unseen.contains(&None) => true,
             Some(targets) => targets
                 .iter()
@@ -222,7 +222,7 @@ impl Desired {
         self.rules.get(uid).is_some_and(|rule| rule.unconfirmed)
     }
 
-    fn drop_if_gone(&mut self, uid: &RuleUid) {
+    fn drop_if_finished(&mut self, uid: &RuleUid) {
         let Some(rule) = self.rules.get(uid) else {
             return;
         };
@@ -232,7 +232,7 @@ impl Desired {
                 .as_ref()
                 .and_then(|(terms, _)| terms.namespaces.as_ref());
             let targets = targets.map(|_| rule.targets.clone());
-            self.gone.push(Gone {
+            self.gone.push(FinishedRule {
                 uid: uid.clone(),
                 rule: rule.name(uid),
                 targets,

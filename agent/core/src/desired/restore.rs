@@ -253,7 +253,7 @@ impl Desired {
             self.rules.remove(uid);
             self.broad.remove(uid);
         }
-        self.drop_if_gone(uid);
+        self.drop_if_finished(uid);
     }
 
     fn keep_found(&mut self, key: &IntentKey) {

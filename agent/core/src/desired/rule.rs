@@ -172,7 +172,7 @@ impl Rule {
             self.digest.remove(source, revision);
         }
         if let Some(shown) = before.and_then(|before| before.shown) {
-            self.shown.0.take_away(shown);
+            self.shown.0.subtract(shown);
         }
     }
 
@@ -214,7 +214,7 @@ impl Rule {
             .get_mut(source)
             .and_then(|intent| intent.shown.take());
         if let Some(shown) = shown {
-            self.shown.0.take_away(shown);
+            self.shown.0.subtract(shown);
             self.shown.1 = true;
         }
     }

@@ -8,7 +8,7 @@ use runnel_proto::model::{
 };
 
 use super::namespaces::is_broad;
-use super::{Desired, Gone, IntentState, Rule};
+use super::{Desired, FinishedRule, IntentState, Rule};
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
 use crate::copy::NewPayload;
@@ -98,7 +98,7 @@ impl Desired {
         if rule.orphaned != orphaned {
             rule.orphaned = orphaned;
             self.mark_changed();
-            self.look_at_rule(&uid, taken);
+            self.inspect_rule(&uid, taken);
         }
         if let Some((terms, digest)) = terms {
             self.set_terms(&uid, terms, digest, records, taken);
@@ -111,7 +111,7 @@ impl Desired {
         }
     }
 
-    fn look_at_rule(&self, uid: &RuleUid, taken: &mut Taken) {
+    fn inspect_rule(&self, uid: &RuleUid, taken: &mut Taken) {
         let Some(rule) = self.rules.get(uid) else {
             return;
         };
@@ -183,7 +183,7 @@ impl Desired {
             }
         }
         self.order_orphans(uid, &dropped, records);
-        self.look_at_rule(uid, taken);
+        self.inspect_rule(uid, taken);
     }
 
     /// Sets whether a rule is suspended, under its current terms.
@@ -219,7 +219,7 @@ impl Desired {
             }
             self.order_orphans(uid, &dropped, records);
         }
-        self.look_at_rule(uid, taken);
+        self.inspect_rule(uid, taken);
     }
 
     /// Orders the removal of the live copies of a rule's intents where its terms want none.
@@ -379,7 +379,7 @@ impl Desired {
         // removal was ordered.
         if !self.rules.contains_key(uid) && records.intents_of(uid).next().is_none() {
             let targets = None;
-            self.gone.push(Gone {
+            self.gone.push(FinishedRule {
                 uid: uid.clone(),
                 rule: RuleName::default(),
                 targets,
@@ -408,7 +408,7 @@ impl Desired {
         if !has_twins {
             self.mark_changed();
         }
-        self.drop_if_gone(uid);
+        self.drop_if_finished(uid);
     }
 }
 

@@ -7,7 +7,7 @@ use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
 use super::decider::{Decider, Visibility};
 use super::{Notice, Reconciler};
 use crate::copy::{CopyError, CopyStatus, IntentKey, PlannedChange};
-use crate::decide::{Action, Decision, Want, decide, planned};
+use crate::decide::{Action, Decision, DesiredCopy, decide, planned};
 use crate::queue::Key;
 use crate::{deletes, differ};
 
@@ -46,9 +46,9 @@ impl Reconciler {
         if !is_running && !self.jobs.reread.contains(copy) {
             self.drop_stale_orders(copy);
         }
-        let want = self.decider().want(copy);
+        let want = self.decider().desired_copy(copy);
         // Drops the approval of a removal that is not due, because it may stay deferred for long.
-        if !matches!(&want, Want::Gone(_, _, order) if !order.deferred) {
+        if !matches!(&want, DesiredCopy::Absent(_, _, order) if !order.deferred) {
             self.prunes.forget(copy);
         }
         let want = self.with_loss(copy, want);
@@ -66,7 +66,7 @@ impl Reconciler {
             }
         };
         match (decision, &want) {
-            (Decision::Forget, Want::Gone(key, ..)) => {
+            (Decision::Forget, DesiredCopy::Absent(key, ..)) => {
                 if is_running || self.must_read(copy) {
                     return self.settle(copy, &want, Some(CopyStatus::Removing(None)), now);
                 }
@@ -108,7 +108,13 @@ impl Reconciler {
     }
 
     /// Records that nothing is to be done about a copy until the next event.
-    fn settle(&mut self, copy: &SourceRef, want: &Want, outcome: Option<CopyStatus>, now: Instant) {
+    fn settle(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        outcome: Option<CopyStatus>,
+        now: Instant,
+    ) {
         self.history.settle(copy, outcome.as_ref());
         self.jobs.budget.leave(copy);
         if self.jobs.reread.contains(copy) {
@@ -116,10 +122,10 @@ impl Reconciler {
             return self.record_outcome(copy, want, outcome);
         }
         self.jobs.cancel(copy);
-        if *want == Want::Nothing && self.records.live(copy).is_none() {
+        if *want == DesiredCopy::Nothing && self.records.live(copy).is_none() {
             self.records.forget(copy);
         }
-        if let (Want::Copy(wanted), Some(CopyStatus::Applied)) = (want, &outcome) {
+        if let (DesiredCopy::Copy(wanted), Some(CopyStatus::Applied)) = (want, &outcome) {
             for before in self.desired.predecessors(&wanted.intent, copy) {
                 self.reconcile_copy(&before, now);
             }
@@ -132,13 +138,19 @@ impl Reconciler {
     }
 
     /// Queues a job that carries out an action, unless the action must wait.
-    fn queue_action(&mut self, copy: &SourceRef, want: &Want, action: &Action, now: Instant) {
+    fn queue_action(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        action: &Action,
+        now: Instant,
+    ) {
         let key = Key::Copy(copy.clone());
         if *action == Action::CreateNamespace {
             self.jobs.queue.add(&Key::Namespace(copy.namespace.clone()));
             return self.record_outcome(copy, want, Some(CopyStatus::UnderWay));
         }
-        if let Want::Copy(wanted) = want
+        if let DesiredCopy::Copy(wanted) = want
             && let Some(revision) = wanted.revision
             && self.lacks_content(copy, &wanted.intent, &revision)
         {
@@ -203,19 +215,19 @@ impl Reconciler {
             }
             None => {
                 self.jobs.queue.add_now(&key);
-                if let Want::Copy(wanted) = want {
+                if let DesiredCopy::Copy(wanted) = want {
                     let bytes = self.cache.size(&wanted.intent);
                     self.jobs.budget.enter(copy, &wanted.intent, bytes);
                 }
             }
         }
         let outcome = match want {
-            Want::Gone(..) => CopyStatus::Removing(None),
-            Want::Copy(wanted) => wanted
+            DesiredCopy::Absent(..) => CopyStatus::Removing(None),
+            DesiredCopy::Copy(wanted) => wanted
                 .contention
                 .clone()
                 .map_or(CopyStatus::UnderWay, CopyStatus::Failed),
-            Want::Nothing | Want::Kept(..) => CopyStatus::UnderWay,
+            DesiredCopy::Nothing | DesiredCopy::Kept(..) => CopyStatus::UnderWay,
         };
         self.record_outcome(copy, want, Some(outcome));
     }
@@ -234,10 +246,15 @@ impl Reconciler {
     }
 
     /// Reports the outcome of a copy, for every rule that it concerns.
-    fn record_outcome(&mut self, copy: &SourceRef, want: &Want, outcome: Option<CopyStatus>) {
+    fn record_outcome(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        outcome: Option<CopyStatus>,
+    ) {
         let mut outcomes = self.desired.others(copy);
         match (want, outcome) {
-            (Want::Copy(wanted), Some(outcome)) => {
+            (DesiredCopy::Copy(wanted), Some(outcome)) => {
                 let before = self.report.outcome(copy, &wanted.intent.rule);
                 if let CopyStatus::Failed(copy_error) | CopyStatus::Drifted(copy_error) = &outcome
                     && is_news(copy_error.reason)
@@ -251,15 +268,15 @@ impl Reconciler {
                 outcomes.push((wanted.intent.rule.clone(), outcome));
                 self.desired.show_again(&wanted.intent);
             }
-            (Want::Gone(key, ..), Some(removing)) => {
+            (DesiredCopy::Absent(key, ..), Some(removing)) => {
                 for (_, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
                     *outcome = removing.clone();
                 }
                 outcomes.extend(self.idle_winner(copy, &removing));
             }
             // The report counts the newer copies of the rule, and not its older versions.
-            (Want::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
-            (Want::Nothing, _) | (_, None) => {}
+            (DesiredCopy::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
+            (DesiredCopy::Nothing, _) | (_, None) => {}
         }
         self.report.set(copy, outcomes);
     }
@@ -274,8 +291,12 @@ impl Reconciler {
         let (rule, wanted) = self.desired.idle_winner(copy)?;
         // The removal may wait for an approval. Nothing is under way until then.
         let wanted = wanted.filter(|_| *removing == CopyStatus::PruneRequested);
-        let decision =
-            wanted.map(|wanted| decide(&Want::Copy(Box::new(wanted)), self.records.observed(copy)));
+        let decision = wanted.map(|wanted| {
+            decide(
+                &DesiredCopy::Copy(Box::new(wanted)),
+                self.records.observed(copy),
+            )
+        });
         match decision {
             Some(Decision::Noop(outcome)) => Some((rule, outcome)),
             _ => Some((rule, CopyStatus::UnderWay)),
@@ -285,11 +306,11 @@ impl Reconciler {
 
 /// Returns the intent and revision of a desired state. A failure delays only retries of the same
 /// pair.
-pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
+pub(super) fn about(want: &DesiredCopy) -> Option<(IntentKey, Option<Revision>)> {
     match want {
-        Want::Nothing => None,
-        Want::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
-        Want::Gone(key, ..) | Want::Kept(key, _) => Some((key.clone(), None)),
+        DesiredCopy::Nothing => None,
+        DesiredCopy::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
+        DesiredCopy::Absent(key, ..) | DesiredCopy::Kept(key, _) => Some((key.clone(), None)),
     }
 }
 
@@ -302,9 +323,11 @@ fn is_news(reason: Reason) -> bool {
     )
 }
 
-fn failure(want: &Want, copy_error: CopyError) -> CopyStatus {
+fn failure(want: &DesiredCopy, copy_error: CopyError) -> CopyStatus {
     match want {
-        Want::Gone(..) => CopyStatus::Removing(Some(copy_error)),
-        Want::Copy(_) | Want::Kept(..) | Want::Nothing => CopyStatus::Failed(copy_error),
+        DesiredCopy::Absent(..) => CopyStatus::Removing(Some(copy_error)),
+        DesiredCopy::Copy(_) | DesiredCopy::Kept(..) | DesiredCopy::Nothing => {
+            CopyStatus::Failed(copy_error)
+        }
     }
 }

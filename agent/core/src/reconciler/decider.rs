@@ -1,5 +1,5 @@
 //! The pipeline that computes the desired state of one copy: from the desired set through each
-//! stage to a [`Want`].
+//! stage to a [`DesiredCopy`].
 //!
 //! The pipeline only reads. A preview runs the same pipeline over another desired set.
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::history::CopyHistory;
 use super::jobs::Jobs;
 use super::watches::Watches;
 use crate::copy::{CopyError, IntentKey};
-use crate::decide::{Order, TargetNamespace, Want, WantedCopy};
+use crate::decide::{DesiredCopy, Order, TargetNamespace, WantedCopy};
 use crate::desired::Desired;
 use crate::live::{Ownership, Sealed};
 use crate::policy::Policy;
@@ -44,24 +44,24 @@ pub(super) enum Visibility {
 
 impl Decider<'_> {
     /// Returns the desired state of a copy.
-    pub(super) fn want(&self, copy: &SourceRef) -> Want {
+    pub(super) fn desired_copy(&self, copy: &SourceRef) -> DesiredCopy {
         if self.purges {
             return self.purged(copy);
         }
-        match self.desired.want(copy, self.records.live(copy)) {
-            Want::Copy(wanted) => {
+        match self.desired.desired_copy(copy, self.records.live(copy)) {
+            DesiredCopy::Copy(wanted) => {
                 let wanted = self.with_namespace_failure(copy, *wanted);
                 let wanted = self.with_version(copy, wanted);
                 let wanted = self.history.add_to(copy, wanted);
-                Want::Copy(Box::new(self.with_quota(copy, wanted)))
+                DesiredCopy::Copy(Box::new(self.with_quota(copy, wanted)))
             }
-            Want::Gone(key, rule, order) => {
+            DesiredCopy::Absent(key, rule, order) => {
                 let order = self.with_successors(copy, &key, order);
                 if self.desired.keeps(&key, copy, self.records) {
-                    return Want::Kept(key, !order.deferred);
+                    return DesiredCopy::Kept(key, !order.deferred);
                 }
                 let order = self.with_approval(copy, &key, order);
-                Want::Gone(key, rule, order)
+                DesiredCopy::Absent(key, rule, order)
             }
             other => other,
         }
@@ -112,13 +112,13 @@ impl Decider<'_> {
 
     /// Returns the desired state of a copy after the hub has revoked this cluster and the policy
     /// deletes all copies.
-    fn purged(&self, copy: &SourceRef) -> Want {
+    fn purged(&self, copy: &SourceRef) -> DesiredCopy {
         let ours = self
             .records
             .live(copy)
             .filter(|live| live.ownership == Ownership::Ours);
         let Some(Sealed { rule, source, .. }) = ours.and_then(|live| live.sealed.as_deref()) else {
-            return Want::Nothing;
+            return DesiredCopy::Nothing;
         };
         let name = self
             .desired
@@ -132,7 +132,7 @@ impl Decider<'_> {
             overwrites: false,
             dry_run: false,
         };
-        Want::Gone(
+        DesiredCopy::Absent(
             IntentKey {
                 rule: rule.clone(),
                 source: source.clone(),
@@ -143,20 +143,20 @@ impl Decider<'_> {
     }
 
     /// Returns whether the watches show enough to decide a copy.
-    pub(super) fn visibility(&self, copy: &SourceRef, want: &Want) -> Visibility {
+    pub(super) fn visibility(&self, copy: &SourceRef, want: &DesiredCopy) -> Visibility {
         // The copy is denied or its namespace does not exist, so that it is not written.
         let is_settled = match want {
-            Want::Copy(wanted) => {
+            DesiredCopy::Copy(wanted) => {
                 wanted.denied.is_some() || !self.desired.cluster().has_namespace(&copy.namespace)
             }
-            Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
+            DesiredCopy::Nothing | DesiredCopy::Kept(..) | DesiredCopy::Absent(..) => false,
         };
         let unknown = self.watches.namespaces_unknown();
         let watch = self.watches.of(copy).filter(|_| !is_settled);
-        if watch.is_none() && unknown.is_none() && matches!(want, Want::Gone(..)) {
+        if watch.is_none() && unknown.is_none() && matches!(want, DesiredCopy::Absent(..)) {
             return Visibility::Unwatched;
         }
-        let unknown = unknown.filter(|_| *want != Want::Nothing);
+        let unknown = unknown.filter(|_| *want != DesiredCopy::Nothing);
         match unknown.or_else(|| watch?.forbidden.clone()) {
             Some(copy_error) => Visibility::Unreadable(copy_error),
             None if watch.is_some_and(|watch| !watch.complete) => Visibility::Unlisted,
@@ -166,8 +166,8 @@ impl Decider<'_> {
 
     /// Whether no watch reports changes of the object with the name of a copy, so that the agent
     /// must read it again.
-    pub(super) fn is_unwatched(&self, copy: &SourceRef, want: &Want) -> bool {
-        let Want::Copy(wanted) = want else {
+    pub(super) fn is_unwatched(&self, copy: &SourceRef, want: &DesiredCopy) -> bool {
+        let DesiredCopy::Copy(wanted) = want else {
             return false;
         };
         let foreign = self

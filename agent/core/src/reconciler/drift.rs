@@ -5,7 +5,7 @@ use runnel_proto::model::{DriftPolicy, Reason, SourceRef};
 
 use super::Reconciler;
 use crate::copy::{CopyError, CopyStatus};
-use crate::decide::{TargetNamespace, Want};
+use crate::decide::{DesiredCopy, TargetNamespace};
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
 
@@ -14,8 +14,8 @@ impl Reconciler {
     /// again.
     ///
     /// A copy that was deleted with its namespace has not drifted.
-    pub(super) fn with_loss(&mut self, copy: &SourceRef, mut want: Want) -> Want {
-        let Want::Copy(wanted) = &mut want else {
+    pub(super) fn with_loss(&mut self, copy: &SourceRef, mut want: DesiredCopy) -> DesiredCopy {
+        let DesiredCopy::Copy(wanted) = &mut want else {
             self.history.lost.remove(copy);
             return want;
         };
@@ -44,8 +44,10 @@ impl Reconciler {
     }
 
     /// Records whether a copy was correct before another client changed or deleted it.
-    pub(super) fn record_drift(&mut self, copy: &SourceRef, want: &Want) {
-        let Want::Copy(wanted) = want else { return };
+    pub(super) fn record_drift(&mut self, copy: &SourceRef, want: &DesiredCopy) {
+        let DesiredCopy::Copy(wanted) = want else {
+            return;
+        };
         let outcome = self.report.outcome(copy, &wanted.intent.rule);
         let was_applied = outcome == Some(&CopyStatus::Applied) || is_contended(outcome);
         let (was_correct, others) = match self.records.observed(copy) {
@@ -98,7 +100,7 @@ impl Reconciler {
         if !is_other || uid != now || self.jobs.running.contains_key(copy) {
             return;
         }
-        let Want::Copy(wanted) = self.decider().want(copy) else {
+        let DesiredCopy::Copy(wanted) = self.decider().desired_copy(copy) else {
             return;
         };
         let Some(revision) = wanted.revision else {

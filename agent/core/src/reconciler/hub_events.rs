@@ -203,7 +203,9 @@ impl Reconciler {
     /// Reports the rules that have no copies in this cluster any more.
     fn send_removed_rules(&mut self) {
         // An unlisted namespace may still have copies of a rule.
-        let gone = self.desired.take_gone(&self.watches.unlisted_namespaces());
+        let gone = self
+            .desired
+            .take_finished(&self.watches.unlisted_namespaces());
         let last_batch = self
             .hub
             .stream

@@ -10,7 +10,7 @@ use super::jobs::RunningJob;
 use super::{Notice, PARALLEL, Reconciler};
 use crate::backoff::RECHECK;
 use crate::copy::CopyStatus;
-use crate::decide::{Action, Decision, TargetNamespace, Want, WantedCopy, decide};
+use crate::decide::{Action, Decision, DesiredCopy, TargetNamespace, WantedCopy, decide};
 use crate::job::{ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
 use crate::live::Live;
 use crate::queue::Key;
@@ -67,8 +67,8 @@ impl Reconciler {
     /// Returns the job that creates a namespace, if a rule still needs it.
     fn namespace_work(&mut self, name: &Arc<str>) -> Option<Work> {
         let decider = self.decider();
-        let needs = |copy: &SourceRef| match decider.want(copy) {
-            Want::Copy(wanted) => {
+        let needs = |copy: &SourceRef| match decider.desired_copy(copy) {
+            DesiredCopy::Copy(wanted) => {
                 matches!(wanted.place, TargetNamespace::ToCreate(_))
                     && !wanted.suspend
                     && !wanted.dry_run
@@ -76,7 +76,7 @@ impl Reconciler {
                     && wanted.denied.is_none()
                     && wanted.revision.is_some()
             }
-            Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
+            DesiredCopy::Nothing | DesiredCopy::Kept(..) | DesiredCopy::Absent(..) => false,
         };
         let known = self.watches.namespaces_unknown().is_none();
         let is_needed = known
@@ -93,7 +93,7 @@ impl Reconciler {
         if !self.watches.is_complete(copy) {
             return Err(Idle::Settled);
         }
-        let want = self.decider().want(copy);
+        let want = self.decider().desired_copy(copy);
         let about = about(&want).ok_or(Idle::Settled)?;
         let reread = self.jobs.reread.remove(copy);
         let work = match decide(&want, self.records.observed(copy)) {
@@ -133,9 +133,9 @@ impl Reconciler {
             .clone()
             .unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
         let rule = match want {
-            Want::Copy(wanted) => wanted.rule,
-            Want::Gone(_, rule, _) => rule,
-            Want::Kept(..) | Want::Nothing => RuleName::default(),
+            DesiredCopy::Copy(wanted) => wanted.rule,
+            DesiredCopy::Absent(_, rule, _) => rule,
+            DesiredCopy::Kept(..) | DesiredCopy::Nothing => RuleName::default(),
         };
         let drift = drifted.is_some();
         let job = RunningJob {
@@ -155,27 +155,31 @@ impl Reconciler {
     fn write(
         &mut self,
         copy: &SourceRef,
-        want: &Want,
+        want: &DesiredCopy,
         action: Action,
         now: Instant,
     ) -> Option<Work> {
         Some(match (action, want) {
-            (Action::Create, Want::Copy(wanted)) => Work::Create(self.body(copy, wanted, now)?),
-            (Action::Change(target), Want::Copy(wanted)) => {
+            (Action::Create, DesiredCopy::Copy(wanted)) => {
+                Work::Create(self.body(copy, wanted, now)?)
+            }
+            (Action::Change(target), DesiredCopy::Copy(wanted)) => {
                 Work::Change(target, self.body(copy, wanted, now)?)
             }
-            (Action::Adopt(target), Want::Copy(wanted)) => {
+            (Action::Adopt(target), DesiredCopy::Copy(wanted)) => {
                 Work::Adopt(target, self.body(copy, wanted, now)?)
             }
-            (Action::Overwrite(target), Want::Copy(wanted)) => {
+            (Action::Overwrite(target), DesiredCopy::Copy(wanted)) => {
                 Work::Overwrite(target, self.body(copy, wanted, now)?)
             }
-            (Action::Compare(target), Want::Copy(wanted)) => {
+            (Action::Compare(target), DesiredCopy::Copy(wanted)) => {
                 Work::Compare(target, self.body(copy, wanted, now)?)
             }
             (Action::Demote(target), _) => Work::Demote(target),
             (Action::Delete(target), _) => Work::Delete(target),
-            (Action::Retain(target), Want::Gone(_, rule, _)) => Work::Retain(target, rule.clone()),
+            (Action::Retain(target), DesiredCopy::Absent(_, rule, _)) => {
+                Work::Retain(target, rule.clone())
+            }
             _ => return None,
         })
     }

@@ -14,7 +14,7 @@ use super::Reconciler;
 use super::decider::Decider;
 use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{
-    Action, Decision, TargetNamespace, Want, WantedCopy, decide, is_of_this_intent,
+    Action, Decision, DesiredCopy, TargetNamespace, WantedCopy, decide, is_of_this_intent,
 };
 use crate::job::{
     ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Limits, Open, PreviewJob, Recreate,
@@ -142,17 +142,16 @@ impl Preview<'_> {
         let outcome = |source: SourceRef, outcome: Decided| {
             Some((source, CopyKnowledge::Decided(outcome), vec![]))
         };
-        let want = self.decider.want(&copy);
+        let want = self.decider.desired_copy(&copy);
         let (source, known, after) = match want {
-            Want::Copy(wanted) if wanted.intent.rule == *uid => {
+            DesiredCopy::Copy(wanted) if wanted.intent.rule == *uid => {
                 let source = wanted.intent.source.clone();
                 let known = self.previewed_copy(&copy, *wanted, diffs)?;
                 Some((source, known, vec![]))
             }
-            Want::Gone(key, rule, mut order) if key.rule == *uid => {
+            DesiredCopy::Absent(key, rule, mut order) if key.rule == *uid => {
                 let live = records.live(&copy);
-                let suspended =
-                    matches!(desired.want(&copy, live), Want::Gone(_, _, plain) if plain.deferred);
+                let suspended = matches!(desired.desired_copy(&copy, live), DesiredCopy::Absent(_, _, plain) if plain.deferred);
                 let successors = desired
                     .successors(&key, &copy)
                     .into_iter()
@@ -164,7 +163,7 @@ impl Preview<'_> {
                 };
                 order.deferred = suspended;
                 let (source, observed) = (key.source.clone(), records.observed(&copy).clone());
-                let want = Want::Gone(key, rule, order);
+                let want = DesiredCopy::Absent(key, rule, order);
                 let known = if asked.dry_run {
                     open(want, observed, [0; 32], (true, None), None)
                 } else {
@@ -172,7 +171,7 @@ impl Preview<'_> {
                 };
                 Some((source, known, after))
             }
-            Want::Kept(key, _) if key.rule == *uid => {
+            DesiredCopy::Kept(key, _) if key.rule == *uid => {
                 outcome(key.source, (PreviewOutcome::Unchanged, None))
             }
             // Another rule has the copy. The preview shows the same as the status of this rule
@@ -253,7 +252,7 @@ impl Preview<'_> {
             .filter(|_| asked.dry_run)
             .and_then(|intent| self.preview_body(copy, &wanted, intent));
         let is_of_intent = is_of_this_intent(&wanted, &observed);
-        let want = Want::Copy(Box::new(wanted));
+        let want = DesiredCopy::Copy(Box::new(wanted));
         let is_idle = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
         let changes = || matches!(decide(&want, &observed), Decision::Act(Action::Change(_)));
         let mut digests = preview_intent.and_then(|intent| intent.digests.clone());
@@ -324,7 +323,7 @@ fn refused_item(refused: &Refusal) -> Item {
 }
 
 fn open(
-    want: Want,
+    want: DesiredCopy,
     observed: Observed,
     fields: [u8; 32],
     (dry_run, body): (bool, Option<DesiredObject>),

@@ -6,7 +6,7 @@ use runnel_proto::model::{Reason, RuleUid, SourceRef};
 
 use super::decider::Decider;
 use crate::copy::{CopyError, IntentKey};
-use crate::decide::{Want, WantedCopy};
+use crate::decide::{DesiredCopy, WantedCopy};
 use crate::live::Ownership;
 use crate::records::Usage;
 
@@ -76,8 +76,8 @@ impl Decider<'_> {
     }
 
     /// Whether a copy waits because of a quota.
-    pub(super) fn waits_for_quota(&self, copy: &SourceRef, want: &Want) -> bool {
-        matches!(want, Want::Copy(wanted) if wanted.denied.is_some() && self.beyond_quota(copy, wanted).is_some())
+    pub(super) fn waits_for_quota(&self, copy: &SourceRef, want: &DesiredCopy) -> bool {
+        matches!(want, DesiredCopy::Copy(wanted) if wanted.denied.is_some() && self.beyond_quota(copy, wanted).is_some())
     }
 }
 

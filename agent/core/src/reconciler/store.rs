@@ -9,7 +9,7 @@ use runnel_proto::model::SourceRef;
 
 use super::Reconciler;
 use crate::copy::{CopyError, IntentKey};
-use crate::decide::{Action, Want};
+use crate::decide::{Action, DesiredCopy};
 use crate::desired::{Desired, StoredRule};
 
 /// The state of the store, in generations of the desired set.
@@ -135,10 +135,11 @@ impl Reconciler {
     pub(super) fn waits_for_store(
         &mut self,
         copy: &SourceRef,
-        want: &Want,
+        want: &DesiredCopy,
         action: &Action,
     ) -> bool {
-        let (Want::Gone(key, ..), Action::Delete(_) | Action::Retain(_)) = (want, action) else {
+        let (DesiredCopy::Absent(key, ..), Action::Delete(_) | Action::Retain(_)) = (want, action)
+        else {
             return false;
         };
         let needed = if self.is_purging() {

@@ -120,7 +120,7 @@ impl Index {
     }
 
     /// Whether grants can be read.
-    pub fn knows_grants(&self) -> bool {
+    pub fn can_read_grants(&self) -> bool {
         self.grants.all.is_some()
     }
 

@@ -75,7 +75,7 @@ impl Index {
         let takes = entry
             .rule
             .shape
-            .lenders()
+            .secrets_read()
             .next()
             .is_some()
             .then(|| entry.rule.clone());

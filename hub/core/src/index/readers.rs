@@ -148,13 +148,13 @@ impl Readers {
                     .unwrap_or_default()
             }
         };
-        let lenders: Vec<Sign> = rule
+        let secrets_read: Vec<Sign> = rule
             .shape
-            .lenders()
+            .secrets_read()
             .map(|name| Sign::Name(name.into()))
             .collect();
         if let Some(kind) = kinds.into_iter().find(|kind| **kind == *REFERENCED_KIND) {
-            all.extend(product(&[kind], &namespaces, &lenders));
+            all.extend(product(&[kind], &namespaces, &secrets_read));
         }
         all
     }

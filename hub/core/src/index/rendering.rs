@@ -214,7 +214,7 @@ impl Index {
         let changed = entry.unrendered.sources.iter().map(|source| {
             let known = sources.get(source);
             let selected = known.filter(|known| rule.selects(source, &known.labels));
-            let secret_refs = known.filter(|_| rule.takes_from(source));
+            let secret_refs = known.filter(|_| rule.reads_secret(source));
             (
                 source.clone(),
                 selected.map(|known| known.body.clone()),
@@ -316,7 +316,7 @@ impl Index {
             Arc::make_mut(&mut plan).unknown.clone_from(&now.unknown);
             cluster_plans.set_unknown(&now.unknown);
             // Whether a Secret is missing from which values are taken is another question now.
-            unrendered.again |= rule.shape.lenders().next().is_some();
+            unrendered.again |= rule.shape.secrets_read().next().is_some();
         }
         unrendered.again |=
             self.drop_unchosen(&rule, &plan, &mut cluster_plans) && cluster_plans.exceeds();
@@ -379,7 +379,7 @@ impl Index {
             } else {
                 cluster_plans.update(&entry.rule, known, source, &self.revision_hasher);
             }
-            if entry.rule.takes_from(source) {
+            if entry.rule.reads_secret(source) {
                 let body = entry.plan.secret_refs.get(source);
                 set_referenced_now(
                     &entry.rule,
@@ -509,5 +509,5 @@ fn has_content(body: Option<&SourceState>) -> bool {
 
 /// Whether what was rendered of one rule is the same for the other.
 fn is_rendered_alike(one: &Rule, two: &Rule) -> bool {
-    one.shape == two.shape && one.shape.lenders().next().is_none()
+    one.shape == two.shape && one.shape.secrets_read().next().is_none()
 }

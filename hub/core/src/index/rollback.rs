@@ -97,9 +97,9 @@ impl RuleEntry {
     }
 
     /// Whether what the rule brings now is rolled back.
-    pub fn reverts(&self) -> bool {
+    pub fn is_rolling_back(&self) -> bool {
         let is_back =
-            |gate: &crate::rollout::Gate| gate.reverts() && gate.revision == self.target();
+            |gate: &crate::rollout::Gate| gate.is_rolling_back() && gate.revision == self.target();
         self.rule.rollout.is_some() && self.gate.as_ref().is_some_and(is_back)
     }
 
@@ -108,7 +108,7 @@ impl RuleEntry {
         let back_to = self
             .gate
             .as_ref()
-            .filter(|_| self.reverts())?
+            .filter(|_| self.is_rolling_back())?
             .back_to
             .as_deref();
         self.former().filter(|_| self.former.is_of(back_to).is_ok())
@@ -116,7 +116,7 @@ impl RuleEntry {
 
     /// Whether what the rule brings now is to be rolled back to a state that is not there: nothing is sent.
     pub(super) fn lacks_former(&self) -> bool {
-        self.reverts() && self.rollback().is_none()
+        self.is_rolling_back() && self.rollback().is_none()
     }
 
     /// What is sent, and where.
@@ -191,7 +191,7 @@ impl Index {
         };
         entry.former = former;
         effect.rules.insert(uid.clone());
-        if entry.reverts() {
+        if entry.is_rolling_back() {
             self.touch(uid, &mut effect);
         }
         effect

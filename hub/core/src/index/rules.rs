@@ -76,7 +76,7 @@ impl Index {
             .as_ref()
             .is_some_and(|former| former.rule.terms.suspend)
             && !rule.terms.suspend;
-        let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.reverts());
+        let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.is_rolling_back());
         let gate = former
             .as_ref()
             .and_then(|former| former.gate.clone())
@@ -278,7 +278,7 @@ impl Index {
         let Some(entry) = self
             .rules
             .get_mut(uid)
-            .filter(|entry| entry.rule.takes_from(secret))
+            .filter(|entry| entry.rule.reads_secret(secret))
         else {
             return false;
         };

@@ -55,7 +55,7 @@ impl RuleGrant {
     ) -> bool {
         self.rules
             .as_ref()
-            .is_none_or(|choice| choice.takes_home(namespace, labels, runnel_namespace))
+            .is_none_or(|choice| choice.allows_hub_namespace(namespace, labels, runnel_namespace))
     }
 }
 

@@ -200,11 +200,11 @@ impl RulePlan {
         self.unread.contains(source)
             || self.unreadable.contains(source)
             || self.render_errors.contains_key(source)
-            || self.cannot_see(source)
+            || self.is_unseen(source)
     }
 
     /// Whether it is unknown if this object exists.
-    fn cannot_see(&self, source: &SourceRef) -> bool {
+    fn is_unseen(&self, source: &SourceRef) -> bool {
         !self.scope.reads(&source.namespace) || self.unknown.iter().any(|place| place.holds(source))
     }
 
@@ -391,7 +391,7 @@ pub fn plan<'a>(
         if rule.selects(reference, &source.labels) {
             plan.set(reference, Some(&source.body));
         }
-        if rule.takes_from(reference) {
+        if rule.reads_secret(reference) {
             plan.set_referenced(reference, Some(&source.body));
         }
     }

@@ -204,14 +204,14 @@ impl Rule {
 
     /// Whether it needs the content of an object: it selects it, or takes values from it.
     pub fn needs(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
-        self.selects(source, labels) || self.takes_from(source)
+        self.selects(source, labels) || self.reads_secret(source)
     }
 
     /// Whether values of this Secret go into copies of others: it lies where the rule reads Secrets, and the rule names
     /// it.
-    pub fn takes_from(&self, secret: &SourceRef) -> bool {
+    pub fn reads_secret(&self, secret: &SourceRef) -> bool {
         *secret.resource == *REFERENCED_KIND
-            && self.shape.takes_from(&secret.name)
+            && self.shape.reads_secret(&secret.name)
             && self.sources.iter().any(|entry| {
                 entry
                     .kinds

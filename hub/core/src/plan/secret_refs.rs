@@ -68,7 +68,7 @@ impl<'a> SecretRefs<'a> {
             Some(SourceState::Refused(_)) => {
                 return Err(SecretRefError::Refused(secret));
             }
-            None if self.selection.cannot_see(&secret) => return Ok(None),
+            None if self.selection.is_unseen(&secret) => return Ok(None),
             None => return Err(SecretRefError::Missing(secret)),
         };
         let decoded = content.payload.decode().ok();
@@ -84,7 +84,7 @@ impl RulePlan {
     /// Takes in what a Secret is from which the rule takes values; `None`: there is none, or it takes none from it.
     /// Returns whether that is news.
     pub fn set_referenced(&mut self, secret: &SourceRef, body: Option<&SourceState>) -> bool {
-        let news = !lends_the_same(self.secret_refs.get(secret), body);
+        let news = !provides_equal_values(self.secret_refs.get(secret), body);
         match body {
             Some(body) => drop(self.secret_refs.insert(secret.clone(), body.clone())),
             None => drop(self.secret_refs.remove(secret)),
@@ -101,7 +101,7 @@ impl RulePlan {
                 .filter(|secret| !self.secret_refs.contains_key(*secret)),
         );
         both.filter(|secret| {
-            !lends_the_same(self.secret_refs.get(secret), former.secret_refs.get(secret))
+            !provides_equal_values(self.secret_refs.get(secret), former.secret_refs.get(secret))
         })
         .cloned()
         .collect()
@@ -109,12 +109,13 @@ impl RulePlan {
 
     /// Whether two plans have the same references.
     pub(super) fn has_same_references(&self, other: &RulePlan) -> bool {
-        let same = |(secret, body)| lends_the_same(other.secret_refs.get(secret), Some(body));
+        let same =
+            |(secret, body)| provides_equal_values(other.secret_refs.get(secret), Some(body));
         self.secret_refs.len() == other.secret_refs.len() && self.secret_refs.iter().all(same)
     }
 }
 
-fn lends_the_same(one: Option<&SourceState>, two: Option<&SourceState>) -> bool {
+fn provides_equal_values(one: Option<&SourceState>, two: Option<&SourceState>) -> bool {
     match (one, two) {
         (None, None)
         | (Some(SourceState::Unread), Some(SourceState::Unread))

@@ -147,7 +147,7 @@ impl PreviewIndex {
                 ClusterEligibility::Asked,
                 "it is cordoned: it keeps what it has and gets nothing new",
             ),
-            Directive::AwaitingWave(_) if entry.reverts() => (
+            Directive::AwaitingWave(_) if entry.is_rolling_back() => (
                 ClusterEligibility::Asked,
                 "its rollout is rolled back: this is what a new change would do",
             ),

@@ -28,7 +28,7 @@ pub struct Gate {
 
 impl Gate {
     /// Whether the target is rolled back.
-    pub fn reverts(&self) -> bool {
+    pub fn is_rolling_back(&self) -> bool {
         self.back_to.is_some()
     }
 
@@ -49,7 +49,9 @@ impl Gate {
     /// Who is under way to this target, or back from it, and since when.
     pub(super) fn under_way(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
         match &self.reach {
-            AdmittedClusters::Only(these) if self.revision == target && self.reverts() == back => {
+            AdmittedClusters::Only(these)
+                if self.revision == target && self.is_rolling_back() == back =>
+            {
                 these.clone()
             }
             _ => BTreeMap::new(),

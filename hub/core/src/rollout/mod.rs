@@ -106,7 +106,7 @@ impl Rollout {
     /// The label that orders the clusters that are to get this target. A rollback goes by the order in which they were reached,
     /// whatever orders the next one.
     pub fn order<'a>(&'a self, before: Option<&'a Progress>, target: &str) -> Option<&'a str> {
-        let back = before.filter(|before| before.phase.goes_back() && before.revision == target);
+        let back = before.filter(|before| before.phase.is_rollback() && before.revision == target);
         back.map_or(&self.order_by, |back| &back.order_by)
             .as_deref()
     }

@@ -89,7 +89,7 @@ impl Progress {
 
     /// Whether it was completed, whatever became of those who came later.
     pub fn is_completed(&self) -> bool {
-        self.phase == Phase::Completed || (self.ended_at.is_some() && !self.phase.goes_back())
+        self.phase == Phase::Completed || (self.ended_at.is_some() && !self.phase.is_rollback())
     }
 
     /// The target of the last rollout that was completed, this one included.

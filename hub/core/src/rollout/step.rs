@@ -64,7 +64,7 @@ pub fn step(
     now: Now,
 ) -> (Progress, Gate) {
     if let Some(before) =
-        before.filter(|before| before.phase.goes_back() && before.revision == seen.target)
+        before.filter(|before| before.phase.is_rollback() && before.revision == seen.target)
     {
         return super::back::step(rollout, before, gate, seen, now);
     }
@@ -135,9 +135,9 @@ pub fn step(
         Phase::Stopped | Phase::Paused | Phase::Completed
     );
     let is_settled = is_over && reached.in_flight.is_empty() && !seen.settling;
-    let has_everybody =
-        progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
-    let reach = if has_everybody {
+    let has_all_clusters =
+        progress.phase == Phase::Completed && !seen.settling && reached.has_all_clusters(seen);
+    let reach = if has_all_clusters {
         AdmittedClusters::All
     } else {
         AdmittedClusters::Only(reached.admitted)
@@ -155,7 +155,7 @@ pub(super) fn look(
     let mut reached = Reached::default();
     let counts = |turn: &RolloutPosition| {
         // Whoever does not have the former state gets it, whatever its place in the order is now.
-        let all = progress.is_completed() || progress.phase.goes_back();
+        let all = progress.is_completed() || progress.phase.is_rollback();
         all || under_way.contains_key(&turn.cluster) || progress.has_reached(turn)
     };
     for (turn, health) in seen.clusters.iter().filter(|(turn, _)| counts(turn)) {
@@ -204,7 +204,7 @@ pub(super) fn look(
 
 impl Reached {
     /// Whether nobody is left who could come for the target later: those would come all at once.
-    fn has_everybody(&self, seen: &Observation<'_>) -> bool {
+    fn has_all_clusters(&self, seen: &Observation<'_>) -> bool {
         let is_here = |(_, health): &(RolloutPosition, Health)| *health != Health::Away;
         self.in_flight.is_empty() && self.waiting.is_empty() && seen.clusters.iter().all(is_here)
     }

@@ -43,13 +43,13 @@ impl Session {
         }
         if !sources.is_empty() && self.afford(sources.iter()).is_ok() {
             self.wants.entry(uid.clone()).or_default().extend(sources);
-            self.ask_what_it_kept(uid);
+            self.request_kept_items(uid);
             self.serve_wants(uid);
         }
     }
 
     /// A cluster that awaits its wave is only sent again what it has: so that must be known.
-    fn ask_what_it_kept(&mut self, uid: &RuleUid) {
+    fn request_kept_items(&mut self, uid: &RuleUid) {
         if let Some(stream) = self.rules.get_mut(uid)
             && matches!(
                 (&stream.directive, &stream.items),

@@ -124,7 +124,7 @@ impl Session {
     pub fn ack(&mut self, nonce: u64) {
         self.window.ack(nonce);
         if self.window.is_empty() {
-            self.ask_for_left_out();
+            self.request_left_out();
         }
     }
 
@@ -284,7 +284,7 @@ impl Session {
             self.take_back(uid);
             return;
         }
-        if self.knows_items(uid, assignment) {
+        if self.has_items(uid, assignment) {
             self.follow(uid, assignment);
         }
         if !assignment.terms.is_dry_run() {

@@ -50,7 +50,7 @@ impl PairQuestions {
 impl Session {
     /// Whether the hub knows the agent's intents of a rule, source by source. If not, a digest that
     /// equals the assignment is enough, and otherwise the agent is asked.
-    pub(super) fn knows_items(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
+    pub(super) fn has_items(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
         let Some(stream) = self.rules.get_mut(uid) else {
             return false;
         };
@@ -193,7 +193,7 @@ impl Session {
 
     /// The agent has acked everything: asks again for rules of whose pairs some were left out, if
     /// pairs were removed since.
-    pub(super) fn ask_for_left_out(&mut self) {
+    pub(super) fn request_left_out(&mut self) {
         if !self.questions.has_left_out() {
             return;
         }

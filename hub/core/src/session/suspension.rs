@@ -52,7 +52,7 @@ impl Session {
             uid,
             self.may_prune(uid, assignment.prune().filter(|_| has_terms)),
         );
-        if !self.knows_items(uid, assignment) {
+        if !self.has_items(uid, assignment) {
             return;
         }
         let keeps = self.keeps(uid);

@@ -51,7 +51,7 @@ struct Whole {
 
 /// What deliveries took that are over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Took {
+pub struct DeliveryTimes {
     /// To the cluster that reported.
     pub cluster: Option<Duration>,
     /// To the last cluster of the rule.
@@ -94,7 +94,7 @@ impl Deliveries {
         state: &RuleState,
         assignment: impl FnOnce() -> Option<ClusterAssignment>,
         now: Instant,
-    ) -> Option<Took> {
+    ) -> Option<DeliveryTimes> {
         let ways = self.under_way.get_mut(cluster)?;
         let way = ways.get_mut(&state.uid)?;
         let assignment = assignment();
@@ -127,7 +127,7 @@ impl Deliveries {
         };
         let took =
             (applied && before == State::Travels).then(|| now.saturating_duration_since(since));
-        Some(Took {
+        Some(DeliveryTimes {
             cluster: took,
             rule,
         })
@@ -230,8 +230,8 @@ mod tests {
         }
     }
 
-    fn took(cluster: Option<u64>, rule: Option<u64>) -> Option<Took> {
-        Some(Took {
+    fn took(cluster: Option<u64>, rule: Option<u64>) -> Option<DeliveryTimes> {
+        Some(DeliveryTimes {
             cluster: cluster.map(Duration::from_secs),
             rule: rule.map(Duration::from_secs),
         })
@@ -258,7 +258,13 @@ mod tests {
                 .begin(&cluster.into(), &self.new.plan.uid, since, awaits);
         }
 
-        fn says(&mut self, cluster: &str, after: u64, applied: u32, failed: u32) -> Option<Took> {
+        fn says(
+            &mut self,
+            cluster: &str,
+            after: u64,
+            applied: u32,
+            failed: u32,
+        ) -> Option<DeliveryTimes> {
             let state = state(&self.new, applied, failed);
             let now = self.start + Duration::from_secs(after);
             self.deliveries

@@ -94,7 +94,7 @@ pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<Rul
         .as_ref()
         .and_then(|rolling| rolling.progress.as_ref());
     status.rollout = progress.map(Into::into);
-    if must_stand(view, report_store, &summary, now.instant) {
+    if must_keep_status(view, report_store, &summary, now.instant) {
         // Without it no other process knows how far it has come.
         return (status != *view.previous).then_some(status);
     }
@@ -146,7 +146,7 @@ fn removals_elsewhere(view: &View<'_>) -> i64 {
 
 /// A hub that just started writes only improvements and definite failures: while a cluster may
 /// still connect, the persisted status stays.
-fn must_stand(
+fn must_keep_status(
     view: &View<'_>,
     report_store: &ReportStore,
     summary: &Summary,

@@ -16,7 +16,7 @@ const PROCESSES: usize = 8;
 #[derive(Default)]
 pub(super) struct KeySharing {
     /// The processes that lost a session while it lived, by their boot ids, the newest last.
-    displaced: VecDeque<(String, Instant)>,
+    superseded: VecDeque<(String, Instant)>,
     /// When a process last took its session back.
     taken_back: Option<Instant>,
     /// When two processes were last seen to use the key.
@@ -25,22 +25,22 @@ pub(super) struct KeySharing {
 
 impl KeySharing {
     /// The session of the process `new` takes the place of the live one of the process `old`.
-    pub(super) fn displaced(&mut self, old: &str, new: &str, now: Instant) {
+    pub(super) fn superseded(&mut self, old: &str, new: &str, now: Instant) {
         // An agent that renews its stream.
         if old == new {
             return;
         }
-        self.displaced
+        self.superseded
             .retain(|(boot, at)| boot != old && now.saturating_duration_since(*at) < REMEMBERED);
-        if self.displaced.iter().any(|(boot, _)| boot == new) {
+        if self.superseded.iter().any(|(boot, _)| boot == new) {
             let is_again = |at: Instant| now.saturating_duration_since(at) < REMEMBERED;
             if self.taken_back.replace(now).is_some_and(is_again) {
                 self.last = Some(now);
             }
         }
-        self.displaced.push_back((old.to_owned(), now));
-        if self.displaced.len() > PROCESSES {
-            self.displaced.pop_front();
+        self.superseded.push_back((old.to_owned(), now));
+        if self.superseded.len() > PROCESSES {
+            self.superseded.pop_front();
             // No agent that starts again leaves so many live sessions behind.
             self.last = Some(now);
         }
@@ -63,7 +63,7 @@ mod tests {
         let mut now = start;
         for pair in boots.windows(2) {
             now += Duration::from_secs(1);
-            sharing.displaced(pair[0], pair[1], now);
+            sharing.superseded(pair[0], pair[1], now);
         }
         sharing.is_seen(now)
     }
@@ -93,11 +93,11 @@ mod tests {
     fn sharing_is_over_when_it_was_not_seen_for_long() {
         let (start, mut sharing) = (Instant::now(), KeySharing::default());
         for (old, new) in [("a", "b"), ("b", "a"), ("a", "b")] {
-            sharing.displaced(old, new, start);
+            sharing.superseded(old, new, start);
         }
         assert!(sharing.is_seen(start + REMEMBERED / 2));
         assert!(!sharing.is_seen(start + REMEMBERED));
-        sharing.displaced("a", "b", start + 2 * REMEMBERED);
+        sharing.superseded("a", "b", start + 2 * REMEMBERED);
         assert!(
             !sharing.is_seen(start + 2 * REMEMBERED),
             "what was long ago is forgotten"
@@ -109,8 +109,8 @@ mod tests {
         let (start, mut sharing) = (Instant::now(), KeySharing::default());
         for number in 0..100 {
             assert_eq!(sharing.is_seen(start), number > PROCESSES, "{number}");
-            sharing.displaced(&number.to_string(), &(number + 1).to_string(), start);
+            sharing.superseded(&number.to_string(), &(number + 1).to_string(), start);
         }
-        assert_eq!(sharing.displaced.len(), PROCESSES);
+        assert_eq!(sharing.superseded.len(), PROCESSES);
     }
 }

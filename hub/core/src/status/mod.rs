@@ -26,7 +26,7 @@ mod tests;
 use std::time::Duration;
 
 pub use crate::now::Now;
-pub use deliveries::{Deliveries, Took};
+pub use deliveries::{Deliveries, DeliveryTimes};
 pub use detail::{ClusterDetail, details};
 pub use fleet::{FleetCounts, fold_fleet};
 pub use fold::{View, fold};

@@ -246,7 +246,7 @@ impl ReportStore {
         let before = presence.key_sharing.is_seen(now);
         presence
             .key_sharing
-            .displaced(&old.boot_id, &facts.boot_id, now);
+            .superseded(&old.boot_id, &facts.boot_id, now);
         !before && presence.key_sharing.is_seen(now)
     }
 

@@ -52,12 +52,12 @@ impl View<'_> {
     }
 
     /// Whether a cluster is rolled back, or has been.
-    pub(super) fn goes_back(&self, cluster: &ClusterName) -> bool {
+    pub(super) fn is_rollback(&self, cluster: &ClusterName) -> bool {
         let gate = self
             .rolling
             .as_ref()
             .and_then(|rolling| Some((rolling.gate.as_ref()?, rolling.target)));
-        gate.is_some_and(|(gate, target)| gate.reverts() && gate.lets_in(target, cluster))
+        gate.is_some_and(|(gate, target)| gate.is_rolling_back() && gate.lets_in(target, cluster))
     }
 
     /// How far the rule's rollout has come.
@@ -86,7 +86,7 @@ impl View<'_> {
         let known = self.progress().filter(|progress| {
             progress.revision == self.rolling.as_ref().map_or("", |it| it.target)
         });
-        let back = known.is_some_and(|progress| progress.phase.goes_back());
+        let back = known.is_some_and(|progress| progress.phase.is_rollback());
         self.compare_with_former(back);
         let mut rolling = self.rolling.take()?;
         let known = rolling
@@ -156,7 +156,7 @@ impl View<'_> {
             .message;
             (turn.cluster.clone(), message)
         });
-        if progress.phase.goes_back() {
+        if progress.phase.is_rollback() {
             let why = || {
                 rolling
                     .failing
@@ -172,7 +172,7 @@ impl View<'_> {
         rolling.progress = Some(progress);
         rolling.gate = Some(Cow::Owned(gate.clone()));
         self.rolling = Some(rolling);
-        self.compare_with_former(gate.reverts());
+        self.compare_with_former(gate.is_rolling_back());
         Some(gate)
     }
 
@@ -324,7 +324,7 @@ pub(super) fn went_wrong(view: &View<'_>) -> Option<ConditionValue> {
 
 fn rollback_message(view: &View<'_>) -> Option<String> {
     let (rolling, progress) = progress_of(view)?;
-    if !progress.phase.goes_back() {
+    if !progress.phase.is_rollback() {
         return None;
     }
     let (failed, limit) = (progress.failed, rolling.rollout.max_failures);

@@ -90,7 +90,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     {
         ClusterState::Failed
     } else if (view.awaits(cluster.name) && !is_reading(view))
-        || (view.goes_back(cluster.name)
+        || (view.is_rollback(cluster.name)
             && holds_the_plan(view, cluster, account)
             && counts.is_settled())
     {
@@ -190,7 +190,7 @@ pub(super) fn standing(
             Reason::RollingOut,
             "its turn in the rollout has not come: it keeps what it has".to_owned(),
         ),
-        ClusterState::Waiting if view.goes_back(name) => (
+        ClusterState::Waiting if view.is_rollback(name) => (
             Reason::Reverted,
             "its copies are as the last completed rollout sent them: the newest one failed"
                 .to_owned(),
@@ -353,7 +353,7 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Ru
     let same = account.intents_digest == digest_on(cluster.sent, terms);
     let counts = account.counts;
     let applied = counts.applied.saturating_add(counts.waiting) == counts.copies
-        && !view.goes_back(cluster.name);
+        && !view.is_rollback(cluster.name);
     let applied = applied && cluster.lost_watch(view).is_none();
     is_comparable(view, cluster) && cluster.sent.unread.is_empty() && same && applied
 }

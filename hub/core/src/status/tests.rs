@@ -141,7 +141,11 @@ impl World {
             hub_started: self.started,
             overdue: self.overdue,
         };
-        view.compare_with_former(self.rolling.as_ref().is_some_and(rollouts::Under::reverts));
+        view.compare_with_former(
+            self.rolling
+                .as_ref()
+                .is_some_and(rollouts::Under::is_rolling_back),
+        );
         view
     }
 

@@ -23,14 +23,14 @@ fn id(authority: &Authority) -> Fingerprint {
     Fingerprint::of_authority(authority.certificate())
 }
 
-fn with_spare(
+fn with_overlap(
     known: TrustedAuthorities,
     authority: &Authority,
     now: SystemTime,
 ) -> TrustedAuthorities {
-    known.with_spare(
+    known.with_overlap(
         authority
-            .sign_hub("hubid", now, TrustedAuthorities::spare_life(OVERLAP))
+            .sign_hub("hubid", now, TrustedAuthorities::overlap_validity(OVERLAP))
             .unwrap(),
     )
 }
@@ -75,7 +75,7 @@ fn ids(known: &TrustedAuthorities) -> Vec<Fingerprint> {
 #[test]
 fn written_state_reads_back_without_authority_keys() {
     let (old, new) = (authority(), authority());
-    let known = with_spare(
+    let known = with_overlap(
         TrustedAuthorities::default().switched(old.certificate(), start()),
         &old,
         start(),
@@ -125,8 +125,8 @@ fn a_spare_lasts_for_an_overlap_at_any_time() {
     let mut made = 0;
     for hour in 0..100 {
         let now = start() + hour * LIFE;
-        if known.needs_spare(OVERLAP, now) {
-            known = with_spare(known, &own, now);
+        if known.needs_overlap(OVERLAP, now) {
+            known = with_overlap(known, &own, now);
             made += 1;
         }
         assert!(known.entries()[0].spare.as_ref().unwrap().not_after >= now + OVERLAP);
@@ -134,8 +134,8 @@ fn a_spare_lasts_for_an_overlap_at_any_time() {
     assert!(made < 25, "{made}");
     // Near its own end an authority cannot give what it does not have.
     let late = own.not_after() - MINUTE;
-    let known = with_spare(known, &own, late);
-    assert!(!known.needs_spare(OVERLAP, late));
+    let known = with_overlap(known, &own, late);
+    assert!(!known.needs_overlap(OVERLAP, late));
 }
 
 #[test]
@@ -241,7 +241,7 @@ proptest! {
     fn hub_and_member_always_believe_each_other(steps in prop::collection::vec(step(), 1..60)) {
         let authorities: Vec<_> = (0..6).map(|_| authority()).collect();
         let (mut now, mut current) = (start(), 0);
-        let mut known = with_spare(TrustedAuthorities::default().switched(authorities[0].certificate(), now), &authorities[0], now);
+        let mut known = with_overlap(TrustedAuthorities::default().switched(authorities[0].certificate(), now), &authorities[0], now);
         let mut members = vec![Member::default(); 3];
         for step in steps {
             match step {
@@ -259,8 +259,8 @@ proptest! {
             }
             let signing = &authorities[current];
             known = known.switched(signing.certificate(), now);
-            if known.needs_spare(OVERLAP, now) {
-                known = with_spare(known, signing, now);
+            if known.needs_overlap(OVERLAP, now) {
+                known = with_overlap(known, signing, now);
             }
             let on_record: Vec<_> = members.iter().filter_map(|m| Some(member(&[(m.signed, m.end?)]))).collect();
             known = known.retired(&needs(&on_record), OVERLAP, now);

@@ -190,7 +190,7 @@ impl Questions {
             } else {
                 known.is_some()
             };
-            (exists, known, index.knows_grants())
+            (exists, known, index.can_read_grants())
         };
         if !has_grants {
             return Err(Status::unavailable(

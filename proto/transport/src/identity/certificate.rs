@@ -139,7 +139,7 @@ impl PeerCertificate {
 
     /// For how long the certificate holds by this clock; its whole life by a clock that must be wrong, as the one who
     /// issued the certificate takes it.
-    pub fn life_left(&self, now: SystemTime) -> Duration {
+    pub fn remaining_validity(&self, now: SystemTime) -> Duration {
         let from = if self.holds_at(now) {
             now
         } else {

@@ -3,7 +3,7 @@
 //!
 //! Both ends send HTTP/2 pings, so a connection without incoming data for [`Metered`]'s silence is
 //! dead. On a link that is slow in one direction, the pings wait there. An end that receives much
-//! and sends nothing owes a sign of life ([`Meter::owes`]), and sends an empty frame.
+//! and sends nothing owes a sign of life ([`Meter::needs_ping`]), and sends an empty frame.
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct Meter {
     received: AtomicU64,
     /// When something was last sent, in milliseconds since the start.
     sent_at: AtomicU64,
-    owes: Notify,
+    needs_ping: Notify,
 }
 
 impl Default for Meter {
@@ -38,15 +38,15 @@ impl Default for Meter {
             start: Instant::now(),
             received,
             sent_at,
-            owes: Notify::new(),
+            needs_ping: Notify::new(),
         }
     }
 }
 
 impl Meter {
     /// Completes when this end owes its peer a sign of life.
-    pub async fn owes(&self) {
-        self.owes.notified().await;
+    pub async fn needs_ping(&self) {
+        self.needs_ping.notified().await;
     }
 
     fn now(&self) -> u64 {
@@ -67,12 +67,12 @@ impl Meter {
             .saturating_add(bytes);
         let silent =
             Duration::from_millis(now.saturating_sub(self.sent_at.load(Ordering::Relaxed)));
-        let owes = received > OWED_BYTES && silent >= OWED_AFTER;
-        if owes {
+        let needs_ping = received > OWED_BYTES && silent >= OWED_AFTER;
+        if needs_ping {
             self.sent(now);
-            self.owes.notify_one();
+            self.needs_ping.notify_one();
         }
-        owes
+        needs_ping
     }
 }
 

@@ -419,7 +419,7 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Deliver => drop(world.tell_one()),
             Step::Work => drop(world.work_one()),
             Step::Lose => world.lose_one(),
-            Step::GiveOut => world.give_out(),
+            Step::GiveOut => world.dispatch(),
             Step::Later => world.now += Duration::from_secs(7),
             Step::Restart => world.restart(),
             Step::HubAway => world.core.handle(Event::HubLost, world.now),

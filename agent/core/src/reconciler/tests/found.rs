@@ -64,7 +64,7 @@ fn list_without_a_copy_that_is_written_has_it_read_again() {
         upserts: vec![intent("s0", 2)],
         ..RuleDelta::new("r".into())
     }]);
-    world.give_out();
+    world.dispatch();
     world.core.handle(Event::CopiesListed(area()), world.now);
     // One write ends, its object is deleted, and then the list is taken. Another write ends after
     // the list is complete.

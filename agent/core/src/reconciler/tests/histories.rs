@@ -227,7 +227,7 @@ impl Hub {
             Step::Tell => drop(world.tell_one()),
             Step::Work => drop(world.work_one()),
             Step::Lose => world.lose_one(),
-            Step::GiveOut => world.give_out(),
+            Step::GiveOut => world.dispatch(),
             Step::Later => world.now += Duration::from_secs(7),
             Step::Restart => {
                 world.restart();
@@ -304,7 +304,7 @@ impl Hub {
 /// is written.
 ///
 /// Foreign objects stay: the model of the API server fails on a write to one. The policy and the
-/// permissions change meanwhile. A write that the policy denies fails in [`World::give_out`].
+/// permissions change meanwhile. A write that the policy denies fails in [`World::dispatch`].
 fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     play_with(steps, false)
 }

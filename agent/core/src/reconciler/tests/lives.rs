@@ -93,7 +93,7 @@ impl Lives {
             Step::Deliver => drop(self.world.tell_one()),
             Step::Work => drop(self.world.work_one()),
             Step::Lose => self.world.lose_one(),
-            Step::GiveOut => self.world.give_out(),
+            Step::GiveOut => self.world.dispatch(),
         }
         self.check()
     }

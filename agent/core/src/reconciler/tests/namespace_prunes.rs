@@ -139,7 +139,7 @@ fn nothing_pending_goes_while_the_hub_is_away() {
     world.settle();
     assert_eq!(left(&world), ["a", "b", "c"]);
     world.connect();
-    world.give_out();
+    world.dispatch();
     assert_eq!(
         digest(&world),
         first,

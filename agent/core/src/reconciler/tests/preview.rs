@@ -95,7 +95,7 @@ fn an_answer_does_not_reach_another_stream_than_its_question() {
             Event::Hub(HubFrame::PreviewRequest(Box::new(question)), vec![]),
             world.now,
         );
-        world.give_out();
+        world.dispatch();
     };
     asks(&mut world);
     world.core.handle(Event::HubLost, world.now);

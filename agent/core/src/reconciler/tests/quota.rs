@@ -81,7 +81,7 @@ fn copy_that_a_watch_shows_before_its_write_ends_counts_once() {
         upserts: intents(0..3, 1),
         ..with_terms("r", terms("r", &["a"]))
     }]);
-    world.give_out();
+    world.dispatch();
     assert_eq!(world.under_way.len(), 3);
     world.batch(vec![RuleDelta {
         upserts: intents(3..4, 1),
@@ -192,7 +192,7 @@ fn recreation_waits_where_no_more_may_be_deleted() {
             upserts: intents(0..2, 2),
             ..RuleDelta::new("r".into())
         }]);
-        world.give_out();
+        world.dispatch();
         let of = |job: &Job| match &job.work {
             Work::Change(_, body) => Some(body.recreate),
             _ => None,

@@ -42,7 +42,7 @@ fn settle_without_a_gap(world: &mut World, names: [&str; 2]) {
                 "neither of {names:?} is in {namespace}"
             );
         }
-        world.give_out();
+        world.dispatch();
         if !(world.work_one() || world.tell_one()) {
             return;
         }

@@ -23,7 +23,7 @@ fn names(world: &World) -> Vec<String> {
 
 /// Crashes the agent after its next request, and starts it again without the hub.
 fn crash_after_one(world: &mut World) {
-    world.give_out();
+    world.dispatch();
     assert!(world.work_one());
     world.restart();
     world.settle();
@@ -145,7 +145,7 @@ fn copy_in_a_terminating_namespace_brings_no_removed_copy_back() {
 fn content_after_a_stored_tombstone_is_restored() {
     let mut world = applied();
     remove(&mut world, &["s0"]);
-    world.give_out();
+    world.dispatch();
     assert!(world.work_one());
     world.batch(vec![RuleDelta {
         upserts: vec![intent("s0", 2)],
@@ -253,7 +253,7 @@ fn excess_tombstones_delay_the_whole_rule() {
     assert_eq!(world.objects.len(), 2_200);
     let all: Vec<_> = sources.iter().skip(1).map(String::as_str).collect();
     remove(&mut world, &all);
-    world.give_out();
+    world.dispatch();
     assert!(world.stored[0].tombstones.any);
     assert!(world.work_one() && world.work_one());
     world.restart();

@@ -176,7 +176,7 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
             ..delta
         },
     ]);
-    world.give_out();
+    world.dispatch();
     assert!(world.work_one());
     world.restart();
     world.connect();

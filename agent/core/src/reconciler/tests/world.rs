@@ -363,7 +363,7 @@ impl World {
     }
 
     /// Collects the jobs and frames of the core.
-    pub fn give_out(&mut self) {
+    pub fn dispatch(&mut self) {
         loop {
             while let Some(job) = self.core.next_job(self.now) {
                 self.check(&job);
@@ -472,7 +472,7 @@ impl World {
         let jobs: Vec<_> = self.under_way.drain(..).collect();
         let answers: Vec<_> = jobs.into_iter().map(|job| self.carry_out(job)).collect();
         while self.tell_one() {}
-        self.give_out();
+        self.dispatch();
         for done in answers {
             self.handle(Event::Done(Box::new(done)));
         }
@@ -494,7 +494,7 @@ impl World {
     /// Runs everything that is due at this time.
     pub fn settle_now(&mut self) {
         for _ in 0..10_000 {
-            self.give_out();
+            self.dispatch();
             if !(self.work_one() || self.tell_one()) {
                 assert_eq!(self.core.desired.wrong_claims(), []);
                 return;
@@ -670,7 +670,7 @@ impl World {
                 let outcome = match known {
                     CopyKnowledge::Decided(outcome) => Some(outcome),
                     CopyKnowledge::Open(open) => {
-                        let observed = if open.needs_look() {
+                        let observed = if open.needs_read() {
                             self.observed(&copy)
                         } else {
                             open.observed

@@ -198,7 +198,7 @@ impl World {
 
     /// Whether a replica leads. Who led before the restore and has not noticed it leads for a moment more, and does not count.
     fn leads(&self, replica: usize) -> bool {
-        let Some(standing) = self.candidate(replica).standing(self.election.now) else {
+        let Some(standing) = self.candidate(replica).position(self.election.now) else {
             return false;
         };
         let newest = standing.line.newest().unwrap();
@@ -210,7 +210,7 @@ impl World {
 
     fn connect(&mut self, agent: usize, replica: usize) -> Result<(), TestCaseError> {
         self.agents[agent].session = None;
-        let Some(standing) = self.candidate(replica).standing(self.election.now) else {
+        let Some(standing) = self.candidate(replica).position(self.election.now) else {
             return Ok(());
         };
         let session = Some((replica, self.election.processes[replica].life));
@@ -254,7 +254,7 @@ impl World {
         else {
             return;
         };
-        let Some(standing) = replica.candidate.standing(self.election.now) else {
+        let Some(standing) = replica.candidate.position(self.election.now) else {
             return;
         };
         let newest = standing.line.newest().unwrap();

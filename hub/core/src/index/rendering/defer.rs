@@ -48,7 +48,7 @@ impl Index {
             .rules
             .get_mut(uid)
             .filter(|entry| aside && entry.cluster_plans.is_rendered())?;
-        if !entry.rule.takes_from(secret) {
+        if !entry.rule.reads_secret(secret) {
             return Some(false);
         }
         self.selection.select(secret, uid);

@@ -89,7 +89,7 @@ impl RenderJob {
                             cluster_plans.update(&rule, known, &source, &revision_hasher);
                         }
                     }
-                    if rule.takes_from(&source)
+                    if rule.reads_secret(&source)
                         && known.set_referenced(&source, secret_refs.as_ref())
                         && !cluster_plans.exceeds()
                     {

@@ -118,13 +118,13 @@ impl Shape {
     }
 
     /// Whether copies contain a value of a Secret of this name.
-    pub fn takes_from(&self, name: &str) -> bool {
-        self.lenders().any(|lender| lender == name)
+    pub fn reads_secret(&self, name: &str) -> bool {
+        self.secrets_read().any(|lender| lender == name)
     }
 
     /// The Secrets from which values go into some copies, by name.
-    pub fn lenders(&self) -> impl Iterator<Item = &str> {
-        self.overrides.iter().flat_map(Override::takes_from)
+    pub fn secrets_read(&self) -> impl Iterator<Item = &str> {
+        self.overrides.iter().flat_map(Override::reads_secret)
     }
 
     /// Whether only the name of copies may be another one.
@@ -142,7 +142,7 @@ impl Shape {
         let names = self
             .name
             .as_deref()
-            .is_some_and(template::speaks_of_cluster);
+            .is_some_and(template::depends_on_cluster);
         names || !self.substitute.is_empty() || !self.overrides.is_empty()
     }
 

@@ -46,7 +46,7 @@ impl From<&runnel_api::Override> for Override {
 
 impl Override {
     /// The Secrets from which it takes values, by name.
-    pub(super) fn takes_from(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn reads_secret(&self) -> impl Iterator<Item = &str> {
         self.secret_data
             .iter()
             .map(|entry| entry.value_from.secret_key_ref.name.as_str())

@@ -125,7 +125,7 @@ impl Reads {
 }
 
 /// Whether the text may be another one for another cluster.
-pub fn speaks_of_cluster(text: &str) -> bool {
+pub fn depends_on_cluster(text: &str) -> bool {
     let mut speaks = false;
     let parsed = each_piece(text, |piece| {
         speaks |= matches!(piece, Piece::Variable(variable) if variable.starts_with("cluster."));
@@ -264,7 +264,7 @@ mod tests {
         #[test]
         fn a_text_without_variables_is_left_alone(text in "[^$]*") {
             prop_assert_eq!(with(&[], |about| fill(&text, about, 1 << 20).ok()), Some(text.clone()));
-            prop_assert!(!speaks_of_cluster(&text));
+            prop_assert!(!depends_on_cluster(&text));
         }
 
         #[test]
@@ -285,7 +285,7 @@ mod tests {
             let text = format!("{before}${{cluster.name}}{between}${{source.name}}{after}");
             let expected = format!("{before}eu-1{between}settings{after}");
             prop_assert_eq!(with(&[], |about| fill(&text, about, 1 << 20).ok()), Some(expected));
-            prop_assert!(speaks_of_cluster(&text));
+            prop_assert!(depends_on_cluster(&text));
         }
     }
 }

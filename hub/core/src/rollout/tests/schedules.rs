@@ -124,7 +124,7 @@ impl Simulated {
             _ => known.and_then(|progress| progress.completed_target().map(ToOwned::to_owned)),
         };
         self.hub.has_former = base.is_some() && base == self.kept;
-        let goes_back = progress.is_some_and(|progress| progress.phase.goes_back());
+        let goes_back = progress.is_some_and(|progress| progress.phase.is_rollback());
         // With what clusters are compared.
         let wanted = if goes_back && self.hub.has_former {
             base.unwrap()
@@ -203,7 +203,7 @@ impl Simulated {
                 self.kept = Some(reported_progress.revision.clone());
             }
         }
-        if phase.goes_back() {
+        if phase.is_rollback() {
             return self.went_back(&reported_progress, &were_in);
         }
         let health = |name: &str| {

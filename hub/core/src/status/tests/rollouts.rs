@@ -19,8 +19,8 @@ pub(super) struct Under {
 }
 
 impl Under {
-    pub(super) fn reverts(&self) -> bool {
-        self.gate.reverts()
+    pub(super) fn is_rolling_back(&self) -> bool {
+        self.gate.is_rolling_back()
     }
 
     pub(super) fn rolling<'a>(
@@ -115,7 +115,7 @@ fn rolled_back(phase: Phase) -> World {
     let under = world.rolling.as_mut().unwrap();
     under.former = former(state);
     (under.rollout.reverts, under.progress.base) = (true, Some("t0".to_owned()));
-    if phase.goes_back() {
+    if phase.is_rollback() {
         under.gate.back_to = Some("t0".to_owned());
     }
     world
@@ -321,7 +321,10 @@ fn rollback_to_a_damaged_state_stops_and_says_so() {
     };
     world.rolling.as_mut().unwrap().former = Former::new(damaged);
     let (admitted, gate) = admitted(&world, false);
-    assert!(admitted.is_empty() && !gate.reverts(), "{admitted:?}");
+    assert!(
+        admitted.is_empty() && !gate.is_rolling_back(),
+        "{admitted:?}"
+    );
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
     view.take_step(turns, &world.report_store, world.now())
@@ -353,14 +356,14 @@ fn new_leader_learns_from_agents_who_is_at_work() {
                 ..Counts::default()
             },
         );
-        if phase.goes_back() {
+        if phase.is_rollback() {
             holds_former(&mut world, "eu-1", busy);
             holds_former(&mut world, "eu-2", ALL_APPLIED);
         } else {
             world.report("eu-1", busy, vec![]);
         }
         world.report("canary-1", failed, vec![]);
-        let expected: &[&str] = if phase.goes_back() {
+        let expected: &[&str] = if phase.is_rollback() {
             &["eu-1", "eu-2"]
         } else {
             &["eu-1"]

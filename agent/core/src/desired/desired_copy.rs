@@ -8,12 +8,12 @@ use runnel_proto::model::{
 use super::{Desired, Rule};
 use crate::copy::IntentKey;
 use crate::copy::{CopyError, CopyStatus};
-use crate::decide::{Order, Policies, Takeover, Want, WantedCopy};
+use crate::decide::{DesiredCopy, Order, Policies, Takeover, WantedCopy};
 use crate::live::{Live, Ownership};
 
 impl Desired {
     /// What should become of a copy. `live` is what stands there, if that is known.
-    pub fn want(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
+    pub fn desired_copy(&self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
         let ordered = self.ordered(copy, live);
         let Some((key, other)) = self.winner(copy) else {
             return ordered;
@@ -30,12 +30,12 @@ impl Desired {
             || wanted.denied.is_some();
         // An adopted object is first let go by the rule that adopted it: the other one finds it as anybody would.
         let adopted = live.is_some_and(|live| live.ownership == Ownership::Ours && live.adopted);
-        let idle =
-            idle || (adopted && matches!(&ordered, Want::Gone(_, _, order) if !order.deferred));
-        if idle && ordered != Want::Nothing {
+        let idle = idle
+            || (adopted && matches!(&ordered, DesiredCopy::Absent(_, _, order) if !order.deferred));
+        if idle && ordered != DesiredCopy::Nothing {
             ordered
         } else {
-            Want::Copy(Box::new(wanted))
+            DesiredCopy::Copy(Box::new(wanted))
         }
     }
 
@@ -222,12 +222,12 @@ impl Desired {
         self.takeover(terms, copy) == Takeover::Always
     }
 
-    fn ordered(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
+    fn ordered(&self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
         let Some((key, order)) = self.copies.order_for(copy, live) else {
-            return Want::Nothing;
+            return DesiredCopy::Nothing;
         };
         let Some(rule) = self.rules.get(&key.rule) else {
-            return Want::Nothing;
+            return DesiredCopy::Nothing;
         };
         let deferred = rule.is_frozen() && !rule.leaving;
         let dry_run = rule.is_dry_run() && !rule.is_suspended() && !rule.leaving;
@@ -240,7 +240,7 @@ impl Desired {
                 .terms
                 .as_ref()
                 .is_some_and(|(terms, _)| self.overwrites(terms, copy));
-        Want::Gone(
+        DesiredCopy::Absent(
             key.clone(),
             rule.name(&key.rule),
             Order {
