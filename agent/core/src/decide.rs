@@ -425,23 +425,23 @@ pub fn conflict(live: &Live) -> CopyError {
         }
         _ => "delete it or rename it",
     };
-    CopyError::new(Reason::Conflict, format!("{}; {hint}", what_stands(live)))
+    CopyError::new(Reason::Conflict, format!("{}; {hint}", describe_live(live)))
 }
 
-fn what_stands(live: &Live) -> String {
+fn describe_live(live: &Live) -> String {
     let what = match live.ownership {
         Ownership::Retained => {
-            "an object that was retained from an earlier copy stands here with other content"
+            "an object that was retained from an earlier copy exists here with other content"
         }
-        Ownership::Clone => "an object that was cloned from another copy stands here",
-        Ownership::OtherHub => "a copy of another hub stands here",
+        Ownership::Clone => "an object that was cloned from another copy exists here",
+        Ownership::OtherHub => "a copy of another hub exists here",
         Ownership::Untouchable => {
-            "an object that this cluster made for itself stands here, and is never taken over"
+            "an object that this cluster made for itself exists here, and is never taken over"
         }
         Ownership::Ours => {
-            "an object that Runnel did not create stands here and differs from the source"
+            "an object that Runnel did not create exists here and differs from the source"
         }
-        Ownership::Foreign => "an object that is not Runnel's stands here",
+        Ownership::Foreign => "an object that is not Runnel's exists here",
     };
     let who = live
         .others

@@ -75,34 +75,34 @@ fn conflict_names_object_manager_and_hint() {
     let text = |ownership, who| conflict(&live(ownership, who)).message.to_string();
     assert_eq!(
         text(Ownership::Foreign, Some("helm")),
-        "an object that is not Runnel's stands here (written by helm); delete it or rename it"
+        "an object that is not Runnel's exists here (written by helm); delete it or rename it"
     );
     assert_eq!(
         text(Ownership::Clone, Some("kubectl-create")),
-        "an object that was cloned from another copy stands here (written by kubectl-create); delete it or rename it"
+        "an object that was cloned from another copy exists here (written by kubectl-create); delete it or rename it"
     );
     assert_eq!(
         text(Ownership::OtherHub, None),
-        "a copy of another hub stands here; delete it or rename it"
+        "a copy of another hub exists here; delete it or rename it"
     );
     assert_eq!(
         text(Ownership::Untouchable, None),
-        "an object that this cluster made for itself stands here, and is never taken over; leave the source out of the rule \
+        "an object that this cluster made for itself exists here, and is never taken over; leave the source out of the rule \
          (exclude), or give its copy another name (transform.name)"
     );
     assert_eq!(
         text(Ownership::Retained, None),
-        "an object that was retained from an earlier copy stands here with other content; delete it or rename it"
+        "an object that was retained from an earlier copy exists here with other content; delete it or rename it"
     );
     assert_eq!(
         &*differs(&live(Ownership::Ours, Some("helm"))).message,
-        "an object that Runnel did not create stands here and differs from the source (written by helm); to have it follow \
+        "an object that Runnel did not create exists here and differs from the source (written by helm); to have it follow \
          its source, set conflictPolicy: Overwrite, where the grant (policies.overwrite) and this member's policy \
          (overwrite) allow it; or delete it"
     );
     assert_eq!(
         &*differs(&live(Ownership::Foreign, Some("argocd-controller"))).message,
-        "an object that is not Runnel's stands here (written by argocd-controller); delete it or rename it; its content \
+        "an object that is not Runnel's exists here (written by argocd-controller); delete it or rename it; its content \
          differs from the source's, so it is not adopted"
     );
 }

@@ -115,7 +115,7 @@ impl Member {
             return Some((previewed, outcome));
         }
         if writes(previewed) && is_undisclosed(&want, &observed) {
-            let words = "this was not tried, as it would tell whether the Secret that stands there is equal";
+            let words = "this was not tried, as it would tell whether the Secret that exists there is equal";
             return Some((
                 previewed,
                 Some(CopyError::new(Reason::WaitingForHub, words)),
@@ -248,7 +248,7 @@ fn refused(error: &CallError) -> CopyError {
     if error.is_race() {
         CopyError::new(
             Reason::Conflict,
-            "somebody changed what stands here meanwhile: ask again",
+            "somebody changed what exists here meanwhile: ask again",
         )
     } else {
         copy_error(error)

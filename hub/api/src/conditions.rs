@@ -110,7 +110,7 @@ closed_list! {
         MemberAPIUnavailable,
         /// Copies failed.
         CopiesFailed,
-        /// The agent says that every copy is applied, and cannot prove that what stands there is what the hub has sent.
+        /// The agent says that every copy is applied, and cannot prove that what exists there is what the hub has sent.
         DigestMismatch,
         /// Copies wait for namespaces that do not exist yet.
         CopiesWaiting,

@@ -66,14 +66,14 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
         ("a copy that is to go", Tone::Odd)
     } else if has("UnderWay") {
         ("on its way", Tone::Odd)
-    } else if has("Reverted") && answer.stands.as_ref().is_some_and(|stands| stands.ours) {
+    } else if has("Reverted") && answer.live.as_ref().is_some_and(|live| live.ours) {
         (
             "a copy as the last completed rollout sent it: the newest one failed",
             Tone::Odd,
         )
     } else if has("Waiting") {
         ("waits for its namespace", Tone::Odd)
-    } else if answer.stands.as_ref().is_some_and(|stands| stands.ours) {
+    } else if answer.live.as_ref().is_some_and(|live| live.ours) {
         ("a copy that no rule wants that you may get", Tone::Odd)
     } else if !answer.answered && has("NotReported") {
         ("wanted; only its agent knows how it is", Tone::Odd)
@@ -109,7 +109,7 @@ pub fn text(
         };
         let _ = writeln!(out, "  namespace {} {words}", question.namespace);
     }
-    stands(&mut out, answer, now);
+    live(&mut out, answer, now);
     if answer.rules.is_empty() {
         let who = if answer.hidden > 0 {
             "of those that you may get "
@@ -142,34 +142,34 @@ pub fn text(
     out
 }
 
-fn stands(out: &mut String, answer: &CopyExplained, now: Timestamp) {
-    let Some(stands) = &answer.stands else { return };
-    if !stands.source.is_empty() {
-        let _ = writeln!(out, "  source     {}", stands.source);
-        let _ = writeln!(out, "  rule       {}", stands.rule);
+fn live(out: &mut String, answer: &CopyExplained, now: Timestamp) {
+    let Some(live) = &answer.live else { return };
+    if !live.source.is_empty() {
+        let _ = writeln!(out, "  source     {}", live.source);
+        let _ = writeln!(out, "  rule       {}", live.rule);
     }
-    if !stands.revision.is_empty() {
+    if !live.revision.is_empty() {
         let wanted = answer
             .rules
             .iter()
-            .find(|rule| !rule.revision.is_empty() && rule.source == stands.source);
+            .find(|rule| !rule.revision.is_empty() && rule.source == live.source);
         let newest = match wanted {
-            Some(rule) if rule.revision == stands.revision => ", what its source holds now",
+            Some(rule) if rule.revision == live.revision => ", what its source holds now",
             Some(_) => ", not the newest of its source",
             None => "",
         };
-        let _ = writeln!(out, "  revision   {}{newest}", short(&stands.revision));
+        let _ = writeln!(out, "  revision   {}{newest}", short(&live.revision));
     }
-    if let Some(at) = Timestamp::from_second(stands.applied_at)
+    if let Some(at) = Timestamp::from_second(live.applied_at)
         .ok()
-        .filter(|_| stands.applied_at > 0)
+        .filter(|_| live.applied_at > 0)
     {
         let _ = writeln!(out, "  written    {at}, {} ago", age(Some(at), now));
     }
-    let words = match (stands.ours, stands.intact) {
+    let words = match (live.ours, live.intact) {
         (true, true) => "every field is as it was written",
         (true, false) => "somebody changed it",
-        (false, _) => "an object that is not this agent's copy stands there",
+        (false, _) => "an object that is not this agent's copy exists there",
     };
     let _ = writeln!(out, "  now        {words}");
 }
@@ -210,11 +210,11 @@ pub fn value(question: &CopyQuestion, answer: &CopyExplained) -> Value {
             "state": rule.state, "message": rule.message, "revision": rule.revision,
         })
     });
-    let stands = answer.stands.as_ref().map(|stands| {
-        let applied = Timestamp::from_second(stands.applied_at).ok().filter(|_| stands.applied_at > 0);
+    let live = answer.live.as_ref().map(|live| {
+        let applied = Timestamp::from_second(live.applied_at).ok().filter(|_| live.applied_at > 0);
         json!({
-            "ours": stands.ours, "intact": stands.intact, "rule": stands.rule, "source": stands.source,
-            "revision": stands.revision, "appliedAt": applied.map(|at| at.to_string()), "uid": stands.uid,
+            "ours": live.ours, "intact": live.intact, "rule": live.rule, "source": live.source,
+            "revision": live.revision, "appliedAt": applied.map(|at| at.to_string()), "uid": live.uid,
         })
     });
     json!({
@@ -224,7 +224,7 @@ pub fn value(question: &CopyQuestion, answer: &CopyExplained) -> Value {
         "answered": answer.answered,
         "namespaceState": answer.namespace,
         "rules": rules.collect::<Vec<_>>(),
-        "stands": stands,
+        "live": live,
         "hidden": answer.hidden,
     })
 }
@@ -257,13 +257,13 @@ mod tests {
         )
     }
 
-    fn answer(rules: Vec<ExplainedRule>, stands: Option<ExplainedObject>) -> CopyExplained {
+    fn answer(rules: Vec<ExplainedRule>, live: Option<ExplainedObject>) -> CopyExplained {
         CopyExplained {
             cluster: "eu-1 is connected".into(),
             answered: true,
             namespace: "Ready".into(),
             rules,
-            stands,
+            live,
             hidden: 0,
         }
     }
@@ -304,7 +304,7 @@ mod tests {
         };
         let well = answer(vec![rule("all", "Applied", "")], Some(object.clone()));
         let lost = "all wins this copy: it is older";
-        let conflict = "Conflict: an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
+        let conflict = "Conflict: an object that is not Runnel's exists here (written by kubectl-client-side-apply); delete it or rename it";
         let failed = answer(
             vec![
                 rule("all", "Failed", conflict),
@@ -312,7 +312,7 @@ mod tests {
             ],
             None,
         );
-        let why = "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the source stands there itself";
+        let why = "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the source exists there itself";
         let absent = CopyExplained {
             namespace: "Missing".into(),
             hidden: 2,

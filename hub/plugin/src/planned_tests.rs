@@ -25,7 +25,7 @@ fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> Plan
 }
 
 fn planned() -> Planned {
-    let conflict = "an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
+    let conflict = "an object that is not Runnel's exists here (written by kubectl-client-side-apply); delete it or rename it";
     let blocked = "it is above a removalLimit: `kubectl runnel approve` would let it go";
     let head = PlanPage {
         sources: vec![PlanSource {
@@ -80,7 +80,7 @@ fn planned() -> Planned {
                 "secrets/web/login",
                 "takeOver",
                 "Equal",
-                "what stands there is equal",
+                "what exists there is equal",
             ),
         ],
         ..PlanPage::default()

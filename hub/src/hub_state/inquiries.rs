@@ -204,7 +204,7 @@ mod tests {
             question,
             namespace: NamespaceState::Ready,
             states: vec![],
-            stands: None,
+            live: None,
         }
     }
 

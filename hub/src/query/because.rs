@@ -288,7 +288,7 @@ fn unsaid(namespace: NamespaceState) -> (&'static str, String) {
         }
         NamespaceState::Ready | NamespaceState::Unknown => {
             "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the \
-             source stands there itself"
+             source exists there itself"
         }
     };
     ("NamespaceNotChosen", why.to_owned())
@@ -501,7 +501,7 @@ mod tests {
                     question: 1,
                     namespace,
                     states,
-                    stands: None,
+                    live: None,
                 },
             );
             (explanations[0].state, explanations[0].message.clone())
@@ -569,7 +569,7 @@ mod tests {
                     question: 1,
                     namespace,
                     states,
-                    stands: None,
+                    live: None,
                 },
             );
             (explanations[0].state, explanations[0].message.clone())

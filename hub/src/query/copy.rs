@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use data_encoding::HEXLOWER;
-use runnel_proto::model::{
-    ClusterName, Inspected, Kind, Revision, RuleUid, SourceRef, StandingObject,
-};
+use runnel_proto::model::{ClusterName, Inspected, Kind, LiveObject, Revision, RuleUid, SourceRef};
 use runnel_proto::wire;
 use tonic::{Request, Response, Status};
 
@@ -103,7 +101,7 @@ impl Questions {
         } else {
             "is connected"
         };
-        let stands = answer.as_ref().and_then(|answer| answer.stands.as_ref());
+        let live = answer.as_ref().and_then(|answer| answer.live.as_ref());
         Ok(Response::new(wire::CopyExplained {
             cluster: format!("{cluster} {words}"),
             answered,
@@ -117,7 +115,7 @@ impl Questions {
                 .filter(|explanation| visible.contains(&explanation.uid))
                 .map(rule)
                 .collect(),
-            stands: stands.map(|stands| self.object(stands, &visible, member)),
+            live: live.map(|live| self.object(live, &visible, member)),
             hidden,
         }))
     }
@@ -181,11 +179,11 @@ impl Questions {
 
     fn object(
         &self,
-        stands: &StandingObject,
+        live: &LiveObject,
         visible: &BTreeSet<RuleUid>,
         member: bool,
     ) -> wire::ExplainedObject {
-        let sealed = stands
+        let sealed = live
             .sealed
             .as_ref()
             .filter(|(uid, ..)| member || visible.contains(uid));
@@ -195,8 +193,8 @@ impl Questions {
             None => format!("{uid} (not known to the hub)"),
         };
         wire::ExplainedObject {
-            ours: stands.ours,
-            intact: stands.intact,
+            ours: live.ours,
+            intact: live.intact,
             rule: sealed.map(|(uid, ..)| name(uid)).unwrap_or_default(),
             source: sealed
                 .map(|(_, source, _)| source.plain().to_string())
@@ -204,8 +202,8 @@ impl Questions {
             revision: sealed
                 .map(|(.., revision)| hex(revision))
                 .unwrap_or_default(),
-            applied_at: stands.applied_at,
-            uid: stands.uid.clone(),
+            applied_at: live.applied_at,
+            uid: live.uid.clone(),
         }
     }
 }

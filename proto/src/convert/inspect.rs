@@ -4,7 +4,7 @@ use super::parts::{
     Unreadable, message, reason, reason_to_wire, revision, rule_uid, source, source_to_wire,
 };
 use crate::model::{
-    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject,
+    CopyOutcome, CopyState, Inspect, Inspected, LiveObject, NamespaceState, STATES_LIMIT,
     plain_text,
 };
 use crate::wire;
@@ -42,7 +42,7 @@ pub(super) fn inspected(wire: wire::Inspected) -> Result<Inspected, Unreadable> 
         question: wire.question,
         namespace,
         states,
-        stands: wire.stands.map(stands).transpose()?,
+        live: wire.live.map(live).transpose()?,
     })
 }
 
@@ -65,7 +65,7 @@ fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
     })
 }
 
-fn stands(wire: wire::StandingObject) -> Result<StandingObject, Unreadable> {
+fn live(wire: wire::LiveObject) -> Result<LiveObject, Unreadable> {
     let sealed = if wire.rule_uid.is_empty() {
         None
     } else {
@@ -75,7 +75,7 @@ fn stands(wire: wire::StandingObject) -> Result<StandingObject, Unreadable> {
             revision(&wire.revision)?,
         ))
     };
-    Ok(StandingObject {
+    Ok(LiveObject {
         ours: wire.ours,
         intact: wire.intact,
         sealed,
@@ -102,7 +102,7 @@ pub(super) fn inspected_to_wire(inspected: &Inspected) -> wire::Inspected {
             .take(STATES_LIMIT)
             .map(state_to_wire)
             .collect(),
-        stands: inspected.stands.as_ref().map(stands_to_wire),
+        live: inspected.live.as_ref().map(live_to_wire),
     }
 }
 
@@ -128,11 +128,11 @@ fn state_to_wire(state: &CopyState) -> wire::CopyState {
     }
 }
 
-fn stands_to_wire(stands: &StandingObject) -> wire::StandingObject {
-    let sealed = stands.sealed.as_ref();
-    wire::StandingObject {
-        ours: stands.ours,
-        intact: stands.intact,
+fn live_to_wire(live: &LiveObject) -> wire::LiveObject {
+    let sealed = live.sealed.as_ref();
+    wire::LiveObject {
+        ours: live.ours,
+        intact: live.intact,
         rule_uid: sealed
             .map(|(rule, ..)| rule.to_string())
             .unwrap_or_default(),
@@ -140,7 +140,7 @@ fn stands_to_wire(stands: &StandingObject) -> wire::StandingObject {
         revision: sealed
             .map(|(.., revision)| revision.0.to_vec().into())
             .unwrap_or_default(),
-        applied_at: stands.applied_at,
-        uid: stands.uid.clone(),
+        applied_at: live.applied_at,
+        uid: live.uid.clone(),
     }
 }

@@ -660,8 +660,8 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         copy_error,
     });
     let sealed = prop::option::of((uid(), source(), any::<[u8; 16]>().prop_map(Revision)));
-    let stands = (any::<[bool; 2]>(), sealed, any::<i64>(), name());
-    let stands = stands.prop_map(|([ours, intact], sealed, applied_at, uid)| StandingObject {
+    let live = (any::<[bool; 2]>(), sealed, any::<i64>(), name());
+    let live = live.prop_map(|([ours, intact], sealed, applied_at, uid)| LiveObject {
         ours,
         intact,
         sealed,
@@ -672,13 +672,13 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         any::<u64>(),
         namespace,
         vec(state, 0..=STATES_LIMIT),
-        prop::option::of(stands),
+        prop::option::of(live),
     )
-        .prop_map(|(question, namespace, states, stands)| Inspected {
+        .prop_map(|(question, namespace, states, live)| Inspected {
             question,
             namespace,
             states,
-            stands,
+            live,
         })
 }
 

@@ -23,7 +23,7 @@ pub struct Inspected {
     /// What is said of it to each rule; at most [`STATES_LIMIT`].
     pub states: Vec<CopyState>,
     /// What stands there.
-    pub stands: Option<StandingObject>,
+    pub live: Option<LiveObject>,
 }
 
 /// How a namespace of a member is.
@@ -74,7 +74,7 @@ pub enum CopyOutcome {
 
 /// An object that stands where the copy should.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StandingObject {
+pub struct LiveObject {
     /// Whether it is the agent's copy.
     pub ours: bool,
     /// Whether all is as it was written.

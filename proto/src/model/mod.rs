@@ -23,7 +23,7 @@ pub use frames::{
 };
 pub use grants::{Allowance, Grant};
 pub use inspect::{
-    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject,
+    CopyOutcome, CopyState, Inspect, Inspected, LiveObject, NamespaceState, STATES_LIMIT,
 };
 pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};

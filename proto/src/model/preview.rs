@@ -181,7 +181,7 @@ pub struct PreviewedCopy {
     pub previewed: PreviewOutcome,
     /// Why, and a sentence for a person that never holds content.
     pub copy_error: Option<(Reason, String)>,
-    /// In what it differs from what stands there.
+    /// In what it differs from what exists there.
     pub diff: FieldDiff,
 }
 

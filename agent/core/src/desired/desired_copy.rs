@@ -12,7 +12,7 @@ use crate::decide::{DesiredCopy, Order, Policies, Takeover, WantedCopy};
 use crate::live::{Live, Ownership};
 
 impl Desired {
-    /// What should become of a copy. `live` is what stands there, if that is known.
+    /// What should become of a copy. `live` is what exists there, if that is known.
     pub fn desired_copy(&self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
         let ordered = self.ordered(copy, live);
         let Some((key, other)) = self.winner(copy) else {

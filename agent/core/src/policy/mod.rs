@@ -394,7 +394,7 @@ impl Policy {
     /// Returns the error for a rule that overwrites foreign objects, if the policy denies it.
     pub fn denies_overwriting(&self) -> Option<CopyError> {
         (!self.overwrite).then(|| {
-            let text = "an object that is not Runnel's stands here, and this cluster's policy forbids overwriting";
+            let text = "an object that is not Runnel's exists here, and this cluster's policy forbids overwriting";
             denied(format!(
                 "{text} (policy.overwrite=false): delete it or rename it, or ask the cluster's administrator"
             ))
@@ -404,7 +404,7 @@ impl Policy {
     /// Returns the error for a rule that adopts foreign objects, if the policy denies it.
     pub fn denies_adopting(&self) -> Option<CopyError> {
         (self.adopt == Adopt::Never).then(|| {
-            let text = "an object that is not Runnel's stands here, and this cluster's policy forbids adopting";
+            let text = "an object that is not Runnel's exists here, and this cluster's policy forbids adopting";
             denied(format!("{text} (policy.adopt=Never): delete it or rename it"))
         })
     }

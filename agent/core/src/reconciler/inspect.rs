@@ -1,7 +1,7 @@
 //! Answers the hub's request for the state of one copy from the records, without a read.
 use runnel_proto::model::{
-    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, RuleUid, STATES_LIMIT, SourceRef,
-    StandingObject,
+    CopyOutcome, CopyState, Inspect, Inspected, LiveObject, NamespaceState, RuleUid, STATES_LIMIT,
+    SourceRef,
 };
 
 use super::Reconciler;
@@ -17,7 +17,7 @@ impl Reconciler {
             question: question.question,
             namespace: self.namespace_of(copy),
             states: states.map(|(rule, outcome)| state(rule, outcome)).collect(),
-            stands: self.records.live(copy).map(stands),
+            live: self.records.live(copy).map(live),
         }
     }
 
@@ -57,9 +57,9 @@ fn state(rule: &RuleUid, outcome: &CopyStatus) -> CopyState {
     }
 }
 
-fn stands(live: &Live) -> StandingObject {
+fn live(live: &Live) -> LiveObject {
     let sealed = live.sealed.as_ref();
-    StandingObject {
+    LiveObject {
         ours: live.ownership == Ownership::Ours,
         intact: live.intact,
         sealed: sealed.map(|sealed| (sealed.rule.clone(), sealed.source.clone(), sealed.revision)),

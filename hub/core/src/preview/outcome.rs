@@ -15,11 +15,11 @@ const PRUNES: AskedDigest = AskedDigest([0x67; 16]);
 /// Why a removal is blocked.
 const BLOCKED: &str = "it is above a removalLimit: `kubectl runnel approve` would let it go";
 /// The message for foreign Secrets: no answer contains whether they are equal.
-const UNTOLD: &str = "a Secret that is not Runnel's stands here: it is taken over if it equals the source, and left alone \
+const UNTOLD: &str = "a Secret that is not Runnel's exists here: it is taken over if it equals the source, and left alone \
                       (Conflict) if not; a plan does not tell which";
-const LOST: &str = "what stands there is lost";
+const LOST: &str = "what exists there is lost";
 const LOST_OR_EQUAL: &str =
-    "what stands there is lost, unless it is equal: of a Secret a plan does not tell";
+    "what exists there is lost, unless it is equal: of a Secret a plan does not tell";
 
 /// What would become of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -271,7 +271,7 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
         PreviewOutcome::GiveUp if prunes => ("remove", reason, message),
         PreviewOutcome::GiveUp | PreviewOutcome::Blocked => blocked("Removal"),
         PreviewOutcome::Adopt if message.is_empty() => {
-            ("takeOver", "Equal", "what stands there is equal".to_owned())
+            ("takeOver", "Equal", "what exists there is equal".to_owned())
         }
         PreviewOutcome::Adopt => ("takeOver", reason, message),
         PreviewOutcome::Create => ("create", reason, message),

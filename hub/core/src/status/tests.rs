@@ -587,13 +587,13 @@ fn empty_selections_are_reported() {
 /// The sizes that the manual and the notes of a release speak of: `cargo test -p runnel-hub --lib size -- --nocapture`.
 #[test]
 fn the_size_of_a_status_does_not_grow_with_the_fleet() {
-    let long = format!("an object stands here; {}", "\"".repeat(MESSAGE_LIMIT));
+    let long = format!("an object exists here; {}", "\"".repeat(MESSAGE_LIMIT));
     let cases = [
         (
             "cluster",
             "default",
             "settings",
-            "an object that is not Runnel's stands here; delete it or rename it",
+            "an object that is not Runnel's exists here; delete it or rename it",
         ),
         // The longest names and messages that there can be; what has to be escaped takes twice its room.
         (

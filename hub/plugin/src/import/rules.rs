@@ -45,7 +45,7 @@ pub struct ImportedRule {
     pub rule: Value,
     /// The sources that it was made for.
     pub sources: Vec<Id>,
-    /// How what stands there now compares.
+    /// How what exists there now compares.
     pub copies: BTreeMap<Id, CopyComparison>,
     /// What it does otherwise than the copier did.
     pub notes: BTreeSet<String>,

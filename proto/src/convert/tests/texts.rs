@@ -109,12 +109,12 @@ impl Texts {
                     message: self.next(),
                     ..wire::CopyState::default()
                 }],
-                stands: Some(wire::StandingObject {
+                live: Some(wire::LiveObject {
                     rule_uid: self.next(),
                     source: Some(self.source()),
                     revision: vec![1; 16].into(),
                     uid: self.next(),
-                    ..wire::StandingObject::default()
+                    ..wire::LiveObject::default()
                 }),
                 ..wire::Inspected::default()
             }),

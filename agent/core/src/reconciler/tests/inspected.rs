@@ -37,9 +37,9 @@ fn agent_explains_each_copy_as_it_reports_it() {
             copy_error: None
         }]
     );
-    let stands = here.stands.unwrap();
-    assert!(stands.ours && stands.intact);
-    assert_eq!(stands.sealed.map(|(rule, ..)| rule), Some("r".into()));
+    let live = here.live.unwrap();
+    assert!(live.ours && live.intact);
+    assert_eq!(live.sealed.map(|(rule, ..)| rule), Some("r".into()));
 
     let taken = asked(&mut world, "b");
     let copy_error = taken.states[0].copy_error.clone().unwrap();
@@ -59,7 +59,7 @@ fn agent_explains_each_copy_as_it_reports_it() {
             question: 7,
             namespace: NamespaceState::Ready,
             states: vec![],
-            stands: None
+            live: None
         }
     );
 }

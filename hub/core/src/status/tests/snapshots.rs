@@ -77,7 +77,7 @@ fn a_rule_whose_copies_are_on_their_way() {
 
 #[test]
 fn a_conflict_in_one_cluster() {
-    let message = "an object that is not Runnel's stands here; delete it or rename it";
+    let message = "an object that is not Runnel's exists here; delete it or rename it";
     insta::assert_snapshot!(shown(&mut failing(Reason::Conflict, message)));
 }
 
