@@ -30,7 +30,7 @@ pub struct Around {
 }
 
 impl Around {
-    /// An index of its own, in which the rules are planned as they are now.
+    /// An index of its own, with the current plans of these rules.
     pub fn plan(self) -> Index {
         let Self {
             mut part,
@@ -59,7 +59,7 @@ impl Index {
         self.around_all(&BTreeSet::from([rule.uid.clone()]), Some(rule))
     }
 
-    /// The same of several saved rules, and of one that may not be saved.
+    /// As above, for several saved rules and one rule that may be unsaved.
     pub fn around_all(&self, uids: &BTreeSet<RuleUid>, rule: Option<&Rule>) -> Around {
         let former: Vec<_> = uids.iter().filter_map(|uid| self.rules.get(uid)).collect();
         let mut part = Index {

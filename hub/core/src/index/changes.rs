@@ -1,4 +1,4 @@
-//! Reports to the removal guard what a rule no longer wants, and what it wants again.
+//! Reports to the removal guard which items a rule no longer selects, and which it selects again.
 use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};
@@ -8,7 +8,7 @@ use crate::guard::{Cause, Item};
 use crate::plan::{NamedTerms, RulePlan, TargetClusters};
 
 impl RuleEntry {
-    /// Whether the rule wants something.
+    /// Whether the rule selects the item.
     fn wants(&self, item: &Item) -> bool {
         let plan = |cluster: &ClusterName| self.cluster_plans.plan(cluster, &self.plan);
         match item {
@@ -35,7 +35,7 @@ impl RuleEntry {
         self.rule.terms.versions.is_some() && intent.is_version()
     }
 
-    /// Nothing of what is wanted may go.
+    /// Blocks the removal of every item that the rule selects.
     pub(super) fn keep_wanted(&mut self) {
         let mut guard = std::mem::take(&mut self.guard);
         guard.keep_wanted(|item| self.wants(item));
@@ -136,7 +136,7 @@ pub(super) fn record_changes(
     entry.guard.is_open() || former.rule.removal != entry.rule.removal
 }
 
-/// Tells the guard what a rule no longer wants where.
+/// Reports to the guard what a rule no longer selects, and in which clusters.
 pub(super) fn record_goes(
     former: &TargetClusters,
     entry: &mut RuleEntry,

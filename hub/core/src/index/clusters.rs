@@ -10,7 +10,7 @@ use crate::guard::{Cause, Item};
 use crate::plan::{EffectiveTerms, Rule, TermsResolver};
 use runnel_api::{MemberCluster, PendingRemoval};
 
-/// A member cluster as the hub knows it.
+/// A member cluster in the index.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cluster {
     /// Uid of the `MemberCluster`: a name that is joined again is another cluster.

@@ -19,9 +19,9 @@ pub(super) struct CopyCounter<'a> {
 }
 
 impl CopyCounter<'_> {
-    /// Counts the copies of items: as the agents reported them; without a report, by the literal
-    /// names in the rule. A copy that another rule wants in the same cluster is handed over, and is
-    /// no removal.
+    /// Counts the copies of items: from the agents' reports, or without a report from the literal
+    /// names in the rule. A copy that another rule selects in the same cluster is handed over, and
+    /// is no removal.
     pub(super) fn count<'a>(
         &self,
         entry: &RuleEntry,
@@ -73,7 +73,7 @@ impl CopyCounter<'_> {
             .filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
         // In a cluster that loses all copies, nothing is counted twice.
         let there = there.filter(|name| !clusters.contains(name));
-        // What no other rule selects needs no second look, however much of that there is.
+        // Only items that another rule selects are counted one by one.
         let contested: Vec<_> = everywhere
             .iter()
             .copied()

@@ -105,7 +105,7 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
         assert!(may_go(uid, 11, dies(other)), "{uid}");
         // It is weighed, no more.
         assert!(may_go(uid, 10, dies(own)), "{uid}");
-        // The deletion of a scope deletes its rules, whose events may come later.
+        // The deletion of a scope deletes its rules, whose events may arrive later.
         assert!(
             !may_go(uid, 11, |index| drop(index.set_definition(own, None))),
             "{uid}"

@@ -1,4 +1,4 @@
-//! What is no longer wanted, and whether it may go: see [`crate::guard`].
+//! Items that are no longer selected, and the decision about their removal: see [`crate::guard`].
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -104,8 +104,8 @@ impl Index {
         Effect::default()
     }
 
-    /// Decides about what these rules no longer want: deliberate deletes and approved sets pass at once, all else waits
-    /// and is judged together when its time has come ([`Index::next_judgement`]).
+    /// Judges the items that these rules no longer select. Deliberate deletes and approved sets
+    /// pass at once. All other items wait, and are judged together at [`Index::next_judgement`].
     pub fn judge(&mut self, uids: &BTreeSet<RuleUid>, holdings: Holdings<'_>, now: Now) -> Effect {
         let judge = Judge {
             rules: &mut self.rules,

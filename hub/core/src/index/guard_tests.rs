@@ -129,7 +129,7 @@ impl World {
         (0..count).for_each(|number| self.add(&format!("r{number}"), "team", 1));
     }
 
-    /// Judges after a change, and once more when its time has come.
+    /// Judges after a change, and again when the debounce has ended.
     fn judge(&mut self, effect: Effect) {
         let World {
             index,
@@ -583,7 +583,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
             .map(|pending| &pending.digest),
         Some(&blocked.digest)
     );
-    // A member that was silent meanwhile brings more of it.
+    // A member that was disconnected reports more of them.
     let mut late = World::new();
     let mut edited = rule("one", "team", &none);
     edited.removal.pending = Some(blocked);

@@ -1,4 +1,5 @@
-//! The judgement of removals: what rules no longer want passes or is blocked, by cause. See [`crate::guard`].
+//! Judges removals: items that rules no longer select pass or are blocked, by cause. See
+//! [`crate::guard`].
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -83,7 +84,7 @@ impl<'a> Judge<'a> {
             return false;
         };
         if is_preview(entry) {
-            // It removes nothing. What it no longer wants is judged once the rule is enforced.
+            // A rule in dry run removes nothing. Its removals are judged once the rule is enforced.
             if let Some(entry) = self.rules.get_mut(uid) {
                 entry.guard = guard;
             }

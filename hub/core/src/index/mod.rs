@@ -71,8 +71,8 @@ pub enum Directive {
     /// The cluster should have this, but is cordoned: it gets nothing new. Unwanted copies are
     /// removed.
     Cordoned(ClusterAssignment),
-    /// The rule exists or is being deleted, and wants or is granted nothing in this cluster: its
-    /// copies are removed.
+    /// The rule exists or is being deleted, and has no copies in this cluster any more: they are
+    /// removed.
     Unwanted(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
     Suspended(ClusterAssignment),
@@ -85,20 +85,20 @@ pub enum Directive {
     /// The rule selects the cluster, but its grants are unknown: nothing is sent and nothing
     /// removed.
     Unknown,
-    /// The hub does not know the rule.
+    /// The index has no such rule.
     Orphaned,
 }
 
 /// What follows from an event.
 #[derive(Default)]
 pub struct Effect {
-    /// Rules whose plan, clusters or spec changed: their status may be out of date.
+    /// Rules whose plan, clusters or spec changed. Their status may be stale.
     pub rules: BTreeSet<RuleUid>,
     /// Clusters to which some claim changed.
     pub clusters: BTreeSet<ClusterName>,
-    /// Sources whose content is needed and not known.
+    /// Sources whose content must be read.
     pub read: BTreeSet<SourceRef>,
-    /// Rules that no longer want something: whether it may go is to be judged ([`Index::judge`]).
+    /// Rules that no longer select some items. [`Index::judge`] decides about the removals.
     pub judge: BTreeSet<RuleUid>,
     /// Rules that are to follow what is known of grants and places ([`Index::follow`]).
     pub follow: BTreeSet<RuleUid>,
@@ -133,7 +133,7 @@ pub struct RuleEntry {
     pub target_clusters: TargetClusters,
     /// What of it may be removed.
     pub guard: RemovalGuard,
-    /// Which clusters may have it, where changes travel in waves.
+    /// The clusters that may get the target, if the rule has a rollout.
     pub gate: Option<Gate>,
     /// What has changed and waits to be rendered.
     unrendered: Unrendered,
@@ -173,7 +173,7 @@ impl RuleEntry {
     }
 }
 
-/// Everything the hub knows.
+/// The state of the hub: rules, sources, grants, clusters and plans.
 #[derive(Default)]
 pub struct Index {
     rules: BTreeMap<RuleUid, RuleEntry>,
@@ -200,12 +200,12 @@ pub struct Index {
 }
 
 impl Index {
-    /// An index that knows nothing.
+    /// Returns an empty index.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A rule, if the hub knows it.
+    /// Returns a rule.
     pub fn rule(&self, uid: &RuleUid) -> Option<&RuleEntry> {
         self.rules.get(uid)
     }
@@ -215,7 +215,7 @@ impl Index {
         self.rules.iter()
     }
 
-    /// A cluster, if the hub knows it.
+    /// Returns a cluster.
     pub fn cluster(&self, name: &ClusterName) -> Option<&Cluster> {
         self.clusters.get(name)
     }

@@ -1,5 +1,5 @@
-//! Copies that agents report and no rule wants, and what a reconnected agent proves about earlier
-//! removals.
+//! Copies that agents report and no rule selects, and the proofs of reconnected agents about
+//! earlier removals.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{ClusterName, KINDS, RuleUid, SourceRef};

@@ -1,4 +1,4 @@
-//! Places become known or unknown, and with them what the rules that look there want.
+//! The states of watch scopes, and the plans of the rules that select sources in them.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub enum ScopeState {
 }
 
 impl Index {
-    /// The state of a place. One in which the hub does not look cannot be read.
+    /// The state of a watch scope. A scope without a watch cannot be read.
     pub fn place(&self, place: &WatchScope) -> ScopeState {
         match &place.namespace {
             Some(namespace) if !self.scope.reads(namespace) => {
@@ -49,8 +49,8 @@ impl Index {
         })
     }
 
-    /// The plan of a rule follows what is known of its places now. Sources are taken in as they come, so nothing else of it
-    /// changes.
+    /// Updates the plan of a rule after a change of its scopes. Sources are observed one by one, so
+    /// that nothing else of the plan changes.
     pub(super) fn follow_scopes(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
         let Some(entry) = self.rules.get(uid) else {

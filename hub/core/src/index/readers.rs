@@ -163,7 +163,7 @@ impl Readers {
     fn crowd(&self, marks: &[Mark]) -> usize {
         let asked = |mark: &Mark| match mark.2 {
             Sign::Any => usize::MAX / 2,
-            // A key is on objects with whatever value.
+            // Objects that have this label key, with any value.
             Sign::Key(_) => 1 + 2 * self.rules.get(mark).map_or(0, BTreeSet::len),
             _ => self.rules.get(mark).map_or(0, BTreeSet::len),
         };
@@ -193,7 +193,7 @@ fn names(patterns: &[Pattern]) -> Vec<Sign> {
     }
 }
 
-/// What has one of these meets a requirement, and nothing else does.
+/// An object meets the requirement if and only if it has one of these.
 fn signs(requirement: &Requirement) -> Vec<Sign> {
     let key = || requirement.key.clone();
     match requirement.operator {

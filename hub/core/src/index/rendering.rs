@@ -124,7 +124,7 @@ impl Index {
         }
     }
 
-    /// A rule whose copies are not just what it selects is as given now.
+    /// Updates a rule whose copies differ from its sources.
     pub(super) fn set_rendered_rule(&mut self, rule: Rule) -> Effect {
         let uid = rule.uid.clone();
         let mut effect = Effect::default();

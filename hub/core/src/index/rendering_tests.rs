@@ -245,7 +245,7 @@ fn follow(index: &mut Index, mut effect: Effect, render: &mut BTreeSet<RuleUid>)
     render.append(&mut effect.render);
 }
 
-/// What may be sent is of sources that the rule selects, and nothing is sent whose content is unknown.
+/// Only selected sources may be sent, and no source without known content is sent.
 fn is_consistent(index: &Index) -> Result<(), TestCaseError> {
     for (_, entry) in index.rules() {
         for (_, plan) in entry.cluster_plans.plans(&entry.plan) {

@@ -133,8 +133,8 @@ impl RuleEntry {
     /// Why it cannot be kept.
     pub fn completed_state(&self) -> Result<Arc<CompletedState>, RollbackBlocker> {
         if self.guard.blocks_removals() {
-            // A copy whose removal is blocked is not part of the state, and would look as if the
-            // next change had created it.
+            // A copy whose removal is blocked is not part of the state. It must not count as
+            // created by the next change.
             return Err(RollbackBlocker::Incomplete(
                 "removals were held when it was completed",
             ));

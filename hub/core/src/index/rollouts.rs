@@ -117,7 +117,7 @@ impl Index {
         turns
     }
 
-    /// The rules whose rollout is under way.
+    /// Returns the rules with an unfinished rollout.
     pub fn rolling(&self) -> Vec<RuleUid> {
         self.rules
             .iter()

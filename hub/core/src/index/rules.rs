@@ -130,8 +130,8 @@ impl Index {
         effect
     }
 
-    /// Sets the removal terms of a rule, of which nothing else has changed: nothing is planned
-    /// again. Most of them are the hub's own status, which only another process needs.
+    /// Sets the removal terms of a rule that has no other change, without planning it again. Most
+    /// such changes are the hub's own writes of the status, which only another replica needs.
     pub fn set_removal(&mut self, uid: &RuleUid, removal: RemovalTerms) -> Effect {
         let mut effect = Effect::default();
         self.rendering.set_removal(uid, &removal);
@@ -301,7 +301,7 @@ impl Index {
     }
 }
 
-/// Everything whose content it needs.
+/// Returns every source whose content the rule needs.
 fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
     plan.intents
         .keys()

@@ -126,7 +126,7 @@ fn secret_value_beside_the_source_is_inserted_and_follows() {
         "its content was not kept before a rule wanted it"
     );
     set(&mut index, &login, Some(body(plain.clone())));
-    // It is missing where it is wanted, and only there.
+    // It is missing for the rules that select it, and for no others.
     assert_eq!(sent(&index, "team", "us-1"), Some(Ok(plain.clone())));
     let message = sent(&index, "team", "eu-1").unwrap().unwrap_err();
     for reason in [
@@ -202,7 +202,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
     };
     set(&mut index, &eu, Some(body(json!({"other": EU}))));
     says(&index, &["secrets/team/eu has no key pw"]);
-    // Its owner does not want it to be distributed, or it is a credential of this cluster.
+    // Its owner forbids the distribution, or it is a credential of this cluster.
     for refused in [UnsupportedSource::Annotation, UnsupportedSource::Type] {
         set(&mut index, &eu, Some(SourceState::Refused(refused)));
         says(&index, &["secrets/team/eu is never distributed"]);

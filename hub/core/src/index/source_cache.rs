@@ -11,7 +11,7 @@ use crate::plan::{Rule, Source, SourceState, WatchScope};
 /// The last version of an existing object that a watch delivered.
 struct ObservedVersion {
     version: u64,
-    /// The labels of an object whose content is being read: labels and content change together.
+    /// The labels of an object whose content is being read. Labels and content change together.
     awaited: Option<BTreeMap<String, String>>,
     /// The version is of an earlier list, and may be long out of date.
     is_stale: bool,
@@ -133,7 +133,7 @@ impl SourceCache {
         if !is_stale && before.is_some_and(|before| before > version) {
             return Observation::Old;
         }
-        // The object exists, whatever its content is.
+        // Records that the object exists.
         self.deleted.remove(source);
         let known = self
             .sources

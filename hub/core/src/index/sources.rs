@@ -16,7 +16,7 @@ impl Index {
         is_selected(&self.selection, &self.rules, source, labels)
     }
 
-    /// A source, if the index knows it, with its labels.
+    /// Returns a source with its labels.
     pub fn source(&self, source: &SourceRef) -> Option<&Source> {
         self.sources.get(source)
     }

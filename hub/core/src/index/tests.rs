@@ -867,7 +867,8 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         directive(&index, "one"),
         Directive::AwaitingWave(_)
     ));
-    // A gate of a rule that was suspended counts no more: who is at work is found out again.
+    // The gate of a rule that was suspended no longer counts: the hub determines again which
+    // clusters are applying it.
     index.set_gate(&uid, gate(&index, None));
     index.set_rule(suspended);
     assert!(index.rule(&uid).unwrap().gate.is_some());

@@ -78,8 +78,8 @@ pub fn proof_on(plan: &RulePlan, terms: &Terms, key: &ProofKey) -> Option<Proof>
     plan.shown.proof(&plan.uid, terms, key)
 }
 
-/// What one cluster should have of one rule. Whoever wants to know what a cluster gets asks this, not the plan of the
-/// rule: that is what the rule selects.
+/// The desired copies of one rule in one cluster. Code that needs them uses this type, and not the
+/// plan of the rule, which holds what the rule selects.
 #[derive(Clone)]
 pub struct ClusterAssignment {
     /// The cluster.
@@ -95,7 +95,7 @@ pub struct ClusterAssignment {
 }
 
 impl ClusterAssignment {
-    /// Whether a kind is sent to the cluster at all: what is not granted does not travel.
+    /// Whether the kind is sent to the cluster. A kind that is not granted is not sent.
     fn sends(&self, source: &SourceRef) -> bool {
         self.terms.grants_kind(&source.resource)
     }
@@ -136,10 +136,9 @@ impl ClusterAssignment {
         self.plan.unread.iter().any(|source| self.sends(source))
     }
 
-    /// Whether a source must not be removed, and stays as it is: its state is unknown to the hub,
-    /// or its removal did not pass the removal guard. Where contents have names of their own,
-    /// another name is an edit and no removal. What a rolled back change created is removed,
-    /// whatever the guard blocks. A dry run removes nothing.
+    /// Whether a source must not be removed: the hub does not know its state, or the removal guard
+    /// blocks its removal. With versioned names, another name is an edit and no removal. The guard
+    /// does not block the removal of what a rolled back change created. A dry run removes nothing.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
         let is_edit =
             || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
@@ -150,7 +149,8 @@ impl ClusterAssignment {
                 || self.judged.passes_intent(&self.cluster, source))
     }
 
-    /// Whether a source that is not wanted was sent by the change from which the cluster is rolled back.
+    /// Whether a source that is not selected was sent by the change from which the cluster is
+    /// rolled back.
     fn is_rolled_back(&self, source: &SourceRef) -> bool {
         self.rolled_back
             .as_ref()
@@ -187,7 +187,7 @@ impl ClusterAssignment {
         }
     }
 
-    /// Whether the source of an intent is sent under whatever name.
+    /// Whether the source of an intent is sent, under any name.
     pub fn has_source(&self, intent: &SourceRef) -> bool {
         let plain = intent.plain();
         let mut named = self.plan.intents.from(&plain).map(|(other, _)| other);

@@ -197,8 +197,9 @@ impl ClusterPlans {
         });
     }
 
-    /// The contents of all Secrets beside one from which values are taken are not known any more, and until they are nothing of
-    /// them is sent or removed. Takes no time for contents. Where more is wanted than the budget allows, nothing is sent anyway.
+    /// Marks the contents of all other Secrets from which values are taken as unknown. Until they
+    /// are known, nothing of them is sent or removed. Costs no time for contents. Beyond the budget
+    /// nothing is sent anyway.
     pub fn set_referenced_unread(
         &mut self,
         rule: &Rule,
@@ -492,7 +493,7 @@ impl ClusterPlans {
         false
     }
 
-    /// Sets what becomes of a source in each cluster.
+    /// Sets the state of a source in each cluster.
     fn each(
         &mut self,
         source: &SourceRef,

@@ -84,10 +84,10 @@ pub struct FormerPlans {
 }
 
 impl CompletedState {
-    /// What a rule sends now, which this names.
+    /// Returns what a rule sends now, by its digest.
     ///
     /// # Errors
-    /// [`RollbackBlocker::Incomplete`], where the hub does not know all of it.
+    /// [`RollbackBlocker::Incomplete`], if some content is not known.
     pub fn of(
         rule: &Rule,
         selection: &Arc<RulePlan>,
@@ -322,7 +322,7 @@ impl CompletedState {
     }
 }
 
-/// Whether the hub knows all that a plan sends.
+/// Whether every content of a plan is known.
 fn is_complete(plan: &RulePlan) -> Result<(), RollbackBlocker> {
     let why = if !plan.render_errors.is_empty() {
         "copies could not be rendered"

@@ -41,7 +41,7 @@ const OWN_SECRETS: &[&str] = &[
 /// Prefix of the names of the Secrets in which a hub stores the states of completed rollouts.
 pub const ROLLBACK_SECRETS: &str = "runnel-hub-rollback-";
 
-/// With the value `false` on an object, no rule distributes it, whatever the rule selects.
+/// An object with this annotation and the value `false` is not distributed by any rule.
 pub const DISTRIBUTE_ANNOTATION: &str = "runnel.dev/distribute";
 
 /// Why an object is never distributed.

@@ -9,7 +9,7 @@ use runnel_proto::model::{SetDigest, SourceRef};
 /// Changes that are remembered. A reader that is further behind compares everything.
 const REMEMBERED: usize = 16;
 
-/// The last changes of a plan, computed once for all who ask.
+/// The last changes of a plan, computed once for all sessions.
 #[derive(Clone, Default)]
 pub struct Edits(VecDeque<Edit>);
 

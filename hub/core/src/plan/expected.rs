@@ -49,7 +49,7 @@ pub(super) struct Expected {
     kinds: BTreeMap<Arc<str>, Shown>,
     /// What the rule leaves alone in copies.
     ignored: Arc<BTreeSet<FieldPath>>,
-    /// Intents whose content cannot be digested.
+    /// Intents without a digest of their content.
     unknown: usize,
     /// The proof of all kinds together, computed at the first use after a change.
     whole: OnceLock<Proof>,

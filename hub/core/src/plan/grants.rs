@@ -10,7 +10,7 @@ use runnel_api::limits;
 /// A `DistributionGrant` as the planner sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuleGrant {
-    /// The hub's namespaces whose rules are meant; absent: every one.
+    /// The hub namespaces whose rules the grant covers; absent: all of them.
     pub rules: Option<NamespaceChoice>,
     /// The clusters.
     pub clusters: ClusterChoice,
@@ -59,7 +59,7 @@ impl RuleGrant {
     }
 }
 
-/// What the hub knows about grants.
+/// The grants of the hub.
 #[derive(Clone, Default)]
 pub struct Grants {
     /// Every grant by its name; absent while they cannot be read.
@@ -99,7 +99,7 @@ impl Grants {
             return Granted::Unknown;
         };
         let labels = self.namespaces.as_ref().map(|known| known.get(namespace));
-        // A namespace whose labels have not been seen yet may have those that are asked for.
+        // A namespace with unknown labels may match.
         let unknown = labels.is_none_or(|labels| labels.is_none());
         let labels = labels.flatten();
         let is_for = |grant: &&RuleGrant| grant.is_for(namespace, labels, rule.runnel_namespace());
@@ -162,7 +162,7 @@ impl TargetClusters {
     }
 }
 
-/// Makes the lots of one rule. Clusters to which the same grants speak share their terms.
+/// Resolves the terms of one rule. Clusters with the same grants share their terms.
 pub struct TermsResolver<'a> {
     rule: &'a Rule,
     granted: Granted<'a>,

@@ -49,7 +49,8 @@ pub use secret_refs::{REFERENCED_KIND, SecretRefError, SecretRefs};
 pub use shape::Shape;
 pub use watch_scope::{Scope, WatchScope};
 
-/// The content of a source, ready to travel. One allocation, shared by every plan and every session.
+/// The content of a source, encoded for the wire. One allocation, shared by every plan and every
+/// session.
 pub struct SourceContent {
     /// Names the content.
     pub revision: Revision,
@@ -107,7 +108,7 @@ impl SourceContent {
     }
 }
 
-/// What the hub knows of the content of a source.
+/// The state of the content of a source.
 #[derive(Clone)]
 pub enum SourceState {
     /// Not read yet: no rule needed it until now.
@@ -122,7 +123,7 @@ pub enum SourceState {
     Stale(Arc<SourceContent>),
 }
 
-/// An object on the hub, as far as the hub knows it.
+/// An object on the hub.
 #[derive(Clone)]
 pub struct Source {
     /// Its labels, by which rules select.
@@ -137,7 +138,7 @@ pub struct Source {
 pub struct RulePlan {
     /// The rule.
     pub uid: RuleUid,
-    /// Selected sources whose content is known; in what is sent, under the names of their copies.
+    /// Selected sources with known content; for what is sent, under the names of their copies.
     pub intents: CowSortedMap<SourceRef, Arc<SourceContent>>,
     /// Digest of the intents.
     pub digest: SetDigest,
@@ -145,9 +146,10 @@ pub struct RulePlan {
     pub digests: BTreeMap<Arc<str>, SetDigest>,
     /// What agents show that have applied all of them, kind by kind.
     shown: Expected,
-    /// Selected sources whose content is still being read for the first time.
+    /// Selected sources whose content is being read for the first time.
     pub unread: BTreeSet<SourceRef>,
-    /// Selected sources whose content cannot be read now; those that were read before are in the intents as well.
+    /// Selected sources whose content cannot be read now. Sources that were read before are also in
+    /// the intents.
     pub unreadable: BTreeSet<SourceRef>,
     /// Selected sources that are never distributed.
     pub refused: BTreeMap<SourceRef, UnsupportedSource>,
@@ -208,7 +210,7 @@ impl RulePlan {
         !self.scope.reads(&source.namespace) || self.unknown.iter().any(|place| place.holds(source))
     }
 
-    /// Everything that is wanted, whether or not its content is known.
+    /// Returns every selected source, with known or unknown content.
     pub fn wanted(&self) -> impl Iterator<Item = &SourceRef> {
         let never_read = self
             .unreadable
@@ -217,7 +219,7 @@ impl RulePlan {
         self.intents.keys().chain(&self.unread).chain(never_read)
     }
 
-    /// Whether this is wanted, whether or not its content is known.
+    /// Whether the source is selected, with known or unknown content.
     pub fn wants(&self, source: &SourceRef) -> bool {
         self.intents.contains_key(source)
             || self.unread.contains(source)
@@ -245,7 +247,7 @@ impl RulePlan {
         self.edits.note(before, BTreeSet::from([source.clone()]));
     }
 
-    /// Notes how far the hub knows the content of a source.
+    /// Records the state of the content of a source.
     fn note(&mut self, source: &SourceRef, selected: Option<&SourceState>) {
         self.unread.remove(source);
         self.unreadable.remove(source);
@@ -283,7 +285,7 @@ impl RulePlan {
         }
     }
 
-    /// Whether the plan names a source, for whatever reason.
+    /// Whether the plan contains a source, for any reason.
     pub fn names(&self, source: &SourceRef) -> bool {
         self.wants(source)
             || self.refused.contains_key(source)

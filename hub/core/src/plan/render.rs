@@ -165,7 +165,8 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// What the copies are for whose name a cluster is asked, without their content: that is awaited.
+    /// Returns the copies whose name depends on the cluster, without their content, which is not
+    /// known yet.
     pub(super) fn awaited(
         &self,
         cluster: &ClusterName,

@@ -1,4 +1,5 @@
-//! What of a rule's sources is sent: each under the name of its copies, and none that cannot be what the rule wants.
+//! The rendered sources of a rule: each under the name of its copies, without those that cannot be
+//! rendered.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::{CowSortedMap, RulePlan, SourceContent, SourceState, WatchScope};
 /// Why a selected source is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RenderErrorKind {
-    /// Another source of the rule wants the same copy.
+    /// Another source of the rule has the same copy name.
     Ambiguous,
     /// The name is none for an object.
     Name,
@@ -75,7 +76,7 @@ pub(super) enum OutcomeKey {
 pub struct RenderedPlan {
     pub(super) plan: Arc<RulePlan>,
     outcomes: CowSortedMap<SourceRef, RenderOutcome>,
-    /// The sources that want each copy.
+    /// The sources of each copy.
     wanted: CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
     /// Whether the copies of all sources meet in the same namespaces.
     meet: bool,
@@ -108,7 +109,7 @@ impl RenderedPlan {
         }
     }
 
-    /// Whether two are the same, whatever comes next.
+    /// Whether two are equal, independent of later changes.
     pub(super) fn has_equal_content(&self, other: &RenderedPlan) -> bool {
         self.plan.has_equal_content(&other.plan) && self.wanted == other.wanted
     }
@@ -178,7 +179,7 @@ impl RenderedPlan {
     }
 }
 
-/// Decides who has a copy: one source that wants it, or none of several.
+/// Assigns a copy to its only source. A copy with several sources is assigned to none.
 fn settle(
     copy: &SourceRef,
     outcomes: &CowSortedMap<SourceRef, RenderOutcome>,

@@ -3,7 +3,8 @@ use ring::digest;
 
 use super::{Rule, RulePlan, SourceState};
 
-/// Names what a rule wants, whichever clusters it chooses: equal after a restart, as revisions are.
+/// The digest of what a rule sends, independent of its chosen clusters. Equal after a restart, like
+/// revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutTarget {
     whole: String,

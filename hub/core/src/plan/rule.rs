@@ -85,7 +85,7 @@ pub struct Rule {
     pub shape: Arc<Shape>,
     /// How much of it may be removed at a time.
     pub removal: RemovalTerms,
-    /// How changes travel; without it, everywhere at once.
+    /// The rollout of changes; absent: everywhere at once.
     pub rollout: Option<Rollout>,
     /// The name of the way in which copies are rendered and kept, without the suspension.
     pub made_by: [u8; 32],
@@ -221,13 +221,14 @@ impl Rule {
             })
     }
 
-    /// Whether what it sends is just what it selects: copies are not shaped, and no two sources can want the same one.
+    /// Whether the rule sends exactly what it selects: it does not shape copies, and no two sources
+    /// can have one copy.
     pub fn sends_as_selected(&self) -> bool {
         self.shape.is_plain() && !self.may_collide()
     }
 
-    /// Whether two of its sources can want one copy, without any renaming: those of several namespaces do, where all copies go to the same
-    /// ones.
+    /// Whether two of its sources can have one copy without a transform. That is so for sources of
+    /// several namespaces if all copies go to the same namespaces.
     fn may_collide(&self) -> bool {
         let one = self
             .literal_namespaces()
@@ -235,8 +236,8 @@ impl Rule {
         self.terms.namespaces.is_some() && !one
     }
 
-    /// Whether a source is no longer selected because its literal name was taken out of a list, and nothing else about
-    /// that entry was changed.
+    /// Whether a source is no longer selected because its literal name was deleted from a list,
+    /// with no other change of that entry.
     pub fn has_dropped_source(&self, former: &Rule, source: &SourceRef) -> bool {
         self.sources.len() == former.sources.len()
             && self
@@ -246,8 +247,8 @@ impl Rule {
                 .any(|(now, before)| now.has_dropped(before, source))
     }
 
-    /// Whether a cluster is no longer chosen because its name was taken out of the list, and nothing else about the
-    /// choice was changed.
+    /// Whether a cluster is no longer chosen because its name was deleted from the list, with no
+    /// other change of the choice.
     pub fn has_dropped_cluster(&self, former: &Rule, cluster: &ClusterName) -> bool {
         let (now, before) = (&self.clusters, &former.clusters);
         let is_it = |name: &String| name == cluster.as_str();

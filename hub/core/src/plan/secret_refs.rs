@@ -1,7 +1,9 @@
-//! Secrets from which a rule takes single values for its copies, without sending the Secrets themselves.
+//! Secrets from which a rule reads single values for its copies, without sending the Secrets
+//! themselves.
 //!
-//! They lie in the namespace of the source whose copy gets the value, so a rule can use no Secret that it could not
-//! distribute itself, and the place is one that the hub watches for the rule anyway.
+//! The Secrets lie in the namespace of the source whose copy gets the value. So a rule can use no
+//! Secret that it could not distribute itself, and the hub watches that namespace for the rule
+//! anyway.
 use runnel_proto::model::SourceRef;
 use serde_json::Value;
 

@@ -91,8 +91,9 @@ pub(super) fn step(
     (progress, gate)
 }
 
-/// Counts the clusters that were reached, and those of them that are rolled back. Of the clusters beyond the cursor those were
-/// reached that had another place in the order before, which only their number tells; a cluster that is new was not.
+/// Counts the reached clusters, and those of them that are rolled back. A cluster beyond the cursor
+/// was reached if it had another position in the order before. Only the number of reached clusters
+/// shows that. A new cluster was not reached.
 fn count(progress: &mut Progress, before: &Progress, seen: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let (within, beyond): (Vec<_>, Vec<_>) = seen

@@ -58,7 +58,7 @@ pub use step::{Health, Observation, step};
 
 /// How long a cluster that was let in and is not connected any more is waited for.
 pub const AWAY_LIMIT: Duration = Duration::from_secs(60);
-/// How long a cluster that is connected may take until its copies are applied or have failed for good.
+/// How long a connected cluster may take until its copies are applied or have failed.
 pub const STUCK_LIMIT: Duration = Duration::from_secs(600);
 
 /// How long a cluster that was let in must be quiet to count as having taken what cannot be compared.
@@ -85,7 +85,7 @@ impl Portion {
     }
 }
 
-/// How changes of a rule travel.
+/// The settings of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
     /// How many clusters may be under way at a time.
@@ -103,8 +103,8 @@ pub struct Rollout {
 }
 
 impl Rollout {
-    /// The label that orders the clusters that are to get this target. A rollback goes by the order in which they were reached,
-    /// whatever orders the next one.
+    /// The label that orders the clusters for this target. A rollback uses the order in which the
+    /// clusters were reached, and not the order of the next rollout.
     pub fn order<'a>(&'a self, before: Option<&'a Progress>, target: &str) -> Option<&'a str> {
         let back = before.filter(|before| before.phase.is_rollback() && before.revision == target);
         back.map_or(&self.order_by, |back| &back.order_by)

@@ -3,8 +3,8 @@ use std::cmp::Ordering;
 
 use runnel_proto::model::ClusterName;
 
-/// A cluster's place in the order: by the value of the label, in natural order (`2` before `10`), those without it last;
-/// then by name, likewise.
+/// The position of a cluster: by the value of the label in natural order (`2` before `10`),
+/// clusters without the label last; then by name in natural order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutPosition {
     /// The value of the label that orders; none where the cluster has none, or nothing orders.
@@ -31,8 +31,8 @@ impl PartialOrd for RolloutPosition {
     }
 }
 
-/// Runs of digits compare as numbers, all else byte by byte. Texts that differ only in leading zeros are told apart as
-/// plain texts.
+/// Compares runs of digits as numbers, and all other characters byte by byte. Texts that differ
+/// only in leading zeros compare as plain texts.
 fn natural(one: &str, two: &str) -> Ordering {
     let (mut left, mut right) = (one.as_bytes(), two.as_bytes());
     while let (Some(a), Some(b)) = (left.first(), right.first()) {

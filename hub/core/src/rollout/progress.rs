@@ -87,7 +87,7 @@ impl Progress {
         }
     }
 
-    /// Whether it was completed, whatever became of those who came later.
+    /// Whether the rollout was completed, independent of clusters that were added later.
     pub fn is_completed(&self) -> bool {
         self.phase == Phase::Completed || (self.ended_at.is_some() && !self.phase.is_rollback())
     }

@@ -36,8 +36,8 @@ pub struct Observation<'a> {
     pub clusters: Vec<(RolloutPosition, Health)>,
     /// Whether the hub has just begun and some of them may still connect.
     pub settling: bool,
-    /// Those that report that they are at work on it, or on their way back, as long as this process may not have heard of all
-    /// that another one let in.
+    /// Clusters that report that they apply the target or return to the former one. Used until this
+    /// leader has received the reports of all clusters that an earlier leader admitted.
     pub at_work: BTreeSet<ClusterName>,
     /// Whether the state of the last completed rollout is there, so that a rollback can send it.
     pub has_former: bool,
@@ -55,7 +55,8 @@ pub(super) struct Reached {
     pub(super) failed: u64,
 }
 
-/// The next step of a rollout: what its status should say, and who may have the target once that is written.
+/// The next step of a rollout: its new status, and the clusters that may have the target once the
+/// status is written.
 pub fn step(
     rollout: &Rollout,
     before: Option<&Progress>,
@@ -92,7 +93,7 @@ pub fn step(
         Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
         _ => at_least(reached.failed, progress.failed, seen),
     };
-    // Of a rollout that was completed only those are left who were away.
+    // After a completed rollout only disconnected clusters are left.
     let is_left = !completed || progress.phase == Phase::Stopped || !reached.waiting.is_empty();
     let stopped = progress.failed > rollout.max_failures && is_left;
     // The state before a completed rollout is not kept.
@@ -145,7 +146,7 @@ pub fn step(
     (progress, gate_to(reach, is_settled))
 }
 
-/// Looks at who was reached.
+/// Determines which clusters were reached.
 pub(super) fn look(
     progress: &Progress,
     under_way: &BTreeMap<ClusterName, Instant>,
@@ -154,7 +155,8 @@ pub(super) fn look(
 ) -> Reached {
     let mut reached = Reached::default();
     let counts = |turn: &RolloutPosition| {
-        // Whoever does not have the former state gets it, whatever its place in the order is now.
+        // A cluster without the former state gets it, independent of its current position in the
+        // order.
         let all = progress.is_completed() || progress.phase.is_rollback();
         all || under_way.contains_key(&turn.cluster) || progress.has_reached(turn)
     };
@@ -191,7 +193,7 @@ pub(super) fn look(
                 }
             }
             (Health::Pending | Health::Quiet, None) => reached.waiting.push(turn.cluster.clone()),
-            // Who comes back later needs room anew.
+            // A cluster that reconnects later needs a new slot.
             (Health::Away, Some(at)) if !for_long(AWAY_LIMIT) => {
                 keep(at);
                 reached.in_flight.push(turn.cluster.clone());
@@ -203,13 +205,14 @@ pub(super) fn look(
 }
 
 impl Reached {
-    /// Whether nobody is left who could come for the target later: those would come all at once.
+    /// Whether no cluster is left that could get the target later. Such clusters would get it all
+    /// at once.
     fn has_all_clusters(&self, seen: &Observation<'_>) -> bool {
         let is_here = |(_, health): &(RolloutPosition, Health)| *health != Health::Away;
         self.in_flight.is_empty() && self.waiting.is_empty() && seen.clusters.iter().all(is_here)
     }
 
-    /// Lets in who waits, as far as there is room.
+    /// Admits waiting clusters, up to the number of free slots.
     pub(super) fn admit(&mut self, room: usize, now: Instant) {
         let free = room
             .saturating_sub(self.in_flight.len())
@@ -234,7 +237,7 @@ fn advance(
         .iter()
         .all(|(_, health)| *health == Health::Away);
     if all_away && !seen.clusters.is_empty() {
-        // Nobody could say how the change does.
+        // No agent could report about the change.
         return progress
             .cursor
             .as_ref()
@@ -305,7 +308,8 @@ fn count(progress: &mut Progress, reached: &Reached, seen: &Observation<'_>) {
     );
 }
 
-/// What is counted, and no less than what was while some of those who were counted have not connected.
+/// The counted number, and at least the former number while some of the clusters counted then are
+/// not connected.
 pub(super) fn at_least(counted: u64, before: u64, seen: &Observation<'_>) -> u64 {
     if seen.settling {
         counted.max(before)
@@ -314,8 +318,8 @@ pub(super) fn at_least(counted: u64, before: u64, seen: &Observation<'_>) -> u64
     }
 }
 
-/// How long ago this was; a clock that was set back says: just now.
-/// Whether a moment that was written down lies ahead; a status rounds it up to whole seconds.
+/// The time since then; zero if the clock was set back. Also whether a stored moment lies in the
+/// future, because a status rounds it up to whole seconds.
 fn is_ahead(at: Timestamp, now: Timestamp) -> bool {
     at.duration_since(now) > SignedDuration::from_secs(1)
 }

@@ -9,7 +9,7 @@ use crate::now::Now;
 
 mod schedules;
 
-/// A rollout in simulated time, whose status is written and whose gate is used at once.
+/// A rollout in simulated time. Its status is written, and its gate is used, at once.
 #[derive(Clone)]
 struct World {
     rollout: Rollout,
@@ -177,7 +177,7 @@ impl World {
         self.progress.as_ref().unwrap()
     }
 
-    /// The hub is restarted: of what it knew only the status is left.
+    /// Restarts the hub: only the status is left.
     fn restart(&mut self) {
         self.gate = None;
     }
@@ -326,7 +326,7 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
         world.is("c3", Health::Failed);
         assert_eq!(world.step(), Phase::Stopped);
         assert_eq!(world.reported_progress().failed, 2);
-        // Also when what failed does so no longer, or nobody can say.
+        // Also after the failure is over, or while no agent can report.
         world.is("c3", Health::Applied);
         assert_eq!(world.step(), Phase::Stopped);
         assert_eq!(
@@ -485,7 +485,7 @@ fn updated_cluster_takes_no_slot() {
     world.all_are(&["c1", "c3", "c5"], Health::Applied);
     world.step();
     assert_eq!(world.admitted(), ["c1", "c2", "c3", "c4", "c5"]);
-    // A rule that is well and begins to want waves has nothing to roll out.
+    // A ready rule that gets a rollout has nothing to roll out.
     let mut world = World::new(4, rollout());
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
     assert_eq!(world.step(), Phase::Completed);
@@ -597,7 +597,7 @@ fn new_leader_admits_no_wave_before_all_can_connect() {
     world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
     world.step();
     assert!(world.admitted().is_empty());
-    // It goes on with the wave that was under way.
+    // It continues with the wave that was in progress.
     world.all_are(&["c3", "c4", "c5"], Health::Pending);
     world.step();
     assert_eq!(world.admitted(), ["c3", "c4"]);
@@ -679,7 +679,7 @@ fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     world.is("c1", Health::Applied);
     world.step();
     assert_eq!(world.admitted(), ["c1", "c2", "c4", "c5", "c6"]);
-    // Also by the next leader, who has read no more than the status.
+    // Also by the next leader, which has read only the status.
     world.restart();
     world.is("c3", Health::Away);
     world.step();
@@ -790,7 +790,7 @@ fn completed_rollout_is_not_rolled_back() {
         assert_eq!(world.back_to(), None);
         world.restart();
     }
-    // It stays so while nobody is left who could come.
+    // The state does not change while no cluster is left to reach.
     world.all_are(&["c3", "c4"], Health::Away);
     assert_eq!(world.after(700), Phase::Stopped);
     world.all_are(&["c3", "c4"], Health::Pending);
@@ -1136,7 +1136,7 @@ fn leader_killed_between_waves_leaves_no_unknown_work() {
             "at the turn: {at_the_turn}"
         );
     }
-    // The same where it was not written yet that it turns, and where it goes on.
+    // As above, where the begin of the rollback was not written yet, and where it continues.
     let mut world = in_the_second_wave();
     world.is("c1", Health::Failed);
     world.restart();

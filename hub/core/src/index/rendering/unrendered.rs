@@ -11,7 +11,7 @@ pub(in crate::index) struct Unrendered {
     /// Everything is to be rendered again: it exceeded the budget of the rule, or its references
     /// were unknown.
     pub(super) again: bool,
-    /// What a job under way does not know of: it was done at once.
+    /// Changes that the running job does not include, because they were rendered at once.
     pub(super) since: Option<(u64, BTreeSet<SourceRef>)>,
     /// The last job at the time when agents may have been sent newer content by another leader:
     /// until a later one is done, nothing is sent of the rule.
@@ -23,7 +23,7 @@ impl Unrendered {
         self.sources.is_empty() && self.clusters.is_empty() && !self.again
     }
 
-    /// What the job of this number does not know of, if it is the one under way.
+    /// Returns the changes that the job of this number does not include, if that job is running.
     pub(super) fn ends(&mut self, number: u64) -> Option<BTreeSet<SourceRef>> {
         self.since
             .take_if(|(under_way, _)| *under_way == number)

@@ -1,4 +1,4 @@
-//! How many bytes a rule may take whose copies differ by cluster.
+//! The byte budget of a rule whose copies differ by cluster.
 use std::sync::Arc;
 
 use super::super::render::{Contents, RevisionHasher};

@@ -64,7 +64,7 @@ impl From<&runnel_api::Marks> for Marks {
 /// Why there is no content.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NotRendered {
-    /// It cannot be what the rule wants.
+    /// The copy cannot be rendered as the rule requires.
     Failed(RenderError),
     /// A value of it is still being read.
     Awaited,
@@ -234,11 +234,12 @@ impl Shape {
         Ok(name.into())
     }
 
-    /// The content of the copies. `denied` are the labels and annotations of the source that are not copied unless
-    /// they are allowed; `secret_refs` are the Secrets whose values go into copies of others.
+    /// Renders the content of the copies. `denied` are the labels and annotations of the source
+    /// that are not copied unless the rule allows them. `secret_refs` are the Secrets whose values
+    /// go into copies of other sources.
     ///
     /// # Errors
-    /// When it cannot be made, or not yet, or an API server would refuse it.
+    /// When the copy cannot be rendered, cannot be rendered yet, or an API server would refuse it.
     pub fn content(
         &self,
         mut content: Content,
@@ -409,7 +410,7 @@ fn decoded(value: &str) -> Option<String> {
     String::from_utf8(BASE64.decode(value.as_bytes()).ok()?).ok()
 }
 
-/// So much of a name as a person needs to know it again.
+/// Returns the beginning of a name, long enough for a person to recognize it.
 fn cut(name: &str) -> String {
     name.chars().take(80).collect()
 }

@@ -52,7 +52,7 @@ impl Override {
             .map(|entry| entry.value_from.secret_key_ref.name.as_str())
     }
 
-    /// Whether it speaks of this cluster.
+    /// Whether the override applies to this cluster.
     pub(super) fn chooses(&self, about: About<'_>) -> bool {
         self.clusters.chooses(about.cluster, about.labels)
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, SourceRef};
 
-/// What the variables of a text speak of.
+/// What the variables of a text depend on.
 #[derive(Clone, Copy)]
 pub struct About<'a> {
     /// The source.

@@ -137,7 +137,7 @@ fn is_key(key: &str) -> bool {
         && key.chars().all(legal)
 }
 
-/// The bytes of a value; those of Secrets travel in base64.
+/// The bytes of a value. Values of Secrets are base64 on the wire.
 fn size(kind: &Kind, value: &Value) -> usize {
     let text = value.as_str().unwrap_or_default();
     let padding = text.bytes().rev().take_while(|byte| *byte == b'=').count();

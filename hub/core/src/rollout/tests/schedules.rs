@@ -58,7 +58,7 @@ fn happens() -> impl Strategy<Value = Happens> {
     ]
 }
 
-/// What is true of a cluster, whatever the hub sees of it.
+/// The true state of a cluster, independent of what the hub observes.
 #[derive(Clone, Debug, Default)]
 struct Cluster {
     connected: bool,
@@ -82,7 +82,7 @@ struct Simulated {
     uptime: u64,
     /// What was completed.
     completed: BTreeSet<String>,
-    /// The target whose state is kept.
+    /// The target whose state is stored.
     kept: Option<String>,
 }
 
@@ -178,13 +178,14 @@ impl Simulated {
             .collect();
         let phase = self.hub.step();
         if !written {
-            // The write failed: neither what it said nor who it let in counts.
+            // The write failed: neither its status nor its admissions count.
             (self.hub.progress, self.hub.gate) = (before, gate);
             return Ok(());
         }
         let reported_progress = self.hub.reported_progress().clone();
         if self.hub.gate.as_ref().unwrap().is_settled {
-            // Whatever time passes: nothing else is said and nobody else let in. The budget may be what ended it.
+            // Time alone changes neither the status nor the admissions, except where the budget
+            // ended the rollout.
             let (message, lets_in) = (self.hub.progress.clone(), self.hub.gate.clone());
             self.hub.seconds += 100_000;
             self.hub.step();
@@ -247,7 +248,7 @@ impl Simulated {
             );
             return Ok(());
         }
-        // Concurrency: who has been let in and has not settled.
+        // Concurrency: the admitted clusters that have not settled.
         let since = |name: &str| match &self.hub.gate.as_ref().unwrap().reach {
             AdmittedClusters::Only(these) => {
                 self.hub.now().instant - these[&runnel_proto::model::ClusterName::from(name)]
@@ -457,7 +458,7 @@ impl Simulated {
         self.step(true)
     }
 
-    /// From here on only time passes; who is connected does its work, and half of them fail.
+    /// From here on only time passes. Connected clusters do their work, and half of them fail.
     fn end(&mut self) -> Result<Phase, TestCaseError> {
         self.hub.rollout.paused = false;
         if self
