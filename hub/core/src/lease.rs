@@ -11,17 +11,17 @@ use crate::epoch::{LINE, LeaderHistory, LeaderPosition};
 
 /// The name of the Lease, in Runnel's own namespace on the hub.
 pub const LEASE: &str = "runnel-hub";
-/// The hub's id, for who asks it something; see `query.proto`.
+/// The id of the hub, for clients of the query API; see `query.proto`.
 pub const HUB_ID: &str = "runnel.dev/hub";
-/// The fingerprint of the authority by which who asks the hub something knows it.
+/// The fingerprint of the CA by which clients of the query API verify the hub.
 pub const AUTHORITY: &str = "runnel.dev/authority";
 
-/// What a process knows of the election, and who has led.
+/// The state of the election in one process, with the leader history.
 pub struct Candidate {
     election: lease::Candidate,
     /// Random per process.
     random: String,
-    /// Who has led, as the Lease last said it.
+    /// The leader history, as last read from the Lease.
     line: LeaderHistory,
 }
 
@@ -58,7 +58,7 @@ impl Candidate {
         self.election.leader()
     }
 
-    /// A watch told of the Lease.
+    /// A watch has delivered the Lease.
     pub fn received(&mut self, lease: Option<Lease>, now: Instant) {
         self.election.received(lease, now);
         if let Some(line) = self.election.lease().and_then(LeaderHistory::of) {
@@ -66,7 +66,7 @@ impl Candidate {
         }
     }
 
-    /// The Lease was looked at, which ended at `now`.
+    /// The Lease was read. The read ended at `now`.
     pub fn observe(&mut self, lease: Option<Lease>, now: Instant) {
         if let Some(lease) = &lease
             && (self.election.is_older(lease) || LeaderHistory::of(lease).is_some())
@@ -82,13 +82,14 @@ impl Candidate {
         self.election.wrote(lease, sent, now);
     }
 
-    /// A write or a look failed. With `changed`, because the Lease is not as it was seen.
+    /// A write or a read failed; `changed`: because the Lease differs from the last observed one.
     pub fn failed(&mut self, changed: bool, now: Instant) {
         self.election.failed(changed, now);
     }
 
-    /// The Lease without a holder, if this process holds it: from now on it does not lead. It says up to which version this
-    /// process led. The write itself makes a higher one, which may be that of a renewal that a restore took away.
+    /// Returns the Lease without a holder, if this process holds it; from now on this process does
+    /// not lead. The Lease records up to which version it led. The write itself gets a higher
+    /// version, which may be that of a renewal that a restore removed.
     pub fn release(&mut self) -> Option<Lease> {
         let released = self.election.release()?;
         let line = LeaderHistory::of(&released)
@@ -101,7 +102,8 @@ impl Candidate {
         })
     }
 
-    /// What to do next. `eligible`: the process knows enough to lead. `wall` is what people read.
+    /// Returns the next step. `eligible`: the process has enough state to lead. `wall` is the time
+    /// for people.
     pub fn next(&mut self, eligible: bool, now: Instant, wall: Timestamp) -> Step {
         let step = self.election.next(eligible, now, wall);
         let renews = self.election.lead(now).is_some();
@@ -114,7 +116,8 @@ impl Candidate {
     }
 
     fn renewed(&self, lease: Lease) -> Lease {
-        // Who made the Lease did not know its uid then. Where somebody took the line away, it comes back.
+        // The creator of the Lease did not know its uid. A history that a user deleted is written
+        // again.
         let line = LeaderHistory::of(&lease).unwrap_or_else(|| self.line.clone());
         if line.newest().is_none() {
             lease
@@ -251,7 +254,8 @@ mod tests {
             a.release().unwrap().metadata.annotations.unwrap()[LINE],
             "e1/8/0/7"
         );
-        // The API server refused it: it was restored, and does not know what members were told with version 7.
+        // The API server refused it: it was restored, and does not have the version 7 that members
+        // have received.
         a.failed(true, start + at(3));
         a.observe(Some(taken), start + at(3));
         let released = stored(a.release().unwrap(), "e1", 8);

@@ -7,31 +7,32 @@ use super::leader_history::LeaderHistory;
 use crate::session::SendRestriction;
 use runnel_api::conditions::{ConditionType, Reason};
 
-/// The annotation of a `MemberCluster` by which an administrator confirms: its value names the doubt.
+/// The annotation of a `MemberCluster` by which an administrator confirms a divergence. Its value
+/// names the divergence.
 pub const CONFIRMED: &str = "runnel.dev/confirmed";
 /// By how much the clocks of two hubs may differ, in seconds.
 const SKEW: u64 = 2;
 
-/// Why a hub says nothing to a member that could do harm.
+/// Why a hub sends nothing harmful to a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Divergence {
-    /// The member has heard what this hub does not know of.
+    /// The member has received state that this hub does not have.
     Restored {
-        /// Who told it: the term and the process.
+        /// The sender: its term and its process.
         by: String,
         /// When.
         issued_at: Timestamp,
     },
-    /// The same, and whoever told it lived when this hub led already.
+    /// As above, and the sender ran when this hub was the leader already.
     Doubled {
-        /// Who told it: the term and the process.
+        /// The sender: its term and its process.
         by: String,
         /// When.
         issued_at: Timestamp,
     },
     /// Another cluster came with this member's key.
     Cloned {
-        /// The cluster that the hub knows under this name.
+        /// The cluster that the hub has recorded under this name.
         known: String,
         /// The other one.
         other: String,
@@ -45,7 +46,7 @@ pub enum Divergence {
     },
 }
 
-/// What a hub knows when a member comes.
+/// The state of the hub when a member connects.
 pub struct Facts<'a> {
     /// Who has led.
     pub line: &'a LeaderHistory,
@@ -55,7 +56,7 @@ pub struct Facts<'a> {
     pub to: TokenRecipient,
 }
 
-/// Whether what a member remembers can have been told by this hub.
+/// Whether the history token of a member can be from this hub.
 pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergence> {
     if !knows(facts.line, history_token) {
         let by = history_token.by();
@@ -84,7 +85,7 @@ pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergen
     None
 }
 
-/// Whether this line has come to what the witness says.
+/// Whether this history includes the token.
 fn knows(line: &LeaderHistory, history_token: &HistoryToken) -> bool {
     match line
         .terms()
@@ -93,7 +94,8 @@ fn knows(line: &LeaderHistory, history_token: &HistoryToken) -> bool {
         Some(leader_term) => leader_term
             .last
             .is_none_or(|last| history_token.version <= last),
-        // What is older than all that is kept accuses nobody: it is what a member remembers that was away for long.
+        // A token older than all stored entries proves nothing: its member was disconnected for
+        // long.
         None => line.is_dropped(history_token.version),
     }
 }
@@ -108,7 +110,8 @@ impl Divergence {
         }
     }
 
-    /// What the hub does not say meanwhile. A cluster that came with another's key gets no session at all.
+    /// Returns what the hub must not send meanwhile. A cluster that connects with the key of
+    /// another one gets no session.
     pub fn restriction(&self) -> SendRestriction {
         match self {
             Divergence::Restored { .. }

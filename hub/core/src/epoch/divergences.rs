@@ -6,10 +6,10 @@ use runnel_proto::model::ClusterName;
 
 use super::Divergence;
 
-/// For how long somebody who was refused counts as being there: agents try again at least every minute.
+/// How long a refused client counts as present. Agents retry at least every minute.
 const REMEMBERED: Duration = Duration::from_secs(180);
 
-/// The doubts that there are about members, as they came last.
+/// The newest divergence of each member.
 #[derive(Debug, Default)]
 pub struct Divergences {
     known: BTreeMap<ClusterName, (Divergence, Instant)>,
@@ -24,8 +24,8 @@ impl Divergences {
         before.is_none_or(|(before, _)| before != divergence)
     }
 
-    /// A member has come and gives rise to none, but somebody else with its key may still be there. Returns whether that
-    /// is news.
+    /// A member has connected without a divergence, but another client with its key may still be
+    /// present. Returns whether this is a change.
     pub fn settle(&mut self, cluster: &ClusterName) -> bool {
         let settled = self
             .of(cluster)
@@ -36,7 +36,7 @@ impl Divergences {
         settled
     }
 
-    /// Forgets whatever there was about a member.
+    /// Forgets every divergence of a member.
     pub fn forget(&mut self, cluster: &ClusterName) {
         self.known.remove(cluster);
     }
@@ -53,8 +53,8 @@ impl Divergences {
             .map(|(cluster, (divergence, _))| (cluster, divergence))
     }
 
-    /// Drops those about somebody who has not come again, and returns about which members. That a member is not there (any
-    /// more) is somebody's doubt only as long as he comes.
+    /// Drops the divergences of clients that have not returned, and returns their members. A
+    /// divergence of a client without a member lasts only while the client retries.
     pub fn expire(
         &mut self,
         now: Instant,
@@ -88,7 +88,7 @@ mod tests {
         };
         let mut divergences = Divergences::default();
         assert!(divergences.set(&cluster, divergence.clone(), start));
-        // About a member it stands until somebody confirms.
+        // The divergence of a member lasts until a user confirms it.
         assert!(
             divergences
                 .expire(start + 10 * REMEMBERED, |_| true)
@@ -99,7 +99,7 @@ mod tests {
                 .expire(start + REMEMBERED / 2, |_| false)
                 .is_empty()
         );
-        // Somebody whom the hub does not know comes again.
+        // An unknown client retries.
         assert!(!divergences.set(&cluster, divergence, start + REMEMBERED / 2));
         assert!(divergences.expire(start + REMEMBERED, |_| false).is_empty());
         assert_eq!(

@@ -11,7 +11,7 @@ const FORM: u8 = 1;
 const SEAL: usize = 16;
 const WORDS: usize = 1 + 8 * 7;
 
-/// Whom a witness was told to.
+/// The recipient of a history token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenRecipient {
     /// Names the `MemberCluster`.
@@ -37,10 +37,10 @@ fn named(uid: &str) -> [u8; 8] {
     short
 }
 
-/// What the hub had come to when it told something.
+/// The position of the hub when it issued a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryToken {
-    /// To whom.
+    /// The recipient.
     pub to: TokenRecipient,
     /// Names the epoch.
     pub epoch: [u8; 8],
@@ -63,7 +63,7 @@ fn digits(text: &str) -> [u8; 8] {
 }
 
 impl HistoryToken {
-    /// What whoever leads by this entry tells.
+    /// Returns the token that the leader of this entry issues.
     pub fn of(
         leader_term: &LeaderTerm,
         (version, issued_at): (u64, u64),
@@ -80,7 +80,7 @@ impl HistoryToken {
         }
     }
 
-    /// What travels.
+    /// The wire format.
     pub fn seal(&self, key: &RevisionKey) -> Bytes {
         let mut words = Vec::with_capacity(WORDS + SEAL);
         words.push(FORM);
@@ -98,7 +98,8 @@ impl HistoryToken {
     /// Reads what [`HistoryToken::seal`] wrote; `None`, if that was not done with this key.
     pub fn open(bytes: &[u8], key: &RevisionKey) -> Option<Self> {
         let (words, seal) = bytes.split_at_checked(WORDS)?;
-        // Who guesses at seals hears how it went after a whole stream was opened: the time of this tells nothing.
+        // A client that guesses seals gets the result only after it has opened a whole stream, so
+        // that the time of this comparison reveals nothing.
         if words.first() != Some(&FORM) || key.seal(words).as_slice() != seal {
             return None;
         }
@@ -125,7 +126,7 @@ impl HistoryToken {
         })
     }
 
-    /// Whether it was told by whoever led by this entry.
+    /// Whether the leader of this entry issued it.
     pub fn is_of(&self, leader_term: &LeaderTerm) -> bool {
         (self.epoch, self.term, self.random)
             == (
@@ -135,7 +136,7 @@ impl HistoryToken {
             )
     }
 
-    /// Who told it: the term and the process.
+    /// Returns the issuer: its term and its process.
     pub fn by(&self) -> String {
         format!("{}-{}", self.term, HEXLOWER.encode(&self.random))
     }

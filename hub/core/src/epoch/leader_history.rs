@@ -8,10 +8,10 @@ use crate::index::version_number;
 
 /// The annotation of the Lease.
 pub const LINE: &str = "runnel.dev/line";
-/// Entries that are kept, the newest: so many changes of the leader after a restore, what was told in the time that was lost
-/// is still told from what is merely old.
+/// The number of stored entries, the newest ones. For so many changes of the leader after a
+/// restore, the hub can distinguish tokens of the lost time from old ones.
 pub(super) const KEPT: usize = 256;
-/// As `last`: the Lease was gone, so nobody can tell.
+/// The value of `last` if the Lease was deleted, so that the version is unknown.
 const GONE: u64 = u64::MAX;
 /// Stands for the epoch of the entry before.
 const SAME_EPOCH: &str = "=";
@@ -56,13 +56,14 @@ impl LeaderTerm {
 /// Who has led, the newest last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaderHistory {
-    /// The highest `last` of all entries that are no longer kept: whatever was sent up to this version is too old to be
-    /// judged, and no proof of a restore. A member may be away for any number of changes of the leader.
+    /// The highest `last` of all dropped entries. A token up to this version is too old to be
+    /// judged, and does not prove a restore: a member may be disconnected for any number of leader
+    /// changes.
     dropped: u64,
     terms: Vec<LeaderTerm>,
 }
 
-/// Of an epoch as many digits as tell it from others.
+/// Returns as many digits of an epoch as distinguish it from others.
 fn short_epoch(epoch: &str) -> String {
     epoch
         .chars()
@@ -108,15 +109,15 @@ impl LeaderHistory {
         line
     }
 
-    /// What a Lease says.
+    /// Reads the annotation of a Lease.
     pub fn of(lease: &Lease) -> Option<Self> {
         let message = lease.metadata.annotations.as_ref()?.get(LINE)?;
         let line = Self::parse(message).within(lease.metadata.uid.as_deref().unwrap_or_default());
         (!line.terms.is_empty()).then_some(line)
     }
 
-    /// The line when the lead is taken from whoever held the Lease at this version; `None`: the Lease was gone. The epoch is
-    /// empty where the Lease is made by this.
+    /// Returns the history after a process has taken the Lease of a holder at this version; `None`:
+    /// the Lease was deleted. The epoch is empty if this write creates the Lease.
     pub fn taken(self, found: Option<&Lease>, (epoch, term): (&str, u64), random: &str) -> Self {
         let mut history = self.ended(found);
         let epoch = short_epoch(epoch);
@@ -128,7 +129,8 @@ impl LeaderHistory {
         });
         while history.terms.len() > KEPT {
             let oldest = history.terms.remove(0);
-            // Versions only rise: whoever came next came further than the one whose Lease was gone.
+            // Versions only rise: the next leader has a higher version than the one whose Lease was
+            // deleted.
             let next = history.terms.first().and_then(|next| next.last);
             let known = [oldest.last, next]
                 .into_iter()
@@ -139,11 +141,13 @@ impl LeaderHistory {
         history
     }
 
-    /// The line when whoever leads has led up to this Lease; `None`: the Lease was gone. What has ended already stays as it is.
+    /// Returns the history after the leader has led up to this Lease; `None`: the Lease was
+    /// deleted. Ended entries do not change.
     pub fn ended(mut self, found: Option<&Lease>) -> Self {
         let version = found.map(|lease| version_number(lease.metadata.resource_version.as_deref()));
         if let Some(newest) = self.terms.last_mut().filter(|newest| newest.last.is_none()) {
-            // Where the Lease is gone nobody can tell how far its holder came: what that one told is taken for known.
+            // After the Lease was deleted, the last version of its holder is unknown. All of that
+            // holder's tokens count as known.
             newest.last = Some(version.unwrap_or(GONE));
         }
         self
@@ -154,7 +158,7 @@ impl LeaderHistory {
         version <= self.dropped
     }
 
-    /// The line of a Lease that is there now: who made it did not know its uid.
+    /// Returns the history of a Lease that exists now. Its creator did not know its uid.
     pub fn within(mut self, epoch: &str) -> Self {
         if let Some(newest) = self
             .terms

@@ -16,7 +16,7 @@ fn random(process: u64) -> String {
     format!("{process:016x}")
 }
 
-/// A hub's Lease, and who leads.
+/// The Lease of a hub, and its leader.
 #[derive(Clone, Default)]
 struct Hub {
     line: LeaderHistory,
@@ -37,7 +37,7 @@ impl Hub {
         lease
     }
 
-    /// A process takes the lead, as whatever stands in the annotation is read back.
+    /// A process takes the Lease, with the history that it reads from the annotation.
     fn take(&mut self, process: u64) {
         self.term += 1;
         let taken =
@@ -307,7 +307,8 @@ fn lease_deleted_once_is_no_divergence_after_changes() {
 }
 
 proptest! {
-    /// Whatever a hub that was never restored has told is known to it later, and to whoever leads after it.
+    /// A hub that was never restored recognizes all of its tokens later, and so do its later
+    /// leaders.
     #[test]
     fn history_of_an_honest_hub_never_diverges(steps in proptest::collection::vec(0..4u8, 1..120)) {
         let mut hub = Hub::default();
@@ -327,7 +328,8 @@ proptest! {
         }
     }
 
-    /// Whatever is told two renewals after a backup is doubted by a hub that was restored from it, whoever led when.
+    /// A hub that was restored from a backup does not accept tokens that were issued two renewals
+    /// after the backup, for any sequence of leaders.
     #[test]
     fn unknown_history_after_a_restore_always_diverges(
         before in proptest::collection::vec(any::<bool>(), 0..10),

@@ -62,7 +62,7 @@ pub struct Part {
     pub items: BTreeSet<Item>,
     /// How many copies that is, by cluster.
     pub copies: BTreeMap<ClusterName, u64>,
-    /// It is blocked whatever the count.
+    /// It is blocked independent of the count.
     pub joins: bool,
 }
 
@@ -71,7 +71,7 @@ impl Part {
         sum(&self.copies)
     }
 
-    /// The cause, with its rule where each rule has one of its own.
+    /// The cause, with its rule if each rule has its own.
     pub fn key(&self) -> (Cause, Option<RuleUid>) {
         (
             self.cause,

@@ -50,10 +50,10 @@ impl fmt::Display for Item {
     }
 }
 
-/// Why something is not wanted any more; of two causes the one further down counts.
+/// Why an item is no longer selected. Of two causes, the later one in this list counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// A cluster that came back has copies that the rule does not want. A cause that the hub
+    /// A reconnected cluster has copies that the rule does not select. A cause that the hub
     /// observed itself is more precise.
     Reconnected,
     /// Its literal name was taken out of a list.
@@ -78,8 +78,8 @@ pub enum Cause {
     Grants,
     /// Namespaces in member clusters are no longer targets.
     TargetNamespaces,
-    /// A cluster that came back has copies that the rule did not want, perhaps from blocked
-    /// removals of an earlier process of the hub.
+    /// A reconnected cluster has copies that the rule did not select, perhaps from blocked removals
+    /// of an earlier process of the hub.
     Carried,
 }
 
@@ -89,8 +89,7 @@ impl Cause {
         matches!(self, Cause::Named | Cause::Deleted)
     }
 
-    /// Whether each rule has a cause of its own: a rule mostly decides its target namespaces
-    /// itself.
+    /// Whether each rule has its own cause: most rules decide their target namespaces themselves.
     pub fn is_of_rule(self) -> bool {
         matches!(self, Cause::RuleEdited | Cause::TargetNamespaces)
     }

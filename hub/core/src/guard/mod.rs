@@ -38,7 +38,7 @@ pub use limit::Limit;
 
 /// Indirect removals within this time add up.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// Removals are judged when nothing else has come for this long.
+/// Removals are judged after this time without further ones.
 pub const DELAY: Duration = Duration::from_secs(1);
 /// More literal names than this, taken out of lists by one edit, are no deliberate delete.
 const NAMED_AT_ONCE: usize = 10;
@@ -70,7 +70,7 @@ pub struct RemovalGuard {
     awaited: BTreeSet<ClusterName>,
     /// Something was opened since the last judgement.
     is_news: bool,
-    /// Something blocked is wanted again.
+    /// A blocked item is selected again.
     undone: bool,
 }
 
@@ -134,7 +134,7 @@ impl RemovalGuard {
         !self.open.is_empty() || self.undone || self.is_blocking() || self.decision.has_prunes()
     }
 
-    /// Something is not wanted any more. It stays until it is judged.
+    /// An item is no longer selected. It stays until it is judged.
     pub fn remove(&mut self, item: Item, cause: Cause) {
         if self.decision.passes(&item) || self.decision.blocks(&item) {
             return;
@@ -148,7 +148,7 @@ impl RemovalGuard {
         }
     }
 
-    /// Something is wanted, perhaps again.
+    /// An item is selected, perhaps again.
     pub fn keep(&mut self, item: &Item) {
         self.open.remove(item);
         if self.causes.remove(item).is_some() {
@@ -170,7 +170,7 @@ impl RemovalGuard {
         }
     }
 
-    /// Everything that is wanted again.
+    /// All items of the rule are selected again.
     pub fn keep_wanted(&mut self, is_wanted: impl Fn(&Item) -> bool) {
         let all = self
             .decision
@@ -232,8 +232,8 @@ impl RemovalGuard {
         carried
     }
 
-    /// Whether a cluster that comes back may have copies whose removal an earlier process blocked.
-    /// The answer is true once.
+    /// Whether a reconnected cluster may have copies whose removal an earlier process blocked. True
+    /// once per cluster.
     pub fn was_awaited(&mut self, cluster: &ClusterName) -> bool {
         self.awaited.remove(cluster)
     }
@@ -453,7 +453,7 @@ impl RemovalGuard {
         decision.blocked.retain(|item| !go.contains(item));
         self.causes.retain(|item, _| !go.contains(item));
         self.pass(go);
-        // What stays has a digest of its own, and those that were shown are used up.
+        // The items that stay have a digest of their own, and the approved digests are consumed.
         (self.since, self.blocked) = (None, None);
         self.digests.clear();
         self.forget_if_over();

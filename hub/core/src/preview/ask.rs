@@ -12,10 +12,10 @@ use super::{Holdings, PreviewIndex};
 use crate::index::{Cluster, Directive, RuleEntry};
 use crate::plan::{ClusterAssignment, SourceContent};
 
-/// The most bytes of payload that travel in one question, which is one message.
+/// The most bytes of payload in one request, which is one message.
 const PAYLOADS: usize = 2 << 20;
 
-/// The most bytes of paths and digests that travel in one question.
+/// The most bytes of paths and digests in one request.
 const DIGESTS: usize = 512 << 10;
 /// Bytes of one digest beside its path.
 const DIGEST: usize = 24;
@@ -432,7 +432,7 @@ mod tests {
         for _ in 0..3 {
             assert!(asking.announced(kind, &content).is_some());
         }
-        // Put there by hand, so that a second look would show.
+        // Set by hand, so that a second evaluation would show.
         asking
             .known
             .lock()

@@ -47,7 +47,8 @@ struct Focus {
     exists: bool,
     /// What each cluster has of the rule as it is saved.
     former: BTreeMap<ClusterName, ClusterAssignment>,
-    /// Those to which a rollout under way has not come: they have what was before it, and the hub does not know what that is.
+    /// The clusters that the current rollout has not reached. They have the state before it, which
+    /// the hub does not know.
     behind: BTreeSet<ClusterName>,
     /// The reported clusters; absent: all.
     clusters: Option<BTreeSet<ClusterName>>,
@@ -228,7 +229,7 @@ impl PreviewIndex {
         self.index.rule(&self.focus.uid).is_some_and(unreadable)
     }
 
-    /// The sources whose content is needed and not known.
+    /// Returns the sources whose content must be read.
     pub fn unread(&self) -> &BTreeSet<SourceRef> {
         &self.unread
     }
@@ -242,7 +243,7 @@ impl PreviewIndex {
         }
     }
 
-    /// Judges what the rule would no longer want.
+    /// Judges the items that the rule would no longer select.
     pub fn judge(&mut self, holdings: Holdings<'_>, now: Now) {
         let all = std::iter::once(&self.focus).chain(&self.others);
         for (uid, cluster, former) in
@@ -278,7 +279,7 @@ impl PreviewIndex {
         self.judge_now(announced, now);
     }
 
-    /// Removals are judged when nothing else has come for a while.
+    /// Removals are judged after some time without further ones.
     fn judge_now(&mut self, holdings: Holdings<'_>, now: Now) {
         let uids = self.rules().into_iter().collect();
         self.index.judge(&uids, holdings, now);

@@ -9,7 +9,7 @@ use super::{AgentAnswer, Holdings, PreviewIndex, diff};
 use crate::index::Holding;
 use crate::plan::{RulePlan, UnsupportedSource};
 
-/// How the removal guard knows a set that no agent has.
+/// The id in the removal guard for a set that no agent has.
 const PRUNES: AskedDigest = AskedDigest([0x67; 16]);
 
 /// Why a removal is blocked.
@@ -52,7 +52,8 @@ pub struct SourceRow {
 }
 
 impl PreviewIndex {
-    /// Judges what agents would ask for, and returns what becomes of each copy, at most `diffs` with lines of what would change.
+    /// Judges the removals, and returns the outcome of each copy, at most `diffs` of them with the
+    /// changed lines.
     pub fn conclude(
         &mut self,
         answers: BTreeMap<ClusterName, AgentAnswer>,

@@ -6,7 +6,7 @@ use runnel_proto::model::RuleUid;
 
 use super::{RULES_LIMIT, Session};
 
-/// Rules that are wanted and not sent.
+/// Selected rules that are not sent.
 #[derive(Default)]
 pub(super) struct Beyond {
     rules: BTreeSet<RuleUid>,
@@ -18,7 +18,7 @@ impl Beyond {
         self.has_changed |= self.rules.insert(uid.clone());
     }
 
-    /// The rule is not wanted, or has room.
+    /// The rule is not selected here, or there is room for it.
     pub fn remove(&mut self, uid: &RuleUid) {
         self.has_changed |= self.rules.remove(uid);
     }
@@ -51,12 +51,12 @@ impl Session {
         std::mem::take(&mut self.beyond.has_changed).then(|| self.beyond.rules.clone())
     }
 
-    /// The agent has so many rules that this session does not know.
+    /// Records the number of the agent's rules that this session does not track.
     pub fn leave_out_rules(&mut self, rules: usize) {
         self.left_out_rules = rules;
     }
 
-    /// The number of the agent's rules that this session does not know.
+    /// Returns the number of the agent's rules that this session does not track.
     pub fn left_out_rules(&self) -> usize {
         self.left_out_rules
     }

@@ -37,7 +37,7 @@ impl Session {
                     assignment.content(source).is_some() || assignment.is_unknown(source)
                 });
             }
-            // The hub has not decided yet whether it wants the rule.
+            // The hub has not determined yet whether the rule selects this cluster.
             Some(None) => {}
             _ => return,
         }

@@ -46,8 +46,8 @@ impl Session {
         false
     }
 
-    /// A change of the suspension is sent at once, also where nothing else is sent of the rule:
-    /// there the other terms stay, whatever was edited besides.
+    /// A change of the suspension is sent at once, also where nothing else of the rule is sent. The
+    /// other terms stay as they were there.
     pub(super) fn send_suspended(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let keeps = self.keeps(uid);
         let Some(stream) = self.rules.get_mut(uid) else {

@@ -11,16 +11,16 @@ const BYTES: usize = 24 * 1024 * 1024;
 /// About what a state takes besides its texts.
 const OVERHEAD: usize = 400;
 
-/// The intents that an agent reports. Each rule counts once, up to the limit of a session: rules
-/// that the hub knows before others. The rest is reported again in the next session.
+/// The intents that an agent reports. Each rule counts once, up to the limit of a session, rules of
+/// the hub before unknown ones. The others are reported again in the next session.
 #[derive(Default)]
 pub struct HelloStates {
     states: BTreeMap<RuleUid, RuleState>,
-    /// Rules that the hub does not know.
+    /// Rules that the hub does not have.
     unknown: BTreeSet<RuleUid>,
     bytes: usize,
     left_out: usize,
-    /// States whose failures were not kept.
+    /// States whose failures were dropped.
     shortened: usize,
 }
 

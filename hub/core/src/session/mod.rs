@@ -55,15 +55,16 @@ pub struct Session {
     outbox: Outbox,
     /// The batches that were sent.
     window: Window,
-    /// Sources whose content the agent needs again.
+    /// Sources whose content the agent has requested.
     wants: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
-    /// The rules whose pairs the agent is asked for.
+    /// The rules whose pairs are requested from the agent.
     questions: PairQuestions,
     /// Rules that are not sent, because the agent would have too many.
     beyond: Beyond,
     /// Reported rules that did not fit into the session.
     left_out_rules: usize,
-    /// Unwanted intents of the agent whose removal is not judged yet; no sources: the whole rule.
+    /// Intents of the agent that are not desired and whose removal is not judged yet; no sources:
+    /// the whole rule.
     orphaned_intents: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     /// The version of the index up to which claims were taken in.
     version: u64,
@@ -142,14 +143,14 @@ impl Session {
         answers
     }
 
-    /// Whether the session knows of any intent of the agent for a rule.
+    /// Whether the session has any intent of the agent for a rule.
     pub fn holds(&self, uid: &RuleUid) -> bool {
         self.rules.contains_key(uid)
     }
 
-    /// Whether the agent has nothing of a rule, no order about it is under way, and the session has
-    /// applied its directive as of this version of the index: until then it may still send former
-    /// content. Unknown while the agent has rules that the session does not know.
+    /// Whether the agent has nothing of a rule, no order about it is in flight, and the session has
+    /// applied its directive as of this version of the index. Before that it may still send former
+    /// content. Unknown while the agent has rules that the session does not track.
     pub fn is_free_of(&self, uid: &RuleUid, version: u64) -> bool {
         self.hello_done
             && self.left_out_rules == 0
@@ -157,7 +158,7 @@ impl Session {
             && !self.rules.contains_key(uid)
     }
 
-    /// The unwanted intents of the agent whose removal was not judged: the removal guard decides
+    /// Returns the agent's intents that are not desired and not judged. The removal guard decides
     /// about them. No sources: all intents of the rule.
     pub fn take_orphaned_intents(&mut self) -> BTreeMap<RuleUid, BTreeSet<SourceRef>> {
         std::mem::take(&mut self.orphaned_intents)
@@ -172,7 +173,7 @@ impl Session {
         let mut bytes = 0;
         let more = self.take_headings(&mut deltas, &mut bytes)
             || self.outbox.intents.take_upserts(&mut deltas, bytes);
-        // A rule whose account is still awaited may be the one that takes a copy over.
+        // A rule whose report is pending may be the one that takes a copy over.
         if !more && self.outbox.has_removals() && !self.is_waiting() {
             self.take_removals(&mut deltas);
         }

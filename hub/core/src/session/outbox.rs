@@ -14,9 +14,9 @@ use crate::plan::{CowSortedMap, SourceContent};
 
 type Upserts = CowSortedMap<SourceRef, Arc<SourceContent>>;
 
-/// A batch is closed when its payloads reach this many bytes; a single larger one travels alone.
-/// Each connection has one batch until the agent has room for it, so this bounds the memory of a
-/// delivery to very many agents at once.
+/// A batch is closed when its payloads reach this many bytes. A single larger payload is sent
+/// alone. Each connection has one batch until the agent has room for it, so this bounds the memory
+/// of a delivery to very many agents at once.
 pub(super) const BATCH_BYTES: usize = 32 * 1024;
 /// A batch is closed when it has this many items.
 pub(super) const BATCH_ITEMS: usize = 1000;

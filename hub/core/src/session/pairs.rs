@@ -12,14 +12,14 @@ use crate::plan::ClusterAssignment;
 /// Pairs that are asked for at a time.
 const PAIRS_AT_A_TIME: usize = 100_000;
 
-/// The rules whose (source, revision) pairs the agent is asked for.
+/// The rules whose (source, revision) pairs are requested from the agent.
 #[derive(Default)]
 pub(super) struct PairQuestions {
-    /// Rules whose pairs are needed and were not asked for.
+    /// Rules whose pairs are needed and not requested yet.
     to_ask: BTreeSet<RuleUid>,
-    /// Rules whose pairs were asked for, and how many are expected.
+    /// Rules whose pairs are requested, with the expected number.
     asked: BTreeMap<RuleUid, usize>,
-    /// Rules of whose pairs some were left out, and whether pairs of any rule were removed since.
+    /// Rules with pairs that were left out, and whether pairs of any rule were removed since.
     left_out: BTreeMap<RuleUid, bool>,
 }
 
@@ -48,8 +48,8 @@ impl PairQuestions {
 }
 
 impl Session {
-    /// Whether the hub knows the agent's intents of a rule, source by source. If not, a digest that
-    /// equals the assignment is enough, and otherwise the agent is asked.
+    /// Whether the hub has the agent's intents of a rule, source by source. If not, a digest that
+    /// equals the assignment is enough. Otherwise the pairs are requested from the agent.
     pub(super) fn has_items(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
         let Some(stream) = self.rules.get_mut(uid) else {
             return false;
@@ -72,9 +72,9 @@ impl Session {
         false
     }
 
-    /// The agent reports its intents of these rules again: it found copies that nothing on this
-    /// stream ordered. It is asked for the pairs, whatever was known of them. Returns how many
-    /// rules exceed the limit of a session.
+    /// The agent reports its intents of these rules again, because it found copies that nothing on
+    /// this stream ordered. All of their pairs are requested. Returns how many rules exceed the
+    /// limit of a session.
     pub fn resync(&mut self, states: Vec<RuleState>) -> usize {
         let mut left_out = 0;
         for state in states.into_iter().filter(|state| !state.gone) {
@@ -97,8 +97,8 @@ impl Session {
         left_out
     }
 
-    /// The rules whose pairs the agent must be asked for now. Their answers have at most 100,000
-    /// pairs together. The session asks for the others when these answers have arrived.
+    /// Returns the rules whose pairs must be requested now. Their answers have at most 100,000
+    /// pairs together. The session requests the others when these answers have arrived.
     pub fn take_questions(&mut self) -> Vec<RuleUid> {
         if self.questions.to_ask.is_empty() {
             return Vec::new();
@@ -191,8 +191,8 @@ impl Session {
         }
     }
 
-    /// The agent has acked everything: asks again for rules of whose pairs some were left out, if
-    /// pairs were removed since.
+    /// The agent has acked everything: requests the left out pairs again, if pairs were removed
+    /// since.
     pub(super) fn request_left_out(&mut self) {
         if !self.questions.has_left_out() {
             return;

@@ -35,7 +35,7 @@ pub(super) struct RuleStreamState {
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) sent_orphaned: bool,
-    /// The agent connected with it, and it has not equaled the wanted state since: its origin is
+    /// The agent connected with it, and it has not equaled the desired state since. Its origin is
     /// uncertain.
     pub(super) former: bool,
     /// The last directive of the hub.
@@ -76,9 +76,9 @@ impl RuleStreamState {
         }
     }
 
-    /// Whether the hub knows the rule and wants it here.
+    /// Whether the hub has the rule and the rule selects this cluster.
     pub(super) fn is_claimed(&self) -> bool {
-        // An agent that was sent that the rule is orphaned has received nothing else since.
+        // An agent that received that the rule is orphaned has received nothing else since.
         let is_suspended = matches!(
             self.directive,
             Some(
@@ -104,7 +104,8 @@ pub(super) enum Items {
     Asked(BTreeMap<SourceRef, Revision>),
     /// These.
     Pairs(BTreeMap<SourceRef, Revision>),
-    /// Those of the share, and `beyond`: what must stay though the share does not want it.
+    /// The intents of the assignment, and in `beyond` those that must stay though they are not in
+    /// it.
     ClusterAssignment {
         assignment: ClusterAssignment,
         beyond: BTreeMap<SourceRef, Revision>,
@@ -132,7 +133,7 @@ impl Items {
         }
     }
 
-    /// Whether these are known to be none.
+    /// Whether the agent certainly has no intents.
     pub(super) fn are_none(&self) -> bool {
         match self {
             Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => false,
@@ -143,7 +144,7 @@ impl Items {
         }
     }
 
-    /// Whether these are what a share wants, and nothing else.
+    /// Whether the intents equal the assignment.
     pub(super) fn are_exact(&self) -> bool {
         matches!(self, Items::ClusterAssignment { beyond, .. } if beyond.is_empty())
     }
@@ -188,7 +189,8 @@ impl Items {
         }
     }
 
-    /// These pairs without those that a share positively does not want and that may go; and the sources of those.
+    /// Returns these pairs without those that may be removed because the assignment certainly does
+    /// not contain them, and the sources of the latter.
     pub(super) fn without_surplus(
         &self,
         assignment: &ClusterAssignment,
@@ -294,8 +296,8 @@ impl Items {
         match (stream, assignment.content(source)) {
             (Some(stream), Some(content)) if stream == content.revision => {}
             (_, Some(content)) => step.upserts.push((source.clone(), content.clone())),
-            // While content is being read for the first time, it may be what takes the place of this one: what is wanted
-            // instead comes first.
+            // While content is being read for the first time, it may be the replacement of this
+            // one. The replacement comes first.
             (Some(stream), None) if assignment.must_stay(source) || assignment.is_growing() => {
                 beyond.insert(source.clone(), stream);
             }

@@ -29,13 +29,13 @@ impl Session {
         self.kept_back
     }
 
-    /// Whether what the agent came with was exactly what is wanted of every rule, so that nothing was kept back and nothing
-    /// will be.
+    /// Whether the agent connected with exactly the desired state of every rule, so that nothing
+    /// was or will be kept back.
     pub fn holds_nothing_else(&self) -> bool {
         self.rules.values().all(|stream| !stream.former)
     }
 
-    /// Whether nothing of a rule is removed. A rule that once equaled the wanted state has no
+    /// Whether nothing of a rule is removed. A rule that once equaled the desired state has no
     /// former copies left, and a rule in an unknown state keeps only its own copies.
     pub(super) fn keeps(&self, uid: &RuleUid) -> bool {
         let is_former = || self.rules.get(uid).is_some_and(|stream| stream.former);

@@ -19,11 +19,11 @@ struct Agent {
     rules: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
     terms: BTreeMap<RuleUid, TermsDigest>,
     orphaned: BTreeSet<RuleUid>,
-    /// Of each rule whose terms it has, whether it rests.
+    /// For each rule with terms: whether it is suspended.
     is_suspended: BTreeMap<RuleUid, bool>,
     upserts: usize,
     removed: Vec<(RuleUid, SourceRef)>,
-    /// Rules of which nothing is left, each with the batch that told so.
+    /// Rules without intents, each with the batch that said so.
     gone: Vec<(RuleUid, u64)>,
 }
 
@@ -101,7 +101,7 @@ impl Agent {
         session
     }
 
-    /// Exchanges frames until both sides have nothing more to say.
+    /// Exchanges frames until neither side has one left.
     fn drain(&mut self, session: &mut Session) {
         loop {
             let questions = session.take_questions();
@@ -404,7 +404,7 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
         );
         assert!(session.take_snapshot_end().is_some());
     }
-    // One that holds what is wanted and nothing else is asked nothing.
+    // An agent with exactly the desired state gets no request.
     let mut session = agent.connect();
     session.set_restriction(SendRestriction::Removals);
     session.update(after());
@@ -423,7 +423,7 @@ fn rejoined_member_keeps_only_its_former_copies() {
     agent.drain(&mut session);
     let mut session = agent.connect();
     session.set_restriction(SendRestriction::Removals);
-    // Nobody can tell about the second rule: it keeps what it has, and that keeps nothing else.
+    // The second rule is undecided: it keeps its copies, and blocks no other rule.
     session.update([
         wanted("r1", &[(1, content(1)), (2, content(2))]),
         ("r2".into(), Directive::Unknown),
@@ -584,7 +584,7 @@ fn unserved_wants_are_not_kept_beyond_the_bound() {
         wanted("gone", &[(1, content(1))]),
     ]);
     agent.drain(&mut session);
-    // What is held differs from the plan, so wants wait for the account.
+    // The agent's intents differ from the plan, so requests wait for the report.
     let mut again = agent.connect();
     again.update([
         wanted("r", &[(1, content(2))]),
@@ -611,7 +611,7 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
     let uids: Vec<String> = (0..100).map(|n| format!("r{n:02}")).collect();
     session.hello(uids.iter().map(|uid| state(uid)).collect());
     session.hello_done();
-    // Wants of rules about which the hub has not spoken.
+    // Requests for rules about which the hub has not sent anything.
     for uid in &uids[..50] {
         session.want(&uid.as_str().into(), invented(0, 1000));
     }
@@ -633,7 +633,7 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
         "{}",
         session.kept()
     );
-    // The hub speaks: what waits for nothing goes, and there is room again.
+    // The hub sends: requests that wait for nothing are dropped, and there is room again.
     session.update(
         uids[..50]
             .iter()
@@ -679,8 +679,8 @@ fn account_of_what_the_hub_has_itself_costs_nothing() {
     assert!(session.kept() == 0 || session.kept() < 1000);
 }
 
-/// What agents say that they hold of two rules: more long names than the budget holds of the first one, some of the second
-/// one, and of both one name that is wanted.
+/// The reported intents of two rules: more long names of the first one than the budget holds, some
+/// of the second one, and one desired name of both.
 struct LongAccounts {
     session: Session,
     stream_state: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
@@ -726,7 +726,7 @@ impl LongAccounts {
         }
     }
 
-    /// Until nobody has anything more to say. Returns whether the snapshot has ended.
+    /// Runs until neither side has a frame left. Returns whether the snapshot has ended.
     fn settle(&mut self) -> bool {
         for _ in 0..10_000 {
             let questions = self.session.take_questions();
@@ -935,7 +935,8 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
         session.update([(uid.clone(), directive)]);
         assert!(message(&mut session).is_empty(), "it is said once");
     }
-    // The agent asks for that still; for something else; and for that again, which nobody has taken back.
+    // The agent requests that again, then something else, and then that again, which nothing has
+    // canceled.
     assert!(!session.pending_prune_changed(&uid, Some(digest(2))));
     assert!(!session.pending_prune_changed(&uid, Some(digest(3))));
     assert!(session.pending_prune_changed(&uid, Some(digest(2))));
@@ -945,11 +946,11 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
         !session.pending_prune_changed(&uid, None)
             && !session.pending_prune_changed(&uid, Some(digest(4)))
     );
-    // Taken back before it was said.
+    // Canceled before it was sent.
     session.update([(uid.clone(), Directive::Wanted(assignment(false, Some(4))))]);
     session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
     assert!(message(&mut session).is_empty());
-    // It was judged by terms that the cordoned cluster has not been told.
+    // It was judged with terms that the cordoned cluster has not received.
     session.update([(uid.clone(), Directive::Wanted(assignment(true, None)))]);
     assert!(message(&mut session).is_empty());
     session.update([(uid, Directive::Cordoned(assignment(false, Some(5))))]);
@@ -1107,7 +1108,7 @@ enum Step {
     AckedSet(u8),
     /// The cluster is cordoned.
     Cordoned(u8, BTreeMap<u8, u8>),
-    /// The hub cannot tell what is granted to the rule.
+    /// The hub does not know the grants of the rule.
     Unknown(u8),
     /// The cluster's turn in a rollout has not come.
     Awaits(u8, BTreeMap<u8, u8>, bool),
@@ -1162,8 +1163,8 @@ fn answer(agent: &Agent, session: &mut Session) {
     }
 }
 
-/// No removal may be unwarranted: at the moment of sending, the hub's last word about the rule must not want the
-/// source, and must be able to tell.
+/// Every removal must be justified: at the moment of sending, the newest directive of the rule must
+/// be decided about the source and not contain it.
 fn warranted(batch: &Batch, directives: &BTreeMap<RuleUid, Directive>) -> bool {
     batch
         .rules
@@ -1192,7 +1193,7 @@ fn warranted(batch: &Batch, directives: &BTreeMap<RuleUid, Directive>) -> bool {
                         .iter()
                         .all(|tombstone| fits(&tombstone.source))
             }
-            // Whether it rests is said.
+            // The suspension is sent.
             Some(Directive::AwaitingWave(assignment)) => {
                 let no_items = delta.upserts.is_empty()
                     && delta.tombstones.is_empty()
@@ -1250,7 +1251,7 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
         agent.drain(&mut session);
         let sent_terms = agent.terms[&uid];
         assert!(agent.is_suspended[&uid] && (sent_terms != terms) == by_terms);
-        // An edit of a rule that rests goes to nobody before its turn.
+        // An edit of a suspended rule is sent to no agent before the rule resumes.
         session.update([("r".into(), directive(edited(true)))]);
         agent.drain(&mut session);
         // So it does where it comes with the end, also while the agent was away.
@@ -1269,7 +1270,7 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
             let mut again = agent.connect();
             again.update([("r".into(), directive(edited(false)))]);
             assert!(again.next_batch().is_none(), "once");
-            // The terms of the same name rest, or do not: they are said again.
+            // The same terms with another suspension are sent again.
             for suspend in [true, false] {
                 again.update([(
                     "r".into(),
@@ -1301,7 +1302,7 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
         session.update([("r".into(), Directive::Wanted(failed.clone()))]);
         agent.drain(&mut session);
         assert_eq!(agent.removed, [("r".into(), source(2))]);
-        // A copy of earlier times whose removal is blocked.
+        // A former copy whose removal is blocked.
         agent
             .rules
             .get_mut(&"r".into())
@@ -1356,7 +1357,8 @@ fn cluster_awaiting_its_turn_is_sent_only_what_it_has() {
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
 
-    // After a restart of the hub: what it holds and is still wanted so is sent again when it asks for it.
+    // After a restart of the hub: intents that are still desired are sent again when the agent
+    // requests them.
     let mut again = agent.connect();
     let edited = [(1, content(9)), (2, content(2))];
     again.update(awaits(&edited));
@@ -1557,7 +1559,8 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
     session.update([plan()]);
     agent.drain(&mut session);
     agent.upserts = 0;
-    // One of a source that is wanted in another state, one of a source that is not, and one of a rule that nobody knows.
+    // One of a source that is desired in another state, one of a source that is not selected, and
+    // one of an unknown rule.
     let unknown = Revision([0; 16]);
     agent
         .rules

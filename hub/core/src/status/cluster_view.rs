@@ -7,8 +7,8 @@ use super::report_store::{Connectivity, RuleReport, SessionFacts};
 use super::{ReportStore, View};
 use crate::plan::{NamedTerms, RulePlan};
 
-/// A cluster of a rule with everything that is known of it: a status uses it many times, and it is
-/// looked up once.
+/// A cluster of a rule with all of its state. A status reads it many times, so it is looked up
+/// once.
 pub(super) struct ClusterView<'a> {
     pub(super) name: &'a ClusterName,
     /// The terms of the rule there.

@@ -20,7 +20,7 @@ use runnel_api::{
     ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
 };
 
-/// What the hub knows about a rule.
+/// The state of a rule in the hub.
 pub struct View<'a> {
     /// The rule.
     pub rule: &'a Rule,
@@ -40,13 +40,13 @@ pub struct View<'a> {
     pub blocks_prunes: bool,
     /// How many copies a dry run would remove that the hub would order away, by cluster.
     pub planned_removals: BTreeMap<ClusterName, u64>,
-    /// The rollout of its newest change, where it wants one.
+    /// The rollout of its newest change, if the rule has one.
     pub rolling: Option<Rolling<'a>>,
     /// The status that is there.
     pub previous: &'a RuleStatus,
     /// When the hub started.
     pub hub_started: Instant,
-    /// Whether something has been under way for so long that people should know.
+    /// Whether a change has been in progress for so long that the status should report it.
     pub overdue: bool,
 }
 
@@ -95,7 +95,7 @@ pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<Rul
         .and_then(|rolling| rolling.progress.as_ref());
     status.rollout = progress.map(Into::into);
     if must_keep_status(view, report_store, &summary, now.instant) {
-        // Without it no other process knows how far it has come.
+        // Other replicas read the progress of the rollout only here.
         return (status != *view.previous).then_some(status);
     }
     status.observed_generation = Some(view.rule.generation);
@@ -153,7 +153,7 @@ fn must_keep_status(
     now: Instant,
 ) -> bool {
     let young = now.saturating_duration_since(view.hub_started) < SETTLING;
-    // Later no cluster is awaited, and none has to be looked up.
+    // Later the hub waits for no cluster.
     let awaited = young
         && (is_reading(view)
             || view

@@ -1,4 +1,4 @@
-//! What a rule wants and is not granted, in the words of its condition `Granted`.
+//! The condition `Granted`: what a rule requests and is not granted.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, ConflictPolicy, Grant, Terms};
@@ -7,7 +7,7 @@ use super::View;
 use super::fold::ConditionValue;
 use runnel_api::conditions::{ConditionStatus, Reason};
 
-/// Names that a sentence lists, of those that it speaks of.
+/// The number of names that a sentence lists.
 const LISTED: usize = 5;
 
 /// What is not granted, each with the clusters where it is not.
@@ -28,7 +28,7 @@ struct Missing<'a> {
     limited: bool,
 }
 
-/// The condition `Granted`; `None` where everything is granted that the rule wants.
+/// Returns the condition `Granted`; `None` if everything that the rule requests is granted.
 pub(super) fn granted(view: &View<'_>) -> Option<ConditionValue> {
     if view.target_clusters.unknown {
         let message = "the hub cannot read what is granted (DistributionGrants, and the labels of namespaces where grants \
@@ -61,7 +61,7 @@ pub(super) fn granted(view: &View<'_>) -> Option<ConditionValue> {
         .then(|| ConditionValue::new(ConditionStatus::True, Reason::PartiallyGranted, message))
 }
 
-/// Whether copies that the rule wants are not made for want of a grant, wherever its clusters are.
+/// Whether some copies are not created because a grant is missing, in any cluster.
 pub(super) fn lacks_copies(view: &View<'_>) -> bool {
     let missing = missing(view);
     !missing.whole.is_empty() || !missing.kinds.is_empty() || !missing.namespaces.is_empty()
@@ -157,7 +157,8 @@ fn look_at<'a>(
     missing.limited |= broad && grants.iter().any(|grant| grant.namespaces.is_some());
 }
 
-/// The namespaces that the rule wants copies in by name, kind by kind: literal ones, or those of its sources.
+/// Returns the target namespaces that the rule names, by kind: literal ones, or those of its
+/// sources.
 fn wanted_names(view: &View<'_>) -> BTreeSet<(&'static str, String)> {
     match &view.rule.terms.namespaces {
         Some(choice) => {

@@ -19,7 +19,7 @@ const KEY_SHARED: &str = "two agents use this cluster's key by turns, and each e
                           copy of the key. Set spec.accepted to false, find out who, and let the cluster join anew with \
                           `runnel-hub token create`: then only the new key is valid";
 
-/// What the hub knows about a member.
+/// The state of a member in the hub.
 pub struct MemberView<'a> {
     /// The generation of its spec.
     pub generation: i64,
@@ -33,18 +33,19 @@ pub struct MemberView<'a> {
     pub session: Option<&'a SessionFacts>,
     /// Rules of this hub that the member has copies of.
     pub acked: usize,
-    /// While it leaves: the rules whose copies stay, and how many.
+    /// While it leaves: the rules whose copies are retained, and their number.
     pub retained: &'a [(RuleName, u32)],
-    /// Rules that the member has copies of and this hub does not know: these copies stay, also when
+    /// Rules with copies in the member that this hub does not have. Their copies stay, also when
     /// the cluster leaves.
     pub orphaned: Vec<&'a RuleName>,
-    /// Whether the hub has not been up for long enough to take silence for an answer.
+    /// Whether the hub started so recently that a missing report proves nothing.
     pub awaited: bool,
     /// Until when its agent can still renew the newest certificate that it has.
     pub renewable_until: Option<Timestamp>,
-    /// What speaks against letting it follow this hub, or who else comes in its name; with the member's name.
+    /// Reasons against letting the member follow this hub, or other clusters that use its name;
+    /// with the member's name.
     pub divergence: Option<(&'a ClusterName, &'a Divergence)>,
-    /// The watch that speaks for those that its agent has lost in the member's API.
+    /// One failed watch in the member's API, as an example for all that its agent has lost.
     pub lost_watch: Option<LostWatch>,
     /// Whether two agents use its key by turns.
     pub key_shared: bool,
@@ -346,7 +347,7 @@ fn stolen(view: &MemberView<'_>) -> Option<String> {
     ))
 }
 
-/// Whether the hub knows the agent by this key.
+/// Whether the hub has this key of the agent.
 fn has_key(previous: &MemberClusterStatus, key: &str) -> bool {
     previous
         .identity
@@ -556,7 +557,7 @@ mod tests {
             ..view(&none, None, 0)
         });
         assert_eq!((left(&cut).0, left(&cut).1), ("False", "NotAccepted"));
-        // And it may change its mind.
+        // And the state may change back.
         let back = reported(&MemberView {
             leaving: false,
             ..view(&gone, Some(&facts), 0)

@@ -37,8 +37,8 @@ pub use report_store::{ReportStore, SessionFacts};
 pub use rolling::Rolling;
 pub use rule_cluster_state::{Proved, Sent, is_settled};
 
-/// How long a lost session may be away before its cluster counts as unreachable. A half-open connection is noticed by
-/// keepalives within 25 s more, so silence is noticed within 45 s.
+/// How long a session may be lost before its cluster counts as unreachable. Keepalives detect a
+/// half-open connection within another 25 s, so the hub reports an unreachable cluster within 45 s.
 pub const SILENCE: Duration = Duration::from_secs(15);
-/// How long after its start a hub waits for clusters to connect before their silence counts.
+/// How long after its start a hub waits for clusters to connect before they count as unreachable.
 pub const SETTLING: Duration = Duration::from_secs(45);

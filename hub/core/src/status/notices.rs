@@ -93,7 +93,8 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
         .iter()
         .map(|cluster| cluster.name.as_str())
         .collect();
-    // Only the worst clusters are listed: one that was not listed before may have been silent all the time.
+    // Only the worst clusters are listed. One that was not listed before may have been unreachable
+    // all the time.
     let known: BTreeSet<_> = previous
         .clusters
         .iter()

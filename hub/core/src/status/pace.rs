@@ -53,7 +53,7 @@ impl Pace {
             .is_some_and(|last| now.saturating_duration_since(last) < BEAT)
     }
 
-    /// Whether the change has been under way for so long that people should know.
+    /// Whether the change has been in progress for so long that the status should report it.
     pub fn is_overdue(&self, now: Instant) -> bool {
         self.dirty_since
             .is_some_and(|since| now.saturating_duration_since(since) >= BEAT)

@@ -67,7 +67,7 @@ pub struct SessionFacts {
     pub certificate_expires: Timestamp,
 }
 
-/// A cluster, as its agent has spoken of it.
+/// A cluster, as its agent reported it.
 #[derive(Default)]
 pub(super) struct Connectivity {
     session: Option<SessionFacts>,
@@ -144,7 +144,7 @@ const ACCOUNT_BYTES: usize = 24 * 1024 * 1024;
 #[derive(Default)]
 pub struct ReportStore {
     clusters: BTreeMap<ClusterName, Connectivity>,
-    /// The clusters whose session has ended, until their silence is reported.
+    /// The clusters whose session has ended and that are not reported as unreachable yet.
     lost: BTreeSet<ClusterName>,
     /// What the rules of clusters that leave retain there.
     retained: BTreeMap<ClusterName, Vec<(RuleName, u32)>>,
@@ -155,7 +155,7 @@ pub struct ReportStore {
 }
 
 impl ReportStore {
-    /// A ledger that knows nothing, of a hub that gives its agents this key.
+    /// Returns an empty store of a hub that gives its agents this key.
     pub fn proving(key: ProofKey) -> Self {
         Self {
             proof_key: Some(key),
@@ -295,7 +295,7 @@ impl ReportStore {
         }
     }
 
-    /// The clusters that have become silent since the last call.
+    /// Returns the clusters that have become unreachable since the last call.
     pub fn take_silenced(&mut self, now: Instant) -> Vec<ClusterName> {
         let clusters = &self.clusters;
         let lost_at =
@@ -387,7 +387,8 @@ impl ReportStore {
         self.retained.remove(cluster);
     }
 
-    /// A cluster begins to leave, or no longer does; `retains`: the rules whose copies stay there.
+    /// A cluster begins to leave, or no longer leaves. `retains`: the rules whose copies stay
+    /// there.
     pub fn leaves(
         &mut self,
         cluster: &ClusterName,
@@ -621,7 +622,8 @@ mod tests {
             report_store.connected(&cluster, 2, facts(), vec![hello]);
             report_store
         };
-        // Busy; restarted, so that it knows of no intents but those of its copies, or of no terms.
+        // The agent is busy, or was restarted and has only the intents of its copies, or has no
+        // terms yet.
         let mut restarted = state(0, |counts| {
             *counts = Counts {
                 copies: 10,

@@ -19,7 +19,7 @@ use runnel_api::conditions::{ConditionStatus, Reason, shortened};
 
 /// A rollout as it is.
 pub struct Rolling<'a> {
-    /// How the rule wants it.
+    /// The rollout settings of the rule.
     pub rollout: &'a Rollout,
     /// What is rolled out.
     pub target: &'a str,

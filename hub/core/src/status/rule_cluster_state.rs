@@ -23,11 +23,11 @@ pub enum Proved {
     Yes,
     /// It has other content.
     No,
-    /// Nothing is to be compared (yet): not every copy is applied, or one of the two cannot tell.
+    /// There is nothing to compare yet: not every copy is applied, or one side has no digest.
     Untold,
 }
 
-/// How one rule stands in one cluster.
+/// The state of one rule in one cluster.
 pub(super) struct RuleClusterState {
     pub(super) state: ClusterState,
     pub(super) copies: i64,
@@ -44,7 +44,8 @@ pub(super) struct RuleClusterState {
     pub(super) fresh: bool,
 }
 
-/// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
+/// Whether no change is in progress: every cluster has reported its copies of the newest plan, or
+/// is unreachable.
 pub fn is_settled(view: &View<'_>, report_store: &ReportStore, now: Instant) -> bool {
     !is_reading(view)
         && view
@@ -52,19 +53,19 @@ pub fn is_settled(view: &View<'_>, report_store: &ReportStore, now: Instant) -> 
             .all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
 }
 
-/// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
-/// for the first time. What the agents say of so little is not the whole truth.
+/// Whether the hub is still determining what the rule selects: a source is not read, or a kind is
+/// not listed, for the first time. Reports about a part of the sources are incomplete.
 pub(super) fn is_reading(view: &View<'_>) -> bool {
     let not_listed = |place| !view.unreadable.contains_key(place);
     !view.plan.unread.is_empty() || view.plan.unknown.iter().any(not_listed)
 }
 
-/// Whether the hub has not been up for long enough to take the cluster's silence for an answer.
+/// Whether the hub started so recently that a missing connection of the cluster proves nothing.
 pub(super) fn is_awaited(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> bool {
     !cluster.has_connected() && now.saturating_duration_since(view.hub_started) < SETTLING
 }
 
-/// The state alone: it is asked far more often than it is told.
+/// The state alone, which is read far more often than the whole entry.
 fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterState {
     if is_awaited(view, cluster, now) {
         return ClusterState::Progressing;
@@ -85,7 +86,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         };
     };
     let counts = account.counts;
-    // Copies that cannot be removed fail the cluster: what is left of them says why.
+    // Copies that cannot be removed fail the cluster. The message names the cause.
     if account.counts.failed > 0 || (counts.removing > 0 && account.failures.iter().any(is_failure))
     {
         ClusterState::Failed
@@ -159,7 +160,7 @@ pub(super) fn standing(
 ) -> RuleClusterState {
     let (account, name) = (cluster.account, cluster.name);
     let state = state(view, cluster, now);
-    // Of a silent cluster only.
+    // For an unreachable cluster only.
     let before = || {
         view.previous
             .clusters
@@ -251,7 +252,7 @@ pub(super) fn standing(
         message,
         fresh,
     };
-    // What a cluster said before this hub started is all that is known of it.
+    // The hub only has a report from before its start.
     let before = if account.is_none() && state == ClusterState::Unreachable {
         before()
     } else {
@@ -278,7 +279,7 @@ pub(super) fn standing(
     }
 }
 
-/// What is left as somebody changed it has not failed.
+/// Tolerated drift is no failure.
 pub(super) fn is_failure(failure: &Failure) -> bool {
     !matches!(
         failure.reason,
@@ -304,7 +305,8 @@ fn silent(was_connected: bool) -> (Reason, String) {
     }
 }
 
-/// The words of an agent, which any member's may be: so that nobody takes them for the hub's.
+/// Quotes the text of an agent, which any member can choose, so that it is not mistaken for a text
+/// of the hub.
 fn worst(account: Option<&RuleReport>) -> Option<(Reason, String)> {
     let worst = account?.failures.first()?;
     Some((
@@ -332,20 +334,21 @@ fn failed() -> (Reason, String) {
     (Reason::CopiesFailed, "copies failed".to_owned())
 }
 
-/// Whether a cordoned cluster has not what the rule wants now.
+/// Whether a cordoned cluster lacks the rule's current state.
 fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
     view.target_clusters.cordoned.contains(cluster.name)
         && !is_reading(view)
         && !holds_the_plan(view, cluster, account)
 }
 
-/// Whether a cluster to which something is not said has not what the rule wants now.
+/// Whether a cluster with a send restriction lacks the rule's current state.
 fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
     cluster.is_unconfirmed() && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
-/// Whether a cluster holds the newest revision of every source and has applied them all, but for copies that wait for their
-/// namespaces. Where the hub cannot tell what the newest revision is, nobody holds it.
+/// Whether a cluster has the newest revision of every source and has applied all of them, except
+/// copies that wait for their namespaces. False for every cluster while the hub cannot determine
+/// the newest revision.
 pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
     let Some(terms) = cluster.terms else {
         return false;
@@ -358,7 +361,7 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Ru
     is_comparable(view, cluster) && cluster.sent.unread.is_empty() && same && applied
 }
 
-/// Whether a cluster has proved that what the plan says stands in its API.
+/// Whether a cluster has proved that its API holds what the plan contains.
 pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> Proved {
     let Some(terms) = cluster.terms else {
         return Proved::Untold;
@@ -387,7 +390,7 @@ impl<'a> From<&'a RuleEntry> for Sent<'a> {
 }
 
 impl<'a> Sent<'a> {
-    /// The same of what is looked at.
+    /// As above, for an entry that is already looked up.
     pub(super) fn of(view: &View<'a>) -> Self {
         Self {
             plan: view.plan,
@@ -397,7 +400,8 @@ impl<'a> Sent<'a> {
         }
     }
 
-    /// In how many clusters of the rule the agent says that every copy is applied, and shows something else to stand there.
+    /// Returns the number of clusters whose agent reports every copy as applied and shows a digest
+    /// of something else.
     pub fn differing(&self, report_store: &ReportStore) -> usize {
         self.target_clusters
             .clusters
@@ -421,8 +425,8 @@ impl<'a> Sent<'a> {
         })
     }
 
-    /// What the plan of a cluster cannot tell is not compared, nor what the agent says of another plan, or of one that it has
-    /// not applied yet.
+    /// Not compared: sources about which the plan is undecided, and reports about another plan or
+    /// about one that is not applied yet.
     fn proved(
         &self,
         plan: &RulePlan,
@@ -451,19 +455,20 @@ impl<'a> Sent<'a> {
     }
 }
 
-/// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the guard
-/// blocks one, it cannot. Nor for a dry run: sources that are no longer selected stay with the agent.
+/// Whether the agent's intents can be compared with the plan. They cannot if the plan is undecided
+/// about a source, if the guard blocks one, or in a dry run, where sources that are no longer
+/// selected stay with the agent.
 pub(super) fn is_comparable(view: &View<'_>, cluster: &ClusterView<'_>) -> bool {
     can_be_compared(cluster.sent) && !view.blocks_removals && !view.rule.terms.is_dry_run()
 }
 
-/// Whether a plan can tell about every source.
+/// Whether a plan is decided about every source.
 fn can_be_compared(plan: &RulePlan) -> bool {
     plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.render_errors.is_empty()
 }
 
-/// Whether the account speaks of the newest plan. Where that cannot be compared, whether it speaks of the newest terms;
-/// such a rule is stalled, whatever its clusters say.
+/// Whether the report is about the newest plan. If that cannot be compared: whether it is about the
+/// newest terms. Such a rule is stalled, independent of its clusters.
 pub(super) fn holds_the_plan(
     view: &View<'_>,
     cluster: &ClusterView<'_>,

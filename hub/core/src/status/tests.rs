@@ -157,7 +157,7 @@ impl World {
         self.report_store.report(&cluster.into(), 1, state);
     }
 
-    /// What an agent says that was told the newest plan.
+    /// Returns the report of an agent that has the newest plan.
     fn state(&self, cluster: &str, counts: Counts) -> RuleState {
         let terms = self
             .target_clusters
@@ -191,7 +191,7 @@ impl World {
         );
     }
 
-    /// Writes the status if it changes, and says whether it did.
+    /// Writes the status if it changed. Returns whether it did.
     fn fold(&mut self) -> bool {
         let next = fold(&self.view(&self.status), &self.report_store, self.now());
         let written = next.is_some();
@@ -584,7 +584,8 @@ fn empty_selections_are_reported() {
     assert_eq!(world.ready(), pair("False", "NoSources"));
 }
 
-/// The sizes that the manual and the notes of a release speak of: `cargo test -p runnel-hub --lib size -- --nocapture`.
+/// Prints the sizes that the manual and the release notes name: `cargo test -p runnel-hub --lib
+/// size -- --nocapture`.
 #[test]
 fn the_size_of_a_status_does_not_grow_with_the_fleet() {
     let long = format!("an object exists here; {}", "\"".repeat(MESSAGE_LIMIT));

@@ -110,7 +110,8 @@ struct World {
     backup: Option<(Lease, u64)>,
     /// The Lease's version in the backup from which the hub was restored. From then on versions are odd.
     restored: Option<u64>,
-    /// Who has taken the lead since the restore, or has given it away: the Lease says up to which version that one led.
+    /// The replicas that have taken or released the Lease since the restore. The Lease holds the
+    /// last version of each.
     leaders_since: BTreeSet<(u64, String)>,
 }
 
@@ -180,7 +181,7 @@ impl World {
             .for_each(|replica| replica.observed(lease.clone(), now));
     }
 
-    /// Whether who starts now learns who has led.
+    /// Whether a replica that starts now can read the history.
     fn has_line(&self) -> bool {
         self.election
             .lease
@@ -189,7 +190,7 @@ impl World {
             .is_some()
     }
 
-    /// Whether a restore took away what the witness says.
+    /// Whether a restore removed the state of the token.
     fn is_lost(&self, history_token: &HistoryToken) -> bool {
         self.restored.is_some_and(|backup| {
             history_token.version > backup && history_token.version.is_multiple_of(2)
@@ -264,7 +265,8 @@ impl World {
 
     fn happen(&mut self, event: Event) -> Result<(), TestCaseError> {
         match event {
-            // A Lease that no replica has taken or given away since the restore names who led before.
+            // A Lease that no replica has taken or released since the restore names the former
+            // leader.
             Event::Election(Of::Touch)
                 if self.restored.is_some() && self.leaders_since.is_empty() => {}
             // A replica of the hub reads the Lease only when it decides to.
@@ -290,7 +292,7 @@ impl World {
                 let started = self.started(number);
                 self.election.replace(number, started);
             }
-            // What a deleted Lease said cannot be restored from a backup either.
+            // The history of a deleted Lease cannot be restored from a backup either.
             Event::Delete if self.backup.is_none() => {
                 self.show_all();
                 let Election {
@@ -373,8 +375,9 @@ fn check(leaders: usize, events: impl IntoIterator<Item = Event>) -> Result<(), 
     }
 }
 
-/// The leader tells an agent something with a version that a restore takes away. It notices the restore, and gives the Lease
-/// away before it has taken the lead anew: its write gives the Lease a version above the one that was lost.
+/// The leader issues a token with a version that a restore removes. It detects the restore, and
+/// releases the Lease before it has taken it again: its write gives the Lease a version above the
+/// lost one.
 #[test]
 fn lease_released_after_a_restore_hides_nothing() {
     let leads_and_renews = [Of::Act(0), Of::Touch, Of::Pass(2000), Of::Act(0)].map(Event::Election);

@@ -20,7 +20,7 @@ impl World {
         self.applied(cluster);
     }
 
-    /// In how many clusters the agent shows something else than it says.
+    /// Returns the number of clusters whose agent shows something else than it reports.
     fn differing(&self) -> usize {
         Sent::of(&self.view(&self.status)).differing(&self.report_store)
     }
@@ -74,7 +74,7 @@ fn mismatches_are_counted_by_the_newest_session() {
     world.shows("one", right);
     world.shows("two", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 1);
-    // It comes again, and says and shows the same as before.
+    // It reconnects, and reports and shows the same as before.
     let text = world.state(
         "two",
         Counts {
@@ -87,7 +87,7 @@ fn mismatches_are_counted_by_the_newest_session() {
         .report_store
         .connected(&"two".into(), 2, facts(), vec![text]);
     assert_eq!(world.differing(), 1);
-    // The session before it has no say any more.
+    // The former session can no longer change anything.
     world.shows("two", right);
     assert_eq!(world.differing(), 1);
     let text = world.state(
@@ -102,7 +102,7 @@ fn mismatches_are_counted_by_the_newest_session() {
     assert_eq!(world.differing(), 0);
     world.shows("two", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 0);
-    // What is said of another plan is not compared.
+    // A report about another plan is not compared.
     world.shows("one", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 1);
     world
@@ -149,7 +149,7 @@ fn copies_under_way_are_not_compared() {
         .set(&source, Some(&SourceState::Read(content.into())));
     assert_eq!(world.detail("one"), (false, Proved::Untold));
     assert_ne!(world.right(), right, "another content, another proof");
-    // It was taken back before the agent heard of it.
+    // It was undone before the agent received it.
     world.plan.set(&source, Some(&SourceState::Read(before)));
     assert_eq!(
         (world.right(), world.detail("one")),
