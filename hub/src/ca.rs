@@ -36,7 +36,7 @@ pub enum AuthorityError {
         "{0}; the hub needs to get, list, watch, create, patch and update its two Secrets in its own namespace"
     )]
     Api(#[from] ApiError),
-    /// A person must look at the Secret.
+    /// An administrator must repair the Secret.
     #[error("the Secret {namespace}/{IDENTITY_SECRET} does not hold a usable identity: {source}")]
     Stored {
         /// Where the Secret is.
@@ -64,10 +64,11 @@ impl AuthorityError {
     }
 }
 
-/// The hub's identity, made where it is missing. Several processes may do so at once and all get the same one.
+/// Reads the hub's identity, and creates it if it is missing. Several processes may do so at once
+/// and all get the same one.
 ///
 /// # Errors
-/// [`AuthorityError`], which tells by `is_passing` whether to try again.
+/// [`AuthorityError`]; its `is_passing` shows whether a retry can help.
 pub async fn load_or_create(
     client: &Client,
     namespace: &str,
@@ -155,7 +156,7 @@ fn known_in(secret: &Secret) -> Option<TrustedAuthorities> {
     known
 }
 
-/// Makes the Secret whole, and adds what `change` wants, in at most one write.
+/// Completes the Secret and adds what `change` returns, in at most one write.
 async fn edit(
     client: &Client,
     namespace: &str,
@@ -198,7 +199,7 @@ async fn edit(
     })
 }
 
-/// Whether the answer speaks of the Secret, not of its namespace.
+/// Whether the answer is about the Secret, and not about its namespace.
 fn is_gone(error: &ApiError) -> bool {
     let kind = error
         .status()

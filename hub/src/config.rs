@@ -21,7 +21,8 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Run the hub.
-    // The last one counts: what is given last, such as a chart's `extraArgs`, replaces what stands before it.
+    // Of a repeated option the last one counts, so that a chart's `extraArgs` replace the arguments
+    // before them.
     #[command(args_override_self = true)]
     Run(Box<Run>),
     /// Let clusters join.
@@ -256,10 +257,10 @@ const UNITS: [(&str, u64); 5] = [
     ("ms", 1),
 ];
 
-/// Reads a duration as the charts take it: numbers with their units, such as 1h30m.
+/// Reads a duration as the charts write it: numbers with their units, such as 1h30m.
 ///
 /// # Errors
-/// A sentence that says how to write one.
+/// A sentence with the expected format.
 pub fn any_duration(text: &str) -> Result<Duration, String> {
     let part = |rest: &str| {
         let number = rest.find(|c: char| !c.is_ascii_digit())?;

@@ -62,7 +62,7 @@ pub struct HubState {
     pub report_store: OrderedMutex<ReportStore, REPORT_STORE>,
     /// Edits of sources that are on their way to connected clusters.
     pub deliveries: OrderedMutex<Deliveries, DELIVERIES>,
-    /// Times of edits of sources whose new content is still being read.
+    /// Times of edits of sources whose new content is being read.
     pub edits: OrderedMutex<BTreeMap<SourceRef, Instant>, LEAF>,
     /// The newest session of each cluster.
     pub sessions: DashMap<ClusterName, Arc<LiveSession>>,
@@ -70,7 +70,7 @@ pub struct HubState {
     pub queues: Queues,
     /// The status of the `Fleet` that its watch showed last.
     pub fleet_status: watch::Sender<Option<FleetStatus>>,
-    /// Time of the first edit of each rule whose outcome is still being rendered.
+    /// Time of the first edit of each rule whose copies are being rendered.
     rendered_edits: OrderedMutex<BTreeMap<RuleUid, Instant>, LEAF>,
     /// Requests to list all objects that may be sources again.
     pub relist: watch::Sender<u64>,
@@ -227,7 +227,7 @@ impl HubState {
         effect
     }
 
-    /// Judges the removals whose time has come.
+    /// Judges the removals that are due.
     pub fn judge_due(&self) {
         self.change(|_| Effect::default());
     }
@@ -296,8 +296,8 @@ impl HubState {
         }
     }
 
-    /// Drops the deliveries of which nothing is sent any more. Returns the rules whose deliveries are
-    /// complete without these, with their durations.
+    /// Drops the deliveries that are no longer sent. Returns the rules whose deliveries are
+    /// complete without them, with their durations.
     pub fn drop_unsent(&self, index: &Index) -> Vec<(RuleUid, Duration)> {
         let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
         deliveries.retain(|cluster, uid| {

@@ -28,10 +28,10 @@ use crate::membership::decide::{
 use crate::membership::tokens::{WRONG_SECRETS, wronged};
 use runnel_api::{KeyRecord, MemberCluster};
 
-/// The longest certificate request that is looked at.
+/// The longest certificate request that is parsed, in bytes.
 const REQUEST_LIMIT: usize = 8 * 1024;
-/// Tokens of unknown ids that are looked up at a time. The watch may be behind a join that was just allowed, so they are
-/// looked up at all.
+/// The number of concurrent reads of unknown token ids. They are read at all because the watch may
+/// lag behind a join that was just allowed.
 const STRANGERS: usize = 4;
 /// How long such a one waits.
 const STRANGER_LIMIT: Duration = Duration::from_secs(5);
@@ -53,9 +53,9 @@ pub struct Registrar {
 /// Who asks to join.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
-    /// Where from; `None` for who comes by way of another replica.
+    /// The address of the peer; `None` if another replica passes it on.
     pub address: Option<IpAddr>,
-    /// Whether the watch knows the token's id as that of the cluster's join.
+    /// Whether the watch has the token's id as that of the cluster's join.
     pub known: bool,
 }
 
@@ -135,13 +135,13 @@ pub fn refused(refusal: &JoinRefusal) -> Status {
     with_reason(status, refusal.code())
 }
 
-/// The status of a session whose certificate has ended.
+/// Returns the status for a session whose certificate has ended.
 pub(crate) fn expired() -> Status {
     let text = "the certificate of this session has expired: connect with the new one";
     with_reason(Status::unauthenticated(text), "expired")
 }
 
-/// The status with a word of `sync.proto` that says why.
+/// Returns the status with a reason of `sync.proto`.
 pub(crate) fn with_reason(mut status: Status, reason: &'static str) -> Status {
     status
         .metadata_mut()
@@ -173,7 +173,7 @@ impl Registrar {
     /// Exchanges a token for a certificate.
     ///
     /// # Errors
-    /// As `sync.proto` says; each text says what to do.
+    /// The statuses of `sync.proto`; each text has a hint.
     pub async fn join(
         &self,
         caller: Caller,
@@ -236,11 +236,12 @@ impl Registrar {
             };
             let step = self.step(&member, cluster, token, request)?;
             if turn.is_none() {
-                // Who would write knows the token's id; nobody else waits, or makes others wait.
+                // Only requests with a known token id lead to a write. No others wait, or delay
+                // others.
                 turn = Some(self.turn(cluster).lock().await);
                 continue;
             }
-            // The certificate leaves the hub only when the key that it is for stands in the status.
+            // The hub issues the certificate only after its key is written to the status.
             if self.record(&member, cluster, step.status).await? {
                 return Ok(step.answer?);
             }
@@ -264,7 +265,7 @@ impl Registrar {
             (Ok((member, join)), _) => {
                 let (signed, record) = self.sign(member, cluster, request)?;
                 let redeemed = redeem(member, cluster, join, record, now)?;
-                // A join is a new beginning: what was given up before means nothing any more.
+                // A join is a new beginning: keys that were retired before no longer matter.
                 let identity = json!({"keys": redeemed.keys, "retired": null});
                 // It may also be another cluster that joins now.
                 let status =
@@ -292,10 +293,11 @@ impl Registrar {
         &self.turns[usize::try_from(hasher.finish() % TURNS as u64).unwrap_or_default()]
     }
 
-    /// Gives the holder of this verified certificate, which may have expired, one for a new key.
+    /// Issues a certificate for a new key to the holder of this verified certificate, which may
+    /// have expired.
     ///
     /// # Errors
-    /// As `sync.proto` says; each text says what to do.
+    /// The statuses of `sync.proto`; each text has a hint.
     pub async fn renew(
         &self,
         peer: &PeerCertificate,
@@ -352,7 +354,7 @@ impl Registrar {
         Err(Failure::Busy)
     }
 
-    /// Writes down that somebody came with a key that its member gave up. Best effort: he will come again.
+    /// Records that a client used a retired key. Best effort: the client retries.
     pub async fn retired_key_seen(&self, refusal: &JoinRefusal, peer: &PeerCertificate) {
         let JoinRefusal::RetiredKey(cluster) = refusal else {
             return;
@@ -405,7 +407,7 @@ impl Registrar {
             now,
             self.lives.certificate,
         )?;
-        // Seconds, as the API server stores and the certificate says.
+        // Whole seconds, as the API server and certificates store them.
         let time = |time: SystemTime| {
             Timestamp::try_from(time).and_then(|t| Timestamp::from_second(t.as_second()))
         };

@@ -56,11 +56,12 @@ closed_list! {
         Connections,
         /// Connections without a session for too long; they are closed.
         IdleConnections,
-        /// Streams of one member that have not said what they hold; the oldest is ended.
+        /// Unregistered streams of one member beyond the limit; the oldest one is ended.
         Streams,
-        /// Rules or bytes of what an agent says it holds; what is beyond is asked for again later.
+        /// Rules or bytes of an agent's report beyond the limit; they are requested again later.
         Hello,
-        /// Calls that were refused a moment ago; they are refused again without a look at the API server.
+        /// Calls that were refused recently; they are refused again without a request to the API
+        /// server.
         Calls,
         /// Renewals of a certificate; they are refused.
         Renewals,

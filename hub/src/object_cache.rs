@@ -67,7 +67,7 @@ pub struct RuleObject {
     pub name: String,
     /// Its status: what this process wrote last, or found when it took the lead; without the lead, what was seen.
     pub status: RuleStatus,
-    /// What somebody else has put in the place of what this process wrote: it is to be written again.
+    /// The status was overwritten by another writer, and must be written again.
     pub replaced: Option<Box<RuleStatus>>,
     /// Whether it carries Runnel's finalizer.
     pub has_finalizer: bool,
@@ -117,7 +117,7 @@ impl RuleObject {
         }
     }
 
-    /// The newest version that is known, whose status is `status`: a write expects to find this one.
+    /// The newest known version, whose status is `status`. A write expects this version.
     pub fn newest_version(&self) -> Option<String> {
         if self.written_version > self.version() {
             Some(self.written_version.to_string())
@@ -133,7 +133,7 @@ impl RuleObject {
 
 /// A member's object.
 struct MemberObject {
-    /// Shared with those who look at it: each is looked at every few seconds.
+    /// Shared with its readers, which read each object every few seconds.
     object: Arc<MemberCluster>,
     /// Whether it was seen before the list that is under way.
     doubtful: bool,
@@ -141,8 +141,9 @@ struct MemberObject {
 
 /// The objects that the writer writes about.
 ///
-/// A list says what is there now, whatever versions were seen before it: after a restore of etcd they are lower. So what
-/// is known when a list begins is doubtful, and anything that comes later replaces it.
+/// A list returns what exists now, independent of the versions that were seen before: after a
+/// restore of etcd versions are lower. So the state at the begin of a list is stale, and every
+/// later object replaces it.
 #[derive(Default)]
 pub struct ObjectCache {
     rules: Mutex<BTreeMap<RuleUid, RuleObject>>,
@@ -155,8 +156,9 @@ pub struct ObjectCache {
 }
 
 impl ObjectCache {
-    /// A rule was seen. A status that was written later than this version stands. Where this process `leads`, nobody else
-    /// writes statuses: what it wrote or found stands whatever is seen. Returns whether what was known of it was doubtful.
+    /// Stores a rule that a watch delivered. A status that was written after this version is kept.
+    /// While this process `leads`, no other process writes statuses, so its own status is always
+    /// kept. Returns whether the former state was stale.
     pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject, leads: bool) -> bool {
         let mut rules = self.rules.lock();
         let known = rules.get(&uid);
@@ -174,7 +176,7 @@ impl ObjectCache {
         doubtful
     }
 
-    /// Whether somebody else has replaced the status that this process wrote.
+    /// Whether another writer has replaced the status that this process wrote.
     pub fn is_replaced(&self, uid: &RuleUid) -> bool {
         self.with_rule(uid, |known| {
             known.is_some_and(|known| known.replaced.is_some() && !known.writing)
@@ -198,7 +200,8 @@ impl ObjectCache {
             .for_each(|object| object.doubtful = true);
     }
 
-    /// A rule's status was written; `version` is what it got. Returns whether somebody else has replaced it already.
+    /// Stores the written status of a rule, with the version of the write. Returns whether another
+    /// writer has replaced it already.
     pub fn wrote_rule(&self, uid: &RuleUid, status: RuleStatus, version: Option<String>) -> bool {
         let mut rules = self.rules.lock();
         let Some(known) = rules.get_mut(uid) else {
@@ -255,7 +258,7 @@ impl ObjectCache {
     pub fn rules_not_in<K: RuleKind>(&self, seen: &BTreeSet<RuleUid>) -> Vec<RuleUid> {
         let kind = K::kind(&());
         let rules = self.rules.lock();
-        // Of one that is gone for certain no list speaks.
+        // A list does not contain an object that was deleted.
         let known = rules
             .iter()
             .filter(|(_, object)| object.api.kind == kind && !object.is_gone);
@@ -272,8 +275,8 @@ impl ObjectCache {
         self.gone.lock().clear();
     }
 
-    /// A member was seen or written. Returns false, and changes nothing, if a later version is known beyond doubt, or that it
-    /// is gone.
+    /// Stores a member that was seen or written. Returns false, and changes nothing, if a later
+    /// version or the deletion is certain.
     pub fn set_member(&self, name: ClusterName, object: MemberCluster) -> bool {
         let version =
             |object: &MemberCluster| version_number(object.metadata.resource_version.as_deref());
@@ -301,7 +304,7 @@ impl ObjectCache {
         true
     }
 
-    /// Whoever changes a member here and in the index holds this meanwhile, so that both speak of the same object.
+    /// Held while a member is changed here and in the index, so that both have the same object.
     pub fn turn(&self) -> Ordered<MutexGuard<'_, ()>> {
         self.turn.lock()
     }
@@ -443,7 +446,7 @@ mod tests {
         let version = object_cache.members_version();
         object_cache.remove_member(&name);
         assert!(object_cache.members_version() > version);
-        // A write of before, whose answer is read now.
+        // The answer of an earlier write arrives now.
         assert!(
             !object_cache.set_member(name.clone(), member(91))
                 && object_cache.member(&name).is_none()
@@ -503,7 +506,7 @@ mod tests {
         assert!(!object_cache.is_replaced(&uid));
         let (status, version) = written(90, 5);
         assert!(!object_cache.wrote_rule(&uid, status, version) && !object_cache.is_replaced(&uid));
-        // An edit of the spec replaces nothing, a patch of the status does: what was written stands.
+        // An edit of the spec keeps the written status, a patch of the status replaces it.
         object_cache.set_rule(uid.clone(), rule(91, 5), true);
         assert!(!object_cache.is_replaced(&uid));
         object_cache.set_rule(uid.clone(), rule(92, 99), true);
@@ -521,7 +524,7 @@ mod tests {
                 && object_cache.wrote_rule(&uid, status, version)
                 && object_cache.is_replaced(&uid)
         );
-        // Whoever does not lead believes what it sees.
+        // A process that does not lead stores what it receives.
         object_cache.set_rule(uid.clone(), rule(96, 7), false);
         assert!(
             !object_cache.is_replaced(&uid)

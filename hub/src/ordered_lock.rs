@@ -18,7 +18,7 @@ pub const SESSION: u8 = 5;
 pub const REPORT_STORE: u8 = 6;
 /// Rank of the edits on their way.
 pub const DELIVERIES: u8 = 7;
-/// Rank of what speaks against following this hub.
+/// Rank of the divergences.
 pub const DIVERGENCES: u8 = 8;
 /// Rank of locks under which no other lock is taken.
 pub const LEAF: u8 = u8::MAX;
@@ -74,7 +74,7 @@ impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
         Self(RwLock::new(value))
     }
 
-    /// Waits until nobody writes.
+    /// Waits until no writer holds the lock.
     pub fn read(&self) -> Ordered<RwLockReadGuard<'_, T>> {
         let taken_rank = LockRank::rank(RANK);
         Ordered {
@@ -83,7 +83,7 @@ impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
         }
     }
 
-    /// Waits until nobody reads or writes.
+    /// Waits until no reader and no writer holds the lock.
     pub fn write(&self) -> Ordered<RwLockWriteGuard<'_, T>> {
         let taken_rank = LockRank::rank(RANK);
         Ordered {

@@ -38,7 +38,7 @@ use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// When a silent connection to the API server is given up; the server itself ends a watch before.
+/// When an idle connection to the API server is closed. The server itself ends a watch before.
 const READ_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long to wait before the API server is tried again at the start.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -131,12 +131,12 @@ async fn drain(tasks: &mut Tasks, handed_over: &AtomicBool, for_the_lease: bool)
     }
 }
 
-/// A client for the hub cluster, with our own name in its requests and without retries of its own.
+/// Returns a client for the hub cluster with our user agent and without retries.
 pub async fn client(access: &Access) -> anyhow::Result<Client> {
     timed_client(access, &WatchTimes::default()).await
 }
 
-/// The same, and tells when its watches last said something.
+/// As above; the client also reports when its watches last received something.
 async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<Client> {
     let mut config = match &access.kubeconfig {
         Some(path) => {
@@ -152,7 +152,7 @@ async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<C
             .context("there is no ServiceAccount here: run in a pod of the hub cluster, or give --kubeconfig FILE")?,
     };
     config.default_retry = false;
-    // Longer than a quiet watch lasts: what says nothing for so long is dead.
+    // Longer than the longest idle watch: a connection without data for this long is dead.
     config.read_timeout = Some(READ_TIMEOUT);
     let name = HeaderValue::from_static(concat!("runnel-hub/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
@@ -162,7 +162,7 @@ async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<C
     Ok(builder.with_layer(watches).build())
 }
 
-/// Whether the kubeconfig's current cluster names a proxy of its own.
+/// Whether the current cluster of the kubeconfig has its own proxy.
 fn proxy_of(file: &Kubeconfig) -> bool {
     let current = file
         .contexts
@@ -457,8 +457,8 @@ fn forever(
     });
 }
 
-/// Lets the process lead once every watch that is needed has delivered a complete list or was refused; and lets it
-/// serve, each time that it leads, when they have all done so anew.
+/// Lets the process become the leader once every needed watch has delivered a complete list or was
+/// refused. Lets a leader serve once all of them have relisted.
 async fn until_listed(
     hub_state: Arc<HubState>,
     readiness: Readiness,

@@ -15,8 +15,7 @@ use crate::call::{ApiError, FIELD_MANAGER, within};
 pub use request::{Checked, RequestError, TokenRequest};
 use runnel_api::{Join, MemberCluster, MemberClusterSpec};
 
-/// What the API server records as the writer.
-/// The cluster may be made or removed by somebody else in between.
+/// The field manager of the writes. Other clients may create or delete the cluster in between.
 const TRIES: usize = 3;
 
 /// Makes a join string for a cluster: makes its `MemberCluster`, or takes the one that is there, adds the labels, and
@@ -47,11 +46,11 @@ pub struct Declared {
     pub manifest: String,
 }
 
-/// Makes a join string for a cluster, and the `MemberCluster` that allows it, for Git. Reads who the hub is from its
-/// Secret in `namespace`, and writes nothing.
+/// Creates a join string for a cluster, and the `MemberCluster` that allows it, for Git. Reads the
+/// identity of the hub from its Secret in `namespace`, and writes nothing.
 ///
 /// # Errors
-/// One sentence that names what is wrong and what to do.
+/// One sentence with the cause and a hint.
 pub async fn declare(
     client: Client,
     namespace: &str,
@@ -108,7 +107,7 @@ fn addresses(request: &Checked, identity: &HubIdentity) -> anyhow::Result<Vec<St
     Ok(identity.addresses.clone())
 }
 
-/// Writes the join and the labels, and nothing else of a cluster that is there.
+/// Writes the join and the labels, and no other field of an existing cluster.
 async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<()> {
     let api = Api::<MemberCluster>::all(client);
     let name = &request.cluster;

@@ -91,7 +91,7 @@ fn edit(hub_state: &HubState, revision: u8) {
     });
 }
 
-/// The cluster says that it has applied everything. Whether it was the last one.
+/// The cluster reports everything as applied. Returns whether it was the last one.
 fn applies(hub_state: &HubState, cluster: &str) -> bool {
     let (index, cluster) = (hub_state.index.read(), ClusterName::from(cluster));
     let assignment = index

@@ -1,4 +1,4 @@
-//! How long the lock of the index was kept from others: nothing else in the hub can wait for it meanwhile.
+//! Measures how long the lock of the index was held, which delays everything else in the hub.
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

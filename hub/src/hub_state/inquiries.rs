@@ -1,4 +1,4 @@
-//! Questions to an agent, which travel on its stream: how a copy is, and what would become of copies.
+//! Requests to an agent on its stream: to inspect a copy, and to preview copies.
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 
@@ -57,7 +57,7 @@ impl From<Asked> for HubFrame {
 /// Who waits for an answer.
 enum Asker {
     Inspected(oneshot::Sender<Inspected>),
-    /// With what has been said so far.
+    /// With the answer so far.
     PreviewResult(oneshot::Sender<PreviewResult>, Vec<PreviewedCopy>),
 }
 
@@ -98,8 +98,8 @@ impl Open {
 pub struct Inquiries(Mutex<Open>);
 
 impl Inquiries {
-    /// No questions yet. They are numbered after `number`, which is a random one for each session: so what an agent answers
-    /// late, to an earlier session, is an answer to nobody.
+    /// Returns an empty list. Requests are numbered from `number`, which is random for each
+    /// session, so that a late answer to an earlier session matches no request.
     pub fn after(number: u64) -> Self {
         Self(Mutex::new(Open {
             number,
@@ -123,7 +123,7 @@ impl Inquiries {
         Some(answered)
     }
 
-    /// Has the agent asked what would become of copies, likewise.
+    /// Requests a preview of copies.
     ///
     /// # Errors
     /// [`Unasked`]; nothing is queued then.
@@ -153,7 +153,7 @@ impl Inquiries {
         Ok(answered)
     }
 
-    /// The next question that somebody still waits for.
+    /// Returns the next request whose caller still waits.
     pub fn next(&self) -> Option<Asked> {
         let mut open = self.0.lock();
         while let Some(asked) = open.to_send.pop_front() {
@@ -164,7 +164,8 @@ impl Inquiries {
         None
     }
 
-    /// The agent has answered. What nobody asked, or waits for any more, is passed over.
+    /// Delivers the answer of the agent. An answer without a request, or whose caller no longer
+    /// waits, is dropped.
     pub fn answered(&self, answer: Inspected) {
         let mut open = self.0.lock();
         if matches!(
@@ -177,7 +178,7 @@ impl Inquiries {
         }
     }
 
-    /// The agent has answered in part, or to the end. More than it may say is passed over.
+    /// Delivers a part of an answer. Parts beyond the limit are dropped.
     pub fn preview_result(&self, mut part: PreviewResult) {
         let mut open = self.0.lock();
         let Some(Asker::PreviewResult(_, message)) = open.waiting.get_mut(&part.question) else {

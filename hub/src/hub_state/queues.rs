@@ -13,11 +13,11 @@ pub struct Queues {
     pub to_read: Pending<SourceRef>,
     /// Rules with copies that must be rendered.
     pub to_render: Pending<RuleUid>,
-    /// Rules whose status may be out of date.
+    /// Rules whose status may be stale.
     pub dirty_rules: Pending<RuleUid>,
-    /// Members whose status may be out of date.
+    /// Members whose status may be stale.
     pub dirty_members: Pending<ClusterName>,
-    /// Rules whose state of the last completed rollout is to be stored or deleted.
+    /// Rules whose state of the last completed rollout must be stored or deleted.
     pub completed_rules: Pending<RuleUid>,
     /// Stored removal orders that their clusters have carried out.
     pub settled_removals: Pending<(ClusterName, RuleUid)>,

@@ -16,9 +16,9 @@ pub struct Settings {
     pub hub_id: String,
     /// Uid of the hub cluster's `kube-system` namespace.
     pub cluster_uid: String,
-    /// Where sources are looked for.
+    /// The namespaces in which sources are watched.
     pub scope: Scope,
-    /// How long a vanished source counts as being there.
+    /// How long a deleted source still counts as existing.
     pub source_gone_grace: Duration,
     /// How long after its end a member's certificate can still be renewed.
     pub expired_renewal_limit: Duration,

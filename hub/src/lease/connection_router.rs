@@ -26,15 +26,15 @@ use crate::metrics::{HubMetrics, PeerLimit};
 
 /// Connections at a time that are held or handed to the server, of a process that leads; more wait in the kernel's queue.
 const CONNECTIONS: usize = 8192;
-/// Connections on the port for replicas that have not said yet where they come from; one more is closed.
+/// Connections on the replica port whose origin is not announced yet. Further ones are closed.
 const ARRIVALS: usize = 1024;
-/// How long a replica may take to say so.
+/// How long a replica may take to announce the origin.
 const ARRIVAL: Duration = Duration::from_secs(3);
 /// Between two lines about connections that are not passed on.
 const COMPLAINTS: Duration = Duration::from_secs(60);
 /// Connections that wait for their TLS handshake.
 const QUEUE: usize = 64;
-/// How long a connection is held while nobody leads; an agent waits no longer.
+/// How long a connection is held while there is no leader. Agents wait no longer.
 const ACCEPT_DELAY: Duration = Duration::from_secs(20);
 /// How long the leader may take to accept a connection.
 const DIAL: Duration = Duration::from_secs(3);
@@ -62,7 +62,7 @@ impl Accept for Accepted {
     }
 }
 
-/// The listeners, and what becomes of their connections.
+/// The listeners, and the routing of their connections.
 pub struct ConnectionRouter {
     public: TcpListener,
     replicas: Option<TcpListener>,
@@ -112,7 +112,7 @@ impl ConnectionRouter {
                     Ok(incoming) if tasks.len() < most => {
                         drop(tasks.spawn(admit(incoming, self.hub_state.clone(), self.served.clone())));
                     }
-                    // Closed at once, so that who has another address tries that.
+                    // Closed at once, so that an agent with another address tries that one.
                     Ok(_) => {
                         self.metrics.limited(PeerLimit::Forwarded, 1);
                         if complained.is_none_or(|at| at.elapsed() >= COMPLAINTS) {
@@ -138,7 +138,8 @@ impl ConnectionRouter {
     }
 }
 
-/// Serves what another replica passes on, as from where that says it comes. Returns whether a replica of this hub said so.
+/// Serves a connection that another replica passes on, with the origin that the replica announces.
+/// Returns whether a replica of this hub announced one.
 async fn arrive(
     mut tcp: TcpStream,
     hub_state: Arc<HubState>,
@@ -174,7 +175,7 @@ async fn log_accept_error(error: &io::Error) {
     sleep(PAUSE).await;
 }
 
-/// Serves a connection, or passes it on to who leads, or holds it until somebody does.
+/// Serves a connection, passes it on to the leader, or holds it until there is one.
 async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) {
     let stop_waiting = Instant::now() + ACCEPT_DELAY;
     let (mut lead, mut leader) = (

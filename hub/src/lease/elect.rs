@@ -1,4 +1,4 @@
-//! Takes part in the election: reads, watches and writes the Lease, and publishes who leads.
+//! Takes part in the election: reads, watches and writes the Lease, and publishes the leader.
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ use runnel_hub_core::lease::{Candidate, Holder, LEASE, Lead, Step, Timing, intro
 
 /// The server ends a watch after this long.
 const WATCH_SECONDS: u32 = 290;
-/// How long the sessions may take to say goodbye before the Lease is given away.
+/// How long the sessions may take to end before the Lease is released.
 const GOODBYE: Duration = Duration::from_millis(1500);
-/// What was said goodbye with is on its way by then.
+/// Time in which the last frames of the sessions are sent.
 const FLUSH: Duration = Duration::from_millis(100);
-/// How often it is looked whether the sessions have ended.
+/// The interval of the check whether the sessions have ended.
 const GLANCE: Duration = Duration::from_millis(10);
 /// Tries to give the Lease away; what fails only makes the next leader wait.
 const TRIES: usize = 3;
@@ -31,7 +31,8 @@ const TRIES: usize = 3;
 /// which a pod is killed.
 pub const HAND_OVER_LIMIT: Duration = Duration::from_secs(20);
 
-/// This process as it stands in the Lease. Without a name of its own it is called as the host, which others may be too.
+/// The identity of this process in the Lease. Without a name of its own it uses the host name,
+/// which other processes may share.
 ///
 /// # Errors
 /// When the system has no random numbers.
@@ -90,7 +91,8 @@ impl Election {
         }
     }
 
-    /// Takes part until `shutdown`, and then hands over. It leads only when `known` says that the process knows enough.
+    /// Takes part until `shutdown`, and then hands over. Leads only when `known` reports that the
+    /// process has enough state.
     pub async fn run(mut self, mut known: watch::Receiver<bool>, shutdown: CancellationToken) {
         let mut events = std::pin::pin!(events(self.leases.clone()));
         loop {
@@ -123,7 +125,7 @@ impl Election {
             }
             Ok(Event::Delete(_)) => self.candidate.received(None, Instant::now()),
             Ok(Event::Init | Event::InitDone) => {}
-            // Looking goes on without it, and says what is wrong.
+            // The reads continue without the watch, and report errors.
             Err(error) => tracing::debug!(%error, "the watch of the Lease broke; trying again"),
         }
     }
@@ -226,7 +228,7 @@ impl Election {
     fn publish(&self) {
         let lead = self.candidate.lead(Instant::now()).cloned();
         self.publish_position(lead.as_ref());
-        // Before anybody is told anything by this right.
+        // Before anything is sent with this lead.
         *self.hub_state.leadership.leader_position.write() =
             self.candidate.position(Instant::now());
         self.hub_state.leadership.relist_barrier.renewed(
@@ -261,7 +263,7 @@ impl Election {
         }
     }
 
-    /// Gives the Lease away when the sessions have said goodbye, so that another replica need not wait.
+    /// Releases the Lease when the sessions have ended, so that another replica need not wait.
     async fn hand_over(mut self) {
         if self.candidate.lead(Instant::now()).is_none() {
             return;

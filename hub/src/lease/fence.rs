@@ -21,18 +21,19 @@ use super::connections::{MemberConnections, MemberKey};
 use crate::hub_state::HubState;
 use crate::metrics::{HubMetrics, PeerLimit};
 
-/// How often a connection looks whether its session is still allowed. The second look in a row that finds that it is not
-/// ends it, so the session's own last word has the time between the two.
+/// The interval at which a connection checks whether its session is still allowed. The second
+/// failed check in a row ends it, which leaves the session time for its last frame.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long a connection of a member may last on which no session is registered. A renewal takes seconds, and a stream that
-/// comes along begins anew.
+/// How long a connection of a member may last without a registered session. A renewal takes
+/// seconds, and a new stream starts the time again.
 const IDLE_LIFE: Duration = Duration::from_secs(60);
 
 type Allowed = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// By which the sessions on a connection hold it. A stream whose peer gives it no window is not asked for frames, and so
-/// cannot end itself: the connection ends under it then, with all that was handed over and waits for the window.
+/// The handle of the sessions on a connection. A stream without a window from its peer is not
+/// polled for frames, so it cannot end itself. The connection then ends it, with all frames that
+/// wait for the window.
 #[derive(Clone)]
 pub struct ConnectionGuard(Arc<GuardState>);
 
@@ -45,7 +46,7 @@ pub(super) struct GuardState {
     /// When it ends, unless a session is registered by then.
     idle_until: Mutex<Instant>,
     allowed: Mutex<Option<Allowed>>,
-    /// What the last look found.
+    /// The result of the last check.
     refused: AtomicBool,
     over: AtomicBool,
     /// The connection's task.
@@ -112,7 +113,7 @@ impl GuardState {
         self.member.as_ref()
     }
 
-    /// Whether no session is registered on it and nobody has ended it.
+    /// Whether it has no registered session and is not ended.
     pub(super) fn is_idle(&self) -> bool {
         self.sessions.load(Ordering::Acquire) == 0 && !self.over.load(Ordering::Acquire)
     }
@@ -139,8 +140,8 @@ impl GuardState {
     }
 }
 
-/// The leashes of all connections. One look goes over all of them: connections that were woken for it one by one would
-/// cost more than all that they are sent.
+/// The states of all connections. One timer checks all of them: waking each connection would cost
+/// more than the data that it sends.
 #[derive(Clone, Default)]
 pub struct ConnectionGuards(Arc<Mutex<Table>>, Arc<HubMetrics>);
 
@@ -210,8 +211,8 @@ pub struct Caller {
     pub guard: ConnectionGuard,
 }
 
-/// A connection that belongs to one right to lead and ends with it. The clock is looked at before each write, so what
-/// lay in buffers while the process was paused goes nowhere.
+/// A connection that belongs to one lead and ends with it. It checks the clock before each write,
+/// so data that was buffered while the process was paused is not sent.
 pub struct Fenced {
     connection: Connection,
     lead: Lead,

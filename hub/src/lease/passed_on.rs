@@ -25,10 +25,10 @@ pub(super) fn preamble(from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
     bytes
 }
 
-/// Where a connection comes from; `None`, if no replica of this hub says so.
+/// The origin of a connection; `None`, if no replica of this hub announced it.
 pub(super) fn origin(preamble: &[u8; PREAMBLE], key: &RevisionKey) -> Option<SocketAddr> {
     let (words, seal) = preamble.split_at(WORDS);
-    // Sealed once more, so that the time of the comparison reveals nothing.
+    // Sealed again, so that the time of the comparison reveals nothing.
     let is_ours = words.starts_with(&MAGIC) && key.seal(&key.seal(words)) == key.seal(seal);
     let address: [u8; 16] = words.get(8..24)?.try_into().ok()?;
     let port: [u8; 2] = words.get(24..)?.try_into().ok()?;

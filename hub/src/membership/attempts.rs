@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Wrong tokens before more are not looked at.
+/// Wrong tokens before further ones are not checked.
 const ALLOWED: u32 = 30;
 /// For how long they count.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
@@ -19,7 +19,7 @@ const REMEMBERED: usize = 1024;
 pub struct Attempts(BTreeMap<IpAddr, (Instant, u32)>);
 
 impl Attempts {
-    /// Whether another try is looked at.
+    /// Whether another attempt is checked.
     pub fn allows(&self, from: IpAddr, now: Instant) -> bool {
         let seen = self.0.get(&from);
         seen.is_none_or(|(since, count)| now.duration_since(*since) >= WINDOW || *count < ALLOWED)

@@ -12,12 +12,14 @@ use runnel_api::{Join, KeyRecord, MemberCluster, UsedToken, limits};
 /// Why a join, a renewal or a session is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinRefusal {
-    /// There is no such cluster, no join for it, or the token is another. Which of them it is, a stranger is not told.
+    /// The cluster or its join does not exist, or the token is another one. The client does not
+    /// learn which.
     #[error(
         "the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`"
     )]
     WrongToken(String),
-    /// The token is the one that is allowed, by its id, and its secret is another. A stranger is told the same as above.
+    /// The id of the token is right, and its secret is wrong. The client gets the same answer as
+    /// above.
     #[error(
         "the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`"
     )]
@@ -51,7 +53,7 @@ pub enum JoinRefusal {
          create {0}`"
     )]
     TooManyTries(String),
-    /// Not wanted now.
+    /// Not accepted now.
     #[error(
         "cluster {0} is not accepted: set spec.accepted of the MemberCluster to true on the hub"
     )]
@@ -71,7 +73,7 @@ pub enum JoinRefusal {
         "the certificate's key is not known for cluster {0}: join again with a new join string"
     )]
     UnknownKey(String),
-    /// The key was given up for a newer one: whoever has it still made a copy.
+    /// The key was retired for a newer one. A client that still has it made a copy.
     #[error(
         "the certificate's key was given up by cluster {0} and must not be seen again: if its agent was restored from a \
          backup, join again with a new join string; if not, somebody has a copy of the key"
@@ -107,7 +109,7 @@ impl JoinRefusal {
         }
     }
 
-    /// Whether the hub's administrator wants this cluster no more.
+    /// Whether the hub's administrator no longer accepts this cluster.
     pub fn is_revocation(&self) -> bool {
         matches!(
             self,
@@ -145,7 +147,7 @@ pub fn check_token<'a>(
         return Err(JoinRefusal::Burnt(cluster.to_owned()));
     }
     if !right && (late || tokens::is_redeemed(used, join)) {
-        // There is nothing left to guess.
+        // Nothing is left to guess.
         return Err(JoinRefusal::WrongToken(cluster.to_owned()));
     }
     if !tokens::has_room(used, join, now) {
@@ -161,8 +163,8 @@ pub fn check_token<'a>(
     Ok((member, join))
 }
 
-/// Records the key that redeems a token. The same key may do so again. A join replaces every key of the cluster, so a
-/// new join string also shuts out whoever held the old ones.
+/// Records the key that redeems a token. The same key may redeem it again. A join replaces every
+/// key of the cluster, so a new join string also excludes the holders of the old keys.
 ///
 /// # Errors
 /// [`JoinRefusal::Spent`], when another key was faster.
@@ -225,10 +227,11 @@ pub fn renewed(
     kept
 }
 
-/// Whether the holder of this verified certificate is the cluster that it says, now, and may have a session.
+/// Whether the holder of this verified certificate is the named cluster, now, and may have a
+/// session.
 ///
 /// # Errors
-/// [`JoinRefusal`], which says why not.
+/// [`JoinRefusal`], with the cause.
 pub fn admit(
     member: Option<&MemberCluster>,
     hub_id: &str,
@@ -242,11 +245,11 @@ pub fn admit(
     Ok(())
 }
 
-/// Whether the holder of this verified certificate may have a new one: as for a session, or when the certificate has
-/// expired no longer ago than `limit`.
+/// Whether the holder of this verified certificate may have a new one: as for a session, or when
+/// the certificate has expired no longer ago than `limit`.
 ///
 /// # Errors
-/// [`JoinRefusal`], which says why not.
+/// [`JoinRefusal`], with the cause.
 pub fn admit_renewal<'a>(
     member: Option<&'a MemberCluster>,
     hub_id: &str,
@@ -276,7 +279,8 @@ pub fn renewable_until(keys: &[KeyRecord], limit: Duration) -> Option<Timestamp>
     Some(newest.checked_add(limit).unwrap_or(Timestamp::MAX))
 }
 
-/// The cluster that a certificate speaks for, wanted and known by the certificate's key, whatever the time.
+/// Returns the accepted cluster of a certificate by its name and key, independent of the
+/// certificate's validity.
 fn is_member<'a, 'b>(
     member: Option<&'a MemberCluster>,
     hub_id: &str,

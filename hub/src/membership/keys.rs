@@ -11,8 +11,8 @@ use runnel_transport::identity::Fingerprint;
 
 use runnel_api::{Identity, MemberCluster, RetiredKey, limits};
 
-/// The identity after a session with this key, if that changes it. A key that was given up is remembered until its
-/// certificate can neither be used nor, for `limit` after its end, renewed.
+/// Returns the identity after a session with this key, if that changes it. A retired key is stored
+/// until its certificate can neither be used nor, for `limit` after its end, renewed.
 pub fn used(identity: &Identity, key: &str, limit: Duration, now: Timestamp) -> Option<Identity> {
     let place = identity
         .keys
@@ -39,7 +39,7 @@ pub fn used(identity: &Identity, key: &str, limit: Duration, now: Timestamp) -> 
             .is_ok_and(|end| end <= now)
     };
     all.retain(|key| key.seen_at.is_some() || !is_useless(key));
-    // The first that go are old ones that nobody has used.
+    // Old keys that were not used are dropped first.
     while all.len() > limits::RETIRED_KEYS {
         let first = all
             .iter()
@@ -53,8 +53,8 @@ pub fn used(identity: &Identity, key: &str, limit: Duration, now: Timestamp) -> 
     })
 }
 
-/// The identity after somebody came with a key that was given up, if that changes it: only the first time of each key is
-/// written down.
+/// Returns the identity after a client used a retired key, if that changes it. Only the first use
+/// of each key is recorded.
 pub fn seen(identity: &Identity, key: &str, now: Timestamp) -> Option<Identity> {
     let place = identity
         .retired

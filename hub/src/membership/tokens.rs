@@ -1,5 +1,5 @@
-//! What is remembered of the tokens of a cluster, so that each is taken once and guessed at a few times only, whatever
-//! becomes of the hub's process and of `spec.join`: a join that Git brings back is no new join.
+//! The used tokens of a cluster. Each token is redeemed once and can be guessed only a few times,
+//! across restarts of the hub and changes of `spec.join`. A join that Git restores is no new join.
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_transport::identity::Token;
@@ -9,8 +9,8 @@ use runnel_api::{Join, MemberCluster, UsedToken, limits};
 /// Wrong secrets that burn a token.
 pub const WRONG_SECRETS: i32 = 5;
 
-/// Whether the token is the one that this join speaks of, be its secret right or wrong. Who does not know its id, which
-/// has 40 random bits, can neither redeem nor burn it.
+/// Whether the token has the id of this join, with the right secret or a wrong one. A client that
+/// does not have the id, of 40 random bits, can neither redeem nor burn the token.
 pub fn is_named(join: &Join, token: &Token) -> bool {
     token.matches(&join.token_hash) || join.token_id.as_deref() == Some(token.id())
 }

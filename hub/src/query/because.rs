@@ -1,5 +1,5 @@
-//! Why a copy exists in a cluster or not, as far as the hub knows: the rules that want it, and the
-//! reasons for which they do not send it.
+//! Explains the state of a copy from the hub's state: the rules that select it, and why they do not
+//! send it.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{
@@ -13,11 +13,11 @@ use runnel_hub_core::plan::UnsupportedSource;
 /// The cluster is rolled back, or is to be.
 const REVERTED: &str = "Reverted";
 
-/// The most sources of one rule of which is spoken, and the most rules.
+/// The most sources of one rule that are explained, and the most rules.
 const SOURCES: usize = 4;
 const RULES: usize = 64;
 
-/// What one rule says of a copy.
+/// The explanation of a copy by one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleExplanation {
     /// The rule.
@@ -26,7 +26,7 @@ pub struct RuleExplanation {
     pub rule: RuleName,
     /// The source.
     pub source: SourceRef,
-    /// A word: what the agent says of it, or why nothing is sent; see `proto/query.proto`.
+    /// One word: the state that the agent reports, or why nothing is sent; see `proto/query.proto`.
     pub state: &'static str,
     /// A sentence for a person.
     pub message: String,
@@ -34,7 +34,7 @@ pub struct RuleExplanation {
     pub revision: Option<Revision>,
 }
 
-/// What keeps a rule from sending a copy; `None`: nothing that the hub knows of.
+/// Why a rule does not send a copy; `None`: the hub has no reason.
 type Obstacle = Option<(&'static str, String)>;
 
 impl RuleExplanation {
@@ -43,14 +43,15 @@ impl RuleExplanation {
         !matches!(self.state, "ClusterNotChosen" | "ClusterNotGranted")
     }
 
-    /// Whether the rule would have a copy in the namespace, so that how it is there is for its readers to know.
+    /// Whether the rule would have a copy in the namespace, so that its readers may see the state
+    /// of the namespace.
     pub fn has_namespace(&self) -> bool {
         self.goes_there() && !matches!(self.state, "NamespaceNotChosen" | "NotGranted" | "Deleted")
     }
 }
 
-/// What each of these rules that has a source for this copy says of it. `look` has a look at the index as it is by then: one
-/// for each rule, as the index must not be held for as long as all of them take.
+/// Explains a copy by each of these rules that has a source for it. `look` reads the current index,
+/// once for each rule, so that the lock of the index is not held for all of them.
 pub fn explain_rules(
     rules: impl IntoIterator<Item = RuleUid>,
     look: impl Fn(&dyn Fn(&Index) -> Vec<RuleExplanation>) -> Vec<RuleExplanation>,
@@ -95,8 +96,8 @@ fn of_rule(
         .collect()
 }
 
-/// The sources of a rule whose copies have this name; those of other namespaces only where the rule says which namespaces
-/// get copies.
+/// The sources of a rule whose copies have this name; sources of other namespaces only if the rule
+/// names the target namespaces.
 fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeSet<SourceRef> {
     let sent = entry.assignment(cluster).map(|assignment| assignment.plan);
     let made = sent
@@ -214,7 +215,7 @@ fn obstacle(
     }
 }
 
-/// What of the namespace speaks against it, without its labels, which only the agent knows.
+/// Why the namespace gets no copy, without its labels, which only the agent has.
 fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
     let Some(choice) = &terms.namespaces else {
         return None;
@@ -241,7 +242,7 @@ fn why_refused(refused: UnsupportedSource) -> &'static str {
     }
 }
 
-/// What the agent says comes before what the hub concludes.
+/// The report of the agent comes before the conclusions of the hub.
 pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
     for wish in explanations {
         let because = answer.states.iter().find(|state| state.rule == wish.uid);
@@ -276,7 +277,7 @@ fn with_rollback(wish: &mut RuleExplanation, why: &str) {
     };
 }
 
-/// The agent knows nothing of a copy that the hub would send.
+/// The agent does not have a copy that the hub would send.
 fn unsaid(namespace: NamespaceState) -> (&'static str, String) {
     let why = match namespace {
         NamespaceState::Missing => {
@@ -472,7 +473,7 @@ mod tests {
             );
             found
         };
-        // One is gone by the time of its look, and no more are looked at than are told of.
+        // One rule is gone when it is read, and no more rules are read than explained.
         let rules = ["gone".into()]
             .into_iter()
             .chain(index.rules().map(|(uid, _)| uid.clone()));

@@ -120,7 +120,8 @@ impl Questions {
         }))
     }
 
-    /// What the rules say of a copy. There may be many, and nobody waits for the index while they are gone through.
+    /// Explains a copy by all rules. There may be many of them, and the index is not locked
+    /// meanwhile.
     async fn explain_rules(
         &self,
         cluster: &ClusterName,

@@ -49,12 +49,13 @@ pub struct Questions {
     reviewer: Reviewer,
     /// The ServiceAccount in the hub's namespace that is trusted with plans.
     planner: Option<String>,
-    /// What takes more than a look at what is known.
+    /// Queries that need more than the hub's memory.
     plans: Semaphore,
 }
 
 impl Questions {
-    /// A service that answers whom `reviewer` lets, and about plans the ServiceAccount `planner` in the hub's namespace too.
+    /// A service that answers callers whom `reviewer` authorizes, and about plans also the
+    /// ServiceAccount `planner` in the hub's namespace.
     pub fn new(
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
@@ -142,7 +143,7 @@ impl Questions {
         Ok(rule)
     }
 
-    /// Who does not lead, or is starting, knows too little to answer.
+    /// A replica that does not lead, or is starting, has too little state to answer.
     fn can_answer(&self) -> Result<(), Status> {
         if self.hub_state.leadership.current_lead().is_none()
             || self.hub_state.leadership.serving_since().is_none()
@@ -168,7 +169,7 @@ fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
     })
 }
 
-/// Does what takes time, and what nothing else in the hub waits for.
+/// Runs slow work for which nothing else in the hub waits.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
     tokio::task::spawn_blocking(work)
         .await
@@ -179,7 +180,7 @@ fn broken() -> Status {
     Status::internal("the hub could not answer this: ask again")
 }
 
-/// The address of a caller, where it is known: who comes by way of another replica has none.
+/// The address of a caller; `None` if another replica passes the call on.
 fn address<T>(request: &Request<T>) -> Option<IpAddr> {
     let caller = request.extensions().get::<Caller>()?;
     Some(caller.peer.address.ip()).filter(|address| !address.is_unspecified())
@@ -226,7 +227,7 @@ impl AllBlocked {
         self.copies = self.copies.saturating_add(copies);
     }
 
-    /// At least one page where something is held, as the digest stands on it.
+    /// At least one page if something is blocked, because the page holds the digest.
     fn pages(&self) -> Vec<wire::RuleBlockedPage> {
         let (digest, copies) = (
             self.digests.join(","),

@@ -33,7 +33,7 @@ use runnel_hub_core::preview::{
 const QUESTION: Duration = Duration::from_secs(30);
 /// How long an agent may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long one look at the hub's own API server may take.
+/// How long one read of the hub's own API server may take.
 const LOOK: Duration = Duration::from_secs(5);
 /// Objects that are listed in one place, and sources that are read, for one question.
 const OBJECTS: usize = 5000;
@@ -46,16 +46,16 @@ const READS: usize = 2000;
 /// Reads, and agents that are asked, at a time.
 const READS_AT_A_TIME: usize = 8;
 const AGENTS_AT_A_TIME: usize = 64;
-/// Clusters that are asked, and copies that are told, for one question.
+/// The clusters that are asked, and the copies that are returned, for one plan.
 const CLUSTERS: usize = 1000;
 const COPIES: usize = 20_000;
-/// Copies of which is told what would change.
+/// The copies that are returned with a diff.
 const DIFFS: usize = 2000;
 /// Rows on a page, which fits into one message with the longest diff of each.
 const PAGE: usize = 100;
-/// What is said of a cluster in which nothing was tried.
+/// The message for a cluster in which nothing was tried.
 const UNTRIED: &str = "its writes were not tried: it awaits its turn in the rollout";
-/// Sources that are told.
+/// The sources that are returned.
 const SOURCES: usize = 500;
 
 /// What one cluster answered.
@@ -247,7 +247,7 @@ impl Questions {
         ReportedHoldings { blocked }
     }
 
-    /// What no saved rule has needed so far is looked for now; what is not found in time is not known.
+    /// Reads what no saved rule has needed so far. What is not found in time is unknown.
     async fn list_and_read(
         &self,
         mut preview: PreviewIndex,
@@ -326,7 +326,7 @@ impl Questions {
             }));
             match list.metadata.continue_.filter(|more| !more.is_empty()) {
                 None => return Ok(sources),
-                // A part of what there is would make the rest look as if it were gone.
+                // With a part of the sources, the others would look deleted.
                 Some(_) if seen >= OBJECTS => return Err("there are too many of them"),
                 more => params.continue_token = more,
             }

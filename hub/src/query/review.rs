@@ -1,4 +1,4 @@
-//! Asks the API server who a token belongs to, and what he may.
+//! Asks the API server for the user of a token and for the user's rights.
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -16,19 +16,19 @@ use tonic::metadata::MetadataMap;
 
 use crate::membership::attempts::Attempts;
 
-/// The audience of a token that is good for questions and for nothing else.
+/// The audience of a token that is valid only for queries.
 pub const AUDIENCE: &str = "runnel-hub";
-/// The longest token that is looked at.
+/// The longest token that is checked, in bytes.
 const TOKEN_LIMIT: usize = 16 * 1024;
 /// Reviews at a time: strangers can reach this port.
 const REVIEWS: usize = 4;
-/// How long one may wait for its turn, and each look at the API server may take.
+/// How long a caller may wait for its turn, and how long each request to the API server may take.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The token that a caller carries.
+/// Returns the token of a caller.
 ///
 /// # Errors
-/// `UNAUTHENTICATED`, which says what is missing.
+/// `UNAUTHENTICATED`, with what is missing.
 pub(super) fn bearer(metadata: &MetadataMap) -> Result<String, Status> {
     let missing = || {
         Status::unauthenticated(
@@ -50,7 +50,7 @@ pub(super) fn bearer(metadata: &MetadataMap) -> Result<String, Status> {
     Ok(token.to_owned())
 }
 
-/// A caller, as the API server knows him.
+/// A caller, as the API server authenticated it.
 pub(super) struct User(UserInfo);
 
 impl User {
@@ -60,7 +60,7 @@ impl User {
     }
 }
 
-/// Something that somebody may do or not. An empty namespace: in every one; an empty name: with every one.
+/// A right to check. An empty namespace: in all namespaces; an empty name: on all objects.
 pub(super) struct Access<'a> {
     pub(super) verb: &'a str,
     pub(super) group: &'a str,
@@ -90,10 +90,10 @@ impl Reviewer {
         }
     }
 
-    /// Lets whoever the token belongs to go on, if he may `get` this rule.
+    /// Accepts the user of the token if the user may `get` this rule.
     ///
     /// # Errors
-    /// The status that `query.proto` names, with the cure.
+    /// The status of `query.proto`, with a hint.
     pub(super) async fn may_get(
         &self,
         address: Option<IpAddr>,
@@ -117,10 +117,10 @@ impl Reviewer {
         )))
     }
 
-    /// Who a token belongs to.
+    /// Returns the user of a token.
     ///
     /// # Errors
-    /// The status that `query.proto` names, with the cure.
+    /// The status of `query.proto`, with a hint.
     pub(super) async fn who(&self, address: Option<IpAddr>, token: &str) -> Result<User, Status> {
         if address.is_some_and(|address| !self.attempts.lock().allows(address, Instant::now())) {
             return Err(Status::resource_exhausted(
@@ -141,10 +141,10 @@ impl Reviewer {
         Ok(User(user))
     }
 
-    /// Whether he may `get` an object of ours.
+    /// Whether the user may `get` an object of Runnel.
     ///
     /// # Errors
-    /// `UNAVAILABLE`, when the API server does not say.
+    /// `UNAVAILABLE`, when the API server does not answer.
     pub(super) async fn allows(
         &self,
         user: &User,
@@ -165,10 +165,10 @@ impl Reviewer {
         .await
     }
 
-    /// Whether he may do something.
+    /// Whether the user has a right.
     ///
     /// # Errors
-    /// `UNAVAILABLE`, when the API server does not say.
+    /// `UNAVAILABLE`, when the API server does not answer.
     pub(super) async fn may(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
         let turn = tokio::time::timeout(LIMIT, self.turns.acquire()).await;
         let _turn = turn
@@ -191,7 +191,8 @@ impl Reviewer {
     }
 
     async fn user_of(&self, token: &str) -> Result<Option<UserInfo>, Status> {
-        // A token of our own audience is good for nothing else; then one of the API server's own.
+        // A token of Runnel's audience is valid for queries only; otherwise a token of the API
+        // server's own audience.
         for audiences in [Some(vec![AUDIENCE.to_owned()]), None] {
             let spec = TokenReviewSpec {
                 token: Some(token.to_owned()),

@@ -27,7 +27,7 @@ fn short(mut text: String) -> String {
 }
 
 impl Running {
-    /// The agent has said what it holds: from now on the hub counts it as connected.
+    /// The agent has reported its intents: from now on the hub counts it as connected.
     pub(super) fn register(&mut self) {
         let Some(hello) = self.hello.clone() else {
             return;
@@ -44,7 +44,8 @@ impl Running {
         if let Err(refusal) = admission(&self.hub_state, &self.object_cache, &self.identity) {
             return self.cut(&refusal);
         }
-        // The confirmation of a doubt may have come since the agent's Hello was judged: nobody else looks again.
+        // A divergence may have been confirmed since the agent's Hello was judged. No other check
+        // follows.
         if self.is_confirmed() {
             return self.require_reconnect();
         }
@@ -98,13 +99,13 @@ impl Running {
                 .change(|index| index.holds_only(&cluster, &with_copies));
         }
         self.hub_state.mark_rules_of(&cluster);
-        // What agents ask for is judged by what waits now, and said only then.
+        // The requests of agents are judged together with what waits now, and answered after that.
         self.judge_asked(&cluster, &rules);
         self.update();
         self.claim_acked();
     }
 
-    /// The agent has said again what it holds of some rules.
+    /// The agent has reported its intents of some rules again.
     pub(super) fn resynced(&mut self, states: Vec<RuleState>) {
         let cluster = &self.identity.cluster;
         let uids: Vec<_> = states
@@ -163,7 +164,7 @@ impl Running {
         true
     }
 
-    /// What the hub says about rules that only the agent, or only an order written down for it, speaks of.
+    /// Answers for rules that only the agent or a stored order names.
     pub(super) fn claim_acked(&self) {
         let index = self.hub_state.index.read();
         let cluster = &self.identity.cluster;
@@ -177,7 +178,7 @@ impl Running {
             .map(|uid| (uid.clone(), index.directive(uid, cluster)))
             .collect();
         session.update(directives);
-        // What was left out may be what an order speaks of.
+        // A left out rule may be the one of an order.
         let is_whole = session.left_out_rules() == 0;
         let pending = index
             .cluster(cluster)
@@ -193,8 +194,8 @@ impl Running {
         self.settle(done);
     }
 
-    /// Rules that were not sent because the agent would hold too many: those that have room now are sent, and the statuses of
-    /// the others tell.
+    /// Sends rules that were beyond the agent's limit and have room now. Marks the statuses of the
+    /// others.
     pub(super) fn send_rules_beyond_limit(&mut self) {
         let with_room = self.live.session.lock().beyond_with_room();
         self.resend(with_room);
@@ -242,12 +243,12 @@ impl Running {
                     self.settle(vec![(cluster.clone(), uid.clone())]);
                 }
             }
-            // A member speaks of what it holds, and of nothing else.
+            // A member reports its own intents only.
             if !self.record_waiting(&state, &mut again, &mut lapsed) {
                 continue;
             }
             let unknown = !self.measure(&state);
-            // Nobody looks at failures of rules that the hub does not know.
+            // Failures of rules that the hub does not have are dropped.
             if unknown {
                 state.failures = Vec::new();
             }
@@ -354,8 +355,8 @@ impl Running {
         }
     }
 
-    /// What a cluster holds of a rule that does not choose it can be judged now that it is counted. The status of a cluster
-    /// that leaves says what it still holds.
+    /// The intents of a rule that does not select this cluster can be judged now that the cluster
+    /// counts as connected. The status of a leaving cluster shows the rest of its copies.
     fn judge_unchosen(&self, cluster: &ClusterName, rules: &[RuleUid]) {
         let (unchosen, leaves): (Vec<_>, bool) = {
             let index = self.hub_state.index.read();
@@ -381,7 +382,7 @@ impl Running {
         }
     }
 
-    /// Whether the agent shows something else than what it says it has applied.
+    /// Whether the agent shows something else than it reports as applied.
     fn differs(&self, rule: &RuleUid) -> bool {
         let index = self.hub_state.index.read();
         let entry = index.rule(rule);
@@ -391,8 +392,8 @@ impl Running {
         })
     }
 
-    /// Counts an edit that has now been applied in the session's cluster, or in all of its rule. Returns whether the hub knows
-    /// the rule.
+    /// Counts an edit as applied in the session's cluster, or in all clusters of its rule. Returns
+    /// whether the hub has the rule.
     fn measure(&self, state: &RuleState) -> bool {
         let index = self.hub_state.index.read();
         let entry = index.rule(&state.uid);

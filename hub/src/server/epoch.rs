@@ -26,7 +26,7 @@ pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<Hist
     history_token
 }
 
-/// What a member gives rise to, and whether the process that told it last is one that the hub will remember for long.
+/// Returns the divergence of a member, and whether the hub will keep the issuer's entry for long.
 /// `None`: this process does not lead.
 fn judge_member(
     hub_state: &HubState,
@@ -75,7 +75,7 @@ fn note(hub_state: &HubState, cluster: &ClusterName, divergence: &Divergence) {
     }
 }
 
-/// As one whom only a person can help: it looks for a new join string now and then.
+/// As for an agent that only a user can help: it checks for a new join string now and then.
 fn refusal(message: String) -> Status {
     with_reason(
         Status::new(Code::FailedPrecondition, message),
@@ -84,8 +84,8 @@ fn refusal(message: String) -> Status {
 }
 
 impl Server {
-    /// An agent is refused. If it knows of more than this hub, that may be because the hub has forgotten: nothing is
-    /// revoked then.
+    /// An agent is refused. If it has more state than this hub, the hub may have lost state:
+    /// nothing is revoked then.
     pub(super) fn refused_or_forgotten(
         &self,
         identity: &PeerIdentity,
@@ -129,7 +129,7 @@ pub(super) struct EpochCheck {
 }
 
 impl EpochCheck {
-    /// The check of a session whose agent showed `history_token`.
+    /// The check of a session whose agent sent `history_token`.
     pub(super) fn new(history_token: Option<HistoryToken>) -> Self {
         Self {
             history_token,
@@ -184,7 +184,8 @@ impl EpochCheck {
 }
 
 impl Running {
-    /// The cluster that has this name, by its uid: what the status says, unless another one has taken its place just now.
+    /// Returns the uid of the cluster with this name: from the status, unless another cluster has
+    /// just replaced it.
     fn current_cluster_uid(&self) -> Option<String> {
         let (cluster, key) = (
             &self.identity.cluster,
@@ -214,7 +215,7 @@ impl Running {
         })
     }
 
-    /// Weighs what the agent showed, now that it has said which cluster it is in.
+    /// Judges the agent's token, after its Hello has named its cluster.
     pub(super) fn judge_member(&mut self, cluster_uid: &str) {
         // It becomes a part of a command that an administrator is shown.
         let is_plain = cluster_uid.len() <= 64
@@ -252,7 +253,7 @@ impl Running {
             return;
         };
         let Some(divergence) = divergence else {
-            // An agent that is told nothing new for very long would come to remember what the hub has forgotten.
+            // An agent without a new token for very long would keep one that the hub has dropped.
             self.epoch.gives_history_token = !is_of_newer;
             return;
         };
@@ -288,7 +289,7 @@ impl Running {
         }
     }
 
-    /// A cluster that joined anew gives rise to a doubt only where something of what it has is not wanted.
+    /// A cluster that joined again is a divergence only if it has copies that are not desired.
     pub(super) fn record_kept_back(&mut self) {
         let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.epoch.divergence
         else {
@@ -321,12 +322,12 @@ impl Running {
         })
     }
 
-    /// The agent opens another stream at once, which is judged anew.
+    /// Requires the agent to open another stream at once, which is judged again.
     pub(super) fn require_reconnect(&mut self) {
         self.out.end_with(HubFrame::Drain(0), Status::ok(""));
     }
 
-    /// Tells the agent the hub's authorities, unless it is in doubt.
+    /// Sends the hub's CAs to the agent, unless there is a divergence.
     pub(super) fn send_authorities(&mut self) {
         let all = self.hub_state.authorities.borrow().clone();
         // Of a hub that is one of two the agent takes no other authorities.
@@ -354,7 +355,7 @@ impl Running {
     }
 }
 
-/// Whether all that is said of a rule is that the hub does not know it.
+/// Whether the rule would only be sent as unknown to the hub.
 fn is_only_unclaimed(delta: &RuleDelta) -> bool {
     let says_terms = delta.terms.is_some() || delta.prune.is_some();
     let says_copies =

@@ -16,8 +16,8 @@ use crate::metrics::{HubMetrics, PeerLimit};
 use runnel_hub_core::rate_limit::{Rate, RateLimit};
 use runnel_hub_core::session::RULES_LIMIT;
 
-/// States of rules and refusals that a session reads: all that an agent with 20,000 rules says at its beginning at once, and
-/// 2,000 a second from then on.
+/// The rule states and refusals that a session reads: all of an agent with 20,000 rules at the
+/// beginning at once, and 2,000 a second from then on.
 const READS: Rate = Rate {
     burst: 60_000,
     every: Duration::from_micros(500),
@@ -27,18 +27,20 @@ const STATUSES: Rate = Rate {
     burst: 5000,
     every: Duration::from_millis(10),
 };
-/// Rules that are judged because a session asks for something else than before. Each looks at all clusters of the rule.
+/// Rules that are judged because the requests of a session changed. Each judgment reads all
+/// clusters of the rule.
 const JUDGEMENTS: Rate = Rate {
     burst: 1000,
     every: Duration::from_millis(50),
 };
-/// How long what came too early waits beyond its time, so that it goes on together.
+/// How long an early frame waits beyond its time, so that several continue together.
 const TOGETHER: Duration = Duration::from_millis(100);
 /// Refusals that one session logs.
 const REFUSALS_LOGGED: u64 = 10;
 /// Pairs of a rule that cost as much as one state.
 const PAIRS: usize = 16;
-/// Rules that were left out of what an agent says it holds, and for which it is worth while that it comes again.
+/// Rules that were left out of an agent's report, beyond which a reconnect of the agent is
+/// worthwhile.
 const WORTH_COMING_AGAIN: usize = 1000;
 
 /// What one session may take.
@@ -91,7 +93,7 @@ impl Bounds {
         UnregisteredStream::superseded(self.stream.as_ref()).await;
     }
 
-    /// The agent goes on saying what it holds.
+    /// The agent continues its report.
     fn extend(&self) {
         if let Some(guard) = &self.guard {
             guard.extend();
@@ -115,7 +117,7 @@ impl Bounds {
         self.read_at = read_at;
     }
 
-    /// The rules whose status may be marked now; the others wait.
+    /// Returns the rules whose status may be marked now. The others wait.
     fn statuses_now(&mut self, rules: Vec<RuleUid>, metrics: &HubMetrics) -> Vec<RuleUid> {
         let now = Instant::now();
         let (soon, late): (Vec<_>, Vec<_>) =

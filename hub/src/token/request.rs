@@ -33,7 +33,7 @@ pub struct Checked {
     pub advertise: Vec<String>,
 }
 
-/// Why the command line cannot be used: names the part and the cure.
+/// Why the command line cannot be used, with the argument and a hint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The cluster's name.

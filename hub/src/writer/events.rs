@@ -12,7 +12,7 @@ use runnel_hub_core::status::Notice;
 /// Events that may wait.
 pub const WAITING: usize = 256;
 
-/// Notes that are remembered, to tell a repeat from news.
+/// The number of stored notes, which distinguish a repeat from a new note.
 const NOTES: usize = 4096;
 
 /// The last note under each reason of each object.
@@ -20,7 +20,8 @@ const NOTES: usize = 4096;
 struct Notes(BTreeMap<(String, &'static str), String>);
 
 impl Notes {
-    /// Takes in a note. Returns whether another one stood there: an Event that is repeated keeps its first note.
+    /// Stores a note. Returns whether there was another one: an Event that is repeated keeps its
+    /// first note.
     fn replaces(&mut self, reference: &ObjectReference, notice: &Notice) -> bool {
         if self.0.len() >= NOTES {
             self.0.clear();
@@ -52,7 +53,7 @@ pub async fn publish_events(
     let mut notes = Notes::default();
     while let Some((reference, notice)) = events.recv().await {
         if notes.replaces(&reference, &notice) {
-            // It begins every series anew.
+            // It starts every series again.
             recorder = Recorder::new(client.clone(), reporter.clone());
         }
         let event = Event {

@@ -56,8 +56,8 @@ impl Writer {
         Ok(())
     }
 
-    /// At the first session with a newer key, the older ones of the member go: nobody else writes them meanwhile, as the
-    /// write is only for the object that was looked at.
+    /// Retires the older keys of a member at the first session with a newer one. No other writer
+    /// changes them meanwhile, because the write requires the version that was read.
     async fn retire_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
         let Some(member) = self.object_cache.member(name) else {
             return Ok(());
@@ -135,7 +135,8 @@ impl Writer {
             accepted: cluster.accepted,
             cordoned: cluster.cordoned,
             leaving: cluster.leaving,
-            // A session that was cut on purpose does not come back by itself, so its end is told at once.
+            // A session that was ended on purpose does not return by itself, so its end is written
+            // at once.
             session: report_store
                 .session(name, now.instant)
                 .filter(|_| cluster.accepted),

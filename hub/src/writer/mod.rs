@@ -37,16 +37,18 @@ use runnel_hub_core::status::{Notice, Now, Pace, SETTLING, is_settled};
 
 /// Writes at a time.
 const WRITES: usize = 8;
-/// Changes that come within this time are looked at together.
+/// Changes within this time are handled together.
 const GATHER: Duration = Duration::from_millis(10);
-/// How often time itself is looked at: silence, the end of settling, deletions that wait.
+/// The interval of checks that depend on time: unreachable clusters, the end of settling, pending
+/// deletions.
 const BEAT: Duration = Duration::from_secs(1);
-/// How often every member is looked at, whatever it says.
+/// The interval at which every member is checked, independent of its reports.
 pub const LOOK: Duration = Duration::from_secs(15);
 /// How long one write may take.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
-/// After so many conflicts in a row people are told: the watch brings the newer object within a moment, or does not.
+/// The number of conflicts in a row after which the hub logs a warning: the watch delivers the
+/// newer object within a moment, or never.
 const CONFLICTS: u32 = 10;
 
 /// What the writer needs.
@@ -57,13 +59,14 @@ pub struct Writer {
     events: mpsc::Sender<(ObjectReference, Notice)>,
     paces: BTreeMap<RuleUid, Pace>,
     members: BTreeSet<ClusterName>,
-    /// Those of them that have become silent: they are written before any rule says so.
+    /// Those of them that have become unreachable. Their statuses are written before those of
+    /// rules.
     silent: BTreeSet<ClusterName>,
     retries: Vec<(Instant, Retry)>,
     conflicts: Conflicts,
-    /// Since when this process served as the end of settling was last told.
+    /// The start of service for which the end of settling was last reported.
     settled: Option<Instant>,
-    /// When every member was last looked at.
+    /// When every member was last checked.
     looked: Instant,
 }
 
@@ -73,19 +76,20 @@ enum Retry {
     Member(ClusterName),
 }
 
-/// What of a rule is looked at.
+/// The work that is due for a rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
     /// Whether a deleted one can be released; its status waits.
     Release,
-    /// All that is to be done about it. `overdue`: a change has been under way for so long that a person should hear of it.
+    /// All of it. `overdue`: a change has been in progress for so long that the status must report
+    /// it.
     Whole { overdue: bool },
 }
 
 /// What came of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Looked {
-    /// A deleted rule still waits to be released, and its status to be looked at.
+    /// A deleted rule must still be released, and its status must be checked.
     Unreleased,
     /// There is no more to do.
     Nothing,
@@ -103,7 +107,7 @@ fn is_to_be_released(rule: &RuleObject) -> bool {
 struct Conflicts(BTreeMap<Retry, u32>);
 
 impl Conflicts {
-    /// Takes in how a write went. Returns whether it is time to tell of its conflicts.
+    /// Records the result of a write. Returns whether its conflicts must be logged.
     fn record_result<T>(&mut self, about: Retry, result: &Result<T, WriteError>) -> bool {
         match result {
             Ok(_) => drop(self.0.remove(&about)),
@@ -152,7 +156,8 @@ impl Writer {
                 _ = beat.tick() => self.beat(),
                 () = until(next) => {}
             }
-            // One clock for a turn: what a rule says of a cluster, the cluster's own status says before it.
+            // One clock for a turn, so that the status of a cluster is written before a rule that
+            // refers to it.
             let now = wall_now();
             self.gather(now.instant);
             next = None;
@@ -183,7 +188,7 @@ impl Writer {
         }
         if now.saturating_duration_since(self.looked) >= LOOK {
             self.looked = now;
-            // A certificate ends without anybody saying so.
+            // The end of a certificate causes no event.
             self.hub_state
                 .queues
                 .dirty_members
@@ -229,8 +234,8 @@ impl Writer {
             .extend(self.hub_state.queues.dirty_members.take());
     }
 
-    /// What of a rule is to be looked at now, and when to look at the rest. Each status is asked once whether it has settled:
-    /// that looks at all clusters of the rule.
+    /// Returns the work that is due for a rule, and when to check again. Whether a status has
+    /// settled is determined once, because that reads all clusters of the rule.
     fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> (Option<Look>, Option<Instant>) {
         let status = pace.due(|| self.is_settled(uid, now));
         if status.is_some_and(|at| at <= now) {
@@ -275,7 +280,7 @@ impl Writer {
             .unwrap_or_default()
     }
 
-    /// Runs a write while this process leads and knows everything; an object that is gone needs none.
+    /// Runs a write while this process leads and has relisted. A missing object is no error.
     async fn ignoring_missing<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
@@ -283,7 +288,7 @@ impl Writer {
         ignoring_missing(&self.hub_state, call).await
     }
 
-    /// Returns when a rule is to be looked at next.
+    /// Returns when a rule must be checked again.
     async fn write_rules(&mut self, now: Now) -> Option<Instant> {
         let mut due = Vec::new();
         let mut next: Option<Instant> = None;
@@ -311,7 +316,7 @@ impl Writer {
                 tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
             }
             let looked = result.unwrap_or_else(|error| {
-                // A lead that lapsed may be renewed after all, and then nobody else looks.
+                // A lapsed lead may be renewed after all, and then no other process checks.
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(rule = %self.object_cache.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 }
@@ -364,7 +369,7 @@ fn serves(hub_state: &HubState) -> bool {
     hub_state.leadership.serving_since().is_some() && hub_state.leadership.leads()
 }
 
-/// Runs a write while this process leads and knows everything; an object that is gone needs none.
+/// Runs a write while this process leads and has relisted. A missing object is no error.
 async fn ignoring_missing<T>(
     hub_state: &HubState,
     call: impl Future<Output = Result<T, kube::Error>>,

@@ -40,8 +40,8 @@ impl PendingList {
         list
     }
 
-    /// Takes out what does not fit: the newest removals of the namespace that has most of them, so that nobody who deletes
-    /// many rules takes the room of others.
+    /// Drops what exceeds the limit: the newest removals of the namespace with the most, so that a
+    /// user who deletes many rules does not take the room of others.
     fn fit(&mut self) {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         for removal in &self.removals {

@@ -12,7 +12,7 @@ use runnel_hub_core::status::{Now, SETTLING};
 /// How long connected clusters may take before the order is written down for them too.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a cluster stands with a rule that is being deleted.
+/// The state of a rule that is being deleted, in one cluster.
 enum Answer {
     /// Nothing of the rule is there.
     Free,
@@ -47,7 +47,7 @@ impl Writer {
             return Ok(false);
         };
         if !orders.is_empty() {
-            // They are written down for all rules together; then the rule is looked at again.
+            // They are written for all rules together. Then the rule is checked again.
             self.hub_state
                 .queues
                 .removal_orders
@@ -119,7 +119,7 @@ impl Writer {
                 // Not every change of a rule wakes every session.
                 live.wake.notify_one();
             }
-            // It hears of no removal before an administrator confirms that it may.
+            // It receives no removal before an administrator has confirmed the divergence.
             return if report_store.is_unconfirmed(name) {
                 Answer::Away
             } else {

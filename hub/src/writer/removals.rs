@@ -1,4 +1,5 @@
-//! Writes down what members that are away have to remove: one write for each member, whatever the number of rules.
+//! Stores the removals for disconnected members: one write for each member, independent of the
+//! number of rules.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,7 +194,8 @@ impl RemovalRecorder {
         let params = PatchParams::default();
         let write = api.patch_status(name.as_str(), &params, &patch);
         if let Some(written) = ignoring_missing(&self.hub_state, write).await? {
-            // Before the rule is released: from then on only this says what becomes of its copies.
+            // Before the rule is released: from then on only this entry holds the decision about
+            // its copies.
             observe_member(written, &self.hub_state, &self.object_cache);
         }
         Ok(())

@@ -20,7 +20,7 @@ use runnel_hub_core::rollout::{Archive, Slot};
 const SECRET_TYPE: &str = "runnel.dev/rollback";
 /// How long a call that failed waits for its next try.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How often states of rules that are gone are looked for.
+/// The interval at which states of deleted rules are collected.
 const SWEEP: Duration = Duration::from_secs(10);
 
 /// The Secrets.

@@ -17,7 +17,7 @@ use runnel_hub_core::index::{Cluster, Index, StoredState};
 use runnel_hub_core::rollout::{Gate, Phase, Progress};
 use runnel_hub_core::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
 
-/// What the hub knows about a rule; `None` if it is not in the index.
+/// The state of a rule in the hub; `None` if it is not in the index.
 pub(crate) fn view<'a>(
     index: &'a Index,
     report_store: &ReportStore,
@@ -118,8 +118,8 @@ impl Writer {
         })
     }
 
-    /// Once every cluster has said what it holds, or has been away for long, nothing is left that only an earlier process of
-    /// the hub knew of.
+    /// Once every cluster has reported or was disconnected for long, nothing is left that only an
+    /// earlier process of the hub knew.
     fn settle_guard(&self, uid: &RuleUid, now: Now) {
         let away: BTreeSet<_> = {
             let index = self.hub_state.index.read();
@@ -214,14 +214,15 @@ impl Writer {
             let completed = completed_state(&index, uid, &mut view);
             (fold(&view, &report_store, now), gate, completed)
         };
-        // What somebody else has put in its place is no status of ours.
+        // A status that another writer put in its place is ignored.
         let again = || object.replaced.is_some().then(|| object.status.clone());
         let Some(status) = next.or_else(again) else {
             self.keep_completed(uid, completed);
             self.set_gate(uid, gate);
             return Ok(false);
         };
-        // The version makes it a conflict when somebody has written since, such as a replica that took the lead.
+        // With the version the write conflicts with any write since, such as one of a replica that
+        // took the lead.
         let patch = status_patch(uid, object.newest_version(), &status);
         let api = self.api_of(object);
         let params = PatchParams::default();
@@ -260,8 +261,8 @@ impl Writer {
         }
     }
 
-    /// How far the rollout has come is written down: whoever takes the lead goes on from there. Only now may the next wave
-    /// hear of it.
+    /// The progress of the rollout is written, so that a new leader can continue. Only now may the
+    /// next wave start.
     fn set_gate(&self, uid: &RuleUid, gate: Option<Gate>) {
         if let Some(gate) = gate {
             self.hub_state.change(|index| index.set_gate(uid, gate));

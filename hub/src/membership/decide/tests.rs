@@ -96,7 +96,7 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
         looked(&member, &guess(&token)),
         Err(JoinRefusal::WrongSecret("eu-3".to_owned()))
     );
-    // What a stranger hears is the same.
+    // The answer to a stranger is the same.
     assert_eq!(
         JoinRefusal::WrongSecret("c".to_owned()).to_string()
             + JoinRefusal::WrongSecret("c".to_owned()).code(),
@@ -157,7 +157,7 @@ fn a_join_that_is_brought_back_stays_spent() {
         member = with_keys(member, redeemed.keys);
         member.status.as_mut().unwrap().tokens = redeemed.tokens;
     }
-    // As Git says again, and for longer.
+    // As restored by Git, with a longer validity.
     let back = Join {
         expires_at: Time(at(9999)),
         ..join
@@ -181,7 +181,7 @@ fn a_cluster_that_is_not_wanted_does_not_spend_its_token() {
     refused.spec.accepted = false;
     let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
     assert_eq!(answer, Err(JoinRefusal::NotAccepted("eu-3".to_owned())));
-    // Only who has the token is told so.
+    // Only the holder of the token gets this answer.
     let stranger =
         check_token(Some(&refused), "eu-3", &Token::generate().unwrap(), at(0)).map(drop);
     assert_eq!(stranger, Err(JoinRefusal::WrongToken("eu-3".to_owned())));
@@ -367,7 +367,7 @@ proptest! {
     }
 }
 
-/// A name, and one that looks like it or is read like it by somebody careless; often the same.
+/// A name, and one that is easily mistaken for it; often the same.
 fn names() -> impl Strategy<Value = (String, String)> {
     let name = prop_oneof![
         "(c1|c10|c100|eu-3|c-1|c.1|a|1)",

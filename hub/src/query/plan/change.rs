@@ -1,4 +1,5 @@
-//! A grant or a member cluster that is edited or deleted: who may plan that, and which rules change with it.
+//! A grant or a member cluster that is edited or deleted: who may plan that, and which rules change
+//! with it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

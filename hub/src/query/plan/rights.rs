@@ -15,9 +15,9 @@ use crate::query::{KINDS, Questions, resource_of};
 use runnel_hub_core::plan::Rule;
 
 impl Questions {
-    /// A saved rule, for whoever may get it. Where agents are to try it, for whoever may change it as well: its content
-    /// travels then, and requests are made in its name.
-    /// A delete is planned for whoever may delete the rule.
+    /// Checks the rights on a saved rule: to get it. If agents are to try it, also to change it,
+    /// because its content is sent and requests are made in its name. If its deletion is planned,
+    /// also to delete it.
     pub(super) async fn saved(
         &self,
         user: &User,
@@ -46,7 +46,7 @@ impl Questions {
             .ok_or_else(|| Status::not_found("the hub knows no such rule"))
     }
 
-    /// A rule that is not saved, for whoever may save it.
+    /// Checks the rights on an unsaved rule: to save it.
     pub(super) async fn unsaved(&self, user: &User, object: &str) -> Result<Rule, Status> {
         let malformed = |why: &dyn std::fmt::Display| {
             Status::invalid_argument(format!("the rule cannot be read: {why}"))
@@ -72,7 +72,7 @@ impl Questions {
             ));
         }
         let is_whole = name.kind == KINDS[1].0;
-        // Nobody has looked at it as the API server looks at what it saves, and parts of it go to agents.
+        // The API server has not validated it, and parts of it are sent to agents.
         check_identity(&name).map_err(|why| malformed(&why))?;
         runnel_api::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
         let known = {
@@ -140,7 +140,8 @@ impl Questions {
         )))
     }
 
-    /// Who may not get a kind hears nothing about objects of it, as he may not save a rule that selects it.
+    /// A user without the right to get a kind learns nothing about its objects, and may not save a
+    /// rule that selects it.
     pub(super) async fn may_read_sources(&self, user: &User, rule: &Rule) -> Result<(), Status> {
         let mut wanted: BTreeSet<(&str, &str)> = BTreeSet::new();
         for entry in &rule.sources {
@@ -196,8 +197,9 @@ impl Questions {
     }
 }
 
-/// Whether this is the ServiceAccount whose token stands for the word of an administrator: whoever may make one may make one
-/// of the hub itself, which reads every source. It has no right at any API server.
+/// Whether this is the ServiceAccount whose token stands for an administrator. A user who may
+/// create such a token may create one of the hub itself, which reads every source. The
+/// ServiceAccount has no right at any API server.
 fn is_planner(user: &str, namespace: &str, planner: Option<&str>) -> bool {
     planner.is_some_and(|planner| user == format!("system:serviceaccount:{namespace}:{planner}"))
 }
@@ -218,7 +220,8 @@ fn check_identity(rule: &RuleName) -> Result<(), &'static str> {
     }
 }
 
-/// The rule as if the API server had taken it: with the identity of the one that it edits, or of one that nobody has.
+/// Returns the rule as if the API server had saved it: with the identity of the rule that it edits,
+/// or with an unused one.
 fn identified<K: ResourceExt>(mut rule: K, known: Option<(RuleUid, i64)>) -> Result<K, Status> {
     let FieldsKey(random) = random_key()?;
     let (uid, created) = known.unwrap_or_else(|| {
