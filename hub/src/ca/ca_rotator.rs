@@ -26,9 +26,10 @@ use crate::membership::CertificateLifetimes;
 use crate::object_cache::ObjectCache;
 use runnel_hub_core::status::{EventReason, Notice};
 
-/// How long the hub's serving certificate lives; it is made anew at half of it.
+/// The validity of the hub's serving certificate, which is renewed at half of it.
 const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
-/// How often the clock and the members are looked at: a machine may sleep without its timers noticing.
+/// The interval at which the clock and the members are checked. A machine may sleep without its
+/// timers noticing.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// What signs now, and what members rely on.
@@ -51,14 +52,14 @@ impl Authorities {
         })
     }
 
-    /// This one alone, for good.
+    /// Only this one, without a rotation.
     pub fn of(identity: HubIdentity) -> Arc<Self> {
         let known = TrustedAuthorities::default()
             .switched(identity.authority.certificate(), SystemTime::now());
         Self::new(Arc::new(identity), known)
     }
 
-    /// The identity whose authority signs now.
+    /// The identity of the CA that signs now.
     pub fn identity(&self) -> Arc<HubIdentity> {
         self.view.load().identity.clone()
     }
@@ -78,7 +79,7 @@ impl Authorities {
             .collect()
     }
 
-    /// Whether what stands in the Secret cannot be used.
+    /// Whether the content of the Secret is unusable.
     pub fn is_unusable(&self) -> bool {
         self.unusable.load(Ordering::Relaxed)
     }
@@ -90,7 +91,7 @@ pub struct Parts {
     pub client: Client,
     /// What the hub's tasks share.
     pub hub_state: Arc<HubState>,
-    /// The members, whose certificates say which authorities they need.
+    /// The members, whose certificates show which CAs they need.
     pub object_cache: Arc<ObjectCache>,
     /// How long members can use what they have.
     pub lives: CertificateLifetimes,
@@ -108,11 +109,11 @@ pub struct CaRotator {
     stored: SecretWatch,
     authorities: Arc<Authorities>,
     tls: Arc<ServerTls>,
-    /// When the serving certificate is made anew.
+    /// When the serving certificate is renewed.
     renew_at: SystemTime,
     /// Whether the Secret of authorities was there: one that goes then was removed on purpose.
     was_stored: bool,
-    /// What is wrong, as it was last told.
+    /// The last logged error.
     logged: Option<String>,
 }
 
@@ -168,7 +169,7 @@ impl CaRotator {
         self.tls.clone()
     }
 
-    /// For those who sign and say what members may rely on.
+    /// For the code that signs certificates and sends the trusted CAs to members.
     pub fn authorities(&self) -> Arc<Authorities> {
         self.authorities.clone()
     }
@@ -182,7 +183,7 @@ impl CaRotator {
                     self.log_identity_error(judged.err().map(|error| error.to_string()))
                 }
                 Ok(None) => {}
-                // The watch brings what somebody else has written.
+                // The watch delivers what another writer has written.
                 Err(error) if error.is_conflict() => {
                     tracing::debug!(%error, "the hub's Secrets have changed; looking again");
                 }
@@ -201,8 +202,8 @@ impl CaRotator {
         }
     }
 
-    /// One look at the Secrets. What is wrong with the identity is given back; the hub goes on with what it had. `None`: it is
-    /// not known what stands in them.
+    /// Reads the Secrets once. Returns an error of the identity; the hub continues with its former
+    /// one. `None`: their content is unknown.
     async fn look(&mut self) -> Result<Option<Result<(), StoredError>>, ApiError> {
         let now = SystemTime::now();
         let (Some(secret), Some(_)) = (self.identity.known(), self.stored.known()) else {
@@ -265,7 +266,7 @@ impl CaRotator {
                 Err(error) => tracing::error!(%error, "the hub's authority cannot sign"),
             }
         }
-        // Before the members are known it looks as if nobody needed anything.
+        // Before the members are listed, no CA seems to be needed.
         if next.entries().len() == 1 || hub_state.leadership.serving_since().is_none() {
             return next;
         }
@@ -346,7 +347,7 @@ impl CaRotator {
         });
     }
 
-    /// Makes the serving certificate anew when half of its life is over. Live connections are not touched.
+    /// Renews the serving certificate at half of its validity. Open connections are not affected.
     fn serve_again(&mut self) {
         let now = SystemTime::now();
         if now < self.renew_at {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::membership::tokens::is_redeemed;
 use runnel_api::MemberCluster;
 
-/// Authorities that are kept at most; a fifteenth change while no member follows lets go of the oldest.
+/// The most CAs that are kept. A fifteenth rotation while no member follows drops the oldest.
 pub const LIMIT: usize = 16;
 
 /// What serves the members that trust an authority and none after it. Without `Debug`: it holds a key.
@@ -219,7 +219,7 @@ impl TrustedAuthorities {
         self
     }
 
-    /// Lets go of the authorities that were replaced and that no member needs, or whose own time is over.
+    /// Drops replaced CAs that no member needs, and expired ones.
     #[must_use]
     pub fn retired(mut self, needs: &Needs, overlap: Duration, now: SystemTime) -> Self {
         self.0.retain(|entry| {
@@ -237,8 +237,9 @@ impl TrustedAuthorities {
 pub struct Needs(BTreeMap<Option<Fingerprint>, SystemTime>);
 
 impl Needs {
-    /// A member may come with its certificates, which can be renewed for this long after their end; and whoever has its join
-    /// string may come with that, which pins an authority that is not known here.
+    /// A member may connect with its certificates, which can be renewed for this long after their
+    /// end. A holder of its join string may connect with that, which pins a CA that is unknown
+    /// here.
     pub fn add(&mut self, member: &MemberCluster, renewable: Duration) {
         if !member.spec.accepted || member.metadata.deletion_timestamp.is_some() {
             return;

@@ -64,7 +64,8 @@ impl SecretWatch {
         }
     }
 
-    /// The Secret as it is now, or none; nothing while no list says whether it exists.
+    /// Returns the current Secret, or that there is none; `None` before a list has shown whether it
+    /// exists.
     pub(super) fn known(&self) -> Option<Option<&Secret>> {
         self.state.is_listed.then_some(self.state.present.as_ref())
     }
@@ -217,7 +218,8 @@ mod tests {
         assert_eq!(known(&state), None);
         takes_in(&mut state, vec![Event::InitDone]);
         assert_eq!(known(&state), Some(40));
-        // A list by the watch itself, as after an error: what was known stands until it is complete.
+        // A list by the watch itself, as after an error: the former state is kept until the list is
+        // complete.
         takes_in(&mut state, vec![Event::Init]);
         assert_eq!(known(&state), Some(40));
         takes_in(&mut state, vec![Event::InitDone]);

@@ -29,7 +29,7 @@ pub struct HubIdentity {
     pub authority: Authority,
     /// Makes revisions.
     pub revision_key: RevisionKey,
-    /// Where agents reach the hub, `host:port` each; empty until somebody says it.
+    /// The addresses of the hub for agents, `host:port` each; empty until they are configured.
     pub addresses: Vec<String>,
 }
 
@@ -134,11 +134,12 @@ pub fn read(data: &Data) -> Result<HubIdentity, StoredError> {
     })
 }
 
-/// What is to be written while the hub runs: a new authority, when somebody has removed the one that was there or half the
-/// life of a self-made one is over. Whoever else made one renews it too.
+/// Returns what must be written while the hub runs: a new CA, if the former one was deleted or half
+/// of the validity of a self-signed one is over. A CA from another source is renewed there.
 ///
 /// # Errors
-/// [`StoredError`], when the rest of the identity is not there or not usable, or is another hub's.
+/// [`StoredError`], when the rest of the identity is missing or unusable, or belongs to another
+/// hub.
 pub fn renewed(
     data: &Data,
     hub_id: &str,
@@ -162,11 +163,11 @@ pub fn renewed(
     })
 }
 
-/// Whether an identity that was just read can take over from the one with which the hub started: it is the same hub's, and
-/// what it signs is believed by whoever trusts it.
+/// Whether an identity that was just read can replace the one with which the hub started: it
+/// belongs to the same hub, and its holders trust what it signs.
 ///
 /// # Errors
-/// [`StoredError`], which says what is wrong.
+/// [`StoredError`], with the cause.
 pub fn sound(identity: &HubIdentity, hub_id: &str, now: SystemTime) -> Result<(), StoredError> {
     if identity.hub_id != hub_id {
         return Err(StoredError::OtherHub);

@@ -222,7 +222,7 @@ impl Running {
         }
     }
 
-    /// Newer streams of this member began before this one said what its agent holds.
+    /// Newer streams of this member began before the agent reported its intents on this one.
     pub(super) fn superseded(&mut self) {
         let text =
             "other streams of this cluster began before this one had said what the agent holds";
@@ -285,7 +285,7 @@ impl Running {
         self.bounds.judgements_now(rules, &self.metrics)
     }
 
-    /// What had to wait goes on.
+    /// Deferred frames continue.
     pub(super) fn catch_up_late(&mut self) {
         let late = std::mem::take(&mut self.bounds.late_statuses);
         self.mark_statuses(late.into_iter().collect());
@@ -297,7 +297,7 @@ impl Running {
         self.bounds.set_late(Instant::now());
     }
 
-    /// An agent that holds more rules than a session keeps says them again when there is room.
+    /// An agent with more rules than a session stores reports them again when there is room.
     pub(super) fn come_again_for_left_out(&mut self) {
         let session = self.live.session.lock();
         let left_out = session.left_out_rules().min(WORTH_COMING_AGAIN);

@@ -47,7 +47,7 @@ use runnel_api::MemberCluster;
 /// How long a call waits for a hub that is starting.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long a look at the API server may take.
+/// How long a read of the API server may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// The gRPC service.
@@ -62,7 +62,7 @@ pub struct Server {
     peers: Arc<Peers>,
 }
 
-/// Who opened a session, as the verified certificate says.
+/// The peer of a session, from the verified certificate.
 #[derive(Clone)]
 struct PeerIdentity {
     cluster: ClusterName,
@@ -178,7 +178,7 @@ impl Server {
         match look {
             Ok(Ok(Some(member))) => observe_member(member, &self.hub_state, &self.object_cache),
             Ok(Ok(None)) => {}
-            // Who cannot be looked up is not revoked.
+            // A member that cannot be read is not revoked.
             _ => {
                 return Err(Status::unavailable(
                     "the hub cannot reach its API server now: try again",
@@ -207,8 +207,8 @@ impl Server {
         Err(status)
     }
 
-    /// Whether the certificate may be renewed now, for one whom the hub knows. A refusal of any other costs a look at the API
-    /// server, and is repeated without one.
+    /// Whether the certificate of a known member may be renewed now. A refusal of an unknown one
+    /// costs a request to the API server, and is repeated without one.
     fn may_renew(&self, identity: &PeerIdentity, caller: &MemberKey) -> Result<(), Status> {
         let now = Instant::now();
         if let Some(status) =
@@ -241,7 +241,8 @@ impl Server {
         Ok(())
     }
 
-    /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
+    /// The connection of a session lasts no longer than its admission and its certificate, whatever
+    /// the session waits for.
     fn attach_guard(&self, guard: &lease::ConnectionGuard, identity: PeerIdentity) {
         let (hub_state, object_cache) = (self.hub_state.clone(), self.object_cache.clone());
         guard.guard_with(move || admission(&hub_state, &object_cache, &identity).is_ok());
@@ -252,8 +253,8 @@ fn not_leading() -> Status {
     Status::unavailable("this replica of the hub does not lead any more: connect again")
 }
 
-/// Whether a session with this identity is allowed now. Every connection asks each second: its member is looked at only when
-/// one has changed.
+/// Whether a session with this identity is allowed now. Every connection asks each second, so the
+/// member is read only after a change of some member.
 fn admission(
     hub_state: &HubState,
     object_cache: &ObjectCache,

@@ -1,5 +1,6 @@
-//! What callers get before a session is theirs, and how often: what was refused a moment ago is refused again without a look
-//! at the API server, certificates are renewed at a bounded rate, and few streams at a time may be about to register.
+//! Limits clients before they have a session. A recent refusal is repeated without a request to the
+//! API server, certificates are renewed at a bounded rate, and few streams at a time may be
+//! unregistered.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -42,7 +43,7 @@ fn at_least(rate: Rate, certificate_life: Duration) -> Rate {
         ..rate
     }
 }
-/// Streams of one key that have not said what they hold: the next one, and one that a broken network left behind.
+/// Unregistered streams of one key: the next one, and one that a broken network left behind.
 const STREAMS_OF_A_KEY: usize = 2;
 /// The same of one member.
 const STREAMS_OF_A_MEMBER: usize = 4;
@@ -103,7 +104,7 @@ impl Peers {
         }
     }
 
-    /// Whether a certificate may be renewed now. Only who would be given one is counted.
+    /// Whether a certificate may be renewed now. Only clients that would get one are counted.
     pub(super) fn may_renew(&self, caller: &MemberKey, now: Instant) -> bool {
         let (mut keys, mut members) = (
             self.renewals_of_keys.lock(),
@@ -127,7 +128,8 @@ impl Peers {
         line
     }
 
-    /// A stream begins that has not said yet what its agent holds. The oldest of too many ends.
+    /// Registers a stream whose agent has not reported its intents. Beyond the limit the oldest one
+    /// is ended.
     pub(super) fn stream(&self, caller: MemberKey) -> UnregisteredStream {
         let (stream, ended) = self.streams.lock().begin(&caller);
         self.metrics.limited(PeerLimit::Streams, ended);
@@ -180,7 +182,7 @@ impl Streams {
     }
 }
 
-/// A stream that has not said yet what its agent holds; dropped when it has, or when it ends.
+/// A stream whose agent has not reported its intents; dropped when it has, or when the stream ends.
 pub(super) struct UnregisteredStream {
     streams: Arc<Mutex<Streams>>,
     uid: Arc<str>,

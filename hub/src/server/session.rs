@@ -27,7 +27,7 @@ use runnel_hub_core::epoch::HistoryToken;
 use runnel_hub_core::index::Effect;
 use runnel_hub_core::session::{HelloStates, SendRestriction, Session};
 
-/// How long an agent may take for each frame by which it says what it holds; these are small.
+/// How long an agent may take for each frame of its report. These frames are small.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
 /// Over which time agents come back after a planned close.
 const DRAIN_WITHIN: Duration = Duration::from_secs(1);
@@ -49,8 +49,9 @@ pub(super) struct Running {
     pub(super) bounds: Bounds,
     pub(super) epoch: EpochCheck,
     pub(super) out: Outgoing,
-    /// When time alone ends the session: the agent says what it holds by then, or, once it has, its certificate ends. It
-    /// is set once, as a session waits several times for each frame that it sends.
+    /// When time alone ends the session: at the limit for the report of the agent, and after it at
+    /// the end of the certificate. Set once, because a session waits several times for each frame
+    /// that it sends.
     limit: Pin<Box<tokio::time::Sleep>>,
     /// The agent closed its half of a stream that was handed over.
     half_closed: bool,
@@ -134,10 +135,10 @@ impl Running {
         }
     }
 
-    /// Waits for whatever comes next, and takes it in.
+    /// Waits for the next event, and handles it.
     async fn wait(&mut self) {
         tokio::select! {
-            // What ends the session comes before what the agent says.
+            // The end of the session has priority over frames of the agent.
             biased;
             () = self.live.wake.notified() => self.woken(),
             Some(signal) = self.signals.next() => self.take_signal(&signal),
@@ -179,14 +180,15 @@ impl Running {
         }
     }
 
-    /// The agent has said what it holds: from now on the session lasts as long as its certificate.
+    /// The agent has reported its intents: from now on the session lasts as long as its
+    /// certificate.
     pub(super) fn lasts(&mut self) {
         self.limit
             .as_mut()
             .reset(tokio::time::Instant::now() + remaining_validity(&self.identity));
     }
 
-    /// The agent has said more of what it holds: a slow link takes longer for all of it.
+    /// The agent has reported more of its intents. A slow link takes longer for all of them.
     pub(super) fn extend_hello(&mut self) {
         self.limit.as_mut().reset(
             tokio::time::Instant::now() + HELLO_LIMIT.min(remaining_validity(&self.identity)),
@@ -206,8 +208,8 @@ impl Running {
         }
     }
 
-    /// A session that has much to say looks up before each frame: a revocation, an expiry, or the end of the right to
-    /// lead comes first. It looks at the clock itself, as the process may have been paused.
+    /// A session with much to send checks before each frame for a revocation, an expiry, or the end
+    /// of the lead. It reads the clock itself, because the process may have been paused.
     fn check_admission(&mut self) {
         if !self.leads() || self.out.is_ending() {
             return;
@@ -233,7 +235,7 @@ impl Running {
         self.out.end(status);
     }
 
-    /// The session is no longer allowed. A revoked cluster is told so, and that is the last that it hears.
+    /// The session is no longer allowed. The revocation is the last frame to a revoked cluster.
     pub(super) fn cut(&mut self, refusal: &JoinRefusal) {
         if self.may_log() {
             tracing::warn!(why = %refusal, "a session is cut");
@@ -247,7 +249,8 @@ impl Running {
         }
     }
 
-    /// The index changed: is the session still allowed, and is there something to say?
+    /// The index changed: checks whether the session is still allowed, and whether there is
+    /// something to send.
     fn woken(&mut self) {
         let newest = self
             .hub_state
@@ -271,7 +274,7 @@ impl Running {
 
     pub(super) fn update(&mut self) {
         let index = self.hub_state.index.read();
-        // The index may be a moment ahead of what the admission looked at.
+        // The index may be newer than the state that the admission read.
         if !index.talks_to(&self.identity.cluster, self.identity.uid()) {
             return;
         }
@@ -288,7 +291,7 @@ impl Running {
         drop(index);
         let mut session = self.live.session.lock();
         session.catch_up(directives, version);
-        // Nobody else says that this cluster has nothing of a rule that waits to be released.
+        // No other report shows that this cluster has nothing of a rule that waits for its release.
         let free: Vec<_> = deleted
             .into_iter()
             .filter(|uid| session.is_free_of(uid, version))
@@ -305,7 +308,8 @@ impl Running {
         }
     }
 
-    /// Has judged what the agent holds and nobody wants. Whatever may go is said with the next update.
+    /// Judges the agent's intents that are not desired. Permitted removals are sent with the next
+    /// update.
     pub(super) fn judge_orphaned(&self) {
         let orphaned_intents = self.live.session.lock().take_orphaned_intents();
         if orphaned_intents.is_empty() {
@@ -325,7 +329,7 @@ impl Running {
         });
     }
 
-    /// Puts what is to be said now into `out`.
+    /// Puts the next frames into `out`.
     fn fill(&mut self) {
         if !self.registered || !self.out.is_idle() {
             return;
@@ -386,7 +390,7 @@ fn remaining_validity(identity: &PeerIdentity) -> Duration {
 }
 
 impl Drop for Running {
-    /// A dying session may only remove itself.
+    /// An ending session may only remove itself.
     fn drop(&mut self) {
         if !self.registered {
             return;

@@ -31,7 +31,7 @@ use super::Server;
 const SESSION: &str = "/runnel.v1.Runnel/Session";
 /// Agents' frames are small; the receive buffer keeps the size of the largest.
 const RECEIVE_LIMIT: usize = 64 * 1024;
-/// With which the receive buffer begins: most agents have little to say.
+/// The initial size of the receive buffer. Most agents send little.
 const RECEIVE_BUFFER: usize = 512;
 /// Before each message: whether it is compressed, and its length.
 const HEADER: usize = 5;
@@ -123,7 +123,7 @@ impl Decoder for FrameDecoder {
     }
 }
 
-/// What is said to the agent, and at the end the status.
+/// The frames to the agent, and at the end the status.
 struct FrameBody<S> {
     frames: Option<S>,
 }

@@ -15,13 +15,13 @@ use parking_lot::Mutex;
 
 use super::{READ_LIMIT, WatchEvent};
 
-/// Between two looks at a definition that is not there.
+/// The interval of reads of a definition that does not exist.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What the API server answers about a definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Definition {
-    /// It stands, or the hub may not look at it.
+    /// It exists, or the hub may not read it.
     Stands,
     /// It is being deleted, or is gone.
     Gone,
@@ -39,8 +39,8 @@ struct Memory {
     lost: Option<usize>,
 }
 
-/// Turns the events of a kind into those that count. Where the definition is gone or nobody can tell, an error takes the
-/// place of a deletion and of the end of a list, and the events end.
+/// Filters the events of a kind. If the definition is deleted or unknown, an error replaces a
+/// deletion and the end of a list, and the events end.
 pub(super) struct Defined<Look> {
     memory: Arc<Mutex<Memory>>,
     look: Look,
@@ -52,7 +52,7 @@ where
     Look: Fn() -> Looked + Clone + Send + 'static,
     Looked: Future<Output = Definition> + Send + 'static,
 {
-    /// For the kind whose definition is looked at by this.
+    /// For the kind whose definition this function reads.
     pub(super) fn by(look: Look) -> Self {
         Self {
             memory: Arc::default(),
@@ -125,7 +125,7 @@ fn counts<K>(memory: &Mutex<Memory>, event: &WatchEvent<K>, definition: Definiti
     }
 }
 
-/// What an API server answers that does not know the kind.
+/// The answer of an API server without the kind.
 fn gone() -> watcher::Error {
     watcher::Error::InitialListFailed(kube::Error::Api(Box::new(Status {
         code: 404,

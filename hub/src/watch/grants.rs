@@ -73,7 +73,7 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
         .await;
 }
 
-/// Watches the `Fleet` for ever. While it cannot be read, what it said last holds.
+/// Watches the `Fleet`. While it cannot be read, its last state applies.
 pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
     let into = Into::<FleetTerms> {
         resource: "fleets",
@@ -130,7 +130,7 @@ async fn wait(rounds: &mut watch::Receiver<u64>) {
 }
 
 impl<T: Clone + 'static> Into<T> {
-    /// Nobody can tell what there is.
+    /// The grants are unknown.
     fn unknown(&self, hub_state: &HubState, round: u64) {
         hub_state.change(|index| (self.all)(index, None));
         self.done(hub_state, round);
@@ -187,7 +187,7 @@ impl<T: Clone + 'static> Into<T> {
         }
     }
 
-    /// What an object says; of one that this build cannot read, what was known of it.
+    /// Returns the spec of an object; the former one if this build cannot read the new one.
     fn read<K: Resource>(
         &self,
         object: Own<K>,
@@ -219,7 +219,8 @@ impl<T: Clone + 'static> Into<T> {
             Ok(Event::Init) => *seen = Some(BTreeMap::new()),
             Ok(Event::InitApply(object)) => {
                 let name = object.name();
-                // Of one that nobody has read it cannot be told what it allows: nor of all of them, then.
+                // The rights of an unreadable grant are unknown, and so are those of all grants
+                // together.
                 *seen = self.read(object, hub_state, read).and_then(|one| {
                     let mut all = seen.take()?;
                     all.insert(name, one);

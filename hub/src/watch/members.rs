@@ -15,7 +15,7 @@ use crate::relist_barrier::Watched;
 use runnel_api::MemberCluster;
 use runnel_hub_core::index::Cluster;
 
-/// How long to wait before members are listed anew because one could not be looked up.
+/// How long to wait before members are relisted because one could not be read.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// Watches the member clusters for ever. `listed` is called at each complete list.
@@ -88,7 +88,7 @@ pub async fn watch_members(
 
 /// A member is as given now, unless something newer is known.
 pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_cache: &ObjectCache) {
-    // Who wrote which field is most of the object, and nobody here asks.
+    // The managed fields are most of the object, and are not used here.
     object.metadata.managed_fields = None;
     let name = ClusterName::from(object.name_any());
     let cluster = Cluster::read(&object);
@@ -108,7 +108,7 @@ pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_ca
     // Before anything of it is seen to.
     record_leaving(&name, cluster.leaving, hub_state);
     hub_state.change(|index| index.set_cluster(name.clone(), cluster));
-    // Whatever changed may end the session: it looks for itself.
+    // Any change may end the session, which checks for itself.
     hub_state.wake(&name);
     hub_state.queues.dirty_members.add([name]);
 }
@@ -141,7 +141,7 @@ fn forget_unlisted(
     unsure.into_iter().map(|(name, _)| name).collect()
 }
 
-/// Asks the API server for members. `None`, if it could not say.
+/// Reads members from the API server. `None`, if it did not answer.
 async fn look_up(
     names: Vec<ClusterName>,
     client: &Client,

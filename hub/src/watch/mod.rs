@@ -44,13 +44,14 @@ pub use sources::{api_resource, watch_sources};
 /// Objects in one page of a list. Whoever may make an object can give it some megabytes of labels, annotations and field
 /// managers, and a page is held as a whole.
 const PAGE: u32 = 20;
-/// The server ends a watch after this long, and a connection that died without a word is noticed 5 s afterwards: until then
-/// a revocation is not seen. The next watch goes on where this one ended, which costs one small request.
+/// The server ends a watch after this time, and a dead connection is detected 5 s later. Until then
+/// a revocation is not seen. The next watch continues where this one ended, which costs one small
+/// request.
 const WATCH_SECONDS: u32 = 50;
 /// How long one read of one object may take.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a watch says.
+/// An event of a watch.
 pub(crate) type WatchEvent<K> = Result<Event<K>, watcher::Error>;
 
 /// The events of a kind, with backoff (0.8 s to 30 s, with jitter) on errors.
@@ -111,20 +112,20 @@ impl<K> RelistingWatch<K> {
         }
     }
 
-    /// Begins anew, with a new list.
+    /// Starts again with a new list.
     fn again(&mut self) {
         self.round = *self.rounds.asked.borrow_and_update();
         self.events = (self.begin)();
         (self.listed, self.doubtful, self.waiting) = (false, false, None);
     }
 
-    /// Begins anew without being asked: what comes waits for a renewal of the right to lead.
+    /// Starts again without a request: its events wait for a renewal of the lead.
     fn again_unasked(&mut self) {
         self.again();
         self.listed = true;
     }
 
-    /// The next event; `None`, if the watch was begun anew instead.
+    /// Returns the next event; `None`, if the watch was started again instead.
     pub(crate) async fn next(&mut self) -> Option<WatchEvent<K>> {
         if self.waiting.is_none() {
             let event = tokio::select! {
@@ -160,7 +161,7 @@ impl<K> RelistingWatch<K> {
         self.waiting.take().map(|(_, event)| event)
     }
 
-    /// Whether an event is the first word of a list for which nobody has asked.
+    /// Whether an event begins a list that was not requested.
     fn is_unrequested(&mut self, event: &WatchEvent<K>) -> bool {
         match event {
             Ok(Event::Init) => {
@@ -178,7 +179,8 @@ impl<K> RelistingWatch<K> {
 enum Own<K> {
     /// As it is.
     Read(Box<K>),
-    /// One that this build cannot read, as a newer one made it: it is there, and nothing else is known of it.
+    /// An object that this build cannot read, because a newer one wrote it. Only its existence is
+    /// known.
     Unreadable(Box<ObjectMeta>),
 }
 
@@ -328,7 +330,7 @@ pub enum ClusterUidError {
     Timeout,
 }
 
-/// Uid of the `kube-system` namespace, which tells clusters apart.
+/// Returns the uid of the `kube-system` namespace, which identifies a cluster.
 ///
 /// # Errors
 /// [`ClusterUidError`], when the namespace cannot be read.
@@ -392,7 +394,7 @@ mod tests {
             [next(), next(), next()],
             ["InitApply(\"b\")", "InitDone", "Apply(\"b\")"]
         );
-        // Without the lead nobody is told anything; with a new one all is listed anew.
+        // Without the lead nothing is sent. With a new lead all is relisted.
         list("c");
         assert_eq!([next(), next()], ["Init", "waits"]);
         rounds.renewed(None);

@@ -35,8 +35,8 @@ impl Patience {
         }
     }
 
-    /// A list of a new round has been asked for. One that did not come in the round before is not waited for again: a leader
-    /// would serve nobody meanwhile.
+    /// The list of a new round was requested. If the list of the round before did not arrive, the
+    /// leader does not wait again: it would serve no agent meanwhile.
     pub(super) fn begin(&mut self, now: Instant) {
         self.settled = false;
         if !self.gave_up {
@@ -75,7 +75,7 @@ impl Patience {
         (self.refused, self.error) = (None, Some(error));
     }
 
-    /// When nobody waits any longer for the list of this round.
+    /// Returns when the leader stops waiting for the list of this round.
     pub(super) fn ends(&self) -> Option<Instant> {
         (!self.settled)
             .then_some(self.progress)

@@ -55,8 +55,9 @@ impl ReadQueue {
         }
     }
 
-    /// What to read next; nothing waits that may be read now, otherwise. `is_ready`: whether sources may be read from there.
-    /// `all`: how many sources are known there, wanted or not: a list shows all of them.
+    /// Returns what to read next, or the time of the next retry. `is_ready`: whether sources in
+    /// this scope may be read. `all`: the number of known sources there, selected or not, because a
+    /// list returns all of them.
     pub(super) fn next(
         &mut self,
         is_ready: impl Fn(&ListScope) -> bool,
@@ -70,7 +71,7 @@ impl ReadQueue {
                 if self.is_listing {
                     continue;
                 }
-                // Where most is not wanted, reading all would cost more than it saves.
+                // If most sources are not selected, a list costs more than it saves.
                 if 2 * sources.len() >= all(scope) {
                     let wanted: BTreeSet<_> =
                         sources.difference(&self.under_way).cloned().collect();
@@ -133,7 +134,7 @@ impl ReadQueue {
         }
     }
 
-    /// Who asked for a source while it was read may have got what it wanted.
+    /// A source that was requested while it was read may be read already.
     fn over(&mut self, source: &SourceRef, is_read: &impl Fn(&SourceRef) -> bool) {
         self.under_way.remove(source);
         let scope = ListScope::of(source);

@@ -1,4 +1,4 @@
-//! Reads the content of selected sources, and buries those whose grace is over.
+//! Reads the content of selected sources, and expires deleted ones after their grace period.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -82,7 +82,7 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
 
 /// What came of a read.
 enum Done {
-    /// Of this source; whether there is nothing to try again.
+    /// The result for this source: whether nothing must be retried.
     One(SourceRef, bool),
     /// Of these sources, by a list; and which of them are still to be read.
     Many(ListScope, BTreeSet<SourceRef>, BTreeSet<SourceRef>),
@@ -142,7 +142,8 @@ enum ListError {
     TooLarge,
 }
 
-/// Takes what a list shows from `left`, until nothing is left to read or too much of the list is not wanted.
+/// Removes the sources of a list from `left`, until nothing is left to read or too much of the list
+/// is not selected.
 async fn list(
     client: &Client,
     hub_state: &Arc<HubState>,
@@ -185,10 +186,10 @@ async fn list(
         all_readable &= readable;
         left.retain(|source| !seen.contains(source));
         if continue_token.is_none() && all_readable {
-            // What the list does not show is gone: the watch says what became of it.
+            // A source that is not in the list is deleted. The watch delivers the deletion.
             left.clear();
         }
-        // Otherwise there is more that nobody knows of as a source.
+        // Otherwise the list has more objects that are not known as sources.
         let is_worth_it = (wanted - left.len()) * 2 >= shown;
         if left.is_empty() || !is_worth_it || continue_token.is_none() {
             return Ok(());
@@ -218,17 +219,17 @@ async fn page(
 
 /// What a page has shown.
 struct Page {
-    /// Of what is wanted.
+    /// The selected objects.
     seen: BTreeSet<SourceRef>,
     /// How many objects in all.
     count: usize,
     /// Whether all of them could be read.
     readable: bool,
-    /// Where the list goes on.
+    /// The token for the next page.
     continue_token: Option<String>,
 }
 
-/// Takes in what is wanted of a page.
+/// Observes the selected objects of a page.
 fn observe_page(
     hub_state: &HubState,
     kind: &'static Kind,
@@ -279,7 +280,7 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Do
             &source,
             "it is not an object as Kubernetes has them",
         ),
-        // The watch says what became of it.
+        // The watch delivers the deletion.
         Ok(Ok(None)) => true,
         Ok(Err(error)) => unreadable(&hub_state, &source, &describe(&error)),
         Err(_) => unreadable(&hub_state, &source, "the API server did not answer in time"),
@@ -340,13 +341,15 @@ pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject
     }
 }
 
-/// Removes vanished sources when their grace is over, and judges removals when it is time, for ever.
+/// Expires deleted sources after their grace period, and judges removals when they are due. Runs
+/// until the end of the process.
 pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
     let grace = hub_state.settings.source_gone_grace;
     loop {
         let (next, judgement) = {
             let index = hub_state.index.read();
-            // Who does not serve judges nothing; who begins to looks again.
+            // A replica that does not serve judges nothing, and checks again when it begins to
+            // serve.
             let judgement = index
                 .next_judgement()
                 .filter(|_| hub_state.leadership.serving_since().is_some());

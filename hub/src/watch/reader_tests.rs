@@ -13,7 +13,7 @@ use runnel_hub_core::plan::{Rule, WatchScope};
 
 const NAMESPACE: &str = "home";
 
-/// An API server that knows ConfigMaps of one namespace, and what it was asked.
+/// An API server with the ConfigMaps of one namespace, which records its requests.
 #[derive(Default)]
 struct FakeApi {
     objects: BTreeMap<String, Value>,
@@ -114,7 +114,7 @@ impl FakeApi {
     }
 }
 
-/// A hub that has seen all of these objects, and one rule that selects those that it says.
+/// A hub with all of these objects and one rule that selects the given ones.
 fn hub(api: &FakeApi, names: Value) -> Arc<HubState> {
     let hub_state = HubState::new(Settings::for_tests());
     let rule: runnel_api::DistributionRule = serde_json::from_value(json!({
@@ -169,7 +169,7 @@ async fn reads_until(api: &Arc<FakeApi>, hub_state: &Arc<HubState>, holds: impl 
 async fn sources_of_a_new_hub_are_read_in_pages() {
     let api = Arc::new(FakeApi::with(1000, 10));
     let hub_state = hub(&api, json!(["*"]));
-    // The hub does not know yet how many there are.
+    // The hub does not know their number yet.
     let turns = std::cell::Cell::new(0);
     reads_until(&api, &hub_state, || turns.replace(turns.get() + 1) > 20).await;
     assert_eq!(*api.asked.lock(), Vec::<String>::new());

@@ -12,7 +12,8 @@ use runnel_hub_core::index::Effect;
 
 /// Rules that are rendered at a time.
 const JOBS: usize = 2;
-/// A rule that takes longer than this rests as long as it took, so that others have their turn and the hub its time.
+/// A rule that takes longer than this pauses for as long as it took, so that other rules and the
+/// rest of the hub make progress.
 const LONG: Duration = Duration::from_millis(100);
 
 /// Renders what the index asks for, for ever; one job for a rule at a time.

@@ -137,7 +137,7 @@ fn observe<K: RuleKind>(
     let doubted = object_cache.set_rule(uid.clone(), seen, hub_state.leadership.leads());
     let message = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
     let known = hub_state.index.read().latest_rule(&uid).map(message);
-    // Most events of a rule are our own writes of its status, and change nothing that it says.
+    // Most events of a rule are the hub's own writes of its status, and change nothing else.
     let (news, is_known) = (doubted || known != Some(message(&rule)), known.is_some());
     let is_planned = known.is_some_and(|(generation, deleting, _)| {
         (generation, deleting) == (rule.generation, rule.deleting)
@@ -186,7 +186,7 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
 pub(crate) fn forget(uid: &RuleUid, hub_state: &HubState, object_cache: &ObjectCache) {
     object_cache.remove_rule(uid);
     hub_state.change(|index| index.remove_rule(uid));
-    // Members that hold copies of it say so in their status.
+    // Members with copies of it report them in their status.
     hub_state.mark_members();
 }
 

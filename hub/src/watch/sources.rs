@@ -32,7 +32,8 @@ pub fn api_resource(kind: &Kind) -> ApiResource {
     )
 }
 
-/// Watches the metadata of one kind in one place for ever, from the moment that some rule looks for sources there.
+/// Watches the metadata of one kind in one scope, from the moment that a rule selects sources
+/// there.
 pub async fn watch_sources(
     client: Client,
     hub_state: Arc<HubState>,
@@ -99,7 +100,8 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
             watch.relist(events.round);
             continue;
         };
-        // A refused watch is begun anew, with a new list: it would go on where it stopped without saying that it is back.
+        // A refused watch is started again with a new list. Otherwise it would continue without an
+        // event that it is back.
         if watch.observe(event) == WatchActivity::Refusal {
             tokio::select! {
                 () = tokio::time::sleep(AFTER_REFUSAL) => {}
@@ -142,7 +144,7 @@ struct SourceWatch {
 }
 
 impl SourceWatch {
-    /// The watch begins anew, in this round.
+    /// The watch starts again, in this round.
     fn relist(&mut self, round: u64) {
         self.seen.clear();
         if self.round != round {
@@ -220,7 +222,7 @@ impl SourceWatch {
         WatchActivity::Something
     }
 
-    /// Whether a refusal is believed: it is repeated, or nothing else was known before.
+    /// Whether a refusal counts: it is repeated, or there was no earlier state.
     fn is_believed(&mut self) -> bool {
         let known = matches!(
             self.hub_state.index.read().place(&self.place),

@@ -206,11 +206,11 @@ enum Step {
     Change(usize),
     /// A member comes, and renews.
     Renew(usize),
-    /// A member comes, and is told the authorities; what it has is still of a former one.
+    /// A member connects and receives the CAs. Its certificate is still from a former one.
     Informed(usize),
     /// So many minutes pass.
     Wait(u64),
-    /// The hub starts anew from what it wrote.
+    /// The hub restarts with the stored state.
     Restart,
 }
 
@@ -224,7 +224,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A member as it is: what it trusts, who signed its certificate, and until when that is good.
+/// The state of a member: the CAs that it trusts, the CA that signed its certificate, and the end
+/// of its certificate.
 #[derive(Clone, Default)]
 struct Member {
     trusted: BTreeSet<Fingerprint>,
