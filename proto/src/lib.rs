@@ -58,12 +58,12 @@ pub const PROTOCOL_MIN: u32 = 1;
 /// The newest protocol this build speaks.
 pub const PROTOCOL_MAX: u32 = 1;
 
-/// The request metadata in which an agent shows a hub what it remembers of it; `sync.proto` says what for.
+/// The request metadata with the agent's history token; see `sync.proto`.
 pub const HISTORY_TOKEN_METADATA: &str = "runnel-history-token-bin";
-/// The longest witness, in bytes.
+/// The longest history token, in bytes.
 pub const HISTORY_TOKEN_LIMIT: usize = 256;
 
-/// The status metadata in which the hub says why it refuses, in a word that `sync.proto` lists.
+/// The status metadata with the reason of a refusal, a word from the list in `sync.proto`.
 pub const REASON_METADATA: &str = "runnel-reason";
 
 /// The largest gRPC message that either end takes, in bytes.

@@ -1,7 +1,7 @@
 //! Closed lists of the words in statuses and Events, chosen by type.
 
-/// An enum of CamelCase words, with `ALL` of them in their order and `as_str`. Each stands in one place, so that neither can
-/// lack one.
+/// Declares an enum of CamelCase words, with `ALL` of them in order and `as_str`. Each word is
+/// written once, so that neither can lack one.
 #[macro_export]
 macro_rules! closed_list {
     ($(#[$of_all:meta])* pub enum $name:ident { $($(#[$of_one:meta])* $word:ident,)+ }) => {
@@ -47,7 +47,7 @@ macro_rules! closed_list {
         }
 
         impl $name {
-            /// Those that stand in no other list, in the order in which they are declared.
+            /// The words of no other list, in the order of their declaration.
             pub const OWN: [$name; [$(stringify!($word)),+].len()] = [$($name::$word),+];
 
             /// Every one: its own, then those of other lists.

@@ -87,7 +87,7 @@ fn hello(wire: &wire::Hello) -> Hello {
     }
 }
 
-/// What is held of which rule must be readable; of the rest, what is not counts as not said.
+/// The rules and intents must be readable. Other unreadable items count as not sent.
 fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
     let namespace_prunes =
         asked_digest(&wire.namespace_prunes_digest).map(|digest| NamespacePrunes {
@@ -132,7 +132,7 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
     })
 }
 
-/// A watch of a kind that this build does not know is of no rule here.
+/// A watch of an unsupported kind belongs to no rule here.
 fn lost_watch(wire: &wire::LostWatch) -> Option<LostWatch> {
     let known = KINDS.iter().map(|kind| kind.resource).chain([NAMESPACES]);
     let resource = known.into_iter().find(|known| *known == wire.resource)?;

@@ -237,7 +237,8 @@ pub(super) fn tombstone(wire: wire::Tombstone) -> Result<Tombstone, Unreadable> 
     })
 }
 
-/// Writes a frame of the hub. Payload bytes are shared, not copied. Epoch, term and witness are for the sender to fill in.
+/// Writes a frame of the hub. Payload bytes are shared, not copied. The sender fills in epoch, term
+/// and history token.
 pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
     let frame = match frame {
         HubFrame::SnapshotBegin(begin) => Frame::SnapshotBegin(wire::SnapshotBegin {

@@ -23,7 +23,7 @@ pub const NAME_LIMIT: usize = 253;
 /// Why a whole frame cannot be used. The stream ends with it; nothing of the frame is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// A frame that this build does not know, or an empty one.
+    /// An unsupported frame, or an empty one.
     #[error("the {peer} sent a frame that this {own} does not know: upgrade the {own}")]
     Unknown {
         /// Who sent it.
@@ -31,7 +31,7 @@ pub enum FrameError {
         /// Who read it.
         own: &'static str,
     },
-    /// A part is missing, too long, or not what the protocol says.
+    /// A part is missing, too long, or violates the protocol.
     #[error(
         "the {peer} sent an unreadable frame ({part}): upgrade hub and agent to versions that fit"
     )]

@@ -18,7 +18,7 @@ const LABEL_LIMIT: usize = 317;
 /// Longest kind of a rule.
 const KIND_LIMIT: usize = 63;
 
-/// A sentence for a person as it may travel on: bounded and plain, as it ends in statuses and terminals.
+/// Returns a sentence for people, bounded and plain, because it is shown in statuses and terminals.
 pub(super) fn message(text: &str) -> String {
     plain_text(text, MESSAGE_LIMIT)
 }
@@ -80,7 +80,7 @@ pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable
     }
 }
 
-/// The source of an item that is refused: whatever is there, as plain text, so that the refusal names what it can.
+/// Returns the source of a refused item as plain text, with whatever parts it has.
 pub(super) fn named_source(wire: Option<&wire::Source>) -> SourceRef {
     let Some(wire) = wire else { return no_source() };
     let short = |text: &'_ str| plain_text(text, NAME_LIMIT);
@@ -152,7 +152,8 @@ pub(super) fn rule_name_to_wire(rule: &RuleName) -> wire::RuleName {
     }
 }
 
-/// A reason that a newer agent gives and this hub does not know reads as `Unsupported`; its message says the rest.
+/// A reason of a newer agent that this hub does not support reads as `Unsupported`; its message has
+/// the details.
 pub(super) fn reason(wire: i32) -> Reason {
     match wire::Reason::try_from(wire) {
         Ok(wire::Reason::Conflict) => Reason::Conflict,

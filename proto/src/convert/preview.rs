@@ -19,8 +19,9 @@ const PATH_LIMIT: usize = 340;
 /// Longest present value in a diff, see [`short_value`](crate::model::short_value).
 const OLD_LIMIT: usize = 170;
 
-/// Reads a question. What somebody asks may not cost the agent its stream: what cannot be read is named in `all`, as for a
-/// batch. A refusal without a source speaks of the question as a whole, of which nothing can be said then.
+/// Reads a preview request. A request must not cost the agent its stream: unreadable items are
+/// listed in `all`, as for a batch. A refusal without a source is about the whole request, which
+/// cannot be answered then.
 pub(super) fn preview_request(
     wire: wire::PreviewRequest,
     all: &mut Vec<Refusal>,
@@ -152,7 +153,7 @@ pub(super) fn preview_request_to_wire(asked: &PreviewRequest) -> wire::PreviewRe
 }
 
 pub(super) fn preview_result(wire: wire::PreviewResult) -> PreviewResult {
-    // A copy of which nothing can be read is one of which nothing is said.
+    // A copy without a readable part is left out.
     let all = wire.copies.len();
     let copies: Vec<_> = wire
         .copies
@@ -186,7 +187,7 @@ fn previewed_copy(wire: wire::PreviewedCopy) -> Result<PreviewedCopy, Unreadable
         Wire::HandOver => PreviewOutcome::HandOver,
         Wire::Blocked => PreviewOutcome::Blocked,
         Wire::Wait => PreviewOutcome::Wait,
-        // What a newer agent foresees and this hub does not know.
+        // An outcome of a newer agent that this hub does not support.
         Wire::Rest | Wire::Unspecified => PreviewOutcome::Rest,
         Wire::Refused => PreviewOutcome::Refused,
     };
@@ -208,7 +209,7 @@ fn previewed_copy(wire: wire::PreviewedCopy) -> Result<PreviewedCopy, Unreadable
     })
 }
 
-/// An edit that this hub does not know is left out.
+/// An edit that this hub does not support is left out.
 fn field_change(wire: wire::FieldChange) -> Option<FieldChange> {
     let edit = match wire.edit() {
         wire::FieldEdit::Add => FieldEdit::Add,

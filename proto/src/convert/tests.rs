@@ -171,7 +171,7 @@ fn policy() -> impl Strategy<Value = DeletionPolicy> {
     prop_oneof![Just(DeletionPolicy::Delete), Just(DeletionPolicy::Retain)]
 }
 
-/// What terms say about objects that are not as they should be.
+/// The policies of terms for objects that differ.
 fn keeping() -> impl Strategy<Value = Terms> {
     let conflict = vec![
         ConflictPolicy::Fail,
@@ -725,7 +725,7 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
     vec(field(), 1..5).prop_map(|fields| fields.concat())
 }
 
-/// Without that, the property below would say nothing of what is converted.
+/// Without that, the property below would prove nothing about converted frames.
 #[test]
 fn random_messages_often_decode_and_convert() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();

@@ -18,9 +18,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
 pub use timing::{LONGEST_LEASE, SHORTEST_LEASE, Timing, TimingError};
 
-/// The annotation that says where other replicas reach the holder of a Lease.
+/// The annotation with the address at which other replicas reach the holder of a Lease.
 pub const ADDRESS: &str = "runnel.dev/replica-address";
-/// Epochs whose terms are remembered.
+/// The number of epochs whose terms are stored.
 const EPOCHS: usize = 64;
 
 /// Which Lease an election is about.
@@ -35,7 +35,7 @@ pub struct LeaseName {
 /// A process that may lead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The pod, or whatever the process is called.
+    /// The name of the pod or of the process.
     pub name: String,
     /// Whether no other process has this name at the same time, so that a Lease held under it when this process starts
     /// is that of a predecessor, which is dead.
@@ -47,7 +47,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// What stands in the Lease: the name and the random part.
+    /// Returns the holder identity in the Lease: the name and the random part.
     pub fn identity(&self) -> String {
         format!("{}_{}", self.name, self.random)
     }
@@ -74,7 +74,7 @@ impl Lead {
 /// Another process that holds the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// What stands in the Lease.
+    /// The content of the Lease.
     pub identity: String,
     /// Where it takes connections from other replicas.
     pub address: Option<String>,
@@ -91,13 +91,13 @@ pub enum Step {
     Create(Lease),
     /// Replaces the Lease, provided that it is as it was seen.
     Replace(Lease),
-    /// Removes the Lease of this uid, whose terms are used up; the next one begins a new epoch.
+    /// Removes the Lease of this uid, which has no terms left. The next Lease begins a new epoch.
     Remove(String),
 }
 
 /// The Lease as it was last seen.
 enum Seen {
-    /// Not looked at yet.
+    /// Not read yet.
     Nothing,
     /// It is not there, and may be made from this moment on.
     Absent(Instant),
@@ -105,7 +105,7 @@ enum Seen {
     There(Box<Lease>, Instant),
 }
 
-/// What a process knows of the election.
+/// The state of the election in one process.
 pub struct Candidate {
     name: LeaseName,
     me: Holder,
@@ -116,7 +116,7 @@ pub struct Candidate {
     not_before: Option<Instant>,
     /// Whether what was seen may be out of date.
     stale: bool,
-    /// When the Lease was last looked at, or a watch told of it.
+    /// When the Lease was last read, or delivered by a watch.
     received_at: Option<Instant>,
     /// Whether a held Lease has been seen since the start: the first one may be a predecessor's.
     met_holder: bool,
@@ -215,7 +215,8 @@ impl Candidate {
         })
     }
 
-    /// A watch told of the Lease. It may be late, so what is not plainly newer only makes the process look.
+    /// A watch has delivered the Lease. The event may be late: if it is not plainly newer, it only
+    /// triggers a read.
     pub fn received(&mut self, lease: Option<Lease>, now: Instant) {
         match (lease, self.lease()) {
             (Some(new), Some(known))
@@ -236,14 +237,14 @@ impl Candidate {
         }
     }
 
-    /// The Lease was looked at, which ended at `now`.
+    /// The Lease was read. The read ended at `now`.
     pub fn observe(&mut self, lease: Option<Lease>, now: Instant) {
         self.stale = false;
         self.received_at = Some(now);
         let Some(lease) = lease else {
             let may_be_made = match &self.seen {
                 Seen::Absent(at) => *at,
-                // Its holder may not know yet, and lead for a while.
+                // Its holder may not have seen that yet, and may lead for a while.
                 Seen::There(before, _) if self.is_anothers(before) => now + self.duration(before),
                 Seen::There(..) | Seen::Nothing => now,
             };
@@ -297,7 +298,7 @@ impl Candidate {
         self.not_before = Some(sent + self.timing.retry);
     }
 
-    /// A write or a look failed. With `changed`, because the Lease is not as it was seen.
+    /// A write or a read failed; `changed`: because the Lease differs from the last observed one.
     pub fn failed(&mut self, changed: bool, now: Instant) {
         self.stale |= changed;
         self.not_before = Some(if changed {
@@ -325,7 +326,8 @@ impl Candidate {
         Some(released)
     }
 
-    /// What to do next. `eligible`: the process knows enough to lead. `wall` is what people read.
+    /// Returns the next step. `eligible`: the process has enough state to lead. `wall` is the time
+    /// for people.
     pub fn next(&mut self, eligible: bool, now: Instant, wall: Timestamp) -> Step {
         if self.lead.is_some() && self.lead(now).is_none() {
             self.lead = None;

@@ -191,11 +191,11 @@ fn successor_of_its_own_name_skips_the_wait_only_at_start() {
     let mut again = Candidate::new(NAME, me("a", "1", true), TIMING);
     again.observe(Some(foreign("e1", 5, "a_0", 3)), start);
     assert_eq!(term(&replaced(next(&mut again, start))), 4);
-    // A name that others may have says nothing.
+    // A name that other processes may have proves nothing.
     let mut unnamed = Candidate::new(NAME, me("a", "1", false), TIMING);
     unnamed.observe(Some(foreign("e1", 5, "a_0", 3)), start);
     assert!(matches!(next(&mut unnamed, start), Step::Wait(_)));
-    // Once it has met a holder, one of its own name is no predecessor.
+    // After a process has met a holder, a holder with its own name is no predecessor.
     let mut second = Candidate::new(NAME, me("a", "1", true), TIMING);
     second.observe(Some(foreign("e1", 5, "b_0", 3)), start);
     second.observe(Some(foreign("e1", 6, "a_0", 4)), start);
@@ -230,7 +230,7 @@ fn a_restored_lease_does_not_bring_old_terms_back() {
     a.observe(Some(foreign("e1", 5, "", 7)), start);
     let taken = stored(replaced(next(&mut a, start)), "e1", 6);
     a.wrote(taken, start, start);
-    // Restored from a backup, with what stood there long ago.
+    // Restored from a backup, with an old state.
     a.observe(Some(foreign("e1", 3, "z_9", 2)), start + at(1));
     assert_eq!(a.lead(start + at(1)), None);
     a.observe(Some(foreign("e1", 3, "z_9", 2)), start + at(15));

@@ -1,7 +1,7 @@
 //! The times of the election.
 use std::time::Duration;
 
-/// No lease of ours is longer; one that says so was not written by us.
+/// No Lease of Runnel is longer. A longer one was written by another program.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
 /// Shorter ones cannot be written down: the Lease counts whole seconds.
 pub const SHORTEST_LEASE: Duration = Duration::from_secs(1);

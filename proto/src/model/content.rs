@@ -41,7 +41,7 @@ pub struct Content {
 /// Why a payload cannot be read. Says nothing about what is in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContentError {
-    /// Larger than [`PAYLOAD_LIMIT`], or larger than it said.
+    /// Larger than [`PAYLOAD_LIMIT`], or than its declared size.
     #[error("the payload is larger than {limit} bytes")]
     TooLarge {
         /// The bound that was passed.
@@ -50,7 +50,7 @@ pub enum ContentError {
     /// Not what an encoder of this protocol writes.
     #[error("the payload cannot be decoded")]
     Malformed,
-    /// An encoding that this build does not know.
+    /// An encoding that this build does not support.
     #[error("the payload's encoding is unknown to this agent: upgrade the agent")]
     UnknownEncoding,
 }
@@ -96,7 +96,7 @@ impl Content {
                 text.len() as u64,
                 text.bytes().rev().take_while(|byte| *byte == b'=').count() as u64,
             );
-            // In base64, 4 bytes stand for 3.
+            // Base64 encodes 3 bytes as 4.
             let encoded = kind.sensitive || map == "binaryData";
             if encoded {
                 (length / 4 * 3).saturating_sub(padding)
@@ -148,7 +148,8 @@ impl Payload {
         }
     }
 
-    /// The same in memory of its own: what came from the wire is a part of all that came with it, and keeps that.
+    /// Returns a copy with its own memory. Content from the wire is a part of its whole frame, and
+    /// keeps the frame in memory.
     #[must_use]
     pub fn detached(&self) -> Self {
         Self {
@@ -172,12 +173,12 @@ impl Payload {
         self.encoding
     }
 
-    /// The bytes as they travel.
+    /// Returns the encoded bytes.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// The decoded size in bytes, as the sender says it.
+    /// Returns the decoded size in bytes, as declared by the sender.
     pub fn size(&self) -> u32 {
         self.size
     }
@@ -208,7 +209,8 @@ impl Payload {
     }
 }
 
-/// Each thread keeps what it decompresses with: for 1 KiB, to make it anew is more work than to decompress.
+/// Each thread keeps its decompression context: for 1 KiB, creating one costs more than the
+/// decompression.
 fn decompressed(bytes: &[u8], size: usize) -> Result<Vec<u8>, ContentError> {
     thread_local! {
         static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
@@ -248,8 +250,9 @@ impl RevisionKey {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// The revision of canonical content of a kind: the first 16 bytes of HMAC-SHA-256 over a format version, the
-    /// kind and the content. Without the key it says nothing about a value.
+    /// Returns the revision of canonical content of a kind: the first 16 bytes of HMAC-SHA-256 over
+    /// a format version, the kind and the content. Without the key it reveals nothing about a
+    /// value.
     pub fn revision(&self, resource: &str, canonical: &[u8]) -> Revision {
         let mut context = hmac::Context::with_key(&self.0);
         context.update(REVISION_FORMAT);
@@ -259,7 +262,8 @@ impl RevisionKey {
         short(context)
     }
 
-    /// By what the hub knows its own words again, which others keep for it: the first 16 bytes of HMAC-SHA-256.
+    /// Returns the seal of a text that other processes store for the hub: the first 16 bytes of
+    /// HMAC-SHA-256.
     pub fn seal(&self, words: &[u8]) -> [u8; 16] {
         let mut context = hmac::Context::with_key(&self.0);
         context.update(SEAL_FORMAT);
@@ -267,7 +271,7 @@ impl RevisionKey {
         short(context).0
     }
 
-    /// The key that agents get for proofs: of that key nobody can tell this one.
+    /// Returns the key that agents get for proofs. This key cannot be derived from it.
     pub fn proof_key(&self) -> ProofKey {
         let mut bytes = [0; ProofKey::LENGTH];
         bytes.copy_from_slice(hmac::sign(&self.0, PROOF_KEY_FORMAT).as_ref());

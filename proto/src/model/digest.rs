@@ -33,7 +33,7 @@ impl SetDigest {
         self.0 = self.0.wrapping_sub(part.0);
     }
 
-    /// The bytes that travel.
+    /// Returns the bytes for the wire.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }

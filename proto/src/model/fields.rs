@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// The longest key: a label's prefix of 253, a slash and 63 more.
 const KEY_LIMIT: usize = 317;
 
-/// The maps of an object whose keys can be named.
+/// The maps of an object whose keys can be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FieldMap {
     /// `/binaryData`.

@@ -16,9 +16,9 @@ pub const NAMESPACES: &str = "namespaces";
 /// The agent's first words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The oldest protocol the agent speaks.
+    /// The oldest protocol version of the agent.
     pub protocol_min: u32,
-    /// The newest protocol the agent speaks.
+    /// The newest protocol version of the agent.
     pub protocol_max: u32,
     /// Version of the agent.
     pub agent_version: String,
@@ -68,9 +68,10 @@ pub struct Refusal {
 pub enum AgentFrame {
     /// The first frame.
     Hello(Hello),
-    /// What the agent holds; the flag says that no more follows. Later in the stream: of the rules that it names.
+    /// The agent's intents; the flag marks the last part. Later in the stream: those of the named
+    /// rules.
     AckedRules(Vec<RuleState>, bool),
-    /// The pairs of one rule; the flag says that no more of it follows.
+    /// The pairs of one rule; the flag marks the last part.
     Detail(RuleUid, Vec<AckedIntent>, bool),
     /// A batch was taken in, but for these items.
     Ack(u64, Vec<Refusal>),
@@ -80,7 +81,7 @@ pub enum AgentFrame {
     Want(RuleUid, Vec<SourceRef>),
     /// The watches that are lost, instead of those that were.
     LostWatches(Vec<LostWatch>),
-    /// The next stream is at hand: say no more on this one.
+    /// The next stream is ready: the hub must send nothing more on this one.
     Handover,
     /// How a copy is, as the hub asked.
     Inspected(Box<Inspected>),
@@ -119,15 +120,15 @@ pub struct RuleDelta {
     pub terms: Option<(Terms, TermsDigest)>,
     /// New or changed intents.
     pub upserts: Vec<Intent>,
-    /// Intents whose copies go.
+    /// Intents whose copies are removed.
     pub tombstones: Vec<Tombstone>,
     /// The whole rule goes.
     pub removal: Option<DeletionPolicy>,
-    /// The hub does not know this rule.
+    /// The hub does not have this rule.
     pub orphaned: bool,
     /// The copies in namespaces that are no longer targets that may be deleted.
     pub prune: Option<AskedDigest>,
-    /// Whether the rule rests, whatever its terms say, if that changed.
+    /// Whether the rule is suspended, independent of its terms, if that changed.
     pub suspend: Option<bool>,
 }
 
@@ -159,13 +160,13 @@ pub struct Batch {
 /// The hub's first words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotBegin {
-    /// The protocol version spoken on this stream.
+    /// The protocol version of this stream.
     pub protocol: u32,
     /// The hub's id.
     pub hub_id: String,
     /// Uid of the hub cluster's `kube-system` namespace.
     pub hub_cluster_uid: String,
-    /// The hub knows less than the agent's witness says.
+    /// The agent's history token proves state that the hub does not have.
     pub behind: bool,
     /// The key for what agents prove; `None` from a hub that asks for no proof.
     pub proof_key: Option<ProofKey>,
@@ -174,7 +175,7 @@ pub struct SnapshotBegin {
 /// Hub and agent are equal for every rule that the hub can compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotEnd {
-    /// Intents the agent holds of rules that this hub knows.
+    /// The agent's intents of rules that this hub has.
     pub intents: u64,
     /// The digests of those rules' intents, merged.
     pub digest: SetDigest,

@@ -1,4 +1,5 @@
-//! What an administrator grants to a rule in one cluster: what it wants and what is granted is what it gets.
+//! What an administrator grants to a rule in one cluster. A rule gets what it requests and is
+//! granted.
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -74,7 +75,7 @@ impl Grant {
         self.namespaces.is_none() && self.overwrite && self.create_namespaces && self.adopt && free
     }
 
-    /// Whether it speaks of a kind.
+    /// Whether it grants a kind.
     pub fn is_of_kind(&self, resource: &str) -> bool {
         self.resources.iter().any(|granted| granted == resource)
     }

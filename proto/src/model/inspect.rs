@@ -1,7 +1,7 @@
 //! A question about one copy, and an agent's answer.
 use super::{Reason, Revision, RuleUid, SourceRef};
 
-/// The most rules of which one answer speaks.
+/// The most rules in one answer.
 pub const STATES_LIMIT: usize = 16;
 
 /// Asks how one copy is.
@@ -13,23 +13,23 @@ pub struct Inspect {
     pub copy: SourceRef,
 }
 
-/// How one copy is, as far as its agent knows.
+/// The state of one copy in its agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspected {
     /// As asked.
     pub question: u64,
     /// How its namespace is.
     pub namespace: NamespaceState,
-    /// What is said of it to each rule; at most [`STATES_LIMIT`].
+    /// The state as reported to each rule; at most [`STATES_LIMIT`].
     pub states: Vec<CopyState>,
-    /// What stands there.
+    /// The object in the member.
     pub live: Option<LiveObject>,
 }
 
 /// How a namespace of a member is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NamespaceState {
-    /// Nobody has said it.
+    /// Not known.
     #[default]
     Unknown,
     /// It takes copies.
@@ -42,7 +42,7 @@ pub enum NamespaceState {
     Closed,
 }
 
-/// What is said of one copy to one rule.
+/// The state of one copy as reported to one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyState {
     /// The rule.
@@ -72,7 +72,7 @@ pub enum CopyOutcome {
     PruneRequested,
 }
 
-/// An object that stands where the copy should.
+/// The object in the member under the name of the copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveObject {
     /// Whether it is the agent's copy.

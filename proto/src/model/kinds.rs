@@ -1,4 +1,4 @@
-//! The table of kinds that Runnel distributes. A new kind is a new row; no other code knows kinds by name.
+//! The table of kinds that Runnel distributes. A new kind is a new row; no other code names kinds.
 
 /// One kind that can be distributed.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,7 +15,8 @@ pub struct Kind {
     pub plural: &'static str,
     /// Top-level fields that make up the content, besides labels and annotations.
     pub fields: &'static [&'static str],
-    /// Of [`Kind::fields`], those that are maps whose keys are ours alone: a surplus key is removed from a copy.
+    /// Those of [`Kind::fields`] that are maps with keys of ours alone: a surplus key is removed
+    /// from a copy.
     pub exact_maps: &'static [&'static str],
     /// Whether values are secret: the API server's own words about such an object are never passed on.
     pub sensitive: bool,
@@ -66,7 +67,7 @@ pub const KINDS: &[Kind] = &[
 ];
 
 impl Kind {
-    /// The kind with this `plural[.group]`, if this build knows it.
+    /// Returns the kind with this `plural[.group]`, if this build supports it.
     pub fn by_resource(resource: &str) -> Option<&'static Kind> {
         KINDS.iter().find(|kind| kind.resource == resource)
     }

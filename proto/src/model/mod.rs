@@ -54,7 +54,7 @@ pub const HUB_LABEL: &str = "runnel.dev/hub";
 pub const RULE_ANNOTATION: &str = "runnel.dev/rule";
 /// The annotation that names the source of a copy, `plural[.group]/namespace/name`.
 pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";
-/// The annotation by which an agent knows its own copy and what it wrote into it.
+/// The annotation by which an agent identifies its own copy and the content that it wrote.
 pub const SEAL_ANNOTATION: &str = "runnel.dev/seal";
 /// The annotation on an object that was once a copy and was left on purpose.
 pub const RETAINED_ANNOTATION: &str = "runnel.dev/retained-from";

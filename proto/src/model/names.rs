@@ -73,7 +73,7 @@ impl fmt::Display for RuleName {
     }
 }
 
-/// How many hexadecimal digits tell the versions of a copy apart that is called by its content.
+/// The number of hexadecimal digits in the versioned name of a copy.
 pub const VERSION_DIGITS: usize = 10;
 
 /// An object by kind, namespace and name: a source on the hub, or a copy in a member.
@@ -83,7 +83,7 @@ pub const VERSION_DIGITS: usize = 10;
 /// reference is [`SourceRef::as_copy`] of its source; everything else speaks of plain objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceRef {
-    /// `plural[.group]`; not necessarily a kind that this build knows.
+    /// `plural[.group]`; not necessarily a kind that this build supports.
     pub resource: Arc<str>,
     /// The namespace.
     pub namespace: Arc<str>,
@@ -104,7 +104,7 @@ impl SourceRef {
         }
     }
 
-    /// The intent of this source whose copies have this name.
+    /// Returns the intent of this source whose copies have this name.
     pub fn as_copy(&self, name: &str) -> Self {
         let renamed = (name != &*self.name).then(|| name.into());
         Self {
@@ -113,7 +113,7 @@ impl SourceRef {
         }
     }
 
-    /// The object itself, whatever its copies are called.
+    /// Returns the object itself, independent of the names of its copies.
     pub fn plain(&self) -> Self {
         Self {
             renamed: None,

@@ -10,7 +10,7 @@ use super::{
     TermsDigest, Tombstone, is_mark,
 };
 
-/// The most copies of which one answer speaks, and the most intents of one question.
+/// The most copies in one answer, and the most intents in one request.
 pub const PREVIEW_LIMIT: usize = 2000;
 
 /// The most differing paths of one copy that are listed; further ones are counted.
@@ -25,14 +25,14 @@ const VALUE_LIMIT: usize = 40;
 /// Digests of the fields of content, by path.
 pub type FieldDigests = BTreeMap<String, [u8; 16]>;
 
-/// What would be said of a rule to one cluster.
+/// What would be sent of a rule to one cluster.
 #[derive(Clone)]
 pub struct PreviewRequest {
     /// Comes back with the answer.
     pub question: u64,
     /// The rule. One that is not saved has a uid that no rule has.
     pub uid: RuleUid,
-    /// Its terms, where the cluster would hear of it.
+    /// Its terms, if the rule would be sent to the cluster.
     pub terms: Option<(Terms, TermsDigest)>,
     /// All that would be sent.
     pub intents: Vec<PreviewIntent>,
@@ -42,7 +42,7 @@ pub struct PreviewRequest {
     pub removal: Option<DeletionPolicy>,
     /// What should go and is held by the hub.
     pub blocked: BTreeSet<SourceRef>,
-    /// The hub holds whatever is there of the rule.
+    /// The hub blocks every removal of the rule.
     pub holds_all: bool,
     /// Whether each write is tried as a dry run.
     pub dry_run: bool,
@@ -51,7 +51,7 @@ pub struct PreviewRequest {
 }
 
 impl PreviewRequest {
-    /// A question in which nothing is said yet.
+    /// Returns an empty request.
     pub fn nothing(question: u64, uid: RuleUid) -> Self {
         Self {
             question,
@@ -83,7 +83,8 @@ pub struct PreviewIntent {
     pub digests: Option<Arc<FieldDigests>>,
 }
 
-/// The key of one question: what is equal has equal digests, and without the content a digest says nothing.
+/// The key of one request: equal content has equal digests, and a digest reveals nothing without
+/// the content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct FieldsKey(pub [u8; 32]);
 
@@ -254,13 +255,14 @@ pub enum PreviewOutcome {
     Unchanged,
     /// An object that is not ours is equal and becomes the copy.
     Adopt,
-    /// An object that is not ours becomes the copy if it is equal; whether it is, is not told.
+    /// An object that is not ours becomes the copy if it is equal. The answer does not disclose
+    /// whether it is.
     AdoptIfEqual,
-    /// An object that is not ours is overwritten, once the hub says so.
+    /// An object that is not ours is overwritten after the hub has approved it.
     Overwrite,
     /// It is deleted.
     Remove,
-    /// Its namespace is no longer a target: it is deleted, once the hub says so.
+    /// Its namespace is no longer a target: it is deleted after the hub has approved it.
     GiveUp,
     /// It stays, without marks.
     Retain,
@@ -272,7 +274,7 @@ pub enum PreviewOutcome {
     Wait,
     /// Nothing is done about it.
     Rest,
-    /// It cannot be as the rule wants it.
+    /// It cannot be as the rule requires.
     Refused,
 }
 

@@ -23,7 +23,7 @@ const CONTENT_FORMAT: &[u8] = b"runnel content 1\0";
 /// The version of what is shown.
 const PROOF_FORMAT: &[u8] = b"runnel proof 1\0";
 
-/// A digest of content as it stands in an object. Not keyed: it is for memory only, and is never shown.
+/// A digest of content in an object. Not keyed: it is for memory only, and is never sent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ContentDigest([u8; 16]);
 
@@ -89,7 +89,8 @@ impl Sum {
     fn value(&mut self, field: &str, key: &str, value: &Value) {
         match value.as_str() {
             Some(text) => self.entry(field, key, text),
-            // Only API servers that know more than this build write anything else than a text or a boolean here.
+            // Only newer API servers than this build write anything else than a text or a boolean
+            // here.
             None => self.entry(field, key, &format!("json {value}")),
         }
     }
@@ -100,8 +101,8 @@ pub fn is_mark(key: &str) -> bool {
     key == MANAGED_BY_LABEL || key == HUB_LABEL || key.starts_with(RESERVED_PREFIX)
 }
 
-/// What stands of the intents of a rule: the sum of one digest for each intent and each content that its copies hold. Like
-/// [`ContentDigest`] it never leaves the process.
+/// The live state of the intents of a rule: the sum of one digest for each intent and each content
+/// of its copies. Like [`ContentDigest`] it never leaves the process.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shown(SetDigest);
 
@@ -137,7 +138,8 @@ impl fmt::Debug for Proof {
     }
 }
 
-/// The key that a hub gives its agents for proofs. It is derived from the hub's key for revisions, which it does not tell.
+/// The key that a hub gives its agents for proofs. It is derived from the hub's key for revisions,
+/// which stays secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProofKey([u8; ProofKey::LENGTH]);
 

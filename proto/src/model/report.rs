@@ -11,7 +11,7 @@ pub const MESSAGE_LIMIT: usize = 512;
 closed_list! {
     /// Why a copy is not as it should be: the worst first, as what a person must act on precedes what passes by itself.
     pub enum Reason {
-        /// An object that is not ours stands where the copy should.
+        /// An object that is not ours has the name of the copy.
         Conflict,
         /// The member's API server refused the object.
         Invalid,
@@ -27,11 +27,11 @@ closed_list! {
         DeleteLimit,
         /// The object is larger than the agent takes.
         TooLarge,
-        /// The agent does not know this kind or cannot read the item.
+        /// The agent does not support this kind or cannot read the item.
         Unsupported,
-        /// Two sources of one rule want one copy.
+        /// Two sources of one rule have one copy.
         AmbiguousSource,
-        /// Another rule with precedence wants the same copy.
+        /// Another rule with precedence selects the same copy.
         Superseded,
         /// Somebody changed or deleted the copy, and the rule leaves it so.
         Drifted,
@@ -58,7 +58,7 @@ impl Reason {
 pub struct Counts {
     /// All copies that should exist.
     pub copies: u32,
-    /// Equal to the intent, as far as the member's API server has said.
+    /// Equal to the intent, by the last observation of the member's API.
     pub applied: u32,
     /// Not equal, and the last attempt failed.
     pub failed: u32,
@@ -66,7 +66,7 @@ pub struct Counts {
     pub waiting: u32,
     /// Copies that must go and are still there.
     pub removing: u32,
-    /// Not equal because somebody changed or deleted them there, and left so on purpose.
+    /// Not equal because of drift in the member, which the rule tolerates.
     pub drifted: u32,
     /// Of a dry run: copies that would be created.
     pub to_create: u32,
@@ -108,7 +108,8 @@ pub struct Failure {
     pub message: String,
 }
 
-/// What an agent holds of one rule, and how its copies are. The counts speak of exactly the held set.
+/// The intents of an agent for one rule, and the state of their copies. The counts are about
+/// exactly these intents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleState {
     /// The rule.
@@ -119,7 +120,8 @@ pub struct RuleState {
     pub intents_digest: SetDigest,
     /// Number of intents held.
     pub intents: u32,
-    /// The held terms, if any. `None` also for a rule that a hub did not know: the terms said anew claim it again.
+    /// The stored terms, if any. `None` also for a rule that a hub did not have: sending the terms
+    /// again claims it again.
     pub terms_digest: Option<TermsDigest>,
     /// How many copies are how.
     pub counts: Counts,
@@ -131,10 +133,10 @@ pub struct RuleState {
     pub last_batch: u64,
     /// What is to be deleted and waits for the hub's word.
     pub namespace_prunes: Option<NamespacePrunes>,
-    /// Whether the rule rests here, by its terms or by the word that it does.
+    /// Whether the rule is suspended here, by its terms or by an order.
     pub suspended: bool,
-    /// What stands of the copies in the member's API, where nothing is under way and nothing else than applied or waiting;
-    /// `None` where it is not, or the agent cannot tell.
+    /// The digest of the copies in the member's API, if nothing is in progress and every copy is
+    /// applied or waiting; `None` otherwise, or if the agent has none.
     pub proof: Option<Proof>,
 }
 
@@ -159,7 +161,7 @@ impl RuleState {
     }
 }
 
-/// Copies of one rule in one cluster that the agent asks the hub to let go.
+/// Copies of one rule in one cluster whose removal the agent asks the hub to approve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// How many.

@@ -59,7 +59,7 @@ impl Requirement {
     }
 }
 
-/// An object name, or a glob in which `*` stands for any run of characters.
+/// An object name, or a glob in which `*` matches any run of characters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Pattern(String);

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{FieldPath, Grant, Pattern, RuleName, Selector, matches_any};
 
-/// Namespaces of the system and of controllers, as globs: an object that is only created there can be worth as much as a
-/// right of its own. No glob and no selector means them, and members open them by name.
+/// Namespaces of the system and of controllers, as globs: the creation of an object there can be
+/// worth as much as a right. No glob and no selector matches them, and members open them by name.
 const CLOSED_NAMESPACES: [&str; 15] = [
     "kube-*",
     "*-system",
@@ -37,13 +37,13 @@ pub fn is_closed_namespace(name: &str) -> bool {
     })
 }
 
-/// What to do with an object that is not ours and stands where a copy should.
+/// What to do with an object that is not ours and has the name of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ConflictPolicy {
     /// Leave it alone and report a conflict.
     #[default]
     Fail,
-    /// Take it over if its content equals what should stand there; otherwise as `Fail`.
+    /// Take it over if its content equals the desired content; otherwise as `Fail`.
     AdoptIfEqual,
     /// Take it over in any case; what it held is lost.
     Overwrite,
@@ -75,11 +75,11 @@ pub enum ImmutablePolicy {
     /// Leave the copy as it is and report a failure.
     #[default]
     Report,
-    /// Delete the copy and create it anew.
+    /// Delete the copy and create it again.
     Recreate,
 }
 
-/// What becomes of a copy that is no longer wanted.
+/// What happens to a copy that is no longer desired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DeletionPolicy {
     /// It is deleted.
@@ -134,8 +134,8 @@ impl NamespaceChoice {
         )
     }
 
-    /// Whether it means a namespace of the hub, for whose rules something is granted: nothing is written there, so only
-    /// the namespaces of Kubernetes and Runnel need their very names.
+    /// Whether it covers a namespace of the hub, whose rules get the grant. Nothing is written
+    /// there, so only the namespaces of Kubernetes and Runnel must be named exactly.
     pub fn allows_hub_namespace(
         &self,
         name: &str,
@@ -206,12 +206,13 @@ impl NamespaceChoice {
     }
 }
 
-/// What a rule says about all its intents, besides their content.
+/// The settings of a rule for all its intents, besides their content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// The owning rule's name.
     pub rule: RuleName,
-    /// When the rule was created, in seconds since 1970: the older rule wins a copy that two rules want.
+    /// When the rule was created, in seconds since 1970. Of two rules with one copy, the older one
+    /// wins.
     pub created_at: i64,
     /// Absent: the source's own namespace.
     pub namespaces: Option<NamespaceChoice>,
@@ -221,7 +222,7 @@ pub struct Terms {
     pub conflict_policy: ConflictPolicy,
     /// For our copies.
     pub drift_policy: DriftPolicy,
-    /// For copies that are no longer wanted.
+    /// For copies that are no longer desired.
     pub deletion_policy: DeletionPolicy,
     /// Nothing is created, corrected or removed.
     pub suspend: bool,
@@ -234,11 +235,12 @@ pub struct Terms {
     /// What is written when a copy is created, and never compared or written again.
     #[serde(default)]
     pub ignore_fields: BTreeSet<FieldPath>,
-    /// How many versions of a copy stay, the newest included, where each content has a name of its own; absent: copies
-    /// are changed in place.
+    /// The number of versions of a copy that are kept, the newest included, if the rule uses
+    /// versioned names; absent: copies are changed in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<u32>,
-    /// What is granted to the rule in this cluster; absent: everything. A copy is where it is wanted and granted.
+    /// The grant of the rule in this cluster; absent: everything. A copy exists where the rule
+    /// requests it and the grant allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grants: Option<Vec<Grant>>,
 }
@@ -271,8 +273,8 @@ impl Terms {
         self.suspend || self.is_dry_run()
     }
 
-    /// Whose turn it is when two rules want one copy, smallest first: cluster-scoped rules, then the older, then
-    /// namespace and name.
+    /// The precedence of two rules with one copy, smallest first: cluster-scoped rules, then the
+    /// older, then namespace and name.
     pub fn precedence(&self) -> (bool, i64, &str, &str) {
         (
             !self.rule.is_cluster_scoped(),

@@ -14,7 +14,7 @@ fn text() -> impl Strategy<Value = String> {
     ]
 }
 
-/// The next of these texts, over and over: so each stands in each field, in one case or another.
+/// Returns the next of these texts, in rotation, so that each text is in each field in some case.
 struct Texts(Vec<String>, usize);
 
 impl Texts {
@@ -192,7 +192,7 @@ fn is_filtered(shown: &str) -> bool {
         .any(|escaped| shown.contains(escaped))
 }
 
-/// Characters of a shell stand in sentences only, which `message` and the like are.
+/// Shell characters are allowed only in sentences, such as `message`.
 fn has_names_only(source: &SourceRef) -> bool {
     let parts = [
         &source.resource,

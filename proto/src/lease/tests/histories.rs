@@ -1,5 +1,6 @@
-//! Any history of some processes over one Lease: requests that are late, lost, or whose answers are lost, processes that
-//! are paused, die and start again, a Lease that is removed. Never do two lead at one time, and terms rise.
+//! Simulates any history of some processes over one Lease: requests that are late or lost, lost
+//! answers, processes that pause, die and restart, a deleted Lease. No two processes lead at one
+//! time, and terms rise.
 use proptest::prelude::*;
 
 use super::simulation::{Election, Process};
@@ -13,7 +14,7 @@ enum Event {
     Of(simulation::Event),
     /// A process dies, and another one of its name starts.
     Restart(usize),
-    /// A person removes the Lease; the watch shows it to all who do not lead.
+    /// A user deletes the Lease. The watch delivers that to all processes that do not lead.
     Remove,
 }
 
@@ -83,7 +84,7 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Of(event) => self.election.happen(event),
-            // Who starts while there is no Lease cannot know of one that was.
+            // A process that starts while there is no Lease cannot know a former one.
             Event::Restart(number) if self.election.lease.is_some() => {
                 let started = self.started(number);
                 self.election.replace(number, started);

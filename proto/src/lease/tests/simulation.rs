@@ -70,7 +70,8 @@ pub struct Election<P> {
     start: Instant,
     pub now: Instant,
     pub lease: Option<Lease>,
-    /// The version of the Lease. It rises by two, so that versions after a restore can be told from those before.
+    /// The version of the Lease. It rises by two, so that versions after a restore differ from
+    /// those before.
     pub version: u64,
     leases: u64,
     pub processes: Vec<P>,
