@@ -23,7 +23,7 @@ use super::rights::{Right, refusal};
 
 /// What the API server records as the writer.
 pub const FIELD_MANAGER: &str = "kubectl-runnel";
-/// A call that takes longer is given up.
+/// The time limit of a call.
 const CALL_LIMIT: Duration = Duration::from_secs(20);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// How many objects are listed at a time, where there may be many.
@@ -211,7 +211,7 @@ impl Cluster {
         answer.map_err(|error| self.explained(action, error))
     }
 
-    /// Makes an object, or changes what it says (server-side apply).
+    /// Creates or changes an object (server-side apply).
     ///
     /// # Errors
     /// As [`Cluster::get`].
@@ -253,11 +253,11 @@ impl Cluster {
             .collect()
     }
 
-    /// The token by which the API server knows the user; `None` where it knows him by something else, such as a client
-    /// certificate.
+    /// Returns the user's bearer token; `None` if the user authenticates differently, such as with
+    /// a client certificate.
     ///
     /// # Errors
-    /// A sentence, when the kubeconfig's credentials cannot be had.
+    /// A sentence, if the credentials of the kubeconfig are not available.
     pub async fn bearer(&self) -> anyhow::Result<Option<String>> {
         let wrong = |why: &dyn std::fmt::Display| {
             anyhow!("cannot get your credentials for {}: {why}", self.place)

@@ -50,10 +50,10 @@ pub struct BlockedItems {
     pub items: Vec<[String; 3]>,
 }
 
-/// How a rule stands in each of its clusters, the worst first.
+/// Returns the state of a rule in each of its clusters, the worst first.
 ///
 /// # Errors
-/// A sentence with the cure.
+/// A sentence with a hint.
 pub async fn clusters(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result<Vec<ClusterRow>> {
     within(
         hub,
@@ -75,10 +75,10 @@ pub async fn clusters(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result
     .await
 }
 
-/// Everything that is held of a rule; `None` where nothing is.
+/// Returns every blocked item of a rule; `None` if there is none.
 ///
 /// # Errors
-/// A sentence with the cure.
+/// A sentence with a hint.
 pub async fn blocked(
     hub: &Cluster,
     question: &RuleQuery<'_>,
@@ -112,10 +112,10 @@ pub async fn blocked(
     .await
 }
 
-/// Where one copy comes from, or why it is not there.
+/// Returns where one copy comes from, or why it does not exist.
 ///
 /// # Errors
-/// A sentence with the cure.
+/// A sentence with a hint.
 pub async fn copy(
     hub: &Cluster,
     namespace: &str,
@@ -137,10 +137,10 @@ pub async fn copy(
     .await
 }
 
-/// What a rule would do, page by page.
+/// Returns the plan of a rule, page by page.
 ///
 /// # Errors
-/// A sentence with the cure.
+/// A sentence with a hint.
 pub async fn plan(
     hub: &Cluster,
     namespace: &str,
@@ -188,7 +188,7 @@ async fn within<M, T>(
     within_as(hub, place, Part::Query, asked, ask).await
 }
 
-/// The same; who has no token asks as this ServiceAccount.
+/// As above; a user without a token asks as this ServiceAccount.
 async fn within_as<M, T>(
     hub: &Cluster,
     (namespace, address): (&str, Option<&str>),
@@ -258,7 +258,7 @@ fn row(cluster: wire::RuleCluster) -> ClusterRow {
     }
 }
 
-/// Who the hub is, as its Lease says.
+/// Returns the identity of the hub from its Lease.
 async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fingerprint)> {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{LEASE}");
     let lease: Option<Lease> = hub.get("read the hub's Lease", &path).await?;
@@ -273,7 +273,7 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
     Ok((hub_id.clone(), pin))
 }
 
-/// What a part of the hub is called. Who may not look for it takes the usual name.
+/// Returns the name of a part of the hub; the usual name if the user may not list it.
 async fn called(hub: &Cluster, namespace: &str, part: Part) -> anyhow::Result<String> {
     let action = format!("look for the hub's {}", part.resource());
     let found: Vec<Value> = hub
@@ -287,8 +287,8 @@ async fn called(hub: &Cluster, namespace: &str, part: Part) -> anyhow::Result<St
         .with_context(|| format!("namespace {namespace}"))
 }
 
-/// A token for whom the API server knows by a certificate: that of a ServiceAccount of the hub's chart, good for questions
-/// to the hub alone.
+/// Returns a token for a user who authenticates by a certificate: one of a ServiceAccount of the
+/// hub's chart, valid for queries to the hub alone.
 async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Result<String> {
     let account = called(hub, namespace, account).await?;
     let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
@@ -312,7 +312,7 @@ async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Res
 struct Forward {
     address: String,
     _child: Child,
-    /// Held open: `kubectl` says each connection there, and a closed pipe would end it.
+    /// Held open: `kubectl` writes a line for each connection, and a closed pipe would end it.
     _says: (Lines<BufReader<ChildStdout>>, ChildStderr),
 }
 

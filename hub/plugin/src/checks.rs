@@ -19,7 +19,7 @@ use runnel_api::conditions::{ConditionType, Reason};
 pub enum Level {
     /// Fine.
     Ok,
-    /// Worth a look.
+    /// A warning.
     Warn,
     /// Wrong.
     Fail,
@@ -56,7 +56,7 @@ impl Check {
         }
     }
 
-    /// It is worth a look.
+    /// Returns a warning.
     pub fn warn(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self {
             level: Level::Warn,
@@ -270,7 +270,7 @@ pub fn lease(lease: Option<&Lease>, now: Timestamp) -> Check {
     ))
 }
 
-/// Rights of the person who asks.
+/// Checks the rights of the user.
 pub fn rights(missing: &[Right], all: usize) -> Check {
     if missing.is_empty() {
         return Check::ok(format!(
@@ -284,7 +284,7 @@ pub fn rights(missing: &[Right], all: usize) -> Check {
     )
 }
 
-/// Where agents are told to reach the hub, and how that answers here.
+/// Checks the advertised addresses of the hub from here.
 pub fn addresses(seen: &[(String, Reachability)]) -> Vec<Check> {
     if seen.is_empty() {
         let hint = "kubectl runnel install --advertise HOST:PORT (its load balancer, or a node and the node port)";

@@ -7,7 +7,8 @@ pub const SCRIPT: &str = "#!/bin/sh
 exec kubectl-runnel __complete -- \"$@\"
 ";
 
-/// What may stand in place of the last word, which is not finished. Names of objects are not among it.
+/// Returns the candidates for the last word, which is not finished. Names of objects are not
+/// completed.
 pub fn candidates(root: &Command, words: &[String]) -> Vec<String> {
     let (last, before) = match words.split_last() {
         Some((last, before)) => (last.as_str(), before),

@@ -7,7 +7,7 @@ use super::wrap::wrapped;
 /// All lines of a sentence but the first are indented.
 const INDENT: (&str, &str) = ("", "    ");
 
-/// How a rule stands in one cluster.
+/// The state of a rule in one cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterRow {
     /// The cluster.
@@ -29,7 +29,8 @@ pub struct ClusterRow {
 }
 
 impl ClusterRow {
-    /// What is to be said of it, in a word; `None` where it has proved that it holds the newest revision of every source.
+    /// Returns the state in a word; `None` if the cluster has proved the newest revision of every
+    /// source.
     fn holds(&self) -> Option<(&'static str, Tone)> {
         match (self.newest, self.proof.as_str()) {
             (_, "No") => Some(("Mismatch", Tone::Bad)),

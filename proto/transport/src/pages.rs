@@ -20,7 +20,7 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// How many objects the first page of a list may have, and the most.
 const FIRST: u32 = 100;
 const MOST: u32 = 250;
-/// So few objects arrive in time wherever anything does.
+/// A page of so few objects arrives in time on any link.
 const LEAST_LATE: u32 = 4;
 
 /// How many objects the next page may have.
@@ -80,10 +80,10 @@ impl PageSize {
     }
 }
 
-/// The body of an answer, unless it has more than `limit` bytes: then the rest is not read.
+/// Returns the body of an answer, unless it has more than `limit` bytes: then the rest is not read.
 ///
 /// # Errors
-/// What the connection says.
+/// The error of the connection.
 pub async fn read_page(body: impl AsyncRead, limit: usize) -> io::Result<Option<Vec<u8>>> {
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);
     let mut body = std::pin::pin!(body);

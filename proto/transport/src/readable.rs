@@ -9,13 +9,13 @@ use serde::{Deserialize, de};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// An object, or what is known of one that cannot be read. In the event of a watch the type must stand before the object, as API
-/// servers write it.
+/// An object, or the identity of an unreadable one. In a watch event the type must come before the
+/// object, as API servers write it.
 #[derive(Clone, Debug)]
 pub enum Readable<T> {
     /// The object.
     Read(Box<T>),
-    /// It is there, and nothing else is known of it.
+    /// It exists; its content is unknown.
     Unreadable(Box<Identity>),
 }
 

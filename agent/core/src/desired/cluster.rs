@@ -149,7 +149,7 @@ impl Cluster {
         copy == source && self.is_hub()
     }
 
-    /// What the hub's administrator grants for a copy; `None`: it may not be there.
+    /// Returns the grant for a copy; `None`: it is not allowed.
     pub(super) fn allowance(&self, terms: &Terms, copy: &SourceRef) -> Option<Allowance> {
         let labels = self
             .namespaces
@@ -206,7 +206,7 @@ impl Cluster {
             .or_else(|| self.denies_creation(copy, &self.target_namespace(rule, copy)))
     }
 
-    /// Why this cluster does not let a copy be written, whatever its content is.
+    /// Returns why this cluster refuses a copy, independent of its content.
     pub fn denies_any_content(
         &self,
         copy: &SourceRef,
@@ -217,7 +217,7 @@ impl Cluster {
             .or_else(|| self.denies_creation(copy, target))
     }
 
-    /// Why a missing namespace may not be created for a copy.
+    /// Returns why a missing namespace may not be created for a copy.
     fn denies_creation(&self, copy: &SourceRef, target: &TargetNamespace) -> Option<CopyError> {
         match target {
             TargetNamespace::ToCreate(_) => self.policy.denies_creation(&copy.namespace),

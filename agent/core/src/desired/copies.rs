@@ -8,7 +8,7 @@ use crate::copy::IntentKey;
 use crate::live::Live;
 use crate::small_set::SmallSet;
 
-/// How a copy is to be removed, and who decided it.
+/// The kind of a removal, and who decided it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ordered {
     pub policy: DeletionPolicy,

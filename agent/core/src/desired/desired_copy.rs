@@ -1,4 +1,4 @@
-//! What should become of one copy, and whose it is.
+//! The desired state of one copy, and the rule that owns it.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{
@@ -28,7 +28,8 @@ impl Desired {
             || wanted.is_ambiguous
             || wanted.revision.is_none()
             || wanted.denied.is_some();
-        // An adopted object is first let go by the rule that adopted it: the other one finds it as anybody would.
+        // An adopted object is first released by the rule that adopted it. The other rule finds it
+        // as any foreign object.
         let adopted = live.is_some_and(|live| live.ownership == Ownership::Ours && live.adopted);
         let idle = idle
             || (adopted && matches!(&ordered, DesiredCopy::Absent(_, _, order) if !order.deferred));
@@ -39,14 +40,16 @@ impl Desired {
         }
     }
 
-    /// The rule that wins a copy, also while an order for the copy comes before it, and how it wants it.
+    /// Returns the rule that wins a copy, with its terms, also while an order for the copy comes
+    /// first.
     pub fn idle_winner(&self, copy: &SourceRef) -> Option<(RuleUid, Option<WantedCopy>)> {
         self.winner(copy)
             .map(|(key, other)| (key.rule.clone(), self.wanted(copy, key, other)))
     }
 
-    /// The intents of the same rule that give the same source another name in the copy's namespace, with those copies:
-    /// until they stand, the order waits, so that a rename leaves no moment in which neither is there.
+    /// Returns the intents of the same rule that give the same source another name in the copy's
+    /// namespace, with those copies. The order waits until they exist, so that one of the two names
+    /// exists at any moment of a rename.
     pub fn successors(
         &self,
         key: &IntentKey,
@@ -76,7 +79,7 @@ impl Desired {
         wanted.collect()
     }
 
-    /// The copies beside this one that wait for it to stand before they go.
+    /// Returns the copies that are removed only after this one exists.
     pub fn predecessors(&self, key: &IntentKey, copy: &SourceRef) -> Vec<SourceRef> {
         let Some(rule) = self.rules.get(&key.rule) else {
             return vec![];
@@ -231,9 +234,10 @@ impl Desired {
         };
         let deferred = rule.is_frozen() && !rule.leaving;
         let dry_run = rule.is_dry_run() && !rule.is_suspended() && !rule.leaving;
-        // A rule that the hub has ordered away asks for nothing any more, whatever has become of its copies' seals.
+        // A rule that the hub has ordered away requests nothing any more, independent of the seals
+        // of its copies.
         let asks = order.needs_approval() && !rule.leaving;
-        // What somebody else wants is never deleted for this rule's sake.
+        // A copy that another rule selects is never deleted for this rule.
         let alone = !self.copies.is_claimed(copy);
         let overwrites = alone
             && rule
@@ -253,7 +257,7 @@ impl Desired {
         )
     }
 
-    /// The rules that want a copy in vain, with the reason; and those that still have it removed.
+    /// Returns the rules that cannot have a copy, with the reason, and those that still remove it.
     pub fn others(&self, copy: &SourceRef) -> Vec<(RuleUid, CopyStatus)> {
         let mut outcomes: Vec<(RuleUid, CopyStatus)> = vec![];
         let claimed = |uid: &RuleUid| self.copies.claims(copy).any(|key| key.rule == *uid);

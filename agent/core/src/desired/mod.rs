@@ -201,8 +201,8 @@ impl Desired {
         self.copies.unclaim(key, copy);
     }
 
-    /// Claims that differ from what the rules want, for tests: who wants a copy is computed from rules, intents and
-    /// namespaces, and kept up to date with each of them.
+    /// Returns claims that differ from a computation from scratch. For tests: the claims are
+    /// derived from rules, intents and namespaces, and updated with each of them.
     #[cfg(test)]
     pub fn wrong_claims(&self) -> Vec<(IntentKey, SourceRef)> {
         let kept: BTreeSet<_> = self.copies.all_claims().collect();

@@ -106,8 +106,7 @@ impl Desired {
         }
     }
 
-    /// Whether the object is the source of any rule, as far as this cluster knows: only the hub's
-    /// own cluster has sources.
+    /// Whether the object is the source of a rule. Only the hub's own cluster has sources.
     pub(super) fn is_any_source(&self, object: &SourceRef) -> bool {
         // A renamed source sorts right behind the plain one.
         let first = |rule: &Rule| {

@@ -10,8 +10,8 @@ use crate::records::Records;
 
 impl Desired {
     /// Orders the removal of a copy, unless its namespace is deleted or terminating, or the policy
-    /// has no watch for it. While another rule wants the copy and can have it, the order waits
-    /// until it is taken over.
+    /// has no watch for it. While another rule selects the copy and can have it, the order waits
+    /// for the takeover.
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
         if !self.cluster.has_live_namespace(&copy.namespace)
             || self.cluster.policy.area(copy).is_none()

@@ -108,7 +108,7 @@ impl Desired {
         );
     }
 
-    /// Every copy that a rule wants or has ordered to go.
+    /// Returns every copy that a rule selects or has ordered to be removed.
     pub fn copies_of(&self, uid: &RuleUid) -> BTreeSet<SourceRef> {
         let Some(rule) = self.rules.get(uid) else {
             return BTreeSet::new();

@@ -21,9 +21,9 @@ pub struct StoredRule {
     pub terms: Terms,
     /// Their digest, as the hub gave it.
     pub digest: TermsDigest,
-    /// The hub has reported that it does not know the rule.
+    /// The hub has reported that it does not have the rule.
     pub orphaned: bool,
-    /// Of sources whose copies were being removed.
+    /// Sources whose copies were being removed.
     pub tombstones: Tombstones,
 }
 
@@ -218,7 +218,7 @@ impl Desired {
                 self.keep_found(key);
                 return true;
             }
-            // The hub's answer speaks of all its copies.
+            // The hub's answer is about all its copies.
             Some(intent) if intent.found => return false,
             Some(_) => {}
         }
@@ -306,10 +306,10 @@ fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Fact
     })
 }
 
-/// The revision in force after a restart: the one that intact copies prove. If they prove several,
-/// as after a stop in the middle of an edit, only the hub knows, and none is in force. If none is
-/// intact, the copy's own text decides: nothing is written by it, as only the hub has such a
-/// content.
+/// Returns the revision in force after a restart: the one that intact copies prove. If they prove
+/// several, as after a stop in the middle of an edit, only the hub can decide, and none is in
+/// force. If no copy is intact, the mark of the copy decides: nothing is written by it, as only the
+/// hub has the content.
 fn restored_revision(key: &IntentKey, records: &Records) -> Option<Revision> {
     let sealed = || {
         records

@@ -40,8 +40,8 @@ pub(super) struct IntentState {
     pub refused: Option<(Revision, CopyError)>,
     /// A copy proved the intent after a restart, and the hub has not confirmed it since.
     pub restored: bool,
-    /// Copies of it were found, and it is unknown whether the hub wants it. It has no copies but
-    /// these, and is reported under a revision that no content has, so that the hub answers with
+    /// Copies of it were found, and it is unknown whether the hub selects it. It has only these
+    /// copies. It is reported under a revision that no content has, so that the hub answers with
     /// the content or with a tombstone.
     pub found: bool,
     /// The digests of its copies, if they are current.

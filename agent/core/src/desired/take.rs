@@ -27,7 +27,7 @@ pub struct Taken {
     pub refused: Vec<Refusal>,
     /// The payloads to keep.
     pub payloads: Vec<NewPayload>,
-    /// Intents that are no more, whose payloads can go.
+    /// Deleted intents, whose payloads can be dropped.
     pub dropped: Vec<IntentKey>,
     /// The rules of which something changed.
     pub rules: BTreeSet<RuleUid>,
@@ -222,8 +222,8 @@ impl Desired {
         self.inspect_rule(uid, taken);
     }
 
-    /// Orders the removal of the live copies of a rule's intents where its terms want none.
-    /// `dropped` are the namespaces that were deliberately dropped from its terms.
+    /// Orders the removal of the live copies of a rule's intents in namespaces without copies by
+    /// its terms. `dropped` are the namespaces that were deliberately dropped from its terms.
     pub(super) fn order_orphans(
         &mut self,
         uid: &RuleUid,

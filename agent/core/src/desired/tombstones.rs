@@ -106,7 +106,7 @@ impl Rule {
         removals: &BTreeSet<IntentKey>,
         room: &mut usize,
     ) {
-        // The hub has not yet spoken of these since a restart.
+        // Rules about which the hub has not sent anything since a restart.
         let is_open = |source: &&SourceRef| {
             self.intents
                 .get(*source)

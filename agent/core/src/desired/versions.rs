@@ -20,8 +20,8 @@ use crate::live::Live;
 use crate::records::Records;
 
 impl Desired {
-    /// Whether a copy whose removal was ordered stays as an older version. Nothing is removed while
-    /// a newer one is not in force, or by unconfirmed terms.
+    /// Whether a copy with an ordered removal stays as an older version. Nothing is removed while
+    /// no newer one is in force, or by unconfirmed terms.
     pub fn keeps(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
         let Some(rule) = self.rules.get(&key.rule).filter(|rule| !rule.leaving) else {
             return false;
@@ -62,9 +62,9 @@ impl Desired {
         !newest.is_empty() && (waits || rule.unconfirmed || newer.count() + 1 < keep)
     }
 
-    /// The least number of an intent's copy, as the newest version; `None` where no versions are
-    /// kept. While two intents are wanted, until the hub has removed one of them, existing copies
-    /// do not contend for being the newest.
+    /// Returns the least number of an intent's copy as the newest version; `None` without versions.
+    /// While the rule has two intents, until the hub has removed one of them, existing copies do
+    /// not compete for being the newest.
     pub fn version(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> Option<u64> {
         let rule = self.rules.get(&key.rule)?;
         rule.versions().filter(|_| key.source.is_version())?;
@@ -84,8 +84,9 @@ impl Desired {
         )
     }
 
-    /// Orders away the live versions beside this one for which no intent is held: those that are to stay wait, and where
-    /// nothing of the source is wanted any more they go as the last one does.
+    /// Orders the removal of the live versions beside this one that have no intent. Versions to
+    /// keep wait. If the rule selects nothing of the source any more, they are removed like the
+    /// last one.
     pub(super) fn order_versions(
         &mut self,
         key: &IntentKey,
@@ -121,7 +122,8 @@ impl Desired {
         }
     }
 
-    /// The order for a copy of an intent that is no longer wanted. Where another version of the source is, that is an edit.
+    /// Returns the order for a copy of a deleted intent. If the rule has another version of the
+    /// source, that is an edit.
     pub(super) fn order_for(
         &self,
         key: &IntentKey,
@@ -169,7 +171,7 @@ impl Desired {
         }
     }
 
-    /// The older versions beside a copy whose namespace is given up go as it does.
+    /// Older versions beside a copy are removed with it when its namespace is no longer a target.
     pub(super) fn order_versions_beside(
         &mut self,
         key: &IntentKey,
@@ -196,8 +198,9 @@ impl Desired {
         }
     }
 
-    /// A copy is wanted where older versions beside it waited because their namespace was given up: it is not any more, and
-    /// what becomes of them is for what is kept to say.
+    /// A copy is selected again. Older versions beside it waited because their namespace was no
+    /// longer a target. It is a target again, and the number of versions to keep decides about
+    /// them.
     pub(super) fn take_versions_back(&mut self, key: &IntentKey, copy: &SourceRef) {
         let Some(rule) = self
             .rules
@@ -220,8 +223,8 @@ impl Desired {
         }
     }
 
-    /// After a restart: whether what a copy says it holds is an older version. If it is a newer one than what is held so
-    /// far, that is not held any more.
+    /// After a restart: whether a copy's mark names an older version. If it names a newer version
+    /// than the intent in force, that intent is dropped.
     pub(super) fn is_older_version(
         &mut self,
         key: &IntentKey,

@@ -37,7 +37,7 @@ impl Choice {
         self.names.is_empty() && self.selector.is_none()
     }
 
-    /// As it stands in a rule.
+    /// Returns the choice as the spec of a rule.
     pub fn written(&self) -> Namespaces {
         Namespaces {
             names: self.names.iter().cloned().collect(),
@@ -116,7 +116,7 @@ pub struct Written<'a> {
 }
 
 impl Written<'_> {
-    /// Whether nothing is said.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.list.trim().is_empty() && self.selector.trim().is_empty()
     }
@@ -138,7 +138,7 @@ impl Written<'_> {
     }
 }
 
-/// What the copier means by this, as a rule can say it; empty means every namespace.
+/// Converts the copier's choice to one of a rule; empty means every namespace.
 pub fn chosen(written: Written<'_>, places: &Places) -> Choice {
     if written.is_empty() {
         return Choice::everything(places);
@@ -284,7 +284,7 @@ fn glob(expression: &str) -> Option<String> {
             },
             _ => return None,
         }
-        // What is said of the last character is not literal.
+        // The quantifier applies to the last character, so it is not literal.
         if rest.peek().is_some_and(|next| "*+?{".contains(*next)) {
             return None;
         }
@@ -335,7 +335,7 @@ pub fn selector(text: &str) -> Result<Option<LabelSelector>, SelectorError> {
     Ok((!empty).then_some(selector))
 }
 
-/// The parts between the commas that stand outside brackets.
+/// Returns the parts between the commas outside of brackets.
 fn requirements(text: &str) -> Vec<&str> {
     let (mut parts, mut begin, mut depth) = (Vec::new(), 0, 0_i32);
     for (at, c) in text.char_indices() {

@@ -14,7 +14,7 @@ use super::choice::{self, Choice, Places};
 use crate::limit::ArgumentError;
 use runnel_api::{LabelExpression, Operator, limits};
 
-/// What a person says of such a copier.
+/// The user's description of such a copier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ByLabel {
     /// The label's key.
@@ -23,9 +23,9 @@ pub struct ByLabel {
     pub value: Option<String>,
     /// The namespaces that it copies to, as names or globs.
     pub to: Vec<String>,
-    /// The namespace that it copies from; `None`: those of which equal copies stand where it copies to.
+    /// The namespace that it copies from; `None`: every namespace with equal copies in the targets.
     pub from: Option<String>,
-    /// The kinds that it copies, as plurals; empty: those of which equal copies stand there.
+    /// The kinds that it copies, as plurals; empty: every kind with equal copies there.
     pub resources: Vec<String>,
 }
 
@@ -98,7 +98,7 @@ impl ByLabel {
         is_named && matches!(resource, "configmaps" | "secrets")
     }
 
-    /// The kinds that a rule names for one namespace, of which these are copied.
+    /// Returns the kinds that a rule names for one namespace, of which these are copied.
     fn named<'a>(&'a self, copied: BTreeSet<&'a str>) -> BTreeSet<&'a str> {
         if self.resources.is_empty() {
             copied

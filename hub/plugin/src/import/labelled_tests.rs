@@ -1,4 +1,4 @@
-//! A rule by label copies what the copier copied, and nothing else that has the label.
+//! A rule by label copies what the copier copied, and no other object with the label.
 use super::*;
 use crate::import::rules::{Aim, Bodies, CopyComparison, Import, made};
 use crate::import::tests::{aim, id, only, places, same};
@@ -106,7 +106,7 @@ fn kind_neither_named_nor_labelled_is_not_copied() {
         "{:?}",
         left(&shown)
     );
-    // What is said counts: of kinds of which nothing stands there, too, and not of others.
+    // The user's description counts, also for kinds without copies, and for no other kinds.
     let of = |resource: &str| {
         import(
             &all,

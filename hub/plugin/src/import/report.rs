@@ -6,13 +6,13 @@ use super::annotations::{Copier, Id};
 use super::rules::{CopyComparison, Import, ImportedRule};
 use crate::wrap::{on_one_line, wrapped};
 
-/// How many names stand in one command, and how many of one thing are listed.
+/// The most names in one command, and the most listed items.
 const IN_A_COMMAND: usize = 20;
 const LISTED: usize = 20;
 /// Where a sentence is broken.
 const WIDTH: usize = 118;
 
-/// What the text has to say besides the rules.
+/// The content of the report besides the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReportContext {
     /// `kubectl --context NAME` of the cluster that is read.
@@ -293,7 +293,7 @@ fn step(out: &mut String, number: usize, text: &str) {
     wrapped(out, (&format!("#  {number}. "), "#     "), text, WIDTH);
 }
 
-/// A command, which is not broken: whoever applies the text applies no word of a stranger.
+/// Writes a command on one line, so that no text of another user becomes a command of its own.
 fn line(out: &mut String, text: &str) {
     let _ = writeln!(out, "#     {}", on_one_line(text));
 }

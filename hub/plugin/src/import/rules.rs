@@ -17,15 +17,15 @@ pub type Bodies = BTreeMap<Id, Value>;
 pub struct Aim {
     /// Names of members; empty: all of them.
     pub clusters: Vec<String>,
-    /// Whether the sources stand where the hub is.
+    /// Whether the sources are in the hub cluster.
     pub is_hub: bool,
-    /// What is said of a copier by label.
+    /// The user's description of a copier by label.
     pub label: Option<ByLabel>,
     /// What has its label on the hub, and is not copied in the cluster that is read.
     pub beside: BTreeSet<Id>,
 }
 
-/// How an object stands where a copy will be.
+/// The comparison of a source with the object under the name of its copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CopyComparison {
     /// It holds what its source holds.
@@ -36,7 +36,7 @@ pub enum CopyComparison {
     Absent,
 }
 
-/// One rule, and what is to be said of it.
+/// One rule with its notes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImportedRule {
     /// Whose work it takes over.
@@ -76,7 +76,7 @@ pub fn copies<'a>(wish: &'a CopyRequest, places: &Places) -> impl Iterator<Item 
     reached.map(copy).filter(move |copy| *copy != own)
 }
 
-/// Sources that are told alike: they share a rule.
+/// Sources with the same settings: they share a rule.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     namespace: String,
@@ -255,7 +255,7 @@ fn one(
     }
 }
 
-/// Whether a copy would stand where the source stands, in a cluster that is not the hub.
+/// Whether a copy would replace its source, in a cluster that is not the hub.
 fn is_own_place(kind: &Kind, copy: &Id, aim: &Aim) -> bool {
     !aim.is_hub && kind.copy_name.is_none() && copy.namespace == kind.namespace
 }
@@ -350,7 +350,8 @@ fn refused(source: &Id, bodies: &Bodies) -> Option<String> {
     }
 }
 
-/// How what stands compares with the source: data, binaryData, type and immutable, as `AdoptIfEqual` does.
+/// Compares an object with the source: data, binaryData, type and immutable, as `AdoptIfEqual`
+/// does.
 fn standing(source: Option<&Value>, copy: Option<&Value>) -> CopyComparison {
     let Some(copy) = copy else {
         return CopyComparison::Absent;

@@ -113,7 +113,7 @@ fn expressions_become_names_and_globs_or_what_they_match_now() {
         ("^team-.*$", vec!["team-*"], false),
         ("team-.+", vec!["team-*"], false),
         (".*-a", vec!["*-a"], false),
-        // Not yet there, so nothing else could find it.
+        // It does not exist yet, so it is found by its name only.
         ("team-new", vec!["team-new"], false),
         ("team-[0-9]*", vec!["team-10"], true),
         ("team-(a|b)", vec!["team-a", "team-b"], true),
@@ -392,7 +392,7 @@ fn the_reflector_copies_on_its_own_or_fills_what_asks() {
                 ("reflection-auto-namespaces", "team-.*"),
             ],
         ),
-        // Its source says it already.
+        // Its source already requests it.
         (
             "secrets/team-a/ca",
             REFLECTOR,
@@ -412,7 +412,7 @@ fn the_reflector_copies_on_its_own_or_fills_what_asks() {
             REFLECTOR,
             &[("reflects", "platform/shared"), ("reflected-version", "9")],
         ),
-        // No longer wanted by any source.
+        // No source requests it any more.
         (
             "secrets/team-b/old",
             REFLECTOR,
@@ -619,7 +619,7 @@ fn import_prints_rules_and_no_content() {
     for value in ["dg==", "b3RoZXI="] {
         assert!(!text.contains(value), "{value}");
     }
-    // Nothing that stands in an annotation ends a comment.
+    // No content of an annotation ends a comment.
     let all = objects(&[(
         "secrets/platform/ca",
         REPLICATOR,

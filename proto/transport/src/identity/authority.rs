@@ -19,7 +19,7 @@ use super::{Fingerprint, IdentityError, PeerCertificate, SpiffeId, is_hub_id, ra
 
 /// How far back a certificate's validity begins, for clocks that run behind.
 pub const SKEW: Duration = Duration::from_secs(5 * 60);
-/// How long a self-made authority lives unless somebody wants it otherwise: ten years.
+/// The default validity of a self-signed CA: ten years.
 pub const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// The organization in the names that this system writes.
 const ORGANIZATION: &str = "runnel";
@@ -89,10 +89,10 @@ impl Authority {
         Self::from_pem(&certificate.pem(), &key.serialize_pem())
     }
 
-    /// An authority from PEM: its own certificate first, and its private key.
+    /// Reads a CA from PEM: its own certificate first, and its private key.
     ///
     /// # Errors
-    /// [`IdentityError`], which says what is wrong with the pair.
+    /// [`IdentityError`], with what is wrong with the pair.
     pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Self, IdentityError> {
         let der = CertificateDer::from_pem_slice(certificate_pem.as_bytes())
             .map_err(|_| IdentityError::AuthorityPem("certificate"))?;
@@ -140,7 +140,7 @@ impl Authority {
         Fingerprint::of_key(&self.issuer.key().subject_public_key_info())
     }
 
-    /// Whether a hub made it for itself, so that nobody else renews it.
+    /// Whether a hub created it for itself, so that only the hub renews it.
     pub fn is_self_made(&self) -> bool {
         let Ok(certificate) = parse(&self.certificate) else {
             return false;
@@ -242,7 +242,8 @@ impl Authority {
         now: SystemTime,
         lifetime: Duration,
     ) -> Result<CertificateParams, IdentityError> {
-        // One whose time has not come is trusted all the same: it was made while a clock was ahead.
+        // A CA that is not valid yet is trusted all the same: it was created while a clock was
+        // ahead.
         if now >= self.not_after {
             return Err(IdentityError::AuthorityExpired);
         }
@@ -282,8 +283,8 @@ fn serial() -> Result<SerialNumber, IdentityError> {
     Ok(SerialNumber::from_slice(&bytes))
 }
 
-/// The key of a request, judged by what the request says about the key itself: the signature's algorithm does not
-/// tell the curve.
+/// Returns the key of a request, by the key's own parameters: the signature's algorithm does not
+/// name the curve.
 fn request_key(der: &[u8]) -> Result<Fingerprint, IdentityError> {
     let Ok(([], request)) = X509CertificationRequest::from_der(der) else {
         return Err(IdentityError::Request);
@@ -493,7 +494,8 @@ mod tests {
             let mut request = key.certificate_request().unwrap();
             let at = at.index(request.len());
             request[at] = to;
-            // A request is signed with its key: another key than that is one that the damage has made, and never stands.
+            // A request is signed with its key. Any other key results from the damage, and is never
+            // accepted.
             if let Ok(signed) = sign(&authority, &request) {
                 prop_assert_eq!(PeerCertificate::from_der(&signed.der).unwrap().key, key.fingerprint());
             }

@@ -29,7 +29,8 @@ impl Fingerprint {
         Ok(Self::of_key(parse(der)?.tbs_certificate.subject_pki.raw))
     }
 
-    /// The fingerprint of an authority's whole certificate (DER), which tells authorities apart that have one name or key.
+    /// The fingerprint of a CA's whole certificate (DER). It distinguishes CAs that share a name or
+    /// a key.
     pub fn of_authority(der: &[u8]) -> Self {
         Self::of_key(der)
     }
@@ -77,10 +78,10 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// What a certificate says about its holder. Whether the certificate is to be believed is the verifier's affair.
+/// The fields of a certificate. The verifier decides whether to trust the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCertificate {
-    /// Who it speaks for.
+    /// The identity of the holder.
     pub id: SpiffeId,
     /// Its key.
     pub key: Fingerprint,
@@ -88,9 +89,9 @@ pub struct PeerCertificate {
     pub not_before: SystemTime,
     /// When it ends.
     pub not_after: SystemTime,
-    /// Whether it may stand for a server.
+    /// Whether it is valid for servers.
     pub server: bool,
-    /// Whether it may stand for a client.
+    /// Whether it is valid for clients.
     pub client: bool,
 }
 
@@ -98,7 +99,7 @@ impl PeerCertificate {
     /// Reads a DER certificate. It must name exactly one URI, of the form of [`SpiffeId`].
     ///
     /// # Errors
-    /// [`IdentityError`], which says what is wrong with it.
+    /// [`IdentityError`], with the cause.
     pub fn from_der(der: &[u8]) -> Result<Self, IdentityError> {
         let certificate = parse(der)?;
         let names = certificate
@@ -132,13 +133,14 @@ impl PeerCertificate {
 }
 
 impl PeerCertificate {
-    /// Whether a clock says that the certificate holds now. For one that was just issued: whether the clock is right.
+    /// Whether the certificate is valid by a clock. For a certificate that was just issued: whether
+    /// the clock is right.
     pub fn holds_at(&self, now: SystemTime) -> bool {
         (self.not_before..self.not_after).contains(&now)
     }
 
-    /// For how long the certificate holds by this clock; its whole life by a clock that must be wrong, as the one who
-    /// issued the certificate takes it.
+    /// Returns the remaining validity by this clock; the whole validity by a clock that must be
+    /// wrong, as the issuer assumes it.
     pub fn remaining_validity(&self, now: SystemTime) -> Duration {
         let from = if self.holds_at(now) {
             now
@@ -149,7 +151,7 @@ impl PeerCertificate {
     }
 }
 
-/// When a certificate ends, whatever else it says, such as an authority's.
+/// Returns the end of any certificate, such as a CA's.
 ///
 /// # Errors
 /// [`IdentityError::Certificate`], when it is not one.

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fingerprint, Token, is_address, is_cluster_name, is_hub_id};
 
-/// What every join string begins with: for people, and for scanners that look for leaked secrets.
+/// The prefix of every join string: for people, and for scanners that look for leaked secrets.
 pub const JOIN_PREFIX: &str = "runnel-join-v1.";
 /// What a join string of any version begins with.
 const ANY_PREFIX: &str = "runnel-join-v";
-/// Longer texts are not looked at.
+/// Longer texts are refused.
 const LENGTH_LIMIT: usize = 16 * 1024;
 
 /// Everything an agent needs to join, the token included. `Debug` leaves the token out.
@@ -28,7 +28,7 @@ pub struct JoinString {
     pub pin: Fingerprint,
 }
 
-/// Why a join string cannot be used: one sentence that names the part and the cure, never the text itself.
+/// Why a join string cannot be used: one sentence with the part and a hint, never the text itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinStringError {
     /// Nothing was given.
@@ -84,7 +84,7 @@ pub enum JoinStringError {
     Pin,
 }
 
-/// As it travels. Fields may be added; a reader ignores those it does not know.
+/// The encoded form. Fields may be added; a reader ignores unknown ones.
 #[derive(Serialize, Deserialize)]
 struct Written {
     addresses: Vec<String>,
@@ -95,7 +95,7 @@ struct Written {
 }
 
 impl JoinString {
-    /// The text. It holds the token: show it once, to the one who asked for it.
+    /// Returns the text. It holds the token: show it once, to the user who requested it.
     pub fn encode(&self) -> String {
         let written = Written {
             addresses: self.addresses.clone(),

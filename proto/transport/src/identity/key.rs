@@ -44,7 +44,8 @@ impl MemberKey {
         Fingerprint::of_key(&self.0.subject_public_key_info())
     }
 
-    /// A PKCS#10 request in DER, signed by this key. It asks for nothing: the hub decides what the certificate says.
+    /// Returns a PKCS#10 request in DER, signed by this key. It requests no names: the hub decides
+    /// the content of the certificate.
     ///
     /// # Errors
     /// [`IdentityError::Crypto`], when signing fails.

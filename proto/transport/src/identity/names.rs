@@ -34,7 +34,7 @@ pub(super) fn is_uid(text: &str) -> bool {
     is_label(text)
 }
 
-/// Whether this is `host:port`; an IPv6 host stands in brackets.
+/// Whether this is `host:port`; an IPv6 host has brackets.
 pub fn is_address(text: &str) -> bool {
     let Ok(authority) = text.parse::<Authority>() else {
         return false;

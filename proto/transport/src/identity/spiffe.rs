@@ -4,7 +4,7 @@ use std::fmt;
 use super::IdentityError;
 use super::names::{is_cluster_name, is_hub_id, is_uid};
 
-/// Who a certificate speaks for.
+/// The identity in a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SpiffeId {
     /// `spiffe://<hub id>/hub`

@@ -39,7 +39,7 @@ impl Readiness {
     }
 }
 
-/// One part that is awaited; dropping it says that the part is ready.
+/// One part that is not ready; dropping it marks the part as ready.
 pub struct Awaited {
     part: String,
     readiness: Readiness,
@@ -65,7 +65,7 @@ pub enum BindError {
     InUse {
         /// What was asked for.
         address: SocketAddr,
-        /// The flag that says so.
+        /// The flag to change.
         flag: &'static str,
     },
     /// Anything else.
@@ -73,14 +73,14 @@ pub enum BindError {
     Other {
         /// What was asked for.
         address: SocketAddr,
-        /// The flag that says so.
+        /// The flag to change.
         flag: &'static str,
         /// Why.
         source: io::Error,
     },
 }
 
-/// Listens on an address; `flag` is what a person would change, such as `--ops-listen`.
+/// Listens on an address; `flag` is the flag of the address, such as `--ops-listen`.
 ///
 /// # Errors
 /// [`BindError`], whose text names the address, the reason and the flag.
@@ -125,7 +125,7 @@ pub fn router(
 /// Serves [`router`] until `shutdown`.
 ///
 /// # Errors
-/// The listener's, when it fails for good.
+/// The error of the listener.
 pub async fn serve(
     listener: TcpListener,
     registry: Arc<Registry>,

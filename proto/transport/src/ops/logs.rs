@@ -82,8 +82,8 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("wrote", "what came of a write"),
 ];
 
-/// Parts of libraries that write whole bodies of requests or answers, Secrets among them: they stay silent at every
-/// level.
+/// Parts of libraries that log whole bodies of requests or answers, Secrets among them. They are
+/// off at every level.
 const QUIET: &[&str] = &[
     "kube_client::client=off",
     "h2=info",
@@ -129,10 +129,10 @@ pub enum LogError {
     Twice(#[from] TryInitError),
 }
 
-/// Begins to log, once in a process. What `RUNNEL_LOG` does not say is `info`.
+/// Starts logging, once in a process. Without a level in `RUNNEL_LOG` it is `info`.
 ///
 /// # Errors
-/// [`LogError`], when the filter is unreadable or logs have begun already.
+/// [`LogError`], when the filter is unreadable or logging has started already.
 pub fn init_logs(format: LogFormat) -> Result<(), LogError> {
     let filter = log_filter(std::env::var(LOG_FILTER).unwrap_or_default().trim())?;
     let filter = QUIET
@@ -146,16 +146,16 @@ pub fn init_logs(format: LogFormat) -> Result<(), LogError> {
 /// Levels, in any case of letters.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// Reads a log filter; an empty one is `info`. A word that is no level would be taken for the name of a part of the program,
-/// and silence all others.
+/// Reads a log filter; an empty one is `info`. A word that is no level is refused: it would be read
+/// as the name of a target, and turn off all others.
 ///
 /// # Errors
-/// [`LogError`], which names the word that is no level.
+/// [`LogError`], with the word that is no level.
 pub fn log_filter(text: &str) -> Result<EnvFilter, LogError> {
     if text.is_empty() {
         return Ok(EnvFilter::new("info"));
     }
-    // A filter by spans is for people who know them.
+    // Filters by span are passed through.
     let words = text.split(',').filter(|_| !text.contains('['));
     let levels = words.map(|word| word.rsplit('=').next().unwrap_or(word).trim());
     if let Some(wrong) = levels
@@ -164,7 +164,7 @@ pub fn log_filter(text: &str) -> Result<EnvFilter, LogError> {
     {
         return Err(LogError::Level(wrong.to_owned()));
     }
-    // The parser knows no white space.
+    // The parser does not accept white space.
     Ok(EnvFilter::try_new(
         text.split_whitespace().collect::<String>(),
     )?)

@@ -9,9 +9,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 pub use prometheus_client::registry::Registry;
 
-/// A registry that already tells `runnel_build_info` and the usual `process_*` metrics.
-///
-/// Callers add theirs under `registry.sub_registry_with_prefix("runnel_hub")` or the like.
+/// Returns a registry with `runnel_build_info` and the usual `process_*` metrics. Callers add their
+/// own under `registry.sub_registry_with_prefix("runnel_hub")` or the like.
 pub fn registry(component: &'static str, version: &'static str) -> Registry {
     let mut registry = Registry::default();
     let build = Info::new(vec![("component", component), ("version", version)]);

@@ -1,4 +1,4 @@
-//! What each process owes its operator: logs, metrics, health, an orderly end.
+//! The operator's view of a process: logs, metrics, health, an orderly end.
 mod dumps;
 mod health;
 mod logs;

@@ -19,9 +19,9 @@ use tower::{Layer, Service};
 #[derive(Debug, Default)]
 struct Times {
     next: u64,
-    /// The watches that are open, by number, and when each last said something.
+    /// The open watches, by number, with the time of their last data.
     open: BTreeMap<u64, SystemTime>,
-    /// When one last said something, also of those that are over.
+    /// The time of the last data of any watch, including ended ones.
     last: Option<SystemTime>,
 }
 
@@ -32,8 +32,8 @@ impl Times {
     }
 }
 
-/// When watches last said something, by resource. A layer for the client whose watches they are, and a collector of
-/// `runnel_watch_last_event_timestamp_seconds`; clones are the same.
+/// The time of the last data of watches, by resource. A layer for the client of the watches, and a
+/// collector of `runnel_watch_last_event_timestamp_seconds`. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct WatchTimes(Arc<Mutex<BTreeMap<String, Times>>>);
 
@@ -42,7 +42,7 @@ impl WatchTimes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody watches this resource any more on purpose: its silence means nothing.
+    /// The resource is no longer watched on purpose: missing data means nothing.
     pub fn forget(&self, resource: &str) {
         self.times().remove(resource);
     }
@@ -140,7 +140,7 @@ impl<S> Layer<S> for WatchTimes {
     }
 }
 
-/// A client's service whose watches are timed.
+/// The service of a client whose watches are measured.
 #[derive(Clone)]
 pub struct Timed<S> {
     inner: S,
@@ -178,7 +178,7 @@ where
     }
 }
 
-/// The body of an answer; that of a watch tells when it says something.
+/// The body of an answer; that of a watch records the time of its data.
 pub struct TimedBody<B> {
     body: Pin<Box<B>>,
     open: Option<Open>,

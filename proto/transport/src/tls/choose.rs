@@ -29,7 +29,8 @@ pub(super) fn hint(print: Fingerprint) -> DistinguishedName {
     DistinguishedName::in_sequence(&tagged(0x31, &[&name]))
 }
 
-/// What an agent with these authorities says that it can verify.
+/// Returns the hint of an agent with these CAs to the server: which certificates the agent can
+/// verify.
 pub(super) fn hints(authorities: &[CertificateDer<'_>]) -> Vec<DistinguishedName> {
     authorities
         .iter()
@@ -71,7 +72,8 @@ impl Choices {
         Ok(Self(choices.collect::<Result<_, TlsError>>()?))
     }
 
-    /// The newest that is hinted at; who says nothing that is known here gets the oldest.
+    /// The newest certificate that the client can verify; the oldest one for a client without a
+    /// known hint.
     fn choose(&self, hinted: &[DistinguishedName]) -> Option<&Choice> {
         let is_hinted =
             |name: &DistinguishedName| hinted.iter().any(|hint| hint.as_ref() == name.as_ref());

@@ -134,7 +134,8 @@ pub enum ConnectError {
     },
 }
 
-/// A gRPC endpoint for `host:port`, with the keepalives that the protocol wants, to connect with a [`Connector`].
+/// Returns a gRPC endpoint for `host:port` with the keepalives of the protocol, to connect with a
+/// [`Connector`].
 ///
 /// # Errors
 /// [`ConnectError::Address`], when it is no address.
@@ -143,7 +144,8 @@ pub fn endpoint(address: &str) -> Result<Endpoint, ConnectError> {
     if !is_address(address) {
         return Err(wrong());
     }
-    // tonic refuses `https` without TLS settings of its own, so the connector's TLS hides behind `http`.
+    // tonic refuses `https` without TLS settings of its own, so the URI of the connector's TLS is
+    // `http`.
     let origin: Uri = format!("https://{address}").parse().map_err(|_| wrong())?;
     let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|_| wrong())?;
     Ok(endpoint
@@ -162,7 +164,7 @@ pub struct Connector {
     config: Arc<ArcSwap<ClientConfig>>,
     /// What moves on the newest connection.
     meter: Arc<Meter>,
-    /// Instead of what the environment says.
+    /// Overrides the environment.
     route: Option<Arc<Route>>,
 }
 
@@ -181,7 +183,7 @@ impl Connector {
         self.meter.clone()
     }
 
-    /// The same by this way, whatever the environment says.
+    /// Returns a connector with this route, which overrides the environment.
     #[must_use]
     pub fn by(self, route: Route) -> Self {
         Self {
@@ -195,10 +197,10 @@ impl Connector {
         self.config.store(Arc::new(config));
     }
 
-    /// One connection to `host:port`.
+    /// Opens one connection to `host:port`.
     ///
     /// # Errors
-    /// [`ConnectError`], which says what failed.
+    /// [`ConnectError`], with the cause.
     pub async fn connect(
         &self,
         address: &str,

@@ -15,9 +15,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Whoever has received more than this since it last sent anything owes a sign of life. Pings and their answers are less.
+/// An end that has received more than this since it last sent anything must send a ping. Pings and
+/// their answers are less.
 const OWED_BYTES: u64 = 512;
-/// And has sent nothing for so long. The silence of the other end is more than three times as long.
+/// And that has sent nothing for this long. The limit of the other end is more than three times as
+/// long.
 const OWED_AFTER: Duration = Duration::from_secs(5);
 
 /// What has moved on the newest connection of a connector, or on one connection of a hub.
@@ -44,7 +46,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Completes when this end owes its peer a sign of life.
+    /// Completes when this end must send a ping.
     pub async fn needs_ping(&self) {
         self.needs_ping.notified().await;
     }
@@ -110,7 +112,7 @@ pub struct Metered<S> {
 }
 
 impl<S> Metered<S> {
-    /// Ends `stream` when nothing has moved for `silence`, and counts on `meter`.
+    /// Ends `stream` when no bytes have moved for `silence`, and counts on `meter`.
     pub fn new(stream: S, meter: Arc<Meter>, silence: Duration) -> Self {
         meter.sent(meter.now());
         let flow = Flow {
@@ -263,17 +265,17 @@ mod tests {
             .filter(|second| meter.received(1000, second * 1000))
             .count();
         assert_eq!(owed, 12);
-        // Whoever answers owes nothing.
+        // An end that answers needs no ping.
         for second in 61..120 {
             assert!(!meter.received(1000, second * 1000));
             meter.sent(second * 1000);
         }
-        // Nor does whoever only hears pings, each of which it answers.
+        // Nor does an end that only receives pings, each of which it answers.
         for second in (120..300).step_by(9) {
             assert!(!meter.received(64, second * 1000));
             meter.sent(second * 1000);
         }
-        // Little that comes after a long silence is no reason either.
+        // A little data after a long pause needs no ping either.
         assert!(!meter.received(64, 900_000));
     }
 
@@ -306,7 +308,7 @@ mod tests {
         let (near, mut far) = duplex(64);
         let mut near = Metered::new(near, Arc::default(), 20 * SHORT);
         let begun = Instant::now();
-        // Longer than the silence, in steps that are far shorter.
+        // Longer than the limit, in steps that are far shorter.
         let slow = async {
             while begun.elapsed() < 30 * SHORT {
                 tokio::time::sleep(SHORT).await;

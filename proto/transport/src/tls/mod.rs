@@ -26,7 +26,7 @@ pub use proxy::{Proxy, ProxyError, Route};
 pub use server::{Accept, Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
 pub use verify::{UNTRUSTED, is_signed_by};
 
-/// What both ends speak inside TLS.
+/// The protocol inside TLS, for both ends.
 const ALPN: &[u8] = b"h2";
 
 /// The one crypto provider of every TLS configuration.

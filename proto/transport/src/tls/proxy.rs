@@ -12,7 +12,7 @@ pub enum ProxyError {
     /// Not an address.
     #[error("HTTPS_PROXY is not an address: write http://host:port")]
     Address,
-    /// A scheme that we do not speak.
+    /// An unsupported scheme.
     #[error(
         "HTTPS_PROXY must begin with http://: the connection to the hub goes through it encrypted, by CONNECT"
     )]
@@ -104,7 +104,7 @@ fn unescaped(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// What the answer to a CONNECT says: its status, and the words beside it.
+/// The answer to a CONNECT: its status and its text.
 pub fn answer(head: &str) -> Option<(u16, &str)> {
     let line = head.lines().next()?;
     let (version, rest) = line.split_once(' ')?;

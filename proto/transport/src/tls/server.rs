@@ -30,13 +30,14 @@ use super::waiting::{Origin, Waiting};
 use super::{ALPN, TlsError, provider};
 use crate::identity::{IdentityError, PeerCertificate, ServingPair, SpiffeId};
 
-/// A handshake that takes longer is given up.
+/// The time limit of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Handshakes at once; more wait for their turn.
 const HANDSHAKES: usize = 1024;
 /// Connections that wait for it. Of more, the newest of the largest crowd is closed.
 const WAITING: usize = 2048;
-/// When there are so many, each may last so long before it makes room: peers that say nothing keep nobody else out.
+/// With this many handshakes, each may last this long before it makes room, so that idle peers do
+/// not exclude others.
 const HANDSHAKE_TURN: Duration = Duration::from_secs(2);
 /// Connections without a client certificate at once; one more ends the oldest.
 const ANONYMOUS: usize = 1024;
@@ -55,8 +56,8 @@ pub struct ServerTls {
 }
 
 impl ServerTls {
-    /// Serves with this pair. A client may show no certificate; one that it shows must be signed by an authority, and may
-    /// have expired: each call looks at that.
+    /// Serves with this pair. A client certificate is optional. It must be signed by a trusted CA,
+    /// and may have expired: each call checks that.
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit.
@@ -67,8 +68,8 @@ impl ServerTls {
         Self::of_several(authorities, vec![serving])
     }
 
-    /// The same with several pairs, the newest authority's first: each client gets the newest that it says it can verify,
-    /// and the last one if it says nothing.
+    /// Serves with several pairs, the newest CA's first: each client gets the newest one that it
+    /// can verify by its hint, and without a hint the last one.
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit.
@@ -140,7 +141,8 @@ fn config(
 pub struct Peer {
     /// Where from; unspecified where that is not known.
     pub address: SocketAddr,
-    /// What the verified certificate says; absent: anonymous. Always a member's certificate, and perhaps an expired one.
+    /// The fields of the verified certificate; absent: anonymous. Always a member's certificate,
+    /// perhaps an expired one.
     pub certificate: Option<Arc<PeerCertificate>>,
     /// What moves on the connection.
     pub meter: Arc<Meter>,
@@ -155,7 +157,7 @@ pub enum HandshakeError {
     /// It took too long.
     #[error("the TLS handshake took longer than {} seconds", HANDSHAKE_LIMIT.as_secs())]
     Timeout,
-    /// The certificate is right but says nothing that is known here.
+    /// The certificate is valid, but has no known identity.
     #[error("the client's certificate cannot be used: {0}")]
     Identity(#[from] IdentityError),
     /// The certificate is not a member's.
@@ -185,10 +187,10 @@ impl Connection {
     }
 }
 
-/// Does the handshake of one accepted connection, within a time limit.
+/// Performs the handshake of one accepted connection, within a time limit.
 ///
 /// # Errors
-/// [`HandshakeError`], which says what failed.
+/// [`HandshakeError`], with the cause.
 pub async fn handshake(
     tcp: TcpStream,
     address: SocketAddr,
@@ -226,7 +228,7 @@ pub async fn handshake(
 
 /// Where connections come from.
 pub trait Accept: Send {
-    /// The next connection, and who is at its other end.
+    /// Returns the next connection with its peer.
     fn accept(&mut self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send;
 }
 
@@ -362,7 +364,7 @@ impl<A: Accept> Incoming<A> {
         running
     }
 
-    /// When somebody waits for whom the oldest handshake of the largest crowd makes room.
+    /// Drops the oldest handshake of the address with the most, when another client waits.
     fn full_until(&self) -> Option<Instant> {
         let (begun, ..) = self
             .begun

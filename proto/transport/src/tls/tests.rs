@@ -399,7 +399,7 @@ async fn silent_peers_block_no_others() {
             echoes(&mut open(&client, address).await).await
         });
         assert!(came.await.expect("a member that is let in"));
-        // The oldest has been given up.
+        // The oldest one was dropped.
         let mut oldest = silent.remove(0);
         assert_eq!(
             timeout(DEADLINE, oldest.read(&mut [0; 8]))

@@ -71,7 +71,7 @@ async fn ask(stream: &mut TcpStream, proxy: &Proxy, target: &str) -> io::Result<
     while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_LIMIT {
         head.push(stream.read_u8().await?);
     }
-    // Whatever it says may be shown: without control characters, that is.
+    // Returns a text of the proxy without control characters, so that it may be shown.
     Ok(String::from_utf8_lossy(&head)
         .chars()
         .filter(|c| !c.is_control() || matches!(c, '\r' | '\n'))

@@ -16,7 +16,7 @@ const HUB: &str = "hubid";
 const DEADLINE: Duration = Duration::from_secs(20);
 const PASSWORD: &str = "s3cret";
 
-/// A CONNECT proxy that wants `me:s3cret` and counts what it lets through.
+/// A CONNECT proxy that requires `me:s3cret` and counts the tunnels.
 struct Tunnels {
     address: String,
     opened: Arc<AtomicUsize>,
@@ -87,7 +87,7 @@ async fn tunnel(mut stream: TcpStream, opened: Arc<AtomicUsize>) {
     let _ = copy_bidirectional(&mut stream, &mut hub).await;
 }
 
-/// One connection to a hub by this way; says what went wrong.
+/// Opens one connection to a hub by this route. Returns the error as text.
 async fn connect(route: Route) -> Result<(), String> {
     let authority = Authority::generate(HUB, SystemTime::now()).unwrap();
     let pair = authority

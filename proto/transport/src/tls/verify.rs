@@ -22,10 +22,10 @@ use rustls::{
 use super::{TlsError, provider};
 use crate::identity::{Fingerprint, PeerCertificate, SpiffeId};
 
-/// Whom the agent believes.
+/// The CAs that an agent trusts.
 #[derive(Debug)]
 pub(super) enum Trust {
-    /// The authority with this key, wherever it stands in the presented chain.
+    /// The CA with this key, at any position in the presented chain.
     Pin(Fingerprint),
     /// These authorities.
     Authorities(RootCertStore),
@@ -35,7 +35,7 @@ pub(super) enum Trust {
 #[derive(Debug)]
 pub(super) struct HubVerifier {
     pub(super) trust: Trust,
-    /// What the hub is told of it, so that it can serve with a certificate that will be believed.
+    /// The hint for the hub, so that it serves with a certificate that the agent trusts.
     pub(super) hints: Vec<DistinguishedName>,
     pub(super) hub: SpiffeId,
     pub(super) provider: Arc<CryptoProvider>,
@@ -75,14 +75,14 @@ impl HubVerifier {
 
 const WRONG_PIN: &str = "this is not the hub of the join string: it has another key than the pinned one; check the \
                          address, and make a new join string if the hub was set up anew";
-/// What an agent says of a hub whose authority it does not trust.
+/// The error text of an agent for a hub with an untrusted CA.
 pub const UNTRUSTED: &str = "the hub has another authority than those that this agent trusts: check the address; an agent \
                              that was away while the authority was replaced needs a new join string";
 const WRONG_CLOCK: &str = "the hub's certificate is not valid at the time of this machine's clock: set the clock of this \
                            machine; if it is right, look at the clock and the log of the hub";
 const WRONG_HUB: &str = "this is not the hub of this agent: its certificate is for something else";
 
-/// The refusal of a certificate whose time is not now.
+/// The refusal of a certificate that is not valid now.
 fn of_clock(why: &Error) -> Option<Error> {
     use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
     let is_time = matches!(
@@ -149,7 +149,7 @@ impl ServerCertVerifier for HubVerifier {
     }
 }
 
-/// Whether this authority signed a member's certificate, whatever the time.
+/// Whether this CA signed a member's certificate, independent of its validity.
 pub fn is_signed_by(certificate: &CertificateDer<'_>, authority: &CertificateDer<'static>) -> bool {
     let mut roots = RootCertStore::empty();
     let Ok(verifier) = roots

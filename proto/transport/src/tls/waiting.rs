@@ -1,4 +1,5 @@
-//! Connections that wait for their TLS handshake, and whose turn it is: a crowd at one address delays no other.
+//! Connections that wait for their TLS handshake. Many connections of one address delay no other
+//! address.
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
