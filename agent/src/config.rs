@@ -18,7 +18,7 @@ use tower_http::decompression::DecompressionLayer;
 /// Idle time after which a connection to the API server is closed.
 const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(75);
 
-/// The Runnel agent: keeps a member cluster's copies as its hub says.
+/// The Runnel agent: applies and corrects the copies of a hub in a member cluster.
 #[derive(Debug, Parser)]
 #[command(name = "runnel-agent", version)]
 pub struct Cli {
@@ -56,7 +56,7 @@ pub struct Options {
     /// Where probes and metrics are served.
     #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8082")]
     pub ops_listen: SocketAddr,
-    /// A file with this cluster's own policy: what the hub may do here. Without it the defaults of the chart hold. It is
+    /// A file with this cluster's own policy: what the hub may do here. Without it the defaults of the chart apply. It is
     /// read again when it changes.
     #[arg(long, env = "RUNNEL_POLICY_FILE")]
     pub policy_file: Option<PathBuf>,

@@ -61,8 +61,8 @@ pub struct Run {
     /// Where health, readiness and metrics are served.
     #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8081", value_parser = socket, value_name = "ADDRESS:PORT")]
     pub ops_listen: SocketAddr,
-    /// Look for sources in these namespaces only; they must exist and the hub must have the right to read there. Without
-    /// it, sources are looked for in the whole cluster.
+    /// Watch sources in these namespaces only; they must exist and the hub must have the right to read there. Without
+    /// it, sources are watched in the whole cluster.
     #[arg(
         long,
         env = "RUNNEL_SOURCE_NAMESPACES",
@@ -71,36 +71,36 @@ pub struct Run {
         value_name = "NAMESPACE"
     )]
     pub source_namespaces: Vec<String>,
-    /// Begin with the DistributionGrant `everything`: made once in the hub's life, if there is no grant then. Without it,
-    /// DistributionRules send nothing until an administrator grants them something.
+    /// Start with the DistributionGrant `everything`: it is created once, if there is no grant then. Without it,
+    /// DistributionRules send nothing until an administrator creates a grant.
     #[arg(long, env = "RUNNEL_GRANT_EVERYTHING")]
     pub grant_everything: bool,
-    /// How long a deleted source counts as being there, so that a delete and re-create is an edit; such as 5s.
+    /// How long a deleted source still counts as existing, so that a delete and re-create is an edit; such as 5s.
     #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub source_gone_grace: Duration,
-    /// At most this many copies of a rule go at a time because of an edit or a label, whatever the rule's removalLimit
-    /// says; without it, rules choose. The larger of this and --removal-limit-percent counts, so set both.
+    /// The most copies of a rule that are removed at a time because of an edit or a label. Overrides the rule's
+    /// removalLimit; without it, rules choose. The larger of this and --removal-limit-percent counts, so set both.
     #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_COUNT", value_name = "COPIES")]
     pub removal_limit_count: Option<u64>,
-    /// At most this part of a rule's copies goes at a time because of an edit or a label, in percent.
+    /// The largest part of a rule's copies that is removed at a time because of an edit or a label, in percent.
     #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_PERCENT", value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
     pub removal_limit_percent: Option<u64>,
-    /// At most so many bytes are rendered for one rule whose copies differ by cluster, as they are kept: compressed; such as
-    /// 128Mi. Of a rule that needs more nothing is sent.
+    /// The most bytes that are rendered for one rule whose copies differ by cluster, compressed as in memory; such as
+    /// 128Mi. A rule that needs more is not sent.
     #[arg(long, env = "RUNNEL_RENDER_BUDGET", default_value = "128Mi", value_parser = bytes, value_name = "BYTES")]
     pub render_budget: Bytes,
     /// How much the hub stores of completed rollouts, in MiB: with spec.rollout.onFailure Revert a failed one goes back to the last
     /// completed one. There are as many Secrets runnel-hub-rollback-0, -1, ... in --namespace. A rule that does not fit stops instead.
     #[arg(long, env = "RUNNEL_ROLLBACK_STORAGE", default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub rollback_storage: u16,
-    /// The ServiceAccount in --namespace whose token stands for an administrator's word when somebody asks what a rule would
-    /// do; without it, no account does.
+    /// The ServiceAccount in --namespace whose token counts as that of an administrator in queries for plans; without it,
+    /// no account does.
     #[arg(long, env = "RUNNEL_PLAN_ACCOUNT", value_parser = account, value_name = "NAME")]
     pub plan_account: Option<String>,
-    /// How long a member's certificate lives; its agent renews it at half of that.
+    /// The validity of a member's certificate; its agent renews it at half of that.
     #[arg(long, env = "RUNNEL_CERTIFICATE_LIFE", default_value = "24h", value_parser = life, value_name = "DURATION")]
     pub certificate_life: Duration,
-    /// How long after its end a member's certificate can still be renewed, and nothing else be done with it.
+    /// How long after its end a member's certificate can still be renewed. It allows nothing else then.
     #[arg(long, env = "RUNNEL_EXPIRED_RENEWAL_LIMIT", default_value = "720h", value_parser = limit, value_name = "DURATION")]
     pub expired_renewal_limit: Duration,
     /// How long a certificate authority that the hub makes for itself lives; it is replaced at half of that, without a break.
@@ -156,7 +156,7 @@ pub struct Create {
         value_name = "DURATION"
     )]
     pub ttl: String,
-    /// An address of the hub, instead of those the running hub was told to advertise; may be given several times.
+    /// An address of the hub, instead of those that the running hub advertises; may be given several times.
     #[arg(
         long,
         env = "RUNNEL_ADVERTISE",

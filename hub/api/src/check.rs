@@ -116,7 +116,8 @@ fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), Spec
                 Some(JSONSchemaPropsOrBool::Schema(others)) => Some(&**others),
                 _ => None,
             };
-            // An explicit null counts as absent, and what the definition does not know is not looked at.
+            // An explicit null counts as absent, and fields that the definition does not have are
+            // ignored.
             for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
                 match (
                     schema.properties.as_ref().and_then(|known| known.get(name)),

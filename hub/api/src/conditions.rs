@@ -6,12 +6,15 @@ use runnel_proto::{closed_list, model};
 use super::limits;
 
 closed_list! {
-    /// Every condition type that the hub writes. The order is that of a status: what a person asks first stands first.
+    /// Every condition type that the hub writes, in the order of a status: the most important one
+    /// first.
     pub enum ConditionType {
-        /// Rule: True when every copy is applied and every chosen cluster is fresh. False when something failed, or nothing is
-        /// selected or chosen. Unknown when the only thing wrong is silence.
+        /// Rule: True when every copy is applied in every chosen cluster and all reports are
+        /// current. False when something failed, or nothing is selected or chosen. Unknown when the
+        /// only problem is that clusters are unreachable.
         Ready,
-        /// Rule: what Ready says, of the connected clusters alone, so that one offline site does not hide the rest.
+        /// Rule: as Ready, for the connected clusters alone, so that one offline site does not hide
+        /// the rest.
         Applied,
         /// Rule: the hub or the agents are at work on it. Present only while true.
         Reconciling,
@@ -21,16 +24,18 @@ closed_list! {
         ApprovalRequired,
         /// Rule: more clusters failed than `spec.rollout.maxFailures`, and nothing further is sent. Present only while true.
         RolloutStopped,
-        /// Rule: more clusters failed than `spec.rollout.maxFailures`, and as `onFailure` says clusters get what the last
-        /// completed rollout sent: False while they do, True when they have it. Present until a newer change begins.
+        /// Rule: more clusters failed than `spec.rollout.maxFailures`, and by `onFailure` clusters
+        /// get what the last completed rollout sent: False while they do, True when they have it.
+        /// Present until a newer change begins.
         RolloutReverted,
-        /// Rule: it rests, because `spec.suspend` is true. Present only while true.
+        /// Rule: it is suspended, because `spec.suspend` is true. Present only while true.
         Suspended,
         /// Rule: agents report what they would do and write nothing, because `spec.enforcement` is DryRun. Present only while
         /// true.
         DryRun,
-        /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
-        /// the namespaces that it chooses by glob or label may not be. Absent where everything is granted.
+        /// Rule: False when something that it requests is not granted, Unknown when the hub cannot
+        /// read the grants, True when some of the namespaces that it chooses by glob or label may
+        /// not be granted. Absent if everything is granted.
         Granted,
         /// Member: True when the hub talks to the cluster, False when `spec.accepted` is false or the cluster leaves.
         Accepted,
@@ -43,22 +48,25 @@ closed_list! {
         Cordoned,
         /// Member: whether a cluster that leaves has left. Present only while `spec.leaving` is true.
         Drained,
-        /// Member: the cluster holds copies of rules that the hub does not know. They stay. Present only while true.
+        /// Member: the cluster has copies of rules that the hub does not have. They stay. Present
+        /// only while true.
         OrphanedCopies,
-        /// Member: somebody came with a key that the cluster's agent gave up, and so has a copy of it. Present only while
-        /// true: until the cluster joins anew.
+        /// Member: a client used a key that the cluster's agent had replaced, so it has a copy of
+        /// that key. Present only while true: until the cluster joins again.
         PossibleKeyTheft,
-        /// Member: two agents use the cluster's key by turns, so somebody may have a copy of it. Present until it was not
-        /// seen for fifteen minutes.
+        /// Member: two agents use the cluster's key alternately, so one of them may have a copy of
+        /// it. Present until this was not observed for fifteen minutes.
         KeyShared,
-        /// Member: this hub does not know what it told the cluster once, so it was restored from an older backup. Nothing is
-        /// changed or removed there until an administrator confirms. Present only while true.
+        /// Member: this hub does not have state that it once sent to the cluster, so it was
+        /// restored from an older backup. Nothing is changed or removed there until an
+        /// administrator confirms. Present only while true.
         RestoredFromBackup,
         /// Member: there is a second hub with this one's identity, or a second cluster with the member's. Present only while
         /// true.
         Duplicate,
-        /// Member: the cluster got what it holds under another MemberCluster or as another cluster, and some of it is not
-        /// wanted; it stays until an administrator confirms. Present only while true.
+        /// Member: the cluster got its copies under another MemberCluster or as another cluster,
+        /// and some of them are not selected. They stay until an administrator confirms. Present
+        /// only while true.
         PreviousMembership,
     }
 }
@@ -70,7 +78,7 @@ pub enum ConditionStatus {
     True,
     /// It does not hold.
     False,
-    /// The hub cannot tell.
+    /// The hub cannot determine it.
     Unknown,
 }
 
@@ -104,13 +112,15 @@ closed_list! {
         NoSources,
         /// The rule chooses no cluster.
         NoClusters,
-        /// Nothing failed, but clusters are silent, so their copies are as they last said.
+        /// Nothing failed, but clusters are unreachable. The counts of their copies are the last
+        /// reported values.
         ClustersUnreachable,
         /// The agent cannot watch its cluster's API: copies are as it last saw them.
         MemberAPIUnavailable,
         /// Copies failed.
         CopiesFailed,
-        /// The agent says that every copy is applied, and cannot prove that what exists there is what the hub has sent.
+        /// The agent reports every copy as applied, and cannot prove that the live objects equal
+        /// what the hub has sent.
         DigestMismatch,
         /// Copies wait for namespaces that do not exist yet.
         CopiesWaiting,
@@ -128,7 +138,7 @@ closed_list! {
         FleetNotReady,
         /// The cluster holds as many rules as one cluster takes: the rule is not sent there.
         RuleLimit,
-        /// A change travels in waves, and has not reached every cluster.
+        /// A change is rolled out in waves, and has not reached every cluster.
         RollingOut,
         /// The same, and `spec.rollout.paused` is true: nothing further is sent.
         RolloutPaused,
@@ -138,9 +148,9 @@ closed_list! {
         RollingBack,
         /// The cluster has what the last completed rollout sent, as the newest one failed.
         Reverted,
-        /// The rule rests.
+        /// The rule is suspended.
         Suspended,
-        /// Something that the rule wants is not granted to the rules of its namespace.
+        /// Something that the rule requests is not granted to the rules of its namespace.
         NotGranted,
         /// Some of the namespaces that the rule chooses by glob or label may not be granted.
         PartiallyGranted,
@@ -176,24 +186,27 @@ closed_list! {
         NeverConnected,
         /// Member: the agent's certificate has expired.
         CertificateExpired,
-        /// Member: the cluster holds copies of rules that the hub does not know.
+        /// Member: the cluster has copies of rules that the hub does not have.
         UnknownRules,
-        /// Member: somebody came with a key that had been given up.
+        /// Member: a client used a key that had been replaced.
         RetiredKeySeen,
         /// Member: two processes took the session from one another.
         ConcurrentSessions,
-        /// The cluster waits for an administrator, as a condition of its MemberCluster says: it keeps what it has.
+        /// The cluster waits for an administrator, see the conditions of its MemberCluster. Its
+        /// copies stay as they are.
         Unconfirmed,
-        /// Member: the cluster remembers what this hub does not know.
+        /// Member: the cluster has received state that this hub does not have.
         HubStateBehind,
-        /// Member: another hub with the same identity has told the cluster something since this one leads.
+        /// Member: another hub with the same identity has sent something to the cluster since this
+        /// one became the leader.
         SecondHub,
         /// Member: an agent in another cluster came with the member's key.
         SecondCluster,
-        /// Member: copies that the cluster has from a former membership are not wanted now.
+        /// Member: copies from a previous membership of the cluster are not selected now.
         CopiesFromPreviousMembership,
         ..
-        /// Why one copy is not as it should be, as its agent says: the worst reason speaks for the rule or the cluster.
+        /// Why one copy has failed, as its agent reports. The worst reason is the reason of the
+        /// rule or the cluster.
         Copy(model::Reason),
     }
 }
@@ -205,8 +218,9 @@ pub fn condition(conditions: &[Condition], condition_type: ConditionType) -> Opt
         .find(|condition| condition.type_ == condition_type.as_str())
 }
 
-/// Says something anew. `lastTransitionTime` moves only when the status flips, so saying the same twice changes nothing.
-/// A new condition takes its place in the order of [`ConditionType`]. A message that is too long is cut.
+/// Sets a condition. `lastTransitionTime` changes only with the status, so setting the same twice
+/// changes nothing. A new condition gets its position by the order of [`ConditionType`]. A message
+/// that is too long is cut.
 pub fn set_condition(
     conditions: &mut Vec<Condition>,
     condition_type: ConditionType,

@@ -77,8 +77,9 @@ pub fn files() -> Vec<(String, String)> {
         .collect()
 }
 
-/// The same for the chart, whose upgrades upgrade them and whose removal, by Helm or Argo CD, keeps them: with them would
-/// go every rule, and with the rules the copies.
+/// Returns the definitions for the chart. Upgrades of the chart upgrade them. Helm and Argo CD keep
+/// them when the chart is removed: with them every rule would be deleted, and with the rules the
+/// copies.
 pub fn chart_files() -> Vec<(String, String)> {
     let annotations = [
         (

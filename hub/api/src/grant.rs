@@ -1,4 +1,4 @@
-//! Grants: who may send what where.
+//! Grants: which rules may send which kinds to which clusters and namespaces.
 use kube::CustomResource;
 use runnel_proto::model::{self, Pattern};
 use schemars::JsonSchema;
@@ -12,7 +12,7 @@ use super::{Clusters, LabelSelector, limits, schema, schema::Item};
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "DistributionGrant",
-    doc = "Allows the DistributionRules of some namespaces to send some kinds to some clusters and namespaces. For administrators. Grants add up, and hold all the time: what no grant allows any more is taken away as each rule's deletionPolicy says. A ClusterDistributionRule needs none.",
+    doc = "Allows the DistributionRules of some namespaces to send some kinds to some clusters and namespaces. For administrators. Grants add up, and apply continuously: copies that no grant allows any more are removed as each rule's deletionPolicy says. A ClusterDistributionRule needs none.",
     shortname = "dgrant",
     category = "runnel",
     derive = "PartialEq",
@@ -27,7 +27,8 @@ pub struct DistributionGrantSpec {
     pub resources: Vec<String>,
     /// The member clusters that they may be sent to. At least one of selector, names and all; they add up.
     pub clusters: Clusters,
-    /// The namespaces in those clusters that copies may be in. A copy is where its rule wants it and a grant allows it.
+    /// The namespaces in those clusters that may have copies. A copy exists where its rule requests
+    /// it and a grant allows it.
     pub namespaces: GrantedNamespaces,
     /// What else the rules may do there.
     #[serde(default)]
@@ -48,7 +49,8 @@ pub struct DistributionGrantSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantedRules {
-    /// The namespaces of the hub whose DistributionRules are meant. At least one of names, selector and all; they add up.
+    /// The namespaces of the hub whose DistributionRules get the grant. At least one of names,
+    /// selector and all; they add up.
     pub namespaces: GrantedNamespaces,
 }
 
@@ -79,19 +81,20 @@ pub struct GrantedNamespaces {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantedPolicies {
-    /// Whether a rule may say `conflictPolicy: Overwrite`. Where it may not, the rule is carried out with Fail.
+    /// Whether a rule may have `conflictPolicy: Overwrite`. If not, Fail applies to the rule.
     #[serde(default)]
     pub overwrite: bool,
-    /// Whether a rule may say `conflictPolicy: AdoptIfEqual`. Where it may not, the rule is carried out with Fail.
+    /// Whether a rule may have `conflictPolicy: AdoptIfEqual`. If not, Fail applies to the rule.
     #[serde(default)]
     pub adopt: bool,
-    /// Whether a rule may say `createNamespaces: true`. Where it may not, missing namespaces are not created.
+    /// Whether a rule may have `createNamespaces: true`. If not, missing namespaces are not
+    /// created.
     #[serde(default)]
     pub create_namespaces: bool,
 }
 
 impl GrantedNamespaces {
-    /// As the planner and the agents say it; `None`: every namespace.
+    /// Returns the choice of the planner and the agents; `None`: every namespace.
     pub fn choice(&self) -> Option<model::NamespaceChoice> {
         let names = self.names.iter().map(Pattern::new).collect();
         let selector = self.selector.as_ref().map(Into::into);

@@ -12,7 +12,7 @@ use super::{DeletionPolicy, limits, schema};
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "MemberCluster",
-    doc = "A cluster that gets copies. Its labels are chosen by the hub's administrator and are what rules select by. Its name is a DNS name of at most 63 characters. Deleting it revokes the cluster's certificates at once; a cluster that leaves in order has leaving set first.",
+    doc = "A cluster that gets copies. Rules select it by its labels, which the hub's administrator chooses. Its name is a DNS name of at most 63 characters. Deleting it revokes the cluster's certificates at once; a cluster that leaves in order has leaving set first.",
     shortname = "member",
     category = "runnel",
     status = "MemberClusterStatus",
@@ -21,9 +21,9 @@ use super::{DeletionPolicy, limits, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MemberClusterSpec {
-    /// Whether the hub talks to this cluster. Setting it to false is a revocation: the agent is cut off within a
-    /// second and gets nothing more; its copies are kept or removed as the cluster's own policy says
-    /// (`policy.onRevoke`).
+    /// Whether the hub accepts this cluster. Setting it to false is a revocation: the agent is
+    /// disconnected within a second and gets nothing more; its copies are kept or removed as the
+    /// cluster's own policy says (`policy.onRevoke`).
     #[serde(default = "yes")]
     pub accepted: bool,
     /// Whether the cluster is cordoned: it keeps what it has and gets nothing new, neither copies nor changed content
@@ -66,8 +66,9 @@ pub struct Join {
     /// `sha256:` and the SHA-256 of the token in lowercase hexadecimal digits.
     #[schemars(transform = schema::sha256("join.tokenHash"))]
     pub token_hash: String,
-    /// The first part of the token, which names it and is no secret. With it, five wrong secrets burn the token; without
-    /// it, wrong secrets cannot be told from wrong tokens and are not counted.
+    /// The first part of the token, which names it and is no secret. With it, five wrong secrets
+    /// burn the token; without it, wrong secrets cannot be distinguished from wrong tokens and are
+    /// not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::token_id)]
     pub token_id: Option<String>,
@@ -75,11 +76,11 @@ pub struct Join {
     pub expires_at: Time,
 }
 
-/// What the hub knows of the cluster. No live counts stand here: those are metrics.
+/// The state of the cluster. It has no live counts: those are metrics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberClusterStatus {
-    /// The generation of the spec that this status speaks of.
+    /// The generation of the spec that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Accepted and Connected always; Drained while the cluster leaves; OrphanedCopies, PossibleKeyTheft,
@@ -99,11 +100,12 @@ pub struct MemberClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(128))]
     pub kubernetes_version: Option<String>,
-    /// The uid of the cluster's `kube-system` namespace, which tells clusters apart whatever they are called.
+    /// The uid of the cluster's `kube-system` namespace, which identifies a cluster independent of
+    /// its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(128))]
     pub cluster_uid: Option<String>,
-    /// The keys by which the hub knows the agent.
+    /// The keys of the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Identity")]
     pub identity: Option<Identity>,
@@ -112,8 +114,8 @@ pub struct MemberClusterStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("tokenHash", limits::TOKENS))]
     pub tokens: Vec<UsedToken>,
-    /// Rules that were deleted while the cluster could not be reached, and what becomes of their copies when it returns.
-    /// At most 1000; what does not fit is retained.
+    /// Rules that were deleted while the cluster could not be reached, and what happens to their
+    /// copies when it returns. At most 1000; what does not fit is retained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("ruleUid", limits::PENDING_REMOVALS))]
     pub pending_removals: Vec<PendingRemoval>,
@@ -127,7 +129,7 @@ pub struct Certificate {
     pub expires_at: Time,
 }
 
-/// The keys by which the hub knows an agent. A certificate for any other key is refused.
+/// The keys of an agent. A certificate for any other key is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
@@ -182,7 +184,7 @@ pub struct UsedToken {
     /// The hash of the token, as in `spec.join`.
     #[schemars(transform = schema::sha256("tokenHash"))]
     pub token_hash: String,
-    /// Until when it would be taken, as `spec.join` says; remembered for so long.
+    /// Until when it would be accepted, by `spec.join`; stored until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub expires_at: Option<Time>,
@@ -200,7 +202,7 @@ fn is_zero(count: &i32) -> bool {
     *count == 0
 }
 
-/// A deleted rule whose copies in this cluster have not been seen to.
+/// A deleted rule whose copies in this cluster are not removed or released yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingRemoval {

@@ -1,12 +1,13 @@
-//! How a change travels, and how far it has come.
+//! The rollout of a change, and its progress.
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{limits, schema};
 
-/// How a change travels: to one wave of clusters after the other, as long as they take it well. A change is an edit of a
-/// source, or of this rule's sources, namespaces, policies and of what makes copies other than their sources.
+/// How a change is rolled out: to one wave of clusters after the other, as long as few enough fail.
+/// A change is an edit of a source, or of this rule's sources, namespaces, policies and of what
+/// makes copies other than their sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Rollout {

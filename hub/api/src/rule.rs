@@ -42,7 +42,7 @@ pub struct DistributionRuleSpec {
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "ClusterDistributionRule",
-    doc = "Copies ConfigMaps and Secrets of chosen namespaces to member clusters, and keeps the copies right. For administrators: it reads any namespace of the hub, and precedes every DistributionRule that wants the same copy.",
+    doc = "Copies ConfigMaps and Secrets of chosen namespaces to member clusters, and keeps the copies right. For administrators: it reads any namespace of the hub, and precedes every DistributionRule with the same copy.",
     shortname = "cdrule",
     category = "runnel",
     status = "RuleStatus",
@@ -97,7 +97,7 @@ pub struct ClusterSource {
     pub source: Source,
 }
 
-/// What both kinds of rules say besides their sources.
+/// The fields of both kinds of rules besides their sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleTerms {
@@ -134,8 +134,9 @@ pub struct RuleTerms {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::field_pointers)]
     pub ignore_fields: Vec<String>,
-    /// What to do with a copy that is no longer wanted, whatever the cause: the rule, its source, a label, a namespace or
-    /// a cluster. Delete: delete it. Retain: leave it where it is, without Runnel's marks.
+    /// What to do with a copy that is no longer selected, for any cause: the rule, its source, a
+    /// label, a namespace or a cluster. Delete: delete it. Retain: leave it in place, without
+    /// Runnel's labels and annotations.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
     /// Makes copies other than their sources: their name, keys, labels, annotations and type.
@@ -151,11 +152,12 @@ pub struct RuleTerms {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::OVERRIDES))]
     pub overrides: Vec<Override>,
-    /// How many copies may go at a time because of an edit, a label or the like. A removal of more is blocked, in
-    /// every cluster, and the condition ApprovalRequired states how many, where, and how to approve it. A deliberate
-    /// act is not blocked: the delete of a source or of the rule, or of a literal name out of a list. Copies in
-    /// namespaces that are no longer targets count, whether the rule, a grant or a label in the member says so. The
-    /// Fleet limits all rules together.
+    /// How many copies may be removed at a time because of an edit, a label or the like. A removal
+    /// of more is blocked, in every cluster, and the condition ApprovalRequired states how many,
+    /// where, and how to approve it. A deliberate act is not blocked: the delete of a source or of
+    /// the rule, or of a literal name out of a list. Copies in namespaces that are no longer
+    /// targets count, whether by the rule, a grant or a label in the member. The Fleet limits all
+    /// rules together.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
     /// How a change is rolled out. Without it, all clusters get it at once.
@@ -299,7 +301,7 @@ pub enum OnRuleDelete {
     Hold,
 }
 
-/// What to do with a copy that is no longer wanted.
+/// What to do with a copy that is no longer selected.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]

@@ -9,11 +9,11 @@ use super::{RolloutStatus, limits, schema};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleStatus {
-    /// The generation of the spec that this status speaks of.
+    /// The generation of the spec that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Stands for the newest state of rule and sources that is applied in every chosen cluster; it tells that an edit has
-    /// arrived. Opaque: compare it, do not read it.
+    /// Identifies the newest state of rule and sources that is applied in every chosen cluster; it
+    /// changes when an edit has arrived. Opaque: compare it, do not read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(128))]
     pub revision: Option<String>,
@@ -65,7 +65,7 @@ pub struct Summary {
     pub copies_failed: i64,
     /// Copies for namespaces that do not exist yet.
     pub copies_waiting: i64,
-    /// Copies that somebody changed or deleted, and that are left so (`driftPolicy: Report`).
+    /// Copies that another client changed or deleted, and that are left so (`driftPolicy: Report`).
     pub copies_drifted: i64,
     /// Of a dry run: copies that would be created.
     pub copies_to_create: i64,
@@ -79,8 +79,8 @@ pub struct Summary {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingApproval {
-    /// Names exactly this set: the annotation runnel.dev/approve with this value approves it, and nothing else. Several
-    /// values have commas between them.
+    /// Identifies exactly this set: the annotation runnel.dev/approve with this value approves it,
+    /// and nothing else. Several values have commas between them.
     #[schemars(transform = schema::text(64))]
     pub digest: String,
     /// Why the copies would be removed.
@@ -145,7 +145,7 @@ pub struct ClusterStatus {
     /// Copies for namespaces that do not exist yet.
     #[serde(default)]
     pub waiting: i64,
-    /// Copies that somebody changed or deleted there, and that are left so.
+    /// Copies that another client changed or deleted there, and that are left so.
     #[serde(default)]
     pub drifted: i64,
     /// Of a dry run: copies that would be created.

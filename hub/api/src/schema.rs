@@ -48,7 +48,7 @@ pub(super) enum Item {
 }
 
 impl Item {
-    /// Regular expression, longest string, and the cure.
+    /// Regular expression, longest string, and the hint.
     fn pattern(self) -> Option<(&'static str, usize, &'static str)> {
         Some(match self {
             Item::ObjectPattern => (
@@ -177,7 +177,7 @@ pub(super) fn text_list(max: usize, longest: usize) -> impl FnMut(&mut Schema) {
     }
 }
 
-/// A list of objects that are told apart by `key`.
+/// A list of objects with the unique field `key`.
 pub(super) fn keyed_list(key: &'static str, max: usize) -> impl FnMut(&mut Schema) {
     move |schema| {
         schema.insert("x-kubernetes-list-type".into(), json!("map"));
@@ -419,7 +419,7 @@ pub(super) fn rule_spec(schema: &mut Schema) {
     )(schema);
 }
 
-/// A rule is for everybody to read who may read rules: it holds nothing that goes into a Secret.
+/// Every user who may read rules reads it: it holds nothing that goes into a Secret.
 fn no_literal_secrets(schema: &mut Schema) {
     rule(
         "!has(self.overrides) || !self.sources.exists(source, 'secrets' in source.resources) || \

@@ -17,7 +17,8 @@ pub struct Transform {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::name_template)]
     pub name: Option<String>,
-    /// Gives each content a name of its own, for immutable copies: an edit creates a new copy beside the old ones.
+    /// Gives each content its own copy name, for immutable copies: an edit creates a new copy
+    /// beside the old ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "VersionedName")]
     pub versioned_name: Option<VersionedName>,

@@ -12,7 +12,7 @@ const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wr
 
 The charts are installed by your own helm (3.14 or newer), found in PATH or named by RUNNEL_HELM.";
 
-/// Installs Runnel, lets clusters join and leave, and tells how its rules and members fare.
+/// Installs Runnel, joins and removes clusters, and shows the state of rules and members.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-runnel", bin_name = "kubectl runnel", version, about, after_help = CODES)]
 pub struct Cli {
@@ -43,7 +43,8 @@ pub enum Command {
     Members(Members),
     /// Approve removals above a limit, of one rule or of the fleet: shows them, asks, and approves exactly those.
     Approve(Approve),
-    /// Let a cluster leave in order: its copies go or stay as each rule's deletionPolicy says.
+    /// Removes a cluster in order: its copies are deleted or retained as each rule's deletionPolicy
+    /// says.
     Unjoin(Unjoin),
     /// Remove Runnel from the hub: rules, members, the hub itself, its definitions.
     Uninstall(Uninstall),
@@ -93,7 +94,8 @@ pub struct ChartValues {
     /// A Secret with registry credentials, in Runnel's namespace; may be given several times.
     #[arg(long = "image-pull-secret", value_name = "NAME")]
     pub image_pull_secrets: Vec<String>,
-    /// Forget values of an earlier installation; else they stay where they are not given anew.
+    /// Forget the values of an earlier installation; without it, values that are not given are
+    /// kept.
     #[arg(long)]
     pub reset_values: bool,
     /// Print all values of the chart with their defaults, and do nothing.
@@ -191,7 +193,8 @@ pub struct Status {
     /// How to print; for one rule, `wide` asks the hub itself for every cluster and its failures.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
-    /// With RULE: only the clusters that do not hold the newest revision of every source, as the hub itself knows it.
+    /// With RULE: only the clusters without the newest revision of every source, as reported by the
+    /// hub itself.
     #[arg(long, requires = "rule", conflicts_with = "output")]
     pub outdated: bool,
     /// With RULE and -o wide or --outdated: an address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
@@ -262,7 +265,8 @@ pub struct Uninstall {
     /// What becomes of the copies in the members.
     #[arg(long, value_enum)]
     pub copies: Copies,
-    /// Go on where a member is away or the hub does not answer; says what is left behind.
+    /// Continue while a member is disconnected or the hub does not answer; prints what is left
+    /// behind.
     #[arg(long)]
     pub force: bool,
     /// How long to wait for each step.
@@ -336,7 +340,8 @@ pub struct Plan {
 /// Read what other copiers do: kubernetes-replicator, kubernetes-reflector, config-syncer, or one that copies what has a label.
 #[derive(Debug, Args)]
 pub struct Import {
-    /// Which cluster: --context names the one that is read, in which the copies stand; without it the hub's own.
+    /// The cluster: --context names the one that is read, in which the copies exist; without it the
+    /// hub's own.
     #[command(flatten)]
     pub member: MemberAccess,
     /// Whose annotations are read; without it those of all three.
@@ -353,7 +358,8 @@ pub struct Import {
         requires = "label"
     )]
     pub to: Vec<String>,
-    /// With --label: the kinds that it copies; without it those of which equal copies stand where it copies to.
+    /// With --label: the kinds that it copies; without it those with equal copies in the target
+    /// namespaces.
     #[arg(long, value_parser = ["configmaps", "secrets"], value_delimiter = ',', value_name = "KINDS", requires = "label")]
     pub resources: Vec<String>,
     /// The members that the rules name; without it the one that is read.

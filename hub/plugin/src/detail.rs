@@ -41,8 +41,8 @@ impl ClusterRow {
     }
 }
 
-/// The clusters that do not hold the newest revision of every source, or have not proved that they do. The sentences below
-/// the table are as wide as said.
+/// Lists the clusters without the newest revision of every source, or without a proof of it. The
+/// sentences below the table have the given width.
 pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
     let old: Vec<_> = rows
         .iter()
@@ -145,7 +145,7 @@ pub fn tone(state: &str) -> Tone {
     }
 }
 
-/// The port that `kubectl port-forward` listens on, as it says it first.
+/// Returns the port that `kubectl port-forward` listens on, from its first line of output.
 pub fn forwarded_port(line: &str) -> Option<u16> {
     let rest = line.strip_prefix("Forwarding from 127.0.0.1:")?;
     rest.split_whitespace().next()?.parse().ok()

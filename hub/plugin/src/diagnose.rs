@@ -329,7 +329,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
     let all_wrong = wrong.len() == facts.addresses.len();
     found.extend(wrong);
     if all_wrong && !facts.addresses.is_empty() {
-        // Where the agent cannot even ask, what its pod says is an effect.
+        // If the agent cannot reach the hub, the log of its pod only shows the effect.
         found.rotate_right(facts.addresses.len());
     }
     if facts.redeemed && !member.condition(ConditionType::Connected).holds() {

@@ -1,7 +1,7 @@
 //! The parts of the hub's chart that the plugin needs, found by their labels: their names follow from that of the release.
 use runnel_proto::model::is_subdomain;
 
-/// What every part of the hub's chart carries, as it stands in a query.
+/// The labels of every part of the hub's chart, encoded for a query.
 const HUB: &str = "app.kubernetes.io%2Fpart-of%3Drunnel%2Capp.kubernetes.io%2Fcomponent%3Dhub";
 
 /// A part of the hub's chart.
@@ -33,7 +33,7 @@ impl Part {
         }
     }
 
-    /// Where it is looked for.
+    /// The path of the list that contains it.
     pub fn path(self, namespace: &str) -> String {
         let own = match self {
             // That of the metrics is another one.

@@ -16,7 +16,7 @@ use super::progress::colours;
 use super::{CommandContext, FAILED, ended, for_machines, hints, look, rights, say};
 use runnel_hub::ca::IDENTITY_SECRET;
 
-/// The oldest helm that knows `--reset-then-reuse-values`.
+/// The oldest helm with `--reset-then-reuse-values`.
 const HELM: (u32, u32) = (3, 14);
 
 /// Runs common health checks.
@@ -157,7 +157,7 @@ async fn definitions(hub: &Cluster) -> Vec<Check> {
     checks::definitions(&there, &own)
 }
 
-/// What the hub's identity tells: how long its authority lives, and where agents reach it.
+/// Checks the hub's identity: the validity of its CA, and its advertised addresses.
 async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Result<Vec<Check>> {
     let path = format!("/api/v1/namespaces/{namespace}/secrets/{IDENTITY_SECRET}");
     let Some(secret) = hub

@@ -81,7 +81,7 @@ impl Helm {
     /// Finds helm and unpacks the charts into a private folder.
     ///
     /// # Errors
-    /// A sentence with the cure.
+    /// A sentence with a hint.
     pub fn unpack(charts: &Dir<'_>) -> anyhow::Result<Self> {
         let binary = Self::binary()?;
         let folder = Private::new()?;
@@ -91,10 +91,10 @@ impl Helm {
         Ok(Self { binary, folder })
     }
 
-    /// `helm upgrade --install`; returns the notes.
+    /// Runs `helm upgrade --install`; returns the notes.
     ///
     /// # Errors
-    /// What helm said, with the cure.
+    /// The output of helm, with a hint.
     pub async fn install(&self, on: &Cluster, install: &Install<'_>) -> anyhow::Result<String> {
         let own = self.folder.path.join("values.json");
         std::fs::write(&own, install.values.to_string())
@@ -120,10 +120,10 @@ impl Helm {
             .to_owned())
     }
 
-    /// `helm uninstall`; whether there was something.
+    /// Runs `helm uninstall`; returns whether there was a release.
     ///
     /// # Errors
-    /// What helm said.
+    /// The output of helm.
     pub async fn uninstall(
         binary: &Path,
         on: &Cluster,

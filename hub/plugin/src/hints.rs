@@ -1,7 +1,7 @@
 //! Errors between this plugin and other programs, with hints.
 use std::error::Error;
 
-/// A cluster, as a person knows it.
+/// A cluster, described for a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// `the hub` or `the member`.
@@ -82,7 +82,7 @@ pub fn error_chain(error: &dyn Error) -> String {
     text
 }
 
-/// What helm said when it failed, and the cure.
+/// Returns the output of a failed helm, with a hint.
 pub fn helm(reason_text: &str, chart: &str, place: &Endpoint) -> String {
     let reason_text = reason_text.trim();
     let text = reason_text.strip_prefix("Error: ").unwrap_or(reason_text);
@@ -126,7 +126,7 @@ pub fn helm(reason_text: &str, chart: &str, place: &Endpoint) -> String {
     format!("helm could not install {chart} in {place}: {text}")
 }
 
-/// Whether helm waited in vain.
+/// Whether a wait of helm timed out.
 pub fn is_timeout(reason_text: &str) -> bool {
     reason_text.contains("timed out") || reason_text.contains("context deadline exceeded")
 }

@@ -221,7 +221,8 @@ async fn places(read: &Cluster) -> anyhow::Result<Places> {
     Ok(found.into_iter().map(named).collect())
 }
 
-/// Metadata of everything that may matter. What other copiers copy besides is looked for where it may be read.
+/// Reads the metadata of everything that may matter. Kinds that only other copiers copy are read if
+/// the user may.
 async fn objects(read: &Cluster) -> anyhow::Result<Objects> {
     let mut all = Objects::new();
     for (resource, api) in READ {
@@ -258,7 +259,7 @@ fn add(all: &mut Objects, resource: &str, found: Vec<ObjectMeta>) {
     }
 }
 
-/// The content of sources, and of what stands where copies will be.
+/// Reads the content of sources, and of the objects under the names of copies.
 async fn bodies(
     read: &Cluster,
     objects: &Objects,

@@ -24,10 +24,10 @@ use runnel_hub::token::{self, TokenRequest};
 
 /// The Secret through which the agent gets its join string.
 pub(super) const JOIN_SECRET: &str = "runnel-agent-join";
-/// Where the agent keeps who it is.
+/// The Secret with the identity of the agent.
 const IDENTITY_SECRET: &str = "runnel-agent-identity";
 const BETWEEN: Duration = Duration::from_millis(200);
-/// How often it is looked for what may be wrong.
+/// The interval of the diagnosis during a wait.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 
 /// Lets a cluster join.
@@ -70,7 +70,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> a
     say(&ended?)
 }
 
-/// The hub of a command whose `--context` names the member.
+/// Returns the hub of a command whose `--context` names the member.
 pub(super) async fn hub(
     session: &CommandContext<'_>,
     access: &args::MemberAccess,
@@ -153,7 +153,7 @@ impl Joining<'_> {
         }
         self.wait(join.as_ref(), &uid, progress).await?;
         if join.is_some() {
-            // It is used, and nobody else needs to read it.
+            // It is used, and must not stay readable.
             let _ = self
                 .member
                 .delete("delete the used join string", &self.secret_path())
@@ -172,7 +172,7 @@ impl Joining<'_> {
         format!("{name} {verb} ({}).\n", limit::words(took))
     }
 
-    /// What tells the member's cluster apart.
+    /// Returns the uid that identifies the member's cluster.
     async fn uid(&self) -> anyhow::Result<String> {
         let system: Option<Namespace> = self
             .member
@@ -205,7 +205,7 @@ impl Joining<'_> {
         )
     }
 
-    /// Puts the join string where the agent finds it; it travels in the body of a request only.
+    /// Writes the join string to the agent's Secret. It is sent only in the body of a request.
     async fn hand_over(&self, join_string: &str) -> anyhow::Result<()> {
         let namespace = self.namespace;
         let path = format!("/api/v1/namespaces/{namespace}");
@@ -236,8 +236,9 @@ impl Joining<'_> {
         Ok(())
     }
 
-    /// An agent that is not connected may hold a certificate that its hub takes no more, or that of another hub. Without
-    /// one it joins anew, and still knows its copies by the keys that stay.
+    /// A disconnected agent may have a certificate that its hub no longer accepts, or one of
+    /// another hub. Without a certificate it joins again, and still identifies its copies by the
+    /// keys that stay.
     async fn forget_certificate(&self) -> anyhow::Result<()> {
         let path = format!(
             "/api/v1/namespaces/{}/secrets/{IDENTITY_SECRET}",

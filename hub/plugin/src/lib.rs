@@ -51,13 +51,13 @@ use access::Cluster;
 use args::{Cli, Command, Output, Shell};
 use wrap::printable;
 
-/// Something failed in a way that has an exit code of its own.
+/// A failure with its own exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Ended {
     /// The exit code.
     pub code: u8,
-    /// What to say; may be empty when all is said.
+    /// The message; empty if everything is printed already.
     pub text: String,
 }
 
@@ -82,7 +82,7 @@ fn usage(text: impl std::fmt::Display) -> anyhow::Error {
     ended(USAGE, text.to_string())
 }
 
-/// What every command needs to know.
+/// The context of every command.
 struct CommandContext<'a> {
     kubeconfig: Option<&'a Path>,
     context: Option<&'a str>,
@@ -107,10 +107,10 @@ impl CommandContext<'_> {
     }
 }
 
-/// Does what the command line says. `charts` holds `runnel-hub` and `runnel-agent`.
+/// Runs a command line. `charts` holds `runnel-hub` and `runnel-agent`.
 ///
 /// # Errors
-/// A text for a person; [`Ended`] where the exit code is not [`FAILED`].
+/// A text for the user; [`Ended`] if the exit code is not [`FAILED`].
 pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
     let session = CommandContext {
         kubeconfig: cli.kubeconfig.as_deref(),
@@ -134,7 +134,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Completion(options) => say(&script(options.shell)),
         Command::Complete(options) => {
             let found = complete::candidates(&Cli::command(), &options.words);
-            // The last line tells kubectl not to offer files.
+            // The last line makes kubectl offer no files.
             say(&(found
                 .iter()
                 .map(|one| format!("{one}\n"))

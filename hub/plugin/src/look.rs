@@ -66,7 +66,7 @@ pub async fn rules<T: DeserializeOwned>(
         .await
 }
 
-/// A Deployment of ours with pods, events and log; what may not be read is left out.
+/// Reads a Deployment of Runnel with pods, events and log. What the user may not read is left out.
 ///
 /// # Errors
 /// When the Deployment itself may not be read.

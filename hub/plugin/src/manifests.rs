@@ -44,7 +44,7 @@ pub fn read_all(paths: &[String], recursive: bool) -> anyhow::Result<Vec<Manifes
     Ok(files)
 }
 
-/// The files that a path stands for.
+/// Returns the files of a path.
 fn expand(path: &str, recursive: bool) -> anyhow::Result<Vec<String>> {
     if path == "-" || !Path::new(path).is_dir() {
         return Ok(vec![path.to_owned()]);

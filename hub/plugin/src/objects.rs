@@ -25,7 +25,7 @@ impl Rule {
     /// Reads a rule as the API server returned it.
     ///
     /// # Errors
-    /// A sentence that names the rule, when this program does not know a value in it.
+    /// A sentence with the name of the rule, if it has a value that this program does not support.
     pub fn read(object: &Value) -> anyhow::Result<Self> {
         Self::deserialize(object).map_err(|error| {
             anyhow::anyhow!(

@@ -48,7 +48,7 @@ pub struct Planned {
     pub rule: String,
     /// Which state of the rule.
     pub state: State,
-    /// What the hub said, in one.
+    /// The pages of the hub's answer, joined.
     pub answer: PlanPage,
     /// The rules that change, where it is about a grant or a member cluster.
     pub rules: Vec<Planned>,
@@ -90,7 +90,7 @@ impl Planned {
             .any(|kind| self.rule.starts_with(kind))
     }
 
-    /// Whether something would fail, or be held until somebody releases it; also where it may, as nobody is told.
+    /// Whether something would fail or be blocked, or may fail or be blocked.
     pub fn would_fail(&self) -> bool {
         let fails = |copy: &PlanCopy| {
             let verdict = copy.verdict.as_str();

@@ -42,7 +42,7 @@ impl Progress {
         progress
     }
 
-    /// Says how it stands.
+    /// Shows the current state.
     pub fn show(&mut self, text: &str) {
         if self.last == text {
             return;

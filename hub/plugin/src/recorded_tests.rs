@@ -28,7 +28,7 @@ fn recorded() -> Vec<(String, Value)> {
     found
 }
 
-/// As a terminal shows it: a line that is too long goes on in the next one.
+/// As in a terminal: a line that is too long continues in the next one.
 fn folded(page: &str, columns: usize) -> String {
     let mut text = format!("{columns:-<columns$}\n");
     for line in page.lines() {

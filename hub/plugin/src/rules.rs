@@ -68,7 +68,7 @@ pub fn rule(object: &Rule, now: Timestamp, colours: bool) -> String {
     page
 }
 
-/// What a rule's status says of all its clusters together.
+/// Returns the part of a rule's status for all its clusters together.
 pub fn heading(object: &Rule, now: Timestamp, colours: bool) -> String {
     let mut page = String::new();
     let mut line = |title: &str, content: &str| _ = writeln!(page, "{title:<9} {content}");
@@ -85,7 +85,7 @@ pub fn heading(object: &Rule, now: Timestamp, colours: bool) -> String {
             _ => Tone::Odd,
         };
         let since = age(seen.since, now);
-        // What Ready said already is not said again.
+        // The message of Ready is not repeated.
         let again = kind != ConditionType::Ready
             && seen.message == object.condition(ConditionType::Ready).message;
         let message = if again { "as above" } else { seen.message };

@@ -78,7 +78,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
     Ok(())
 }
 
-/// The columns of the terminal, where the shell says so.
+/// Returns the columns of the terminal, if the shell exports them.
 fn width() -> usize {
     std::env::var("COLUMNS")
         .ok()
@@ -94,7 +94,7 @@ fn hub_namespace(options: &Status) -> anyhow::Result<&str> {
     Ok(namespace)
 }
 
-/// One rule with all its clusters. Where the hub cannot be asked, what the status says is shown all the same.
+/// Shows one rule with all its clusters. Without an answer of the hub it shows the status.
 async fn whole(hub: &Cluster, options: &Status, rule: &Rule, now: Timestamp) -> anyhow::Result<()> {
     let question = RuleQuery {
         namespace: hub_namespace(options)?,

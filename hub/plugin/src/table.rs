@@ -10,12 +10,12 @@ const GAP: u16 = 3;
 /// How a cell is meant; shown as a colour where the output is a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
-    /// Nothing to say.
+    /// Neutral.
     #[default]
     Plain,
     /// As it should be.
     Good,
-    /// Worth a look.
+    /// A warning.
     Odd,
     /// Wrong.
     Bad,

@@ -60,7 +60,7 @@ pub(super) async fn run(
     say(&format!(
         "{count} rules are deleted; their copies in connected clusters are {what}.\n"
     ))?;
-    // Only now they say which orders nobody has carried out.
+    // Only now their statuses list the removals that were not carried out.
     let members = if members.is_empty() {
         members
     } else {
@@ -126,7 +126,7 @@ struct Removing<'a> {
 }
 
 impl Removing<'_> {
-    /// Deletes the rules and waits until the hub has let go of each.
+    /// Deletes the rules and waits until the hub has removed its finalizer from each.
     async fn rules(&self, rules: Vec<Rule>) -> anyhow::Result<()> {
         let policy = if self.options.copies == Copies::Keep {
             DeletionPolicy::Retain
@@ -211,7 +211,7 @@ impl Removing<'_> {
         Ok(())
     }
 
-    /// Takes our finalizer, and no other, from a rule that nobody sees to.
+    /// Removes our finalizer, and no other, from a rule that no hub handles.
     async fn release(&self, rule: &Rule) -> anyhow::Result<()> {
         let (path, name) = (look::rule_path(rule), rule.full_name());
         let Some(now) = self.hub.get::<Rule>("read the rule", &path).await? else {
@@ -267,7 +267,7 @@ impl Removing<'_> {
         Ok(())
     }
 
-    /// What the hub made by itself, which helm does not know.
+    /// Deletes what the hub created itself, which helm does not know.
     async fn remains(&self, namespace: &str) -> anyhow::Result<()> {
         for secret in ["runnel-hub-identity", "runnel-hub-authorities"] {
             self.delete_secret(namespace, secret).await?;

@@ -94,7 +94,7 @@ pub(super) async fn run(
     }
 }
 
-/// Waits until the hub says that nothing is left to see to there, and returns its words; `None`: by force, too early.
+/// Waits until the cluster is drained, and returns the hub's message; `None`: ended early by force.
 async fn leave(
     hub: &Cluster,
     name: &str,

@@ -10,7 +10,7 @@ pub struct Install<'a> {
     pub chart: &'static str,
     /// The namespace.
     pub namespace: &'a str,
-    /// What flags of this plugin say.
+    /// The values from flags of this plugin.
     pub values: Value,
     /// What the user passes on.
     pub given: &'a ChartValues,
@@ -55,7 +55,7 @@ impl Install<'_> {
     }
 }
 
-/// The values that the flags of `install` say.
+/// Returns the values of the flags of `install`.
 pub fn of_hub(install: &args::Install) -> Value {
     let mut values = common(&install.values);
     put_list(&mut values, "advertise", &install.advertise);
@@ -69,7 +69,7 @@ pub fn of_hub(install: &args::Install) -> Value {
     Value::Object(values)
 }
 
-/// The values that the flags of `join` say; the join string is in the Secret of that name.
+/// Returns the values of the flags of `join`; the join string is in the Secret of that name.
 pub fn of_agent(join: &args::Join, secret: &str) -> Value {
     let mut values = common(&join.values);
     values.insert("join".to_owned(), json!({"existingSecret": secret}));

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use runnel_proto::model::{plain_lines, plain_text};
 use textwrap::{Options, WordSplitter};
 
-/// Writes `text` with `first` before its first line and `rest` before the others, no line wider than `width` columns but
-/// for a word that is. What would end a line or speaks to a terminal becomes a blank.
+/// Writes `text` with `first` before its first line and `rest` before the others. Lines are at most
+/// `width` columns wide, except for longer words. Line ends and control characters become blanks.
 pub fn wrapped(out: &mut String, (first, rest): (&str, &str), text: &str, width: usize) {
     let words = on_one_line(text)
         .split_whitespace()
@@ -31,8 +31,8 @@ pub fn on_one_line(text: &str) -> String {
     plain_text(text, usize::MAX)
 }
 
-/// Everything that is printed passes here: it keeps lines, tabs and the colours of tables, and nothing else that steers a
-/// terminal or hides from the reader.
+/// Filters everything that is printed: it keeps lines, tabs and the colors of tables, and removes
+/// all other control characters and invisible text.
 pub fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     let mut parts = text.split(ESCAPE);

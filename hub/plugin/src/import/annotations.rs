@@ -55,7 +55,7 @@ impl Copier {
         }
     }
 
-    /// Whether an image is called as its own is, wherever it comes from.
+    /// Whether an image has the copier's name, in any registry.
     pub fn runs(self, image: &str) -> bool {
         let image = image.split('@').next().unwrap_or_default();
         let image = image.rsplit('/').next().unwrap_or_default();
@@ -108,7 +108,7 @@ impl Marked {
             .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "t"))
     }
 
-    /// The annotations by which copiers are told, or tell, something.
+    /// The annotations that configure copiers, or that copiers write.
     pub fn marks(&self) -> impl Iterator<Item = &str> {
         self.annotations
             .keys()
@@ -191,7 +191,7 @@ impl Read {
     }
 }
 
-/// Reads what the copiers were told by annotations.
+/// Reads the configuration of the copiers from annotations.
 pub fn read(objects: &Objects, places: &Places, of: &[Copier]) -> Read {
     let mut read = Read::default();
     for (id, marked) in objects {
@@ -385,8 +385,8 @@ fn syncer(id: &Id, marked: &Marked, places: &Places, read: &mut Read) {
     .annotations = true;
 }
 
-/// What is filled in a namespace that its source is pushed to anyway is wanted once; copies of one name and source that
-/// are filled in several namespaces are one wish.
+/// A copy that is both pulled into a namespace and pushed there counts once. Copies of one name and
+/// source that are pulled into several namespaces are one request.
 fn once_each(read: &mut Read, places: &Places) {
     let pushed: BTreeSet<(Id, String)> = (read.wishes.iter().filter(|wish| !wish.filled))
         .flat_map(|wish| {

@@ -19,7 +19,7 @@ pub struct Choice {
     pub names: BTreeSet<String>,
     /// By labels.
     pub selector: Option<LabelSelector>,
-    /// What could not be said, as sentences.
+    /// Notes about what a rule cannot express, as sentences.
     pub notes: BTreeSet<String>,
 }
 
