@@ -76,7 +76,8 @@ fn edit_beside_rules(bencher: Bencher<'_, '_>, rules: usize) {
     edited(bencher, index(rules, 1, rules), rules);
 }
 
-/// One edit for so many clusters: the index says which ones, so it grows with them and no faster.
+/// One edit for this many clusters: the index returns which ones, so the cost grows with them and
+/// no faster.
 #[divan::bench(args = SIZES, sample_count = 50)]
 fn edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     edited(bencher, index(10, clusters, 1), 1);
@@ -94,7 +95,8 @@ fn shaped_edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     edit.bench_local_values(|(source, labels, body)| index.set_source(source, labels, Some(body)));
 }
 
-/// An edit of a rule whose copies are rendered for each of so many clusters: what was rendered before is not again.
+/// An edit of a rule whose copies are rendered for each of this many clusters. Former results are
+/// not rendered again.
 #[divan::bench(args = SHAPED_SIZES, sample_count = 5, sample_size = 1)]
 fn shaped_rule_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     let mut index = shaped_index(clusters);
@@ -231,7 +233,8 @@ fn status_fold(bencher: Bencher<'_, '_>, clusters: usize) {
     folded(bencher, clusters, &[]);
 }
 
-/// The status of a rule that fails in so many clusters, in each in as many ways as an agent tells of.
+/// The status of a rule that fails in this many clusters, in each with as many failures as an agent
+/// reports.
 #[divan::bench(args = SIZES, sample_count = 10)]
 fn status_fold_failing(bencher: Bencher<'_, '_>, clusters: usize) {
     let failure = |number: usize| Failure {

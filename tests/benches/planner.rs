@@ -66,7 +66,7 @@ fn after_an_edit_of_a_rule(bencher: Bencher<'_, '_>) {
         .bench_local_values(|rule| index.set_rule(rule));
 }
 
-/// One cluster is labelled anew.
+/// The labels of one cluster change.
 #[divan::bench]
 fn after_a_label_of_a_cluster(bencher: Bencher<'_, '_>) {
     let mut index = planned();

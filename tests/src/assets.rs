@@ -47,11 +47,11 @@ pub struct Places {
 }
 
 impl Places {
-    /// What the environment says: `KUBEBUILDER_ASSETS`, `XDG_CACHE_HOME` or `HOME`, and the `go`
-    /// of the search path.
+    /// The places of the environment: `KUBEBUILDER_ASSETS`, `XDG_CACHE_HOME` or `HOME`, and the
+    /// `go` of the search path.
     ///
     /// # Errors
-    /// When no cache folder can be told.
+    /// When there is no cache folder.
     pub fn from_environment() -> Result<Self> {
         Ok(Self {
             given: variable("KUBEBUILDER_ASSETS"),
@@ -62,18 +62,19 @@ impl Places {
 }
 
 impl Assets {
-    /// The binaries for this machine; builds them once, which takes minutes, and says so.
+    /// Returns the binaries for this machine. Builds them once, which takes minutes, with a
+    /// progress line.
     ///
     /// # Errors
-    /// A sentence that says what is missing and what to do about it.
+    /// A sentence with what is missing and a hint.
     pub fn find() -> Result<Self> {
         Self::find_in(&Places::from_environment()?)
     }
 
-    /// The same for places of the caller's choice.
+    /// As above, for the caller's places.
     ///
     /// # Errors
-    /// A sentence that says what is missing and what to do about it.
+    /// A sentence with what is missing and a hint.
     pub fn find_in(places: &Places) -> Result<Self> {
         match &places.given {
             Some(folder) => given(folder),
@@ -155,7 +156,7 @@ fn built(places: &Places) -> Result<Assets> {
     Ok(assets)
 }
 
-/// What tells one build of files in `tests/controlplane` from another.
+/// The digest that identifies a build of the files in `tests/controlplane`.
 pub(crate) fn fingerprint(files: &[&str]) -> Result<String> {
     let mut content = ring::digest::Context::new(&ring::digest::SHA256);
     content.update(LINKER_FLAGS.as_bytes());
@@ -196,7 +197,7 @@ fn build(go: &Path, folder: &Path) -> Result<()> {
     fs::rename(&unfinished, folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// `go build` of a package of `tests/controlplane`, with a line that says `what` is done.
+/// Runs `go build` for a package of `tests/controlplane`, with `what` as the progress line.
 pub(crate) fn run_go(go: &Path, package: &[&str], binary: &Path, what: &str) -> Result<()> {
     let mut command = Command::new(go);
     command

@@ -52,7 +52,7 @@ fn run_cargo() -> Result<Binaries> {
     Ok(Binaries { hub, agent, folder })
 }
 
-// Cargo itself says where the binaries are: this holds for every target folder and profile.
+// Cargo reports the paths of the binaries, for every target folder and profile.
 fn build_both() -> Command {
     let mut command = cargo::command();
     command

@@ -11,7 +11,7 @@ pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// How cargo is asked to name what it builds, so that a person still reads the compiler's own words.
 pub const NAMES: [&str; 2] = ["--message-format", "json-render-diagnostics"];
 
-/// What cargo says that it built.
+/// An artifact that cargo reports.
 #[derive(Debug, Deserialize)]
 pub struct Artifact {
     /// The manifest of its package.
@@ -60,7 +60,7 @@ pub fn without_own_package(command: &mut Command) {
     }
 }
 
-/// What cargo built, as it says with [`NAMES`].
+/// Returns what cargo built, as reported with [`NAMES`].
 pub fn artifacts(messages: &str) -> impl Iterator<Item = Artifact> {
     messages
         .lines()

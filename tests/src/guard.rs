@@ -143,7 +143,7 @@ impl Program {
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log);
-        // In a group of its own: Ctrl-C ends the test run, and that ends this.
+        // In its own process group: Ctrl-C ends the test run, and that ends this process.
         command.process_group(0);
         Ok(command)
     }
@@ -184,7 +184,7 @@ impl Guarded {
     pub fn kill9(&self) -> Result<()> {
         let mut inner = self.inner.lock();
         if inner.ended()?.is_none() {
-            // With whatever it started, which is in its group.
+            // With its children, which are in its group.
             let _ = kill_process_group(self.pid, Signal::KILL);
             inner.child.wait()?;
             inner.disarm();
@@ -213,7 +213,7 @@ impl Guarded {
         )
     }
 
-    /// Freezes the process (`SIGSTOP`): its connections stay open and nobody answers.
+    /// Freezes the process (`SIGSTOP`): its connections stay open without answers.
     ///
     /// # Errors
     /// When the operating system refuses.
@@ -232,21 +232,21 @@ impl Guarded {
     /// Whether the process has not ended; a frozen one has not.
     ///
     /// # Errors
-    /// When the operating system does not say.
+    /// When the operating system returns an error.
     pub fn is_running(&self) -> Result<bool> {
         Ok(self.exit_code()?.is_none())
     }
 
-    /// The exit code, once the process has ended: 128 and the signal's number after a signal.
+    /// The exit code of an ended process: 128 and the signal's number after a signal.
     ///
     /// # Errors
-    /// When the operating system does not say.
+    /// When the operating system returns an error.
     pub fn exit_code(&self) -> Result<Option<i32>> {
         Ok(self.inner.lock().ended()?.map(code))
     }
 
-    /// How the memory limit ended the process, if it did; says nothing of one that was killed from here. It is recorded
-    /// too, so that every wait that fails reports it.
+    /// How the memory limit ended the process, if it did; `None` for one that was killed from here.
+    /// Also recorded, so that every failed wait reports it.
     #[must_use]
     pub fn memory_kill(&self) -> Option<String> {
         let code = self.exit_code().unwrap_or_default()?;
@@ -255,7 +255,7 @@ impl Guarded {
 
     fn signal(&self, signal: Signal) -> Result<()> {
         let mut inner = self.inner.lock();
-        // Under the lock nobody waits for the process, so its id cannot be another's by now.
+        // The lock prevents a concurrent wait, so the process id is still that of the process.
         if inner.ended()?.is_none() {
             kill_process(self.pid, signal)
                 .with_context(|| format!("cannot signal {}", self.path.display()))?;
@@ -297,7 +297,7 @@ pub fn last_lines(log: &Path, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-// In a group of its own too, or Ctrl-C would end the watchdog before what it watches.
+// Also in its own group, or Ctrl-C would end the watchdog before the watched process.
 fn watchdog() -> Result<Watchdog> {
     let mut shell = Command::new("sh")
         .args(["-c", WATCHES])

@@ -48,10 +48,11 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// The `helm` of `RUNNEL_HELM`, or our own build; that is made once, which takes a minute or two, and says so.
+    /// Returns the `helm` of `RUNNEL_HELM`, or our own build, which is made once and takes a minute
+    /// or two.
     ///
     /// # Errors
-    /// A sentence that says what is missing and what to do about it.
+    /// A sentence with what is missing and a hint.
     pub async fn find() -> Result<Self> {
         tokio::task::spawn_blocking(find).await?
     }
@@ -62,10 +63,10 @@ impl Helm {
         &self.binary
     }
 
-    /// Runs helm without a cluster, as for `template` and `lint`; returns what it prints.
+    /// Runs helm without a cluster, as for `template` and `lint`; returns its output.
     ///
     /// # Errors
-    /// When it fails (with what it said on standard error) or takes longer than five minutes.
+    /// When it fails (with its standard error) or takes longer than five minutes.
     pub async fn run(&self, arguments: &[&str]) -> Result<String> {
         self.call(None, arguments, "").await
     }
@@ -162,7 +163,7 @@ impl Helm {
             .with_context(|| format!("cannot run {}", self.binary.display()))?;
         let mut stdin = child.stdin.take().context("helm has no standard input")?;
         let talk = async {
-            // A helm that fails early does not read to the end; its own words tell why.
+            // A helm that fails early does not read to the end. Its own output has the cause.
             let _ = tokio::io::AsyncWriteExt::write_all(&mut stdin, input.as_bytes()).await;
             drop(stdin);
             child.wait_with_output().await

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 /// What was answered.
 #[derive(Debug)]
 pub struct Answer {
-    /// The number that says how it went, as 200.
+    /// The status code, as 200.
     pub status: u16,
     /// What came after the headers.
     pub body: String,

@@ -89,7 +89,7 @@ impl MemoryLimit {
 }
 
 impl Enforced {
-    /// What stands before the program in its command line.
+    /// The arguments before the program in its command line.
     pub fn prefix(&self) -> Vec<String> {
         match self {
             Self::Group(_) => Vec::new(),
@@ -143,7 +143,7 @@ fn record_kill(name: &str, how: &str) {
 pub fn kills() -> Vec<String> {
     let living: Vec<Arc<Group>> = GROUPS.lock().iter().filter_map(Weak::upgrade).collect();
     for group in living {
-        // Recorded as it is looked at.
+        // Recorded when it is read.
         let _ = group.kill();
     }
     KILLS.lock().clone()

@@ -1,4 +1,4 @@
-//! One line on standard error that says what is being done and for how long.
+//! One line on standard error with the current step and its duration.
 
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};

@@ -31,10 +31,10 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The programs of this machine; Debian's package is fetched once where there are none.
+    /// Returns the programs of this machine. Debian's package is downloaded once if there are none.
     ///
     /// # Errors
-    /// A sentence that says what to install.
+    /// A sentence with what to install.
     pub fn find() -> Result<Self> {
         if let Some(folder) = variable("RUNNEL_PROMETHEUS") {
             return Self::within(&folder).with_context(|| {
@@ -78,7 +78,7 @@ impl Programs {
     /// Checks a file of rules as `promtool check rules` does.
     ///
     /// # Errors
-    /// What it has to say.
+    /// The output of promtool.
     pub fn check_rules(&self, rules: &Path) -> Result<()> {
         run(Command::new(&self.promtool)
             .args(["check", "rules"])
@@ -207,7 +207,7 @@ impl Prometheus {
             .collect())
     }
 
-    /// What Prometheus says about its rules.
+    /// Returns the state of the rules in Prometheus.
     ///
     /// # Errors
     /// When Prometheus does not answer.

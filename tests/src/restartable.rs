@@ -75,7 +75,7 @@ impl Restartable {
         process.terminate(deadline).await
     }
 
-    /// Freezes the program: its connections stay open and nobody answers.
+    /// Freezes the program: its connections stay open without answers.
     ///
     /// # Errors
     /// When it does not run.

@@ -17,8 +17,8 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 static LIVING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Keeps every folder that this test run has at the moment, and prints where they are, for a look
-/// at the logs after a failure.
+/// Keeps the folders of the failed test, and prints their paths, so that a person can read the
+/// logs.
 pub fn keep_everything() {
     LIVING.lock().iter().for_each(|path| keep(path));
 }
@@ -31,15 +31,15 @@ pub fn keep_everything() {
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
-    // Locked as long as this test run lives: the kernel lets go of it even after a kill -9.
+    // Locked as long as this test run lives: the kernel releases it even after a kill -9.
     owner: Option<File>,
 }
 
 impl Scratch {
-    /// A new, empty folder whose name contains `name`.
+    /// Creates a new, empty folder whose name contains `name`.
     ///
     /// # Errors
-    /// When the temporary folder cannot be written, or belongs to someone else.
+    /// When the temporary folder cannot be written, or belongs to another user.
     pub fn new(name: &str) -> Result<Self> {
         let root = root()?;
         let turn = locked(&root.join("turn.lock"))?;
@@ -138,8 +138,8 @@ fn locked(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-// Whoever sweeps holds the turn lock, and so does whoever creates: a new folder is never seen
-// before its owner has locked it.
+// Both sweeping and creating hold the turn lock, so a new folder is never swept before its owner
+// has locked it.
 fn sweep(root: &Path) {
     let Ok(entries) = fs::read_dir(root) else {
         return;

@@ -1,5 +1,5 @@
-//! A CONNECT proxy with a password, as a company may have it between its members and the hub. It has threads of its own, so
-//! tests with different runtimes can share it.
+//! A CONNECT proxy with a password, as a company may have it between its members and the hub. It
+//! has its own threads, so that tests with different runtimes can share it.
 
 use std::io::{Read, Write, copy};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -7,8 +7,8 @@ use anyhow::Result;
 
 use crate::fleet::{Fleet, FleetOptions};
 
-/// So many fleets, each started when a test first finds the ones before it taken. Most of these tests wait for leases and
-/// silences, so two at a time take half as long.
+/// The number of fleets, each started when a test first finds the others in use. Most of these
+/// tests wait for leases and timeouts, so two at a time take half as long.
 #[derive(Debug)]
 pub struct Turns<const FLEETS: usize>([Place; FLEETS]);
 

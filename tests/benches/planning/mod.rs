@@ -54,7 +54,7 @@ pub fn payload(number: usize) -> Payload {
     Payload::encode(content.to_bytes())
 }
 
-/// A source's content, as the hub has read it. What is planned does not look into it: it is one for all.
+/// A source's content, as the hub has read it. Planning does not read it, so all sources share one.
 pub fn body(number: usize) -> SourceState {
     static CONTENT: LazyLock<Payload> = LazyLock::new(|| payload(0));
     SourceState::Read(Arc::new(SourceContent::new(

@@ -149,7 +149,8 @@ impl Run {
     }
 }
 
-/// Runs one program as cargo does. Both of its outputs go into a file: nobody waits for a pipe that it may have given away.
+/// Runs one program as cargo does. Both of its outputs are written to a file: a pipe might stay
+/// open in a child process.
 fn execute(program: &Program, log: &Path) -> Result<bool> {
     let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     let mut command = Command::new(&program.executable);
@@ -199,7 +200,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Memory that is free now, in bytes, where the system says so.
+/// The free memory in bytes, if the system reports it.
 fn free_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let fields: BTreeMap<_, _> = text

@@ -19,7 +19,7 @@ pub fn at_once(cores: usize, free_memory: Option<u64>) -> usize {
 pub struct Durations(BTreeMap<String, u64>);
 
 impl Durations {
-    /// Reads what [`Durations::to_string`] wrote; what is not readable says nothing.
+    /// Reads the output of [`Durations::to_string`]. Unreadable lines are ignored.
     pub fn read(text: &str) -> Self {
         Self(serde_json::from_str(text).unwrap_or_default())
     }

@@ -59,7 +59,7 @@ pub fn build() -> Result<Vec<Program>> {
     Ok(read(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Runs the doc tests, and says whether they passed.
+/// Runs the doc tests. Returns whether they passed.
 pub fn doc_tests() -> Result<bool> {
     let status = cargo::command()
         .args(["test", "--workspace", "--doc", "--quiet"])
@@ -68,7 +68,7 @@ pub fn doc_tests() -> Result<bool> {
     Ok(status.success())
 }
 
-/// The test programs among what cargo says that it built.
+/// The test programs among the artifacts that cargo reports.
 fn read(messages: &str) -> Vec<Program> {
     let tests = cargo::artifacts(messages).filter(|artifact| artifact.profile.test);
     tests

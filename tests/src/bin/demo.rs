@@ -1,4 +1,4 @@
-//! `cargo demo`: Runnel on real control planes, told line by line.
+//! `cargo demo`: Runnel on real control planes, explained line by line.
 
 use std::process::ExitCode;
 

@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 
 use super::{ControlPlane, GRACE};
 
-/// What a cluster knew once.
+/// The former state of a cluster.
 #[derive(Clone, Debug)]
 pub struct Backup(PathBuf);
 
 impl ControlPlane {
-    /// Takes a backup, for which everything rests a few seconds.
+    /// Takes a backup, for which everything stops for a few seconds.
     ///
     /// # Errors
     /// When a part cannot be ended or started, or a file not be copied.

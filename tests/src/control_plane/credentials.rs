@@ -38,7 +38,7 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// Makes all of them anew and writes them into `folder`.
+    /// Creates all of them and writes them into `folder`.
     pub fn write(folder: &Path, cluster: &str, port: u16) -> Result<Self> {
         let (authority_text, certificate, key) = certificates(cluster)?;
         let made = Self {
@@ -70,7 +70,7 @@ impl Credentials {
         Ok(made)
     }
 
-    /// A kubeconfig file for whoever has `token`. JSON is YAML.
+    /// Returns a kubeconfig file for the holder of `token`. JSON is YAML.
     pub fn write_kubeconfig(&self, path: &Path, token: &str) -> Result<()> {
         let authority = BASE64.encode(self.authority_text.as_bytes());
         let content = json!({

@@ -37,7 +37,7 @@ const ATTEMPTS: usize = 3;
 /// How a control plane differs from the usual one.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where it keeps everything; that folder is never removed. A folder of its own otherwise.
+    /// The folder of its state, which is never removed; a temporary one otherwise.
     pub folder: Option<PathBuf>,
     /// Whether etcd waits for the disk; only a test that crashes the machine needs it.
     pub durable: bool,
@@ -50,7 +50,7 @@ pub struct Options {
 /// A running control plane; dropping it ends it.
 ///
 /// It holds no task and no connection, so tests with different runtimes can share one. Its folder
-/// goes with it, as [`Scratch`] says.
+/// is removed with it, see [`Scratch`].
 #[derive(Debug)]
 pub struct ControlPlane {
     name: String,
@@ -180,18 +180,18 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// Runs the `kubectl` of the same version as an administrator; returns what it prints.
+    /// Runs the `kubectl` of the same version as an administrator; returns its output.
     ///
     /// # Errors
-    /// When it fails (with what it said on standard error) or takes longer than two minutes.
+    /// When it fails (with its standard error) or takes longer than two minutes.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.kubectl_stdin(arguments, "").await
     }
 
-    /// The same, with `input` on standard input, as for `apply -f -`.
+    /// As above, with `input` on standard input, as for `apply -f -`.
     ///
     /// # Errors
-    /// When it fails (with what it said on standard error) or takes longer than two minutes.
+    /// When it fails (with its standard error) or takes longer than two minutes.
     pub async fn kubectl_stdin(&self, arguments: &[&str], input: &str) -> Result<String> {
         let printed = arguments.join(" ");
         let mut child = self
@@ -203,7 +203,7 @@ impl ControlPlane {
             .take()
             .context("kubectl has no standard input")?;
         let talk = async {
-            // A kubectl that fails early does not read to the end; its own words tell why.
+            // A kubectl that fails early does not read to the end. Its own output has the cause.
             let _ = stdin.write_all(input.as_bytes()).await;
             drop(stdin);
             child.wait_with_output().await
@@ -221,8 +221,7 @@ impl ControlPlane {
         String::from_utf8(output.stdout).context("kubectl printed something that is not text")
     }
 
-    // With a home of its own: kubectl keeps what it learned about a server by address and port,
-    // and ports are used again.
+    // With a separate home: kubectl caches discovery by address and port, and ports are reused.
     fn kubectl_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.assets.kubectl());
         command

@@ -101,7 +101,7 @@ impl Parts {
         }
     }
 
-    /// Whether a part says that one of its ports was taken.
+    /// Whether a part reports that one of its ports was taken.
     pub fn lost_a_port(&self) -> bool {
         self.all()
             .into_iter()

@@ -1,4 +1,4 @@
-//! What etcd holds, as etcd itself says.
+//! Reads the content of etcd.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

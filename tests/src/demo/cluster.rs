@@ -38,7 +38,7 @@ impl Cluster {
         }
     }
 
-    /// A client for watches: a quiet one may be silent for as long as it likes.
+    /// Returns a client for watches, without a read timeout.
     ///
     /// # Errors
     /// When the kubeconfig cannot be used; with the file's name.
@@ -58,10 +58,10 @@ impl Cluster {
         Client::try_from(config).with_context(unusable)
     }
 
-    /// Runs `kubectl`, shows the command and what it prints, and returns the latter.
+    /// Runs `kubectl`, shows the command and its output, and returns the output.
     ///
     /// # Errors
-    /// When `kubectl` fails; with what it said.
+    /// When `kubectl` fails; with its output.
     pub async fn show(&self, narrator: &Narrator, arguments: &[&str]) -> Result<String> {
         narrator.command(&self.name, &typed(arguments));
         let printed = self.kubectl(arguments, "").await?;
@@ -69,10 +69,10 @@ impl Cluster {
         Ok(printed)
     }
 
-    /// Runs `kubectl` without a word, with `input` on its standard input, and returns what it prints.
+    /// Runs `kubectl` silently, with `input` on its standard input, and returns its output.
     ///
     /// # Errors
-    /// When `kubectl` fails; with what it said.
+    /// When `kubectl` fails; with its output.
     pub async fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
         let command = typed(arguments);
         let ended = tokio::time::timeout(ENDS, self.talk(arguments, input)).await;

@@ -1,4 +1,4 @@
-//! How Runnel's binaries are called by a person: the only place in the harness that knows. What a pod calls is in the
+//! The command lines of Runnel's binaries for a person. The command lines of pods are in the
 //! charts.
 
 use std::path::Path;

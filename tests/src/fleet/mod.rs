@@ -48,11 +48,11 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Starts all control planes at once, installs the charts, starts the hub and the agents, and returns when every
-    /// agent is connected.
+    /// Starts all control planes at once, installs the charts, starts the hub and the agents, and
+    /// returns when every agent is connected.
     ///
     /// # Errors
-    /// When anything of that fails; with the end of the log that tells why.
+    /// When a part of that fails; with the end of its log.
     pub async fn start(options: FleetOptions) -> Result<Self> {
         let binaries = tokio::task::spawn_blocking(binaries::build).await??;
         let helm = Helm::find().await?;
@@ -161,13 +161,13 @@ impl Fleet {
         self.hub_replica(1).address().to_owned()
     }
 
-    /// Where the hub tells its operator about itself, as `http://127.0.0.1:16501`.
+    /// The operations endpoint of the hub, as `http://127.0.0.1:16501`.
     #[must_use]
     pub fn hub_ops_url(&self) -> String {
         self.hub_replica(1).ops_url().to_owned()
     }
 
-    /// Where a member's agent, from 1, tells its operator about itself.
+    /// The operations endpoint of a member's agent, from 1.
     #[must_use]
     pub fn agent_ops_url(&self, number: usize) -> String {
         self.agent(number).ops_url().to_owned()
@@ -246,7 +246,7 @@ impl Fleet {
         self.agent(number).pod().start().await
     }
 
-    /// Waits until the hub says that a member, from 1, is connected.
+    /// Waits until the hub reports a member, from 1, as connected.
     ///
     /// # Errors
     /// When it does not within 60 s, or the agent ends; with the end of the agent's log.
@@ -335,7 +335,7 @@ pub(crate) async fn output(program: &Path, arguments: &[String]) -> Result<Strin
     String::from_utf8(output.stdout).context("the output is not text")
 }
 
-/// The `MemberCluster` objects, as whatever they contain.
+/// The `MemberCluster` objects, as untyped JSON.
 #[must_use]
 pub fn member_clusters(client: Client) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("runnel.dev", "v1alpha1", "MemberCluster");

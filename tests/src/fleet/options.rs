@@ -12,7 +12,7 @@ pub struct FleetOptions {
     pub members: usize,
     /// Whether the hub's cluster is a member as well; it is the last one and called `hub`.
     pub hub_is_member: bool,
-    /// How many hub processes run: the pods of the one Deployment, each with an address of its own.
+    /// The number of hub processes: the pods of the one Deployment, each with its own address.
     pub hub_replicas: usize,
     /// The labels of every `MemberCluster`.
     pub labels: Vec<(String, String)>,
@@ -26,9 +26,11 @@ pub struct FleetOptions {
     pub hub_values: Value,
     /// Values of the agents' chart, over those that a fleet has by itself: every namespace, also new ones.
     pub agent_values: Value,
-    /// Namespaces that stand in the hub's cluster before the chart is installed, such as those of `sourceNamespaces`.
+    /// Namespaces that exist in the hub's cluster before the chart is installed, such as those of
+    /// `sourceNamespaces`.
     pub hub_namespaces: Vec<String>,
-    /// Namespaces that stand in each member before the chart is installed, such as those of `policy.namespaces`.
+    /// Namespaces that exist in each member before the chart is installed, such as those of
+    /// `policy.namespaces`.
     pub member_namespaces: Vec<String>,
     /// How the memory limits of the charts are enforced for hub and agents.
     pub memory_limits: Enforcement,

@@ -33,10 +33,11 @@ pub struct Replica {
 }
 
 impl Hub {
-    /// Installs the chart and makes the pods; none is started yet.
+    /// Installs the chart and creates the pods, none of which is started yet.
     ///
     /// # Errors
-    /// When helm or the API server refuses, or the Deployment asks for something that the harness does not know.
+    /// When helm or the API server refuses, or the harness does not support a field of the
+    /// Deployment.
     pub async fn install(
         helm: &Helm,
         site: &Site,
@@ -100,7 +101,7 @@ impl Hub {
             .map(|printed| printed.trim().to_owned())
     }
 
-    /// Where agents are told to reach the hub.
+    /// The advertised addresses of the hub.
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
@@ -163,7 +164,7 @@ impl Replica {
         &self.address
     }
 
-    /// Where it tells its operator about itself, as `http://127.0.0.1:16501`.
+    /// Its operations endpoint, as `http://127.0.0.1:16501`.
     #[must_use]
     pub fn ops_url(&self) -> &str {
         &self.ops_url
@@ -187,10 +188,12 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Installs the chart and makes the pod, which is not started yet. `log` is the name of its log.
+    /// Installs the chart and creates the pod, which is not started yet. `log` is the name of its
+    /// log.
     ///
     /// # Errors
-    /// When helm or the API server refuses, or the Deployment asks for something that the harness does not know.
+    /// When helm or the API server refuses, or the harness does not support a field of the
+    /// Deployment.
     pub async fn install(
         helm: &Helm,
         (site, member): (&Site, &str),
@@ -244,7 +247,7 @@ impl Agent {
         &self.pod
     }
 
-    /// Where it tells its operator about itself.
+    /// Its operations endpoint.
     #[must_use]
     pub fn ops_url(&self) -> &str {
         &self.ops_url

@@ -199,7 +199,7 @@ pub async fn account(
         agent_values(&options)?
     };
     if namespace != NAMESPACE {
-        // What belongs to no namespace has a name of its own for each.
+        // Objects without a namespace have a different name for each release.
         merge(&mut all, &json!({"fullnameOverride": namespace}));
     }
     merge(&mut all, values);

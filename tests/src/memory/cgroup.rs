@@ -142,7 +142,7 @@ fn find_parent() -> Option<Parent> {
     let usable = |parent: &Parent| {
         remove_leftovers(&parent.path);
         if parent.version == Version::Two {
-            // Refused where the group has processes of its own; one above it may do.
+            // Refused for a group with its own processes; a group above it may allow it.
             let _ = fs::write(parent.path.join("cgroup.subtree_control"), "+memory");
         }
         Group::create_in(parent, "a trial", 1 << 30).is_ok()

@@ -24,10 +24,10 @@ pub struct Binaries {
     pub pause: PathBuf,
 }
 
-/// The binaries for this machine; built once, which takes minutes, and says so.
+/// Returns the binaries for this machine. Builds them once, which takes minutes.
 ///
 /// # Errors
-/// A sentence that says what is missing and what to do about it.
+/// A sentence with what is missing and a hint.
 pub fn find() -> Result<Binaries> {
     let places = Places::from_environment()?;
     let folder = places
@@ -72,7 +72,7 @@ fn build(go: &Path, folder: &Path) -> Result<()> {
 
 fn pause_image(folder: &Path) -> Result<()> {
     let (containerfile, folder) = (format!("{IMAGES}/Containerfile"), text(folder)?);
-    // A storage of its own, so that none of it stays in that of the machine.
+    // A separate storage, so that nothing stays in that of the machine.
     let storage = Scratch::new("pause")?;
     let (root, run) = (
         format!("{}/root", text(storage.path())?),

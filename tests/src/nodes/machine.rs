@@ -84,7 +84,7 @@ impl Machine {
         self.folder.path().join("kubeconfig")
     }
 
-    /// The binary with all parts; its first argument says which.
+    /// The binary with all parts; its first argument names the part.
     #[must_use]
     pub fn binary(&self) -> &Path {
         &self.binaries.node
@@ -207,7 +207,7 @@ impl Machine {
     }
 }
 
-/// The child of `unshare`, once it has namespaces of its own.
+/// Returns the child of `unshare` when it has its namespaces.
 fn first_process(outer: u32) -> Result<Option<u32>> {
     let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"))?;
     let Some(child) = children.split_whitespace().next() else {

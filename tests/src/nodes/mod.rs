@@ -21,10 +21,10 @@ use anyhow::{Context, Result, bail};
 
 pub use machine::Machine;
 
-/// Runs a program of the system, and returns what it prints.
+/// Runs a program of the system, and returns its output.
 ///
 /// # Errors
-/// When there is none, or it fails; with what it said.
+/// When there is none, or it fails; with its output.
 pub(crate) fn system(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(arguments)

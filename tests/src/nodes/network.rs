@@ -13,7 +13,7 @@ const GROUPS: &str = "/sys/fs/cgroup";
 /// More machines than anybody starts on one host.
 const MOST: u8 = 9;
 
-/// The addresses of one machine; everything is told from its number, which is from 1 to 9.
+/// The addresses of one machine, derived from its number, from 1 to 9.
 #[derive(Clone, Copy, Debug)]
 pub struct Place(pub(super) u8);
 
@@ -41,7 +41,7 @@ impl Place {
         format!("runnel0p{}", self.0)
     }
 
-    /// Ties the machine whose first process this is to the bridge.
+    /// Connects the machine with this first process to the bridge.
     pub(super) fn connect(self, process: u32) -> Result<()> {
         let (link, process) = (self.link(), process.to_string());
         let _ = system("ip", &["link", "delete", &link]);

@@ -23,10 +23,10 @@ pub(super) const NETWORK_PLUGINS: &str = "/usr/lib/cni";
 const NETWORK_PACKAGE: &str = "containernetworking-plugins";
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Makes this machine ready for real nodes; installs Debian's packages where they are missing.
+/// Prepares this machine for real nodes, and installs Debian's packages if they are missing.
 ///
 /// # Errors
-/// A sentence that says why there can be no real nodes here, and what would help.
+/// A sentence with why there can be no real nodes here, and a hint.
 pub fn prepare() -> Result<()> {
     if !cfg!(target_os = "linux") {
         bail!("real nodes need Linux");

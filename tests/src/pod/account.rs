@@ -1,4 +1,4 @@
-//! The rights of a ServiceAccount, and nobody else's: its token, and a kubeconfig that has only that.
+//! The rights of a ServiceAccount: its token, and a kubeconfig with only that token.
 
 use std::path::Path;
 

@@ -13,7 +13,8 @@ pub(super) enum Value {
     Found(String),
 }
 
-/// Replaces `$(NAME)` by what `known` says; what is not known stays as it is, and `$$(NAME)` is `$(NAME)`.
+/// Replaces `$(NAME)` by the values of `known`. Unknown names stay as they are, and `$$(NAME)` is
+/// `$(NAME)`.
 pub(super) fn expand(text: &str, known: &BTreeMap<String, String>) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -63,7 +64,7 @@ pub(super) fn environment(
     known
 }
 
-/// Which folder here stands for which folder of the container.
+/// The local folders of the container's folders.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places(Vec<(String, PathBuf)>);
 

@@ -1,4 +1,4 @@
-//! How the process of a pod is called: arguments and environment, as its Deployment says.
+//! The command line of a pod's process: arguments and environment from its Deployment.
 
 use std::net::Ipv4Addr;
 
@@ -14,7 +14,7 @@ use super::{Pod, account_of, container_of, mounts, spec_of};
 use crate::guard::Program;
 use crate::memory::{MemoryLimit, parse_quantity};
 
-/// What a container runtime sets for an image that says nothing about it.
+/// What a container runtime sets for an image without its own environment.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 impl Pod {

@@ -38,7 +38,7 @@ use volumes::{Asker, Files, publish};
 const LISTENS: Duration = Duration::from_secs(30);
 const REFRESH: Duration = Duration::from_secs(3);
 
-/// A cluster, as whoever installs something in it reaches it, and a folder for the files of its pods.
+/// A cluster with the user who installs something in it, and a folder for the files of its pods.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// What the cluster is called in messages.
@@ -78,8 +78,8 @@ pub struct Wanted {
     pub deployment: String,
     /// Its own name.
     pub name: String,
-    /// Its address. Pods of one Deployment have the same ports, so each needs an address of its own: 127.0.0.0/8 is full
-    /// of them (on Linux).
+    /// Its address. Pods of one Deployment have the same ports, so each needs its own address:
+    /// 127.0.0.0/8 has enough of them (on Linux).
     pub address: Ipv4Addr,
     /// The program that its image would start.
     pub binary: PathBuf,
@@ -234,8 +234,8 @@ impl Pod {
         Ok(changed)
     }
 
-    /// Reads the Deployment again; returns whether its template has changed, so that the process has to be started again
-    /// to be what it says.
+    /// Reads the Deployment again; returns whether its template has changed, so that the process
+    /// must be restarted.
     ///
     /// # Errors
     /// As [`Pod::new`].

@@ -1,4 +1,4 @@
-//! What a copy has to be, said apart from the code under test.
+//! The expected content of a copy, computed apart from the code under test.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::place::Id;
 
-/// The label that says who keeps an object.
+/// The label with the manager of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The label that names the hub.
 pub const HUB_LABEL: &str = "runnel.dev/hub";
@@ -15,7 +15,7 @@ pub const HUB_LABEL: &str = "runnel.dev/hub";
 pub const RULE: &str = "runnel.dev/rule";
 /// The annotation that names the source.
 pub const SOURCE: &str = "runnel.dev/source";
-/// The annotation by which an agent knows its copy.
+/// The annotation by which an agent identifies its copy.
 pub const SEAL: &str = "runnel.dev/seal";
 /// The annotation on what was left on purpose.
 pub const RETAINED: &str = "runnel.dev/retained-from";
@@ -29,7 +29,7 @@ pub const MARKS: [(&str, &str); 5] = [
     ("annotations", SEAL),
 ];
 
-/// Labels and annotations that stay on the hub; a trailing `*` stands for any rest.
+/// Labels and annotations that stay on the hub; a trailing `*` matches any rest.
 const NOT_COPIED: [&str; 15] = [
     "kubectl.kubernetes.io/last-applied-configuration",
     "meta.helm.sh/*",

@@ -16,7 +16,7 @@ impl Draft {
         )
     }
 
-    /// A Secret without content; its type is `Opaque` unless [`Draft::with`] says otherwise.
+    /// A Secret without content; its type is `Opaque` unless [`Draft::with`] sets another one.
     #[must_use]
     pub fn secret(namespace: &str, name: &str) -> Self {
         Self(
@@ -70,7 +70,7 @@ impl Draft {
     }
 }
 
-/// A rule that is not on the hub yet. It takes nothing and goes nowhere until told otherwise.
+/// A rule that is not on the hub yet. It selects nothing and has no targets until they are set.
 #[derive(Clone, Debug)]
 pub struct RuleDraft(Value);
 

@@ -1,4 +1,4 @@
-//! What people are told by Events.
+//! Reads Events.
 
 use anyhow::{Result, ensure};
 use kube::Api;
@@ -16,9 +16,9 @@ pub struct ObservedEvent {
     pub reason: String,
     /// The sentence.
     pub note: String,
-    /// Who says it.
+    /// The reporting controller.
     pub by: String,
-    /// How often it was said.
+    /// The number of its occurrences.
     pub times: u64,
 }
 
@@ -29,7 +29,7 @@ impl Place {
     /// When the API server does not answer.
     pub async fn events_about(&self, id: &Id) -> Result<Vec<ObservedEvent>> {
         let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("events.k8s.io", "v1", "Event"));
-        // Events about what has no namespace stand in `default`.
+        // Events about objects without a namespace are in `default`.
         let namespace = id.own_namespace().unwrap_or("default");
         let api: Api<DynamicObject> = Api::namespaced_with(self.client(), namespace, &kind);
         let events = api
@@ -52,10 +52,10 @@ impl Place {
         Ok(observed.collect())
     }
 
-    /// Waits until an Event with this reason was told about an object; returns it.
+    /// Waits until an Event with this reason exists for an object; returns it.
     ///
     /// # Errors
-    /// When it was not in time, with what was told instead.
+    /// When it does not in time, with the other Events.
     pub async fn has_event(&self, id: &Id, reason: &str) -> Result<ObservedEvent> {
         eventually(
             &format!("an Event {reason} about {id} in {}", self.name()),

@@ -1,4 +1,4 @@
-//! What a process tells its operator.
+//! Reads the metrics of a process.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 pub struct Metrics(String);
 
 impl Metrics {
-    /// Asks the process whose operations port is at `url`, as [`crate::fleet::Fleet::hub_ops_url`] gives it.
+    /// Reads the metrics of the process whose operations port is at `url`, as
+    /// [`crate::fleet::Fleet::hub_ops_url`] returns it.
     ///
     /// # Errors
     /// When it does not answer with metrics.
@@ -26,7 +27,7 @@ impl Metrics {
         Ok(Self(answer.body))
     }
 
-    /// Whether it knows a metric of this name, counted or not.
+    /// Whether a metric of this name is registered, with or without samples.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         let declared = name.trim_end_matches("_total");

@@ -51,7 +51,7 @@ impl Newcomer {
         self.agent.process()
     }
 
-    /// Where the agent tells its operator about itself.
+    /// The operations endpoint of the agent.
     #[must_use]
     pub fn ops_url(&self) -> String {
         self.agent.ops_url().to_owned()

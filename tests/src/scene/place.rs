@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::copy::is_copy_of;
 use crate::wait::eventually;
 
-/// How long anything may take that Runnel does; a second look at a conflict comes within 30 s.
+/// The time limit of everything that Runnel does. A second read of a conflict comes within 30 s.
 pub const SOON: Duration = Duration::from_secs(120);
 
 /// An object by kind, namespace and name.
@@ -27,7 +27,7 @@ pub struct Id {
 }
 
 impl Id {
-    /// What a manifest says it is.
+    /// Reads the id of a manifest.
     ///
     /// # Errors
     /// When it lacks `apiVersion`, `kind` or `metadata.name`.
@@ -106,7 +106,7 @@ impl Id {
         }
     }
 
-    /// Of the same kind, in no namespace: to [`Place::list`] it stands for all of them.
+    /// Of the same kind, in no namespace: [`Place::list`] reads all namespaces with it.
     #[must_use]
     pub fn everywhere(&self) -> Self {
         Self {
@@ -158,7 +158,7 @@ impl std::fmt::Display for Id {
     }
 }
 
-/// A cluster in which a test makes, changes and looks at objects as an administrator.
+/// A cluster in which a test creates, changes and reads objects as an administrator.
 #[derive(Clone)]
 pub struct Place {
     name: String,
@@ -200,10 +200,10 @@ impl Place {
         }
     }
 
-    /// Makes an object and returns it as the API server stored it.
+    /// Creates an object and returns it as the API server stored it.
     ///
     /// # Errors
-    /// What the API server says against it.
+    /// The answer of the API server.
     pub async fn make(&self, object: &Value) -> Result<Value> {
         let id = Id::of(object)?;
         let made = self
@@ -219,18 +219,18 @@ impl Place {
         )
     }
 
-    /// Changes an object by a JSON merge patch and returns it as it is then.
+    /// Changes an object by a JSON merge patch and returns the result.
     ///
     /// # Errors
-    /// What the API server says against it.
+    /// The answer of the API server.
     pub async fn change(&self, id: &Id, change: Value) -> Result<Value> {
         self.patch(id, &Patch::Merge(change)).await
     }
 
-    /// Changes an object's status by a JSON merge patch and returns the object as it is then.
+    /// Changes an object's status by a JSON merge patch and returns the result.
     ///
     /// # Errors
-    /// What the API server says against it.
+    /// The answer of the API server.
     pub async fn change_status(&self, id: &Id, change: Value) -> Result<Value> {
         let changed = self
             .api(id)
@@ -243,10 +243,10 @@ impl Place {
         )
     }
 
-    /// Changes an object by a JSON patch and returns it as it is then.
+    /// Changes an object by a JSON patch and returns the result.
     ///
     /// # Errors
-    /// What the API server says against it.
+    /// The answer of the API server.
     pub async fn json_patch(&self, id: &Id, operations: Value) -> Result<Value> {
         self.patch(id, &Patch::Json::<()>(serde_json::from_value(operations)?))
             .await
@@ -312,10 +312,10 @@ impl Place {
             .collect()
     }
 
-    /// Waits until the object exists and `wanted` has nothing against it; returns it.
+    /// Waits until the object exists and `wanted` accepts it; returns it.
     ///
     /// # Errors
-    /// When the deadline passes, with what was wrong at the last look.
+    /// When the deadline passes, with the cause of the last refusal.
     pub async fn sees(
         &self,
         what: &str,
@@ -383,7 +383,7 @@ impl Place {
 }
 
 fn whole(id: &Id, mut object: DynamicObject) -> Result<Value> {
-    // The items of a list do not say what they are.
+    // The items of a list have no kind.
     object.types = Some(TypeMeta {
         api_version: id.api_version.clone(),
         kind: id.kind.clone(),

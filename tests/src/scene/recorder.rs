@@ -1,4 +1,4 @@
-//! A watch that writes down every event, so that a test can tell what happened in between.
+//! A watch that records every event, so that a test can check what happened in between.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a rule's status has to say.
+//! Checks the status of a rule.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> Result<&'a Value> {
     found.with_context(|| format!("no condition {kind}; the status is {}", object["status"]))
 }
 
-/// What a rule's status says of one cluster.
+/// Returns the entry of one cluster in a rule's status.
 ///
 /// # Errors
 /// When it does not list the cluster.
@@ -126,7 +126,7 @@ impl Place {
     }
 }
 
-/// Whether the status speaks of the newest spec, and `Ready` has this status and reason.
+/// Whether the status is about the newest spec, and `Ready` has this status and reason.
 fn is_ready(object: &Value, status: &str, reason: &str) -> Result<()> {
     let generation = &object["metadata"]["generation"];
     ensure!(

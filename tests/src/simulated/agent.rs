@@ -31,8 +31,8 @@ pub struct State {
     pub up_to_date: bool,
 }
 
-/// A running agent; dropping it ends it. It connects again, whenever its stream ends, until it is stopped or the hub
-/// says that it is not wanted.
+/// A running agent; dropping it ends it. It reconnects whenever its stream ends, until it is
+/// stopped or the hub refuses it.
 pub struct SimulatedAgent {
     credentials: Credentials,
     state: Arc<Mutex<State>>,
@@ -77,10 +77,10 @@ impl SimulatedAgent {
         Ok(agent)
     }
 
-    /// Waits until `reached` says yes.
+    /// Waits until `reached` is true.
     ///
     /// # Errors
-    /// When it does not within 30 s, or the hub broke the protocol; with what came so far.
+    /// When it is not within 30 s, or the hub broke the protocol; with what came so far.
     pub async fn until(&self, what: &str, reached: impl Fn(&State) -> bool) -> Result<()> {
         let what = format!("{what} at {}", self.credentials.cluster);
         let seen = eventually(&what, SOON, async || {
@@ -114,7 +114,7 @@ impl SimulatedAgent {
         self.state.lock().clone()
     }
 
-    /// What the hub sent so far; it is forgotten here, so that the next record begins afresh.
+    /// Returns what the hub sent so far, and clears the record.
     #[must_use]
     pub fn take_record(&self) -> Record {
         std::mem::take(&mut self.state.lock().record)

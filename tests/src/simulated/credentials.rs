@@ -14,7 +14,7 @@ use rustls::pki_types::CertificateDer;
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// A member's name, key and certificate, and the hub that it believes.
+/// A member's name, key and certificate, and the hub that it trusts.
 #[derive(Clone)]
 pub struct Credentials {
     /// Where the hub is.
@@ -113,10 +113,11 @@ impl Credentials {
         ))
     }
 
-    /// What somebody has who holds `authority`, which need not be the hub's, and makes a certificate of his own.
+    /// The credentials of an attacker who holds `authority`, which need not be the hub's, and
+    /// creates a certificate.
     ///
     /// # Errors
-    /// When the names are none.
+    /// When the names are invalid.
     pub fn forge(&self, authority: &Authority, forgery: Forgery<'_>) -> Result<Self> {
         let Forgery {
             hub,
@@ -201,7 +202,7 @@ impl Credentials {
     }
 }
 
-/// What a forged certificate says.
+/// The content of a forged certificate.
 pub struct Forgery<'a> {
     /// The hub's id.
     pub hub: &'a str,
@@ -217,10 +218,10 @@ pub struct Forgery<'a> {
     pub life: Duration,
 }
 
-/// A connection to `address`, shared by the calls made over it.
+/// A connection to `address`, shared by the calls over it.
 ///
 /// # Errors
-/// When nobody answers, or the wrong one does; with the whole chain of causes.
+/// When no server answers, or the wrong one does; with the whole chain of causes.
 pub async fn channel(address: &str, config: ClientConfig) -> Result<Channel> {
     let connected = endpoint(address)?
         .connect_with_connector(Connector::new(config).by(Route::direct()))

@@ -1,4 +1,4 @@
-//! What a simulated agent holds: the desired set, taken in as `sync.proto` says.
+//! The intents of a simulated agent, applied as `sync.proto` defines it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ pub struct AckedRule {
     pub intents: BTreeMap<SourceRef, (Revision, Payload)>,
     /// What their copies show.
     contents: BTreeMap<SourceRef, ContentDigest>,
-    /// Whether the hub said that it does not know the rule.
+    /// Whether the hub reported that it does not have the rule.
     pub orphaned: bool,
     /// The digest of the intents, kept as they change: to hash them all for each batch would be the agents' work, and many
     /// of them share a machine with the hub that is measured.
@@ -141,7 +141,7 @@ impl Holdings {
             .collect()
     }
 
-    /// Number and digest of the intents of all rules that the hub knows: what the end of a snapshot says.
+    /// Number and digest of the intents of all rules that the hub has, as in the end of a snapshot.
     #[must_use]
     pub fn account(&self) -> (u64, SetDigest) {
         let mut whole = (0, SetDigest::default());
@@ -154,8 +154,8 @@ impl Holdings {
 }
 
 impl AckedRule {
-    /// What the agent says of it: every copy is applied, and every namespace that is named exists. It proves so with this key,
-    /// where the rule leaves nothing alone.
+    /// The agent's report of it: every copy is applied, and every named namespace exists. It has a
+    /// proof with this key, unless the rule ignores fields.
     #[must_use]
     pub fn state(&self, uid: &RuleUid, key: Option<&ProofKey>) -> RuleState {
         let terms = self.terms.as_ref();

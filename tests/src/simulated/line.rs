@@ -31,10 +31,10 @@ pub struct Line {
 }
 
 impl Line {
-    /// Opens a stream and says nothing yet.
+    /// Opens a stream without a first frame.
     ///
     /// # Errors
-    /// What the hub answered, or why it could not be asked.
+    /// The answer of the hub, or why it was not reached.
     pub async fn open(credentials: &Credentials) -> Result<Self, Status> {
         let channel = credentials
             .channel()
@@ -67,7 +67,8 @@ impl Line {
         })
     }
 
-    /// Opens a stream, says what is held, and returns when the hub has answered with the begin of its snapshot.
+    /// Opens a stream, reports the intents, and returns when the hub has answered with the begin of
+    /// its snapshot.
     ///
     /// # Errors
     /// When the hub refuses.
@@ -155,10 +156,11 @@ impl Line {
             .context("the stream ended")
     }
 
-    /// The end of the stream, which must come within `limit`; frames before it are only recorded.
+    /// Returns the end of the stream, which must come within `limit`; frames before it are only
+    /// recorded.
     ///
     /// # Errors
-    /// When the stream goes on.
+    /// When the stream continues.
     pub async fn end(&mut self, limit: Duration) -> Result<Status> {
         let drained = async {
             loop {
@@ -186,7 +188,7 @@ impl Line {
     }
 }
 
-/// What a simulated agent of this cluster says first.
+/// The first frame of a simulated agent of this cluster.
 #[must_use]
 pub(crate) fn hello(cluster: &str) -> Hello {
     Hello {

@@ -69,7 +69,7 @@ async fn accept(listener: TcpListener, hub: String, drops: Arc<AtomicU64>) {
     }
 }
 
-/// Passes bytes on until the flow ends. A dead flow never ends, and its bytes vanish.
+/// Forwards bytes until the flow ends. A dead flow never ends, and drops its bytes.
 async fn pass(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

@@ -1,4 +1,4 @@
-//! A link that breaks where a test wants it to, or that is slow.
+//! A link that a test can cut or slow down.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

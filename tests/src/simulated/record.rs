@@ -102,7 +102,8 @@ impl Record {
             .collect()
     }
 
-    /// Whether these bytes came, in whatever frame, in the clear or inside a payload, or stand in a stream's end.
+    /// Whether these bytes came, in any frame, in the clear or inside a payload, or are in a
+    /// stream's end.
     #[must_use]
     pub fn contains(&self, needle: &str) -> bool {
         let raw = self.bytes.iter().any(|bytes| holds(bytes, needle));

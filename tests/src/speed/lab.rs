@@ -243,7 +243,7 @@ pub async fn make_namespace(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A bare hub in a process of its own.
+/// A bare hub in a separate process.
 pub struct BareHub {
     process: Restartable,
     authority: Authority,
@@ -324,7 +324,7 @@ impl BareHub {
         numbers.map(one).collect()
     }
 
-    /// A connection over which it is told what to say to all.
+    /// A connection for the texts that it broadcasts.
     ///
     /// # Errors
     /// When there is none.
@@ -334,7 +334,7 @@ impl BareHub {
     }
 }
 
-/// Tells a bare hub to say this to all; returns when all have acked.
+/// Lets a bare hub broadcast this; returns when all have acked.
 ///
 /// # Errors
 /// When it does not.

@@ -108,7 +108,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
         return bare::serve(folder).await.map(|()| ExitCode::SUCCESS);
     }
     if let Some([kubeconfig, file]) = arguments.bare_watch.as_deref() {
-        // What cannot be written is missed by who reads it.
+        // A missing column is visible in the table.
         let knows = |known: usize| drop(std::fs::write(file, known.to_string()));
         bare::watch_names(client_of(kubeconfig).await?, lab::SOURCES, knows).await;
         return Ok(ExitCode::FAILURE);
@@ -158,7 +158,8 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
 fn raise_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // Where it is refused, less is compared at once, and rows that need more say that they cannot connect.
+    // If it is refused, less is compared at once, and rows that need more report that they cannot
+    // connect.
     let _ = setrlimit(
         Resource::Nofile,
         rustix::process::Rlimit {

@@ -1,4 +1,4 @@
-//! What the system says of a process: its memory and the time that it computed.
+//! Reads the memory and the processor time of a process from the system.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 
 /// In which the system accounts for time.
 const TICK: Duration = Duration::from_millis(10);
-/// Between two looks at what a process computes.
+/// The interval between two readings of the processor time.
 const LOOK: Duration = Duration::from_millis(500);
-/// The looks in the time of two keepalives, which are 9 s apart.
+/// The readings in the time of two keepalives, which are 9 s apart.
 const KEEPALIVES: usize = 36;
 
 /// Resident memory of a process in bytes.
@@ -55,7 +55,7 @@ pub fn forget_peak(pid: u32) -> Result<()> {
 pub fn computed(pid: u32) -> Result<Duration> {
     let mut nanoseconds = 0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may end between the two looks.
+        // A thread may end between the two readings.
         let Ok(text) = std::fs::read_to_string(thread?.path().join("schedstat")) else {
             continue;
         };
@@ -73,7 +73,7 @@ pub fn computed(pid: u32) -> Result<Duration> {
 /// The same as the system accounts for it, threads that have ended included.
 fn accounted(pid: u32) -> Result<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name of the program stands in parentheses, and may have any character in it.
+    // The name of the program is in parentheses, and may have any character.
     let (_, rest) = text.rsplit_once(')').context("an odd stat in /proc")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let ticks = |place: usize| {
@@ -87,11 +87,11 @@ fn accounted(pid: u32) -> Result<Duration> {
     Ok(TICK * u32::try_from(user + system)?)
 }
 
-/// Waits until a process rests, and returns what it has computed by then. Very many connections keep it busy for ever, a
-/// little and evenly, with their keepalives.
+/// Waits until a process is idle, and returns its processor time by then. Very many connections
+/// keep it busy all the time, a little and evenly, with their keepalives.
 ///
 /// # Errors
-/// When it does not come to rest within two minutes, or has ended.
+/// When it does not become idle in time.
 pub async fn at_rest(pid: u32) -> Result<Duration> {
     let mut before = computed(pid)?;
     let mut shares = Vec::new();

@@ -40,22 +40,23 @@ impl Seen {
         seen
     }
 
-    /// How much was seen so far: a place from which to look on.
+    /// The number of records so far, as a mark for later reads.
     #[must_use]
     pub fn mark(&self) -> usize {
         self.sights.lock().len()
     }
 
-    /// How much was seen so far for which `is` says yes.
+    /// The number of records for which `is` is true.
     #[must_use]
     pub fn shown(&self, is: impl Fn(&Sight) -> bool) -> usize {
         self.sights.lock().iter().filter(|sight| is(sight)).count()
     }
 
-    /// Waits until what was seen since `mark` holds so many for which `is` says yes; says when the last of them came.
+    /// Waits until the records since `mark` contain this many for which `is` is true; returns the
+    /// time of the last one.
     ///
     /// # Errors
-    /// When it does not within `limit`.
+    /// When they do not within `limit`.
     pub async fn count(
         &self,
         mark: usize,

@@ -1,4 +1,4 @@
-//! What simulated agents say of a rule, where it is not what they hold.
+//! The reports of simulated agents about a rule that differ from their intents.
 
 use runnel_proto::model::{
     Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleName, RuleState, SetDigest,
@@ -7,7 +7,7 @@ use runnel_proto::model::{
 
 use super::text::noise;
 
-/// As many copies as a report tells of have failed, each with a message of its own of the greatest length.
+/// As many failed copies as a report can have, each with a message of the greatest length.
 pub(super) fn fail(state: &mut RuleState, cluster: &str) {
     let failures = FAILURES_LIMIT.min(state.counts.copies as usize);
     state.counts.failed = u32::try_from(failures).unwrap_or(u32::MAX);

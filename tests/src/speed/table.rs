@@ -5,7 +5,7 @@ use super::verdict::{Bound, Judged, number};
 const HEADINGS: [&str; 10] = [
     "row", "what", "at", "unit", "Runnel", "bare", "ratio", "gate", "aim", "",
 ];
-/// The columns of numbers stand to the right.
+/// The columns of numbers are aligned to the right.
 const RIGHT: [usize; 4] = [0, 4, 5, 6];
 
 /// The whole table, with a line for each reading, and below it why others are missing.

@@ -10,8 +10,8 @@ const CORPUS: [&str; 5] = ["deploy", "proto", "tests", "hub", "agent"];
 /// Files with these endings are text.
 const TEXTS: [&str; 6] = ["yaml", "md", "json", "proto", "toml", "rs"];
 
-/// So many characters of base64 that look random, other ones for each seed, the same in every run. They shrink to three
-/// quarters at best: each stands for six bits.
+/// Returns this many pseudo-random characters of base64, different ones for each seed, the same in
+/// every run. They compress to three quarters at best: each has six bits.
 #[must_use]
 pub fn noise(seed: u64, length: usize) -> String {
     let mut state = seed;

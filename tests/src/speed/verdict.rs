@@ -10,13 +10,13 @@ pub enum Bound {
     RatioAtMost(f64),
     /// At least so many times the bare program's.
     RatioAtLeast(f64),
-    /// At most so much, whatever the bare program needs.
+    /// An absolute upper bound, independent of the bare program.
     AtMost(f64),
 }
 
 impl Bound {
-    /// Whether a reading keeps to it; `None` where there is nothing to compare it with. What is less than nothing, or no
-    /// number at all, was not measured well: no bound holds for it.
+    /// Whether a reading is within the bound; `None` without a baseline. A negative reading, or
+    /// none, was not measured well: it is within no bound.
     #[must_use]
     pub fn holds(self, reading: &Reading) -> Option<bool> {
         let is_possible = reading.runnel.is_finite() && reading.runnel >= 0.0;
@@ -67,12 +67,12 @@ pub struct Reading {
     pub runnel: f64,
     /// The bare program's, where there is one.
     pub bare: Option<f64>,
-    /// The measurements that they stand for, where there were several: Runnel's and the bare program's.
+    /// All measurements of the median, if there were several: Runnel's and the bare program's.
     pub samples: [Vec<f64>; 2],
 }
 
 impl Reading {
-    /// The medians of these measurements stand for them.
+    /// The medians of these measurements.
     #[must_use]
     pub fn median_of(self, runnel: &[f64], bare: &[f64]) -> Self {
         let bare_one = (!bare.is_empty()).then(|| median(bare));
@@ -138,7 +138,7 @@ impl Judged {
     }
 }
 
-/// A number with as many digits as say something.
+/// Formats a number with its significant digits.
 #[must_use]
 pub fn number(value: f64) -> String {
     match value.abs() {

@@ -38,7 +38,7 @@ use tonic::{Request, Response, Status, Streaming};
 pub const AUTHORITY: [&str; 2] = ["authority.pem", "authority.key"];
 /// The file in the folder with the server's address: it listens where a former one did.
 pub const ADDRESS: &str = "address";
-/// The file in the folder that stands there once the server listens.
+/// The file that exists once the server listens.
 pub const READY: &str = "ready";
 /// The id in its certificate.
 pub const HUB_ID: &str = "00000000-0000-4000-8000-000000000000";
@@ -74,7 +74,7 @@ pub async fn serve(folder: &Path) -> Result<()> {
         .with_client_cert_verifier(clients)
         .with_single_cert(pair.chain, pair.key)?;
     tls.alpn_protocols = vec![b"h2".to_vec()];
-    // As Runnel's hub: tickets that nobody uses are not unavoidable.
+    // As in Runnel's hub: unused tickets are avoidable.
     tls.send_tls13_tickets = 0;
     tls.session_storage = Arc::new(NoServerSessionStorage {});
     let listener = TcpListener::bind(read(ADDRESS).unwrap_or("127.0.0.1:0".to_owned())).await?;
@@ -228,7 +228,7 @@ impl Runnel for Server {
     }
 }
 
-/// A connection that tonic takes; tonic's own would bring settings of its own.
+/// A connection for tonic without tonic's own settings.
 struct Secure(TlsStream<TcpStream>);
 
 impl Connected for Secure {

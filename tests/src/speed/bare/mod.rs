@@ -1,4 +1,5 @@
-//! The bare programs: each does in a few dozen lines only what nobody can avoid, and knows no rule, status or failure.
+//! The bare programs: each does only the unavoidable work in a few dozen lines, without rules,
+//! statuses or failures.
 
 mod broadcast;
 mod relay;

@@ -26,7 +26,7 @@ use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[9, 10, 11, 12, 14];
 const RULE: &str = "copied";
-/// The file in which the bare watch says how many names it knows.
+/// The file with the number of names in the bare watch.
 const KNOWN: &str = "known";
 /// The hub's count of members with a session.
 const CONNECTED: &str = "runnel_member_connected";
@@ -34,7 +34,7 @@ const CONNECTED: &str = "runnel_member_connected";
 const WRITTEN: &[&str] = &["create", "update", "patch", "delete", "deletecollection"];
 /// The agent's count of applies that changed nothing.
 const NOOPS: &str = "runnel_apply_noop_total";
-/// For how long the agent is looked at after it, or its hub, was started again; with small sizes half as long.
+/// How long the agent is measured after a restart of it or its hub; half as long with small sizes.
 const STEADY: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
@@ -96,7 +96,7 @@ pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
     Ok(readings)
 }
 
-/// Waits until the rule's status says that all copies are there, of as many sources as there are.
+/// Waits until the rule's status counts all copies of this many sources as applied.
 async fn copied(lab: &Lab, size: usize) -> Result<()> {
     eventually("the copies", PATIENCE, async || {
         let summary = lab
@@ -118,7 +118,7 @@ async fn memory(lab: &Lab, watch: &BareWatch, size: usize) -> Result<Reading> {
     watch.knows(size).await?;
     at_rest(agent).await?;
     at_rest(bare).await?;
-    // The goal for very many copies is one of its own.
+    // Very many copies have a separate goal.
     let what = if size > 1000 {
         "agent memory, very many"
     } else {
@@ -211,7 +211,8 @@ async fn hub_restarted(lab: &Lab, size: usize, time: Duration) -> Result<Reading
     ))
 }
 
-/// Row 14: the API server has taken so many applies, and a watch has shown so many changes; and what the agent says.
+/// Row 14: the number of applies at the API server, the number of changes in a watch, and the
+/// agent's own count.
 async fn without_change(lab: &Lab, seen: &Seen, size: usize, before: f64) -> Result<Vec<Reading>> {
     let (verbs, metrics) = (
         ["create", "update", "patch"],
@@ -280,7 +281,7 @@ fn of(requests: &[Write], verbs: &[&str]) -> f64 {
         .count() as f64
 }
 
-/// The bare watch of names, in a process of its own.
+/// The bare watch of names, in a separate process.
 struct BareWatch {
     process: Restartable,
     scratch: Scratch,
@@ -300,7 +301,7 @@ impl BareWatch {
         Ok(Self { process, scratch })
     }
 
-    /// Waits until it says that it knows so many names: what is compared with must have done the work.
+    /// Waits until it has this many names: the baseline must have done its work.
     async fn knows(&self, names: usize) -> Result<()> {
         eventually("the bare watch", PATIENCE, async || {
             self.process.check()?;

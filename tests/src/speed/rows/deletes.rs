@@ -83,7 +83,7 @@ async fn rule_and_copies(lab: &Lab, members: &[Client]) -> Result<f64> {
     Ok(milliseconds_since(begin))
 }
 
-/// The same of as many objects that somebody deletes in the members themselves.
+/// As above, for as many objects that are deleted in the members themselves.
 async fn objects(members: &[Client]) -> Result<f64> {
     for member in members {
         let api: Api<ConfigMap> = Api::namespaced(member.clone(), BARE);

@@ -68,7 +68,8 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             }
             runnel.writes = writes_since(&lab, mark).await?;
         } else {
-            // Not so many files at once: the hub's edits stand between two halves of the bare one's.
+            // Fewer connections at once: the hub's edits are measured between two halves of the
+            // bare one's.
             crowd = Crowd::new(false);
             let bar = Bar::of(3, "edits on the bare hub, on the hub, and on the bare one");
             Bare::start(size)
@@ -242,12 +243,12 @@ fn read(size: usize, edits: usize, runnel: &Series, bare: &Series) -> Vec<Readin
     ]
 }
 
-/// What must travel of a ConfigMap with this text.
+/// The content of a ConfigMap with this text on the wire.
 fn content(text: &str) -> String {
     json!({"data": {"value": text}}).to_string()
 }
 
-/// When the rule's status said which revision is applied in how many clusters.
+/// The time at which the rule's status showed a revision as applied in this many clusters.
 #[derive(Clone, Default)]
 struct Statuses(Arc<Mutex<Vec<(Instant, String, i64)>>>);
 

@@ -9,7 +9,7 @@ pub struct Row {
     pub number: u8,
     /// Its name, as a person types it.
     pub name: &'static str,
-    /// What it tells.
+    /// Its explanation.
     pub meaning: &'static str,
     /// What it measures.
     pub lines: &'static [Line],

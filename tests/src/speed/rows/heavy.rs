@@ -1,4 +1,5 @@
-//! Row 21: the most memory that the hub takes while large objects travel to several members, some of which read nothing.
+//! Row 21: the peak memory of the hub while it sends large objects to several members, some of
+//! which read nothing.
 
 use anyhow::{Result, ensure};
 use runnel_proto::model::{AgentFrame, HubFrame};
@@ -18,7 +19,7 @@ const RULE: &str = "heavy";
 /// Bytes of text in each object; they do not shrink below three quarters.
 const TEXT: usize = 500 * 1024;
 const AGENTS: usize = 20;
-/// Members besides, who read nothing for as long as the others are served.
+/// Further members, which read nothing while the others are served.
 const STALLED: usize = 4;
 /// Objects that are made at a time: this process does not keep them all.
 const AT_ONCE: usize = 16;
@@ -88,7 +89,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     ])
 }
 
-/// Members who ask for everything and read nothing.
+/// Members that request everything and read nothing.
 async fn stalled(members: &[Credentials]) -> Result<Vec<Line>> {
     let open = members.iter().map(|member| async move {
         let line = Line::open(member).await?;

@@ -24,7 +24,7 @@ pub(super) const ROWS: &[u8] = &[7, 16];
 const KIB: f64 = 1024.0;
 /// So many members renew their certificates.
 const RENEWALS: usize = 50;
-/// Longer than it takes until the hub has looked at every member; with small sizes a quarter of it must do.
+/// Longer than the interval in which the hub checks every member; a quarter of it with small sizes.
 const CALM: Duration = Duration::from_secs(20);
 
 /// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
@@ -75,7 +75,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     Ok(readings)
 }
 
-/// Until the hub has said all that it has to say of agents that have come: it writes nothing for so long.
+/// Waits until the hub has written every status about new agents: it writes nothing for this long.
 async fn calm(lab: &Lab, time: Duration) -> Result<()> {
     let _bar = Bar::spinner("the hub says what it has to say");
     let wait = eventually("a hub that writes nothing", PATIENCE, async || {
@@ -121,8 +121,8 @@ async fn quiet(
     ])
 }
 
-/// Row 16, beside so many agents: no certificate is due while a row runs, so some others renew theirs before their time, and
-/// come with it: then the former key is given up.
+/// Row 16, for this many agents: no certificate is due while a row runs, so some other agents renew
+/// theirs early and reconnect with it. Then the former key is retired.
 async fn renewals(lab: &mut Lab, agents: usize, time: Duration) -> Result<Reading> {
     let members = lab.members(agents + RENEWALS).await?.split_off(agents);
     let mut lines = Vec::new();

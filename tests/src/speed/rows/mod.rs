@@ -32,10 +32,11 @@ pub use goals::{ROWS, Row, find};
 
 type Measured = Pin<Box<dyn Future<Output = Result<Vec<Reading>>>>>;
 
-/// How the rows of one stand are measured; it is told which rows are wanted, and whether small sizes will do.
+/// Measures the rows of one setup. Its arguments are the requested rows, and whether small sizes
+/// are enough.
 type Step = fn(Vec<u8>, bool) -> Measured;
 
-/// What is measured on one stand: the rows, and how.
+/// One setup with its rows.
 const STEPS: &[(&[u8], Step)] = &[
     (idle::ROWS, |_, quick| Box::pin(idle::run(quick))),
     (pairs::ROWS, |_, quick| Box::pin(pairs::run(quick))),

@@ -17,8 +17,8 @@ const EDITED: &str = "edited";
 const OTHERS: &str = "others";
 /// Clusters that the edited source goes to.
 const CLUSTERS: usize = 20;
-/// The keepalives of connections come each 9 s, and the hub looks at its members each 15 s: as many of either are in the
-/// time with edits as in the time without.
+/// The keepalives of connections come every 9 s, and the hub checks its members every 15 s. The
+/// time with edits and the time without have the same number of both.
 const TIME: Duration = Duration::from_secs(45);
 /// From the start of an edit to that of the next.
 const PACE: Duration = Duration::from_millis(100);

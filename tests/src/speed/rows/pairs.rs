@@ -1,5 +1,5 @@
-//! Rows 2, 8 and 17, and a part of row 6: what it costs to store, to tell and to know what every cluster has of every object,
-//! and what a first delivery costs the wire.
+//! Rows 2, 8 and 17, and a part of row 6: the cost of storing, reporting and tracking every object
+//! of every cluster, and the bytes of a first delivery.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub(super) const ROWS: &[u8] = &[2, 6, 8, 17];
 /// Bytes of the text in each object.
 const TEXT: usize = 1024;
 const RULE: &str = "pairs";
-/// Members whose names begin alike, so that a glob leaves them out.
+/// Members with a common prefix of their names, so that a glob excludes them.
 const HUNDRED: usize = 100;
 
 /// What one hub came to when so many clusters had all objects.
@@ -156,7 +156,7 @@ pub(super) async fn failing(lab: &Lab, rule: &str, copies: usize) -> Result<Rule
     .await
 }
 
-/// The size of a rule's status as JSON, with this many clusters of which something is said.
+/// The size of a rule's status as JSON, with this many listed clusters.
 pub(super) fn size_of(status: &RuleStatus, clusters: usize, what: &'static str) -> Result<Reading> {
     let size = serde_json::to_vec(status)?.len() as f64;
     Ok(reading(2, what, (clusters, "clusters"), size, None))
@@ -177,7 +177,7 @@ fn readings(
         "nobody has written the status of a rule that goes to more clusters"
     );
     let content = |text: &String| json!({"data": {"value": text}}).to_string();
-    // What every agent must learn, whatever the words: the data of every object.
+    // What every agent must receive in any encoding: the data of every object.
     let whole: usize = texts.iter().map(|text| content(text).len()).sum();
     let packed: usize = texts
         .iter()

@@ -85,7 +85,8 @@ impl Stage {
         self.seen.iter().map(Seen::mark).collect()
     }
 
-    /// When the last member has shown so many objects of this namespace whose name and value begin so.
+    /// The time at which the last member has shown this many objects of the namespace with this
+    /// prefix of name and value.
     async fn shown(
         &self,
         marks: &[usize],
@@ -94,7 +95,7 @@ impl Stage {
     ) -> Result<Instant> {
         let (namespace, name, value) = what;
         let each = self.seen.iter().zip(marks).map(|(seen, mark)| {
-            // A watch that begins anew shows everything once more.
+            // A restarted watch shows everything again.
             let mut names = BTreeSet::new();
             seen.count(*mark, count, PATIENCE, move |sight| {
                 let is = sight.namespace == namespace
@@ -228,7 +229,7 @@ impl Stage {
         ))
     }
 
-    /// Row 13: a copy is edited in a member and put back, by turns with one that a bare keeper sees to.
+    /// Row 13: a copy is edited in a member and corrected, alternating with one of a bare keeper.
     async fn drift(&self, edits: usize) -> Result<Vec<Reading>> {
         let member = self.members.first().context("no members")?;
         let kept = "kept";
@@ -247,7 +248,8 @@ impl Stage {
         );
         let (mut runnel, mut bare) = (Vec::new(), Vec::new());
         for number in 0..edits {
-            // Another copy each time: who changes one again and again is fought ever more slowly.
+            // Another copy each time: the agent backs off from a copy that is changed again and
+            // again.
             let name = format!("{RULE}-{number:04}");
             runnel.push(
                 self.restored(member, (SOURCES, &name, &text(number)), "foreign")

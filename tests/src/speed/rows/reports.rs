@@ -56,8 +56,8 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     )])
 }
 
-/// Streams are in order: who has taken in the last word of each agent has taken in all its reports before. One more report
-/// changes the rule's status, and the bare hub is asked for an ack of each.
+/// Streams are in order: after the last report of an agent the hub has handled all its earlier
+/// ones. One more report changes the rule's status, and the bare hub acks each.
 async fn prove(lab: &Lab, crowd: &Crowd, bare: &BareHub) -> Result<()> {
     lab.ready(RULE, crowd.len()).await?;
     crowd.report(1)?;
@@ -82,7 +82,7 @@ async fn prove(lab: &Lab, crowd: &Crowd, bare: &BareHub) -> Result<()> {
         .context("no acks of the bare hub")?
 }
 
-/// The processor time that a round costs a process, until it rests again.
+/// The processor time of a process for one round, until it is idle again.
 async fn round(crowd: &Crowd, pid: u32) -> Result<Duration> {
     at_rest(pid).await?;
     let (before, reports) = (computed(pid)?, crowd.reports());

@@ -31,7 +31,7 @@ struct Restarts {
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (agents, rounds) = if quick { (600, 2) } else { (10_000, 3) };
-    // Until the hub's own clocks have had their say: the end of settling, and a look at all members after it.
+    // Long enough for the hub's timers: the end of settling, and a check of all members after it.
     let watched = if quick {
         Duration::from_secs(3)
     } else {
@@ -59,7 +59,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             }
         }
     } else {
-        // Not so many files at once: the hub's restarts stand between those of the bare one.
+        // Fewer connections at once: the hub's restarts are measured between those of the bare one.
         Bare::start(agents).await?.restart(&mut bare).await?;
         let crowd = gather(&mut lab, agents).await?;
         for _ in 0..rounds {
