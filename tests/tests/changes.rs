@@ -38,7 +38,7 @@ async fn scene_with(home: &str) -> Result<Scene> {
     Ok(scene)
 }
 
-/// How long a source is missing when it is made anew.
+/// How long a source is missing when it is created again.
 const GAP: Duration = Duration::from_millis(700);
 
 fn never_missing(recorders: &[(Recorder, Id)]) -> Result<()> {
@@ -366,7 +366,8 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
     let by_rule = left("by-rule", home).await?;
     let deleted = left("deleted", home).await?;
 
-    // Another rule wants the same copies. What equals its source is taken back; the other is a conflict.
+    // Another rule selects the same copies. Copies that equal its source are taken over; the other
+    // one is a conflict.
     let rule = Id::rule(home, "again");
     hub.make(&source("deleted").data("k", "other").json())
         .await?;
@@ -431,7 +432,7 @@ async fn a_rule_that_is_deleted_takes_its_copies_along_and_only_those() -> Resul
     let recorder = Recorder::start(scene.member(2), &Id::config_map(home, "")).await?;
     hub.delete(&first).await?;
     hub.lacks(&first).await?;
-    // The rule is let go when its copies are gone, not earlier.
+    // The rule is released after its copies are gone, not earlier.
     for member in &scene.members {
         for source in &sources[..2] {
             ensure!(

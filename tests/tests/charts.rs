@@ -125,7 +125,7 @@ async fn content_is_read_and_written_only_where_the_values_say() -> Result<()> {
         .chain(&limited)
         .filter(|right| is_about_content(right))
     {
-        // The hub writes nothing but Secrets of its own namespace.
+        // The hub writes only Secrets of its own namespace.
         let own = right.role == "Role runnel-system/runnel-hub" && right.resources == ["secrets"];
         ensure!(own || !writes(right), "{right:?}");
         // Also: `create` would let it make a token of any ServiceAccount of that namespace.
@@ -388,7 +388,7 @@ fn same(values: &Value, schema: &Value, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// What Prometheus and Grafana get is what the files say, with their own braces as they are.
+/// Prometheus and Grafana get the files unchanged, with their own braces.
 #[tokio::test]
 async fn alerts_and_dashboard_are_handed_on_as_they_are() -> Result<()> {
     let helm = Helm::find().await?;

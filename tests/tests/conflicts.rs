@@ -1,5 +1,5 @@
-//! Who keeps what: copies that people change are put back, objects of others are left alone, rules that want the same copy
-//! have an order, and one bad object does not hold up the others.
+//! Ownership of copies: drift is corrected, foreign objects are left alone, rules with the same
+//! copy have a precedence, and one failing object does not delay others.
 
 #[path = "conflicts/foreign.rs"]
 mod foreign;
@@ -92,7 +92,8 @@ async fn copies_that_people_change_or_delete_are_put_back() -> Result<()> {
             json!({"binaryData": {"b": null, "more": "AAE="}}),
         ),
     ];
-    // Each kind of edit on a copy of its own: one that is edited again and again is put back later and later.
+    // Each kind of edit on a separate copy: the agent backs off from one that is edited again and
+    // again.
     for of_kind in [Draft::config_map, Draft::secret] {
         let drafts = edits.iter().map(|(what, _)| {
             let draft = of_kind(home, what)
@@ -200,7 +201,7 @@ async fn stripped_marks_are_restored() -> Result<()> {
             "{what}: equal content has an equal seal"
         );
     }
-    // Deleted while nobody could see that it is a copy.
+    // Deleted while no rule showed that it is a copy.
     let source = hub.get(&Id::config_map(home, "settings-0")).await?;
     member
         .change(&Id::of(&source)?, with(&MARKS, none(), same()))
@@ -238,7 +239,7 @@ async fn contended_copy_is_not_corrected_without_end() -> Result<()> {
     })
     .await?;
     ensure!((6..=8).contains(&turns), "{turns} turns in 10 s");
-    // They give up, and another source was not held up by it.
+    // They stop, and another source was not delayed by it.
     let other = hub.make(&Draft::config_map(home, "other").json()).await?;
     member.has_copy(&other, home, &rule).await?;
     is_mended(&scene, &source, &rule, "the fight").await?;
@@ -249,7 +250,7 @@ async fn contended_copy_is_not_corrected_without_end() -> Result<()> {
         observed.times > 1 && events.len() == 2,
         "repeats are merged: {events:?}"
     );
-    // It counts as a fight until it has been quiet for a while.
+    // It counts as contention until it has been quiet for a while.
     let counts = hub.sees("one fought for and one applied", &rule, |observed| {
         let summary = &observed["status"]["summary"];
         ensure!(

@@ -457,7 +457,7 @@ fn the_parent_in_another_test() -> Result<()> {
     }
 }
 
-// A dead process whose parent does not ask for its exit code stays in the list as a zombie.
+// A dead process whose parent does not read its exit code stays in the list as a zombie.
 fn has_ended(pid: &str) -> Result<bool> {
     let output = Command::new("ps")
         .args(["-o", "stat=", "-p", pid])

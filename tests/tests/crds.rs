@@ -123,7 +123,7 @@ async fn refused(kind: &str, name: &str, what: &str, spec: &Value, words: &[&str
             "{kind}, {what}: the refusal does not say {word:?}: {output}"
         );
     }
-    // For a person who reads the test's output: what a user would see.
+    // Printed for a person: what a user would see.
     println!("{kind}, {what}:\n  {output}");
     Ok(())
 }

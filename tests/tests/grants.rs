@@ -1,4 +1,4 @@
-//! Who may send what where: grants, and who may write rules.
+//! Grants: which rules may send what to which clusters, and who may write rules.
 
 #[path = "grants/live.rs"]
 mod live;

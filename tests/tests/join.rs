@@ -1,4 +1,4 @@
-//! Joining and renewing against a real API server: who gets a certificate, and who does not.
+//! Joins and renewals with a real API server: who gets a certificate, and who does not.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ async fn planes() -> Result<&'static (ControlPlane, PathBuf)> {
         .await
 }
 
-/// A person's client, who makes and changes what a person does.
+/// An administrator's client, which creates and changes objects.
 async fn hub() -> Result<Client> {
     planes().await?.0.client().await
 }

@@ -1,5 +1,5 @@
-//! What rules say about objects that are not as they should be: taking over what is not Runnel's, leaving drift as it is,
-//! fights, fields that others keep, and copies that cannot be changed.
+//! The policies of rules for objects that differ: takeover of foreign objects, tolerated drift,
+//! contention, ignored fields, and immutable copies.
 
 #[path = "keeping/drift.rs"]
 mod drift;

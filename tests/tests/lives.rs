@@ -36,7 +36,7 @@ enum Step {
     BeginDelete(u8),
     /// It ends its oldest deletion, by the finalizers that it has read.
     EndDelete,
-    /// The hub hears of the oldest change of a rule.
+    /// The hub receives the oldest change of a rule.
     Watch,
     /// The hub does what is to be done about a rule.
     Write(u8),
@@ -94,7 +94,7 @@ struct ApiRule {
     is_deleting: bool,
 }
 
-/// What the hub knows of a rule's object.
+/// The state of a rule's object in the hub.
 struct Known {
     rule: ApiRule,
     /// The API server has deleted it past its finalizer.
@@ -245,7 +245,7 @@ impl World {
         self.deliver(Event::HubLost);
         self.deliver(Event::HubConnected);
         self.session = Session::default();
-        // The agent says what it holds, and only then is it a session.
+        // The stream becomes a session only after the agent has reported its intents.
         while let Some(frame) = self.core.next_frame(self.now) {
             if let AgentFrame::AckedRules(rules, last) = frame {
                 self.session.hello(rules);
@@ -326,7 +326,7 @@ impl World {
             wall: jiff::Timestamp::UNIX_EPOCH,
         };
         self.index.judge(&judged, &holds, at(self.now));
-        // Its namespace could have been deleted with it; nothing else comes.
+        // Its namespace could have been deleted with it; no other event comes.
         self.index.judge(&judged, &holds, at(self.now + DELAY));
     }
 

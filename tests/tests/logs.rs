@@ -11,13 +11,13 @@ use runnel_transport::ops::LOG_KEYS;
 const CALLS: [&str; 5] = ["error!(", "warn!(", "info!(", "debug!(", "trace!("];
 const SPANS: [&str; 2] = ["info_span!(", "debug_span!("];
 
-/// What stands in a call before its sentence, cut at the commas.
+/// The arguments of a call before its sentence, split at the commas.
 fn fields(call: &str) -> Vec<String> {
     let (mut fields, mut field, mut depth, mut chars) =
         (Vec::new(), String::new(), 0, call.chars());
     while let Some(c) = chars.next() {
         match c {
-            // The sentence; a text that is a value stands behind its `=`.
+            // The sentence; a text that is a value comes after its `=`.
             '"' if depth == 0 && !field.contains('=') => return fields,
             '"' => {
                 let mut escaped = false;
@@ -67,7 +67,7 @@ fn every_log_line_has_promised_keys_only() -> Result<()> {
         for call in CALLS.iter().chain(&SPANS) {
             for (at, _) in text.match_indices(&format!("tracing::{call}")) {
                 let rest = &text[at + "tracing::".len() + call.len()..];
-                // The name of a span stands before its fields.
+                // The name of a span comes before its fields.
                 let rest = if SPANS.contains(call) {
                     rest.split_once(',').map_or(rest, |(_, rest)| rest)
                 } else {

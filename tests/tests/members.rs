@@ -29,7 +29,7 @@ async fn fleet() -> Result<&'static Fleet> {
 
 const A_SECOND: Duration = Duration::from_secs(1);
 
-/// Waits until an agent, by where it tells about itself, has no stream to the hub.
+/// Waits until an agent, by its operations endpoint, has no stream to the hub.
 async fn is_cut(ops_url: &str, within: Duration) -> Result<()> {
     eventually("the stream to be cut", within, async || {
         Ok((Metrics::of(ops_url)
@@ -201,7 +201,7 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
         observed["status"]
     );
 
-    // Everything changes, and none of it is heard there. A rule that is deleted does not wait for it either.
+    // Everything changes, and none of it is sent there. A deleted rule does not wait for it either.
     let edited = hub
         .change(
             &Id::config_map(home, "edited"),
@@ -246,7 +246,7 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
     member.has_copy(&added, home, &rule).await?;
     member.lacks(&Id::config_map(home, "deleted")).await?;
     hub.all_applied(&rule, 6).await?;
-    // The rules that were deleted meanwhile: each as it said.
+    // The rules that were deleted meanwhile, each with its deletion policy.
     member.lacks(&Id::config_map(home, "by-ends")).await?;
     member
         .sees("retained", &Id::config_map(home, "by-stays"), |object| {
@@ -273,8 +273,8 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
     .map(|_| ())
 }
 
-/// While a cluster is cordoned it keeps what it has, and its agent looks after that; it gets nothing new, and what is not
-/// wanted any more goes there as elsewhere. Then it catches up.
+/// A cordoned cluster keeps its copies, and its agent corrects drift. It gets nothing new, and
+/// copies that are no longer selected are removed as elsewhere. Afterwards it catches up.
 async fn is_cordoned_and_catches_up(
     hub: &Place,
     first: &Place,
@@ -393,7 +393,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     );
     hub.all_applied(&deletes, 1).await?;
 
-    // The newcomer is the hub's own cluster: one more control plane would tell nothing more.
+    // The new member is the hub's own cluster: one more control plane would show nothing more.
     let late = Newcomer::join(fleet, "late", fleet.hub(), &FleetOptions::default()).await?;
     member_says(hub, "late", "Connected", "True", "SessionOpen").await?;
     hub.has_copy(&source, target, &deletes).await?;
@@ -424,7 +424,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
         message.starts_with(behind) && message.contains("can be deleted"),
         "{message}"
     );
-    // It said so when nothing was left, not earlier.
+    // It reported that when nothing was left, not earlier.
     let gone = Id::of(&source)?.within(target);
     ensure!(hub.find(&gone).await?.is_none(), "a copy is left");
     let left = hub.get(&Id::of(&kept)?.within(target)).await?;
@@ -447,7 +447,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
         "it gets nothing new"
     );
 
-    // It changes its mind: what was retained is taken back.
+    // The leave is canceled: what was retained is taken over again.
     hub.change(&Id::member("late"), json!({"spec": {"leaving": false}}))
         .await?;
     for source in [&source, &more] {

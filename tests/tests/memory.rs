@@ -1,5 +1,5 @@
-//! Attacks on the memory of hub and agents, under the limits of their charts: whatever tenants and strangers create, the
-//! processes live, and an honest rule is served.
+//! Attacks on the memory of hub and agents, under the limits of their charts. Whatever tenants and
+//! strangers create, the processes keep running and an honest rule is served.
 
 #[path = "memory/metadata.rs"]
 mod metadata;

@@ -1,4 +1,4 @@
-//! What-if: what `kubectl runnel plan` says of a rule, and what then happens when it is saved.
+//! Plans: compares `kubectl runnel plan` of a rule with what happens when the rule is saved.
 
 #[path = "preview/cases.rs"]
 mod cases;
@@ -29,7 +29,7 @@ static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 /// Whoever has it has the fleet for himself: what a test does to a cluster is seen in all namespaces.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// Two members whose policies let objects be overwritten and namespaces be created.
+/// Two members whose policies allow overwriting and the creation of namespaces.
 async fn fleet() -> Result<&'static Fleet> {
     let agent_values = json!({"policy": {"overwrite": true, "createNamespaces": true}});
     let options = FleetOptions {
@@ -40,7 +40,7 @@ async fn fleet() -> Result<&'static Fleet> {
     FLEET.get_or_try_init(|| Fleet::start(options)).await
 }
 
-/// What `kubectl runnel plan` said: its exit code, and what it printed.
+/// The exit code and the output of `kubectl runnel plan`.
 async fn plan(
     fleet: &Fleet,
     kubeconfig: &Path,
@@ -156,7 +156,7 @@ fn expected(verdict: &str, before: Option<&Value>, rule: &str, is: &str) -> Resu
     })
 }
 
-/// Compares the plan with what has happened so far; says what differs.
+/// Compares the plan with what has happened so far; returns the differences.
 async fn compare(
     scene: &Scene,
     case: &Case,
@@ -370,7 +370,7 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
     Ok(())
 }
 
-/// How the plan of a rule that is not saved says that member-2 is.
+/// The state of member-2 in the plan of an unsaved rule.
 async fn second(fleet: &Fleet, case: &Case) -> Result<Value> {
     let plan = planned(fleet, &case.rule).await?;
     let clusters = plan["clusters"].as_array().context("no clusters")?;

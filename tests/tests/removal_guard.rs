@@ -1,4 +1,5 @@
-//! The removal guard: removals above a limit wait, everywhere, until somebody approves exactly that set.
+//! The removal guard: removals above a limit are blocked everywhere until a user approves exactly
+//! that set.
 
 #[path = "removal_guard/definition.rs"]
 mod definition;
@@ -49,7 +50,7 @@ impl Stage {
         Ok(there)
     }
 
-    /// Waits until so many copies are held and says by which digest. Nothing is missing anywhere.
+    /// Waits until this many copies are blocked; returns the digest. Nothing is missing anywhere.
     async fn is_blocked(&self, copies: usize, all: usize) -> Result<String> {
         self.is_blocked_of(&self.rule, copies, all).await
     }
@@ -416,7 +417,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     Ok(())
 }
 
-/// Nobody has deleted the rule itself, and a namespace is gone sooner than anybody looks.
+/// The rule itself was not deleted, and a namespace is gone sooner than it can be observed.
 #[tokio::test]
 async fn deletion_of_a_namespace_waits_for_approval() -> Result<()> {
     let stage = stage().await?;
@@ -436,7 +437,7 @@ async fn rule_with_indirect_delete_stays_until_approved() -> Result<()> {
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
     hub.delete(&stage.rule).await?;
     let digest = stage.is_blocked(24, 12).await?;
-    // Whoever is asked says no, nothing, or turns away; only a yes releases it.
+    // The user answers no, nothing, or cannot be asked; only a yes approves it.
     let question = "Remove these 24 copies of rule guarded/all? [y/N]";
     for answer in ["n\n", "\n", "no\n", "yess\n", ""] {
         let (code, printed) = stage.answered(&["approve", "all"], answer).await?;

@@ -1,5 +1,5 @@
-//! The rights of the charts are all that hub and agents have, and all that they need; and what a chart passes, a binary
-//! knows.
+//! The rights of the charts are exactly the rights that hub and agents need, and a binary supports
+//! every argument of its chart.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -80,7 +80,7 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
     }
     scene.hub.all_applied(&rule, 8).await?;
 
-    // What somebody spoils is put back, and it is told.
+    // Damage is corrected and reported.
     let copy = settings.within(TARGETS[0]);
     scene
         .member(1)
@@ -159,7 +159,7 @@ async fn seed_rule_needs_no_more_rights_than_the_charts_grant() -> Result<()> {
             .count();
         ensure!(asked >= least, "only {asked} requests of {chart} were seen");
     }
-    // A person makes join strings with the hub's binary; nobody else is there but the two accounts.
+    // A user creates join strings with the hub's binary. There are only the two accounts.
     let by_persons: Vec<&&Write> = own
         .iter()
         .filter(|one| one.user != account(HUB) && one.user != account(AGENT))
@@ -270,7 +270,7 @@ async fn chart_arguments_are_known_and_mounts_stay_fresh() -> Result<()> {
         "a new policy has started the agent again"
     );
 
-    // So is an object that somebody changes by hand.
+    // As is an object that is changed by hand.
     fleet
         .hub()
         .kubectl(&[

@@ -192,7 +192,7 @@ async fn refuse(stage: &Stage, members: &[usize]) -> Result<()> {
 async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<()> {
     let stage = Stage::start(2).await?;
     refuse(&stage, &[1, 2]).await?;
-    // A wave that soaks; the leader dies meanwhile, and the next one goes on where it was.
+    // A wave that soaks. The leader is killed meanwhile, and the next one continues it.
     stage.wants(json!({"soakSeconds": 15})).await?;
     let before = stage.scene.hub.get(&stage.source).await?;
     let good = stage.edit("k", "1").await?;
@@ -237,7 +237,7 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     ensure!(soaked.as_secs() >= 15, "it soaked for {soaked}");
     stage.fleet.start_hub().await?;
 
-    // The first wave refuses a Secret: the second one never sees it, whoever leads.
+    // The first wave refuses a Secret: the second one never gets it, under any leader.
     stage.wants(json!({"soakSeconds": 0})).await?;
     let received = stage.received(1).await?;
     stage.edit("poison", "1").await?;
@@ -286,7 +286,7 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     stage.has(stage.last(), &cured).await?;
     stage.is_completed(2).await?;
 
-    // Without it all at once, and what the status said of it goes.
+    // Without a rollout all clusters get it at once, and its status is removed.
     stage.wants(Value::Null).await?;
     let plain = stage.edit("k", "3").await?;
     stage.has(stage.first(), &plain).await?;
@@ -310,7 +310,7 @@ async fn leader_killed_in_a_wave_is_followed_at_the_same_point() -> Result<()> {
     let stage = Stage::start(3).await?;
     stage.wants(json!({"maxConcurrency": 2})).await?;
     let before = stage.scene.hub.get(&stage.source).await?;
-    // The wave is of two members. One takes the change; the other one's agent hears of nothing.
+    // The wave has two members. One applies the change; the other one's agent receives nothing.
     stage.fleet.agent_process(3).pause()?;
     let newest = stage.edit("k", "1").await?;
     stage.has(stage.first(), &newest).await?;
@@ -336,7 +336,7 @@ async fn leader_killed_in_a_wave_is_followed_at_the_same_point() -> Result<()> {
     );
     let received = stage.received(1).await?;
     stage.kill_leader().await?;
-    // Whoever leads now knows the wave, and that it has not ended.
+    // The new leader knows the wave, and that it has not ended.
     let unseen = async || {
         ensure!(
             stage.last().get(&stage.source).await?["data"] == before["data"],

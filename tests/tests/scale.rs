@@ -136,7 +136,7 @@ async fn a_thousand_config_maps_at_once() -> Result<()> {
     Ok(())
 }
 
-/// A number that looks random.
+/// A pseudo-random number.
 fn mixed(number: usize) -> u64 {
     let mut bits = (number as u64)
         .wrapping_add(1)

@@ -1,5 +1,5 @@
-//! The rule that this project began with: ConfigMaps and Secrets with a label go into two namespaces of all members, and
-//! follow whatever happens to them. And what its status tells.
+//! The first rule of this project: ConfigMaps and Secrets with a label are copied into two
+//! namespaces of all members, and follow every change. Also checks its status.
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
@@ -246,7 +246,8 @@ async fn copies_equal_their_sources_without_traces_of_other_tools() -> Result<()
             .json(),
     )
     .await?;
-    // Nor does what others keep for themselves travel: Helm's releases, tokens of the cluster, bundles of certificates.
+    // Objects of other programs are not sent either: Helm's releases, tokens of the cluster,
+    // bundles of certificates.
     let release = "sh.helm.release.v1.app.v1";
     let never = [
         Draft::secret(home, release)

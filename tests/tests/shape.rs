@@ -383,7 +383,7 @@ async fn name_and_labels_of_a_cluster_fill_its_copies() -> Result<()> {
     .await?;
     hub.all_applied(&rule, 2).await?;
 
-    // A rule says no values of Secrets.
+    // A rule contains no values of Secrets.
     let secrets =
         json!({"spec": {"sources": [{"resources": ["configmaps", "secrets"], "names": ["app"]}]}});
     let refused = hub
@@ -476,7 +476,8 @@ async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
     holds(two, &id, &of, next("for-most")).await?;
     ensure!(one.find(&secret).await?.is_none(), "what is lent was sent");
 
-    // The key goes, its owner takes it back, it goes: the copy stays, and no value is told.
+    // The key is deleted, its owner denies it, it is deleted: the copy stays, and no value is
+    // disclosed.
     let copy = one.get(&id).await?;
     hub.change(
         &secret,

@@ -1,4 +1,5 @@
-//! Two replicas of the hub on one control plane, as the chart installs them: one leads, the other stands by.
+//! Two replicas of the hub on one control plane, as the chart installs them: one leader and one
+//! standby.
 
 #[path = "standby/killed.rs"]
 mod killed;

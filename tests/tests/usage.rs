@@ -1,5 +1,6 @@
-//! Wrong usage ends with exit code 1 and a sentence that names the cure; what can pass by itself is waited for, with a log
-//! line that names the cure, and goes on without a restart once it is cured.
+//! Wrong usage ends with exit code 1 and a sentence with a hint. Temporary failures are retried,
+//! with a log line that has a hint, and the process continues without a restart once they are
+//! fixed.
 
 #[path = "usage/patience.rs"]
 mod patience;
@@ -19,7 +20,7 @@ use stage::{Which, stage};
 /// A word in a file that no message may repeat.
 const SECRET: &str = "s3cr3t-of-the-file";
 
-/// What each wrong call must say.
+/// The expected text for each wrong call.
 async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
     let output = stage().await?.fails(which, arguments).await?;
     for word in words {

@@ -1,4 +1,4 @@
-//! The waits of the harness. In a file of their own: a wait in vain keeps the folders of its test run.
+//! The waits of the harness.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The hub at the wire: who is let in, what a member gets and what it never gets, and what it costs. The members here
-//! are simulated; the hub, its API server and every byte between them are real.
+//! The hub on the wire: authentication, what a member gets and what it never gets, and the cost.
+//! The members are simulated; the hub, its API server and every byte between them are real.
 
 #[path = "wire/costs.rs"]
 mod costs;

@@ -43,7 +43,7 @@ fn wanted(
     }
 }
 
-/// An agent whose policy denies overwriting, and a Secret of somebody else.
+/// An agent whose policy denies overwriting, and a foreign Secret.
 async fn start(name: &str) -> Result<(Alone, Value)> {
     let mut alone = Alone::prepare(name, std::time::Duration::from_secs(3600)).await?;
     alone.make_namespace("a").await?;
@@ -93,7 +93,7 @@ async fn hostile_hub_gains_no_object_by_adoption() -> Result<()> {
         .hears("its end", "masked", |state| state.gone)
         .await?;
 
-    // What is equal is adopted, and stays as it is whatever is sent afterwards.
+    // An equal object is adopted, and stays as it is whatever is sent afterwards.
     alone.hub.want(
         "r",
         wanted(
@@ -151,7 +151,7 @@ async fn owner_replaces_an_adopted_object_and_keeps_it() -> Result<()> {
         if restarts {
             alone.crash_agent().await?;
         }
-        // As `kubectl replace` does: no mark of ours is left but the record of who applied what.
+        // As `kubectl replace` does: only the managed fields still name the agent.
         let id = Id::of(&theirs)?;
         let change = json!({
             "metadata": {"labels": null, "annotations": null}, "data": {"password": THEIRS, "more": OURS},

@@ -27,14 +27,14 @@ pub async fn plane() -> Result<&'static ControlPlane> {
         .await
 }
 
-/// A cluster with an agent in a namespace of its own, joined to a hub of its own.
+/// A cluster with an agent in a separate namespace, joined to a separate hub.
 pub struct Alone {
     pub plane: &'static ControlPlane,
     pub place: Place,
     pub hub: FakeHub,
     /// The agent's namespace; the names of the others begin with it.
     pub name: String,
-    /// What the agent acts with; the rights of its chart unless a test says otherwise.
+    /// The credentials of the agent; the rights of its chart unless a test needs others.
     pub kubeconfig: PathBuf,
     /// The agent's policy, if it has one.
     pub policy_file: Option<PathBuf>,
@@ -75,7 +75,8 @@ impl Alone {
     ) -> Result<Self> {
         let place = Place::new("alone", plane.client().await?);
         let hub = FakeHub::start(life).await?;
-        // What may be overwritten is what the agent's own policy says: here its admission policy does not refuse it.
+        // The agent's own policy decides what may be overwritten: its admission policy does not
+        // refuse it here.
         let mut values = values.clone();
         values["policy"]["overwrite"] = json!(true);
         place.make(&Draft::namespace(name).json()).await?;
@@ -173,7 +174,7 @@ impl Alone {
         self.agent = Some(agent);
     }
 
-    /// Waits until the agent ends by itself, and returns what it says.
+    /// Waits until the agent ends by itself, and returns its output.
     pub async fn ends(&mut self) -> Result<String> {
         let (mut tasks, _) = self.agent.take().context("the agent does not run")?;
         let ended = tokio::time::timeout(runnel_tests::scene::SOON, tasks.join_next()).await;
@@ -190,7 +191,7 @@ impl Alone {
         end(self.take_agent()?).await
     }
 
-    /// The agent that runs, which is nobody's any more.
+    /// The running agent, which no other code owns.
     pub fn take_agent(&mut self) -> Result<Running> {
         self.agent.take().context("the agent does not run")
     }
@@ -245,7 +246,7 @@ impl Alone {
         Id::config_map(&self.ns(short), name)
     }
 
-    /// Waits until a copy says a text, whole and with all our marks.
+    /// Waits until a copy has a text, with all our labels and annotations.
     pub async fn says(&self, id: &Id, text: &str) -> Result<Value> {
         let (data, hub) = (json!({"text": text}), json!(self.hub.hub_id()));
         self.place

@@ -74,7 +74,7 @@ async fn mistyped_join_string_blocks_neither_join_nor_return() -> Result<()> {
     })
     .await?;
 
-    // The hub does not want it any more, and the string of its new join leads nowhere.
+    // The hub no longer accepts it, and the string of its new join leads nowhere.
     alone.set_join_string(&alone.hub.join_string_to(&elsewhere, false)?)?;
     alone.hub.refuse(true);
     alone.hub.stop();
@@ -104,7 +104,7 @@ async fn flow_that_a_middlebox_drops_is_replaced() -> Result<()> {
     alone.says(&alone.id("a", "one"), "1").await?;
     let sessions = alone.hub.sessions();
 
-    // Neither side sees an end: the agent notices that nobody answers, and comes again.
+    // Neither side sees an end: the agent detects the missing answers, and reconnects.
     middlebox.drop_flows();
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
     let again = async || Ok((alone.hub.sessions() > sessions).then_some(()));
@@ -159,7 +159,8 @@ async fn certificates_are_renewed_at_half_life_before_expiry() -> Result<()> {
     let twice = alone.hub.sent_twice();
     ensure!(twice.is_empty(), "sent twice: {twice:?}");
 
-    // A hub that does not answer: the stream goes on, and is replaced before its certificate ends.
+    // A hub that does not answer: the stream continues, and is replaced before its certificate
+    // ends.
     alone.hub.keep_streams();
     let (renewals, sessions) = (alone.hub.renewals(), alone.hub.sessions());
     eventually("a renewal", Duration::from_secs(20), async || {

@@ -351,7 +351,7 @@ async fn bad_object_is_named_without_content_and_delays_no_other() -> Result<()>
         "{received}"
     );
 
-    // An immutable copy cannot be changed; the sentence says what helps, and it does.
+    // An immutable copy cannot be changed. The message has a hint, and the hint works.
     let content = |text: &str| {
         let fields = [
             ("data".to_owned(), json!({"text": text})),

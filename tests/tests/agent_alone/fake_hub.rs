@@ -1,4 +1,5 @@
-//! A hub without a cluster: it speaks the protocol over real TLS, wants what a test says, and remembers what it heard.
+//! A hub without a cluster: it uses the protocol over real TLS, sends what a test sets, and records
+//! what it receives.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -19,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-/// One rule as the hub wants it in the member.
+/// One rule as the hub sends it to the member.
 #[derive(Clone)]
 pub struct Wanted {
     pub terms: Terms,
@@ -69,7 +70,7 @@ impl Drop for FakeHub {
 }
 
 impl FakeHub {
-    /// A hub whose certificates live for `life`.
+    /// A hub whose certificates are valid for `life`.
     pub async fn start(life: Duration) -> Result<Self> {
         let hub_id = new_hub_id()?;
         let authority = Authority::generate(&hub_id, SystemTime::now())?;
@@ -140,7 +141,7 @@ impl FakeHub {
         Ok(string.encode())
     }
 
-    /// Wants a rule as given, and tells a connected agent what changed.
+    /// Sets a rule, and sends the change to a connected agent.
     pub fn want(&self, uid: &str, wanted: Wanted) {
         let mut state = self.shared.state.lock();
         let before = state.rules.insert(uid.to_owned(), wanted.clone());
@@ -222,12 +223,12 @@ impl FakeHub {
         self.shared.state.lock().renewals
     }
 
-    /// Everything heard, as text, to look for what must not be in it.
+    /// Everything received, as text, to search for what must not be in it.
     pub fn received(&self) -> String {
         format!("{:?}", self.shared.state.lock().received)
     }
 
-    /// The newest state of a rule that the agent has told.
+    /// The newest state of a rule that the agent has reported.
     pub fn observed(&self, uid: &str) -> Option<RuleState> {
         let state = self.shared.state.lock();
         let states = state.received.iter().rev().filter_map(|frame| match frame {
@@ -240,7 +241,7 @@ impl FakeHub {
             .cloned()
     }
 
-    /// Waits until the agent has told a state of a rule that meets a condition.
+    /// Waits until the agent has reported a state of a rule that meets a condition.
     pub async fn hears(
         &self,
         what: &str,

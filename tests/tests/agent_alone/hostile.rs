@@ -1,4 +1,5 @@
-//! A hub that means harm, with a valid certificate: whatever it sends, the member's policy and rights hold.
+//! A malicious hub with a valid certificate: whatever it sends, the member's policy and rights
+//! apply.
 use anyhow::{Result, ensure};
 use runnel_proto::model::*;
 use runnel_tests::scene::Id;
@@ -20,7 +21,7 @@ fn secret(object_type: &str) -> Content {
     content(json!({"type": object_type, "data": {"k": "dg=="}}))
 }
 
-/// Each attempt as a rule of its own: where to, as what, and with which content.
+/// Each attempt as a separate rule: its target, its kind and its content.
 fn attempts(alone: &Alone) -> Vec<(String, Wanted)> {
     let a = alone.ns("a");
     let to = |namespace: &str, from: SourceRef, content: Content| {
@@ -73,7 +74,7 @@ fn attempts(alone: &Alone) -> Vec<(String, Wanted)> {
             to(namespace, source("secrets", "x"), secret("Opaque")),
         ));
     }
-    // Kinds that nobody distributes, and names that leave their place.
+    // Kinds that are never distributed, and names with path traversal.
     for resource in [
         "pods",
         "roles.rbac.authorization.k8s.io",
@@ -141,7 +142,8 @@ fn attempts(alone: &Alone) -> Vec<(String, Wanted)> {
     all
 }
 
-/// Whether the agent has told the hub of an attempt: of its copy, or in an ack where not even that can be read.
+/// Whether the agent has reported an attempt to the hub: with its copy, or in an ack if the copy is
+/// unreadable.
 fn has_event(alone: &Alone, uid: &str) -> bool {
     let failed = alone
         .hub

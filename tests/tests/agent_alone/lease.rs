@@ -94,7 +94,7 @@ async fn killed_agent_is_succeeded_by_its_own_pod_at_once() -> Result<()> {
     timeout(Duration::from_secs(15), alone.start_agent())
         .await
         .context("it waits for its own Lease")??;
-    // Another pod cannot know that it is dead, and waits until the Lease is over.
+    // Another pod cannot know that it is dead, and waits until the Lease expires.
     alone.crash_agent().await?;
     let mut other = Box::pin(alone.boot_agent("2"));
     ensure!(

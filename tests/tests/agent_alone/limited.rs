@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 
 use crate::alone::{Alone, source};
 
-/// A control plane that also writes down who reads.
+/// A control plane that also records reads.
 pub async fn audited() -> Result<&'static ControlPlane> {
     static PLANE: OnceCell<ControlPlane> = OnceCell::const_new();
     let options = || Options {
@@ -98,7 +98,7 @@ async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
         );
     }
 
-    // A person does what the failures say, word for word.
+    // An administrator follows the hints of the failures literally.
     for failure in &forbidden {
         let (_, commands) = failure.message.split_once("kubectl ").unwrap_or_default();
         for command in commands.split("; kubectl ") {
@@ -140,7 +140,7 @@ async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
         );
     }
 
-    // A wider policy goes on without a restart too: here to the point where the Role is missing.
+    // A wider policy takes effect without a restart too, up to the missing Role.
     alone.set_policy("namespaces: {allowed: [two-a, two-b, two-c, two-d]}")?;
     let output = |state: &runnel_proto::model::RuleState| {
         state.failures.len() == 2

@@ -1,4 +1,4 @@
-//! The agent alone: a real control plane, and a hub written by hand that says what the agent shall do.
+//! The agent alone: a real control plane, and a simulated hub that sends what a test sets.
 mod adopted;
 mod alone;
 mod connection;

@@ -23,7 +23,7 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
     alone.stop_agent().await?;
     alone.hub.stop();
 
-    // While nobody looks: one of two twins is damaged, both twins of the other are.
+    // While the agent is down: of one source, one of two twins is damaged; of the other, both are.
     alone
         .place
         .change(&alone.id("a", "one"), json!({"data": {"text": "changed"}}))
@@ -55,7 +55,8 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
         .await?;
     alone.says(&alone.id("a", "lone"), "1").await?;
 
-    // The hub comes back with another wish: what waited is done, and what it no longer wants goes.
+    // The hub returns with another desired state: pending work is done, and copies that it no
+    // longer selects are removed.
     alone.hub.resume().await?;
     alone.hub.hears_applied("r", 6).await?;
     alone.says(&alone.id("a", "two"), "1").await?;
@@ -232,7 +233,7 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
     alone.crash_agent().await?;
     alone.hub.stop();
 
-    // The other source is kept right meanwhile, so the agent has looked at everything.
+    // The other source is still corrected meanwhile, so the agent has checked everything.
     alone.place.delete(&alone.id("a", "two")).await?;
     let mark = alone.plane.mark();
     alone.start_agent().await?;
@@ -260,7 +261,7 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
     alone.hub.hears_applied("r", 3).await.map(drop)
 }
 
-/// The namespaces in which a ConfigMap stands.
+/// The namespaces with a ConfigMap.
 async fn stands(alone: &Alone, name: &str) -> Result<Vec<&'static str>> {
     let mut found = vec![];
     for namespace in ["a", "b", "c"] {
@@ -284,7 +285,7 @@ async fn agent_alone_restores_what_went_while_it_was_away() -> Result<()> {
         alone.rule(&["a", "b", "c"], &[("one", "1"), ("two", "1")]),
     );
     alone.hub.hears_applied("r", 6).await?;
-    // Of a rule that is not stored nobody knows where its copies are.
+    // The copies of a rule that is not stored cannot be found.
     alone
         .place
         .sees(

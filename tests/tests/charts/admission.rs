@@ -1,5 +1,5 @@
-//! What the agent's ServiceAccount may write, by its ValidatingAdmissionPolicy: what a thief of its token would do is refused
-//! by the API server, and what the agent does passes.
+//! The rights of the agent's ServiceAccount under its ValidatingAdmissionPolicy: the API server
+//! refuses misuse of a stolen token, and accepts the agent's writes.
 
 use anyhow::{Context, Result, ensure};
 use runnel_proto::model::{KINDS, Kind};
@@ -19,7 +19,7 @@ const HOME: &str = "guarded";
 const TARGET: &str = "guarded-shop";
 const POLICY: &str = "ValidatingAdmissionPolicy 'guarded-writes'";
 
-/// The API server, as whoever holds the token of the agent's account sees it.
+/// The API server, for the holder of the token of the agent's account.
 struct Thief<'a> {
     cluster: &'a ControlPlane,
     kubeconfig: String,
@@ -401,7 +401,7 @@ async fn foreign_objects(thief: &Thief<'_>) -> Result<()> {
         .refused("the deletion", &delete, "", "deletes only what it created")
         .await?;
 
-    // Adopted it is still not Runnel's, and it can be let go.
+    // Adopted it is still not Runnel's, and it can be released.
     thief
         .patches("the adoption", id, &marks("v1a."), None)
         .await?;
@@ -451,7 +451,7 @@ async fn large_objects(thief: &Thief<'_>) -> Result<()> {
         .await
 }
 
-/// The chart repeats what the binary knows.
+/// The chart repeats the list of the binary.
 #[tokio::test]
 async fn admission_policy_repeats_the_lists_of_the_agent() -> Result<()> {
     let documents = documents(&Helm::find().await?, AGENT, "{}").await?;

@@ -1,5 +1,5 @@
-//! What the charts pass, read by the binaries themselves: an argument, a variable or a policy that a binary does not know
-//! would make its pods crash.
+//! The arguments of the charts, parsed by the binaries themselves: pods would crash on an argument,
+//! variable or policy that a binary does not support.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,8 @@ pub fn are_known(chart: &str, container: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Says that the account whose word the hub takes for an administrator's is one that its chart makes, and no pod's.
+/// Checks that the account that the hub takes for an administrator is one that its chart creates,
+/// and no pod's.
 pub fn trusts_its_own(documents: &[Value]) -> Result<()> {
     let given = texts(&container(documents)?["args"]);
     let named: Vec<&str> = given

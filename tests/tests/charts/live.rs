@@ -50,7 +50,7 @@ async fn a_strict_api_server_takes_whatever_is_rendered() -> Result<()> {
     let apply = [&apply[..], &["-f", "-"]].concat();
     for (chart, tried) in [("runnel-hub", render::HUB), ("runnel-agent", render::AGENT)] {
         for (about, values) in tried {
-            // Under a name of its own: what the other tests install is not merged with it.
+            // Under a separate name, so that it is not merged with what the other tests install.
             let text = helm.template_as("tried", chart, values).await?;
             cluster
                 .kubectl_stdin(&apply, &text)

@@ -1,6 +1,6 @@
 //! Values that cannot be meant: each is refused before anything is installed, and the field is named.
 
-/// Chart, values, and what the refusal must say.
+/// Chart, values, and the expected refusal.
 pub const REFUSED: &[(&str, &str, &str)] = &[
     (
         "runnel-hub",

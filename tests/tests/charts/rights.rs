@@ -48,8 +48,8 @@ struct Binding {
     process: bool,
 }
 
-/// Each binding; one to anything but the ServiceAccount of the release's pods, or for who asks the hub a question, is an
-/// error.
+/// Each binding. One to anything but the ServiceAccount of the release's pods, or for users who
+/// query the hub, is an error.
 fn bindings(documents: &[Value]) -> Result<Vec<Binding>> {
     let account = |document: &Value| {
         let spec = &document["spec"]["template"]["spec"];
@@ -180,7 +180,7 @@ pub fn in_words(documents: &[Value]) -> Result<String> {
 }
 
 const GROUPS: [&str; 4] = ["", "coordination.k8s.io", "events.k8s.io", "runnel.dev"];
-/// Who somebody is and what he may: asked, and nothing is given by it.
+/// Token reviews and access reviews, which grant nothing.
 const REVIEWS: [[&str; 2]; 2] = [
     ["authentication.k8s.io", "tokenreviews"],
     ["authorization.k8s.io", "subjectaccessreviews"],
@@ -190,7 +190,7 @@ const VERBS: [&str; 7] = [
 ];
 const CORE: [&str; 3] = ["configmaps", "namespaces", "secrets"];
 
-/// Fails for a right that nobody of Runnel's may ever have.
+/// Fails for a right that no part of Runnel may ever have.
 pub fn has_few_rights(right: &Right) -> Result<()> {
     let all = [&right.groups, &right.resources, &right.verbs, &right.names]
         .into_iter()

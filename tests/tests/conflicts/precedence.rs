@@ -61,7 +61,8 @@ async fn the_older_rule_wins_and_the_other_takes_over_when_it_goes() -> Result<(
     member.is_untouched(&copy).await?;
 
     let recorder = Recorder::start(member, &Id::config_map(home, "")).await?;
-    // The winner may go, stop to want this copy, or no longer choose the cluster; each time the other is there at once.
+    // The winner may be deleted, no longer select this copy, or no longer choose the cluster. Each
+    // time the other rule takes over at once.
     hub.change(
         &older,
         json!({"spec": {"clusters": {"names": ["member-2"]}}}),
@@ -194,7 +195,7 @@ async fn of_two_sources_that_want_one_copy_neither_is_applied() -> Result<()> {
     ] {
         ensure!(message.contains(part), "{message}");
     }
-    // What is there stays, whatever either says; and the others are not held up.
+    // The existing copy stays, whatever either rule holds; and the others are not delayed.
     hub.change(&Id::of(&first)?, json!({"data": {"k": "edited a"}}))
         .await?;
     let second = hub

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::scene_with;
 
-/// Words that may stand nowhere but in sources and copies.
+/// Words that may be only in sources and copies.
 const CANARY: &str = "c4n4ry-value-that-nobody-may-repeat";
 
-/// What a status and the Events of rule and copy say of it, without the canary.
+/// The texts of a status and the Events of rule and copy about it, without the canary.
 async fn message_is_not_repeated(hub: &Place, rule: &Id, member: &Place, copy: &Id) -> Result<()> {
     let status = hub.get(rule).await?["status"].to_string();
     let events = format!(
@@ -136,7 +136,7 @@ async fn exhausted_quota_is_reported_and_passes() -> Result<()> {
     });
     member.make(&quota).await?;
     let id = Id::of(&quota)?;
-    // Without a controller of quotas nobody else fills in what is used.
+    // Without a quota controller the test fills in the usage.
     let used = json!({"status": {"hard": {"count/secrets": "0"}, "used": {"count/secrets": "0"}}});
     set_status(member, &id, &used).await?;
     let rule = Id::rule(home, "all");
@@ -211,7 +211,7 @@ async fn immutable_copy_is_reported_and_recreated_when_deleted() -> Result<()> {
         .await?;
     member.has_copy(&other, home, &rule).await?;
 
-    // Made anew within the grace: for the member it is a change that cannot be.
+    // Created again within the grace period: for the member it is a change that is not allowed.
     let mut sources = Vec::new();
     for draft in [secret(CANARY), typed("example.com/two")] {
         hub.delete(&Id::of(&draft)?).await?;

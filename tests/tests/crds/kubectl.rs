@@ -162,7 +162,7 @@ async fn kubectl_shows_the_columns_of_a_rule() -> Result<()> {
         shown.contains("distributionrule.runnel.dev/shown"),
         "{shown}"
     );
-    // kubectl itself can wait for what the hub says.
+    // kubectl itself can wait for the hub's conditions.
     hub.kubectl(&[
         "wait",
         "drule/shown",

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::stage::{MEMBERS, Stage, stage};
 
-/// Every way in which somebody may spoil a copy; each must be put back.
+/// Every kind of damage to a copy; each must be corrected.
 async fn spoil_and_heal(stage: &Stage, source: &Value, target: &str, rule: &Id) -> Result<()> {
     let member = stage.scene.member(1);
     let copy = Id::of(source)?.within(target);
@@ -125,7 +125,7 @@ async fn drift_is_corrected_and_namespaces_filled_without_hub() -> Result<()> {
         .has_copy(&twice, "no-hub-1", &many)
         .await?;
     stage.fleet.start_hub().await?;
-    // The other one has waited in vain for so long that it would take its time.
+    // The other one has retried for so long that its backoff is long.
     stage.fleet.kill_agent(2)?;
     stage.fleet.start_agent(2).await?;
     stage.connected(MEMBERS).await?;

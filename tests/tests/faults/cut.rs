@@ -73,7 +73,7 @@ async fn cut_everywhere(stage: &Stage) -> Result<()> {
     let proxy = Proxy::start(&stage.fleet.hub_address()).await?;
     for (round, bytes) in CUTS.into_iter().enumerate() {
         stage.fleet.kill_agent(1)?;
-        // Everything is to be sent again, and the hub knows of nothing better than to start anew, too.
+        // Everything must be sent again, and the hub must start over, too.
         for source in &mut sources {
             *source = stage.edit(source, &noise()?).await?;
         }

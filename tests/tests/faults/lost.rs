@@ -108,7 +108,8 @@ async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
     }
     stage.scene.hub.all_applied(&kept, MEMBERS * 3).await?;
 
-    // OrphanedCopies copies are kept right, also by an agent that has only heard of it through its own Secret.
+    // Orphaned copies are still corrected, also by an agent that read the rule only from its own
+    // Secret.
     let copy = Id::config_map("lost-target", "a");
     stage
         .scene
@@ -125,7 +126,7 @@ async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
     stage.connected(MEMBERS).await?;
     says_unclaimed(&stage, &[&lost]).await?;
 
-    // A new rule that wants the same takes them over, and then nothing is orphaned any more.
+    // A new rule that selects the same takes them over. After that nothing is orphaned.
     let names = |draft: RuleDraft| draft.named(&["a", "b", "c"]).into(&["lost-target"]);
     let again = stage.rule("lost", "again", names).await?;
     stage.scene.hub.all_applied(&again, MEMBERS * 3).await?;

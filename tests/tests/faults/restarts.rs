@@ -43,7 +43,7 @@ impl Set {
         })
     }
 
-    /// Two edits, an addition and a deletion; what must be written for them in a member, and nothing else.
+    /// Two edits, an addition and a deletion: the exact writes in a member.
     async fn change(&mut self, stage: &Stage) -> Result<Vec<String>> {
         let hub = &stage.scene.hub;
         self.sources[3] = stage.edit(&self.sources[3], "second").await?;

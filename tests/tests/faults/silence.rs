@@ -1,4 +1,4 @@
-//! Clusters that fall silent, and come back.
+//! Clusters that become unreachable, and return.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use super::stage::{Stage, stage};
 
-/// Seconds from the fault by which the status tells of a silent cluster.
+/// Seconds from the fault to the status of an unreachable cluster.
 const REPORTED: i64 = 45;
 
-/// What `Ready` said, change by change.
+/// The states of `Ready`, change by change.
 fn output(recorder: &Recorder, rule: &Id) -> Result<Vec<(String, Instant)>> {
     let mut output: Vec<(String, Instant)> = Vec::new();
     for record in recorder.about(rule.own_namespace().unwrap_or_default(), rule.name())? {
@@ -63,7 +63,7 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
     stage.calm().await?;
     let recorder = Recorder::start(&stage.scene.hub, &rules[0]).await?;
 
-    // One is gone, and the other one's link is frozen: its connection stays, and nobody answers.
+    // One is gone, and the other one's link is frozen: its connection stays open without answers.
     let fault = Timestamp::now();
     stage.fleet.kill_agent(1)?;
     stage.fleet.agent_process(2).pause()?;
@@ -82,7 +82,7 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
             .hub
             .says_of(rule, name, "Unreachable", "SessionLost")
             .await?;
-        // A rule never says so before the cluster's own status.
+        // A rule never reports it before the cluster's own status.
         let member = stage.scene.hub.get(&Id::member(name)).await?;
         ensure!(
             condition_of(&member, "Connected") == "Unknown",
@@ -98,7 +98,7 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
         stage.scene.hub.all_applied(rule, 1).await?;
         stage.fleet.connected(number).await?;
     }
-    // It said each thing once.
+    // Each state was reported once.
     for rule in &rules {
         let words: Vec<String> = output(&recorder, rule)?
             .into_iter()
@@ -125,7 +125,7 @@ async fn a_restart_of_the_hub_flaps_nothing() -> Result<()> {
         Recorder::start(&stage.scene.hub, &rule).await?,
         Recorder::start(&stage.scene.hub, &Id::member("any")).await?,
     ];
-    // Long enough away that its silence would be told by a hub that was there.
+    // Away for so long that a running hub would report it.
     stage.fleet.kill_agent(2)?;
     stage.restart_hub(1).await?;
     stage.calm().await?;

@@ -22,7 +22,7 @@ pub struct Stage {
     _turn: Turn,
 }
 
-/// The fleet with everything up, whatever the test before left behind.
+/// The fleet with everything running, whatever the test before left behind.
 pub async fn stage() -> Result<Stage> {
     let options = FleetOptions {
         members: MEMBERS,
@@ -33,7 +33,7 @@ pub async fn stage() -> Result<Stage> {
     if !fleet.hub_process().is_running() {
         fleet.start_hub().await?;
     }
-    // Agents that have failed a while ago wait longer and longer: they begin anew.
+    // Agents that have failed a while ago have a long backoff: they are restarted.
     for number in 1..=MEMBERS {
         fleet.kill_agent(number)?;
         fleet.start_agent(number).await?;

@@ -1,4 +1,5 @@
-//! Members whose API server hangs, is away, or was restored; and objects that strangers create with the label of copies.
+//! Members whose API server hangs, is unreachable, or was restored; and objects of strangers with
+//! the label of copies.
 
 use std::time::{Duration, Instant};
 
@@ -190,7 +191,7 @@ async fn restored_member_is_brought_up_to_date() -> Result<()> {
         .await
         .context("a copy that came back")?;
     hub.all_applied(&rule, 1).await?;
-    // It is right for good: the next edit arrives as any other.
+    // It stays correct: the next edit arrives as any other.
     let edited = stage.edit(&source, "third").await?;
     stage
         .scene
@@ -200,7 +201,8 @@ async fn restored_member_is_brought_up_to_date() -> Result<()> {
         .map(drop)
 }
 
-/// Gives an object a time that JSON libraries of other languages cannot hold, as whoever may write it can.
+/// Sets a time on an object that JSON libraries of other languages cannot represent, as any writer
+/// of it can.
 async fn spoil(cluster: &ControlPlane, object: &str, namespace: &str, change: &str) -> Result<()> {
     let time = r#"{"op":"replace","path":"/metadata/managedFields/0/time","value":"9999-12-31T23:59:59Z"}"#;
     let patch = format!("[{change},{time}]");
@@ -306,7 +308,8 @@ async fn object_with_a_time_beyond_all_calendars_stops_no_watch() -> Result<()> 
 /// Of so many large ConfigMaps the text is as long as it can be in JSON.
 const ESCAPED: usize = 8;
 
-/// Objects of about 1 MB with the label of copies, as whoever may create objects in a namespace can make them.
+/// Objects of about 1 MB with the label of copies, as any user can create them who may create
+/// objects in a namespace.
 async fn make_large(stage: &Stage, hub_id: &str, count: usize) -> Result<()> {
     let member = stage.scene.member(1);
     // JSON writes each of the latter with six bytes.

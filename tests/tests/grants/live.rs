@@ -1,4 +1,5 @@
-//! Grants on real API servers: the whole set of copies of many rules, under grants that change; and who may write rules.
+//! Grants on real API servers: the whole set of copies of many rules, under changing grants; and
+//! who may write rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +51,7 @@ const WIDE: Grant = Grant {
     creates: true,
 };
 
-/// The rules: each takes one ConfigMap and one Secret of its own.
+/// The rules: each selects its own ConfigMap and Secret.
 fn rules() -> Vec<Rule> {
     let mut rules = vec![];
     for home in HOMES {
@@ -123,7 +124,7 @@ fn name(number: usize) -> String {
     format!("grant-{number}")
 }
 
-/// A label on an object, where the oracle says that it has it.
+/// A label on an object, if the oracle has it.
 fn labelled(draft: Draft, thing: Thing) -> Value {
     if thing.labelled {
         draft.label(LABEL.0, LABEL.1).json()
@@ -216,7 +217,7 @@ async fn copies(scene: &Scene) -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// What there should be, and how many combinations were looked at.
+/// The expected copies, and the number of checked combinations.
 fn expected(grants: &[Grant]) -> (BTreeSet<String>, usize) {
     let (mut expected, mut cases) = (BTreeSet::new(), 0);
     for (number, rule) in rules().into_iter().enumerate() {
@@ -302,7 +303,8 @@ async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
     }
     println!("{cases} cases");
     ensure!(cases >= 50, "{cases}");
-    // Neither a restart nor an empty list brings the first grant back, nor an identity whose data alone were restored.
+    // Neither a restart nor an empty list restores the first grant, nor does an identity with
+    // restored data only.
     grant(&scene, &[], 99).await?;
     let fleet = fleet().await?;
     fleet.kill_hub()?;
@@ -325,7 +327,7 @@ async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
     Ok(())
 }
 
-/// Asks the hub's API server as somebody else.
+/// Asks the hub's API server as another user.
 async fn as_person(
     person: &str,
     command: &[&str],

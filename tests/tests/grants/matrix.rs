@@ -134,7 +134,7 @@ fn rules() -> Vec<Rule> {
             (SECRETS, Choice::Names(&["two"])),
         ] {
             for namespaces in targets {
-                // Only who names namespaces exactly may have them made.
+                // Namespaces are created only for exact names.
                 let creates = namespaces == targets[2];
                 rules.push(Rule {
                     cluster_scoped,
@@ -265,7 +265,7 @@ impl Member {
         }
     }
 
-    /// Does what it is told, and has judged what it holds and should not.
+    /// Applies its orders, and has its surplus copies judged.
     fn follow(&mut self, index: &mut Index) {
         let (uid, name) = (RuleUid::from("r"), ClusterName::from(self.cluster.name));
         for _ in 0..2 {
@@ -364,7 +364,7 @@ fn copy_is_where_it_is_wanted_and_granted_after_grant_changes() {
                     (cases, copies) = (cases + 1, copies + got.len());
                 }
             }
-            // While nobody can tell what is granted, nothing is sent and nothing removed.
+            // While the grants are unknown, nothing is sent and nothing removed.
             let before: Vec<_> = members.iter().map(Member::copies).collect();
             index.set_grants(None);
             for (member, before) in members.iter_mut().zip(before) {

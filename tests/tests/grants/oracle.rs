@@ -1,4 +1,5 @@
-//! What is wanted and what is granted, said as plainly as possible: what the planner and the agents are compared with.
+//! The oracle: requests and grants, computed as plainly as possible, to compare the planner and the
+//! agents with.
 
 use serde_json::{Value, json};
 
@@ -13,7 +14,7 @@ pub enum Choice {
     All,
 }
 
-/// A thing with a name that may carry the label, and may not be there yet.
+/// A named object that may have the label, and may not exist yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Thing {
     pub name: &'static str,
@@ -68,7 +69,7 @@ impl Choice {
         }
     }
 
-    /// As it stands in a spec.
+    /// As in a spec.
     pub fn spec(self) -> Value {
         match self {
             Choice::All => json!({"all": true}),
@@ -88,7 +89,7 @@ impl Grant {
 }
 
 impl Rule {
-    /// Whether it wants a copy of a kind in a namespace of a cluster.
+    /// Whether the rule requests a copy of a kind in a namespace of a cluster.
     pub fn wants(self, kind: &str, cluster: Thing, namespace: Thing) -> bool {
         let targeted = match self.namespaces {
             None => namespace.name == self.home.name,

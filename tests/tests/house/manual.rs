@@ -75,7 +75,7 @@ fn is_sent(
     Ok(())
 }
 
-/// A Secret as a tool makes it: named and labelled as told, and marked as the tool marks its own.
+/// A Secret as a tool creates it: with the given name and labels, and the tool's own marks.
 fn made(made_by: &Value, name: &Value, render_labels: &Value, marks: &Value) -> Result<Value> {
     let mut all = labels(render_labels)?;
     all.extend(labels(&marks["labels"])?);
@@ -146,7 +146,7 @@ fn sources_of_other_tools_are_chosen_by_label_without_marks() -> Result<()> {
         &json!({}),
     )?;
 
-    // What steers a restarter in the members travels.
+    // Annotations for a restarter in the members are copied.
     let settings = of_kind(&objects, "ConfigMap")?;
     let annotations = &settings["metadata"]["annotations"];
     ensure!(annotations["reloader.stakater.com/match"] == "true");

@@ -48,7 +48,8 @@ fn without_code(text: &str) -> String {
         .fold(String::new(), |text, line| text + line + "\n")
 }
 
-/// The sentences of the prose: no code, no tables, no headings; an item of a list is a paragraph of its own.
+/// The sentences of the prose: no code, no tables, no headings. An item of a list is a paragraph of
+/// its own.
 fn sentences(text: &str) -> Vec<String> {
     let mut paragraphs = vec![String::new()];
     for line in without_code(text).lines() {

@@ -498,8 +498,8 @@ fn reference_of_metrics_equals_the_code() -> Result<()> {
     check(page, &text)
 }
 
-/// Words, their order and who says them come from the lists of the code. What a word means is kept on the page; a new word
-/// fails until the page explains it.
+/// Words, their order and their objects come from the lists of the code. The page holds the
+/// explanation of each word. A new word fails until the page explains it.
 #[test]
 fn reference_of_conditions_equals_the_closed_lists() -> Result<()> {
     let page = "conditions.md";

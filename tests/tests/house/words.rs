@@ -15,7 +15,8 @@ const LISTS: &str = "hub/api/src/conditions.rs";
 /// The page of the manual that explains them.
 const PAGE: &str = "deploy/manual/src/reference/conditions.md";
 
-/// The table of the manual whose first column has this heading: its words, and of what each is said.
+/// The table of the manual with this heading of its first column: its words, and the objects of
+/// each.
 fn table(heading: &str) -> Result<BTreeMap<String, String>> {
     let page = fs::read_to_string(root().join(PAGE))?;
     let (_, rows) = page
@@ -37,7 +38,7 @@ fn table(heading: &str) -> Result<BTreeMap<String, String>> {
     Ok(table)
 }
 
-/// Both say the same.
+/// Both are equal.
 fn compare(heading: &str, of_code: impl Iterator<Item = &'static str>) -> Result<()> {
     let (of_manual, of_code) = (table(heading)?, of_code.collect::<BTreeSet<_>>());
     let lacks = of_code

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 const HOME: &str = "leaving";
 const MEMBER: &str = "member-1";
-/// What the report of a real fleet waited for in vain, and more.
+/// Longer than a real fleet once waited without success.
 const LONG: Duration = Duration::from_secs(120);
 
 /// A hub of two replicas, a member, and three rules with a copy each: one deletes, one retains, one is for the test.

@@ -1,4 +1,5 @@
-//! Objects on the hub with as much metadata as Kubernetes takes, as whoever may create ConfigMaps can make them.
+//! Objects on the hub with as much metadata as Kubernetes allows, as any user can create them who
+//! may create ConfigMaps.
 
 use anyhow::Result;
 use runnel_tests::scene::{Draft, RuleDraft};
@@ -9,7 +10,7 @@ use super::stage::Stage;
 /// Characters of annotations of one object: nearly the most that Kubernetes takes. Each of them has six bytes in JSON.
 const ANNOTATIONS: usize = 250 * 1024;
 const WITH_ANNOTATIONS: usize = 300;
-/// Labels or keys of one object; their names stand in its `managedFields` once more.
+/// Labels or keys of one object; its `managedFields` contain their names again.
 const ENTRIES: usize = 10_000;
 const WITH_ENTRIES: usize = 20;
 

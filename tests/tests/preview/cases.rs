@@ -1,5 +1,5 @@
-//! Rules of all sorts: what there is before, the rule, and what its plan must count. That each copy then becomes what the
-//! plan says of it is for the test to find out.
+//! Rules of all sorts: the former state, the rule, and the expected counts of its plan. The test
+//! checks that each copy then becomes what the plan shows.
 
 use runnel_tests::scene::{Draft, Id, RuleDraft};
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ impl Case {
         self
     }
 
-    /// An object of somebody else in member-1.
+    /// A foreign object in member-1.
     fn standing(mut self, name: &str, value: &str) -> Self {
         let object = Draft::config_map(&self.home(), name)
             .data("k", value)
@@ -144,7 +144,7 @@ pub fn without_one(what: &str) -> Vec<Case> {
         "cordoned" => ["cordoned-new", "cordoned-edit", "cordoned-change"],
         _ => ["away-new", "away-edit", "away-change"],
     };
-    // What is not wanted any more goes from a cordoned cluster as from others.
+    // Copies that are no longer selected are removed from a cordoned cluster as from others.
     let (edited, changed) = match what {
         "cordoned" => (
             json!({"create": 1, "remove": 2, "unchanged": 2}),
@@ -382,7 +382,7 @@ fn shapes() -> Vec<Case> {
         )
         .saved(|rule, _| named(rule, &["s0"]))
         .rule(|rule, _| overridden(rule)),
-        // What stands there is compared with what that cluster would get.
+        // The live object is compared with what that cluster would get.
         one(
             "equal-to-the-clusters-own-value",
             json!({"create": 1, "takeOver": 1}),
@@ -404,7 +404,8 @@ fn overridden(rule: RuleDraft) -> RuleDraft {
     named(rule, &["s0"]).with("overrides", overrides)
 }
 
-/// Of Secrets that are somebody else's a plan says the same whether they are equal or not; what happens is what the policy says.
+/// For foreign Secrets a plan is the same whether they are equal or not. The policy decides what
+/// happens.
 fn secrets() -> Vec<Case> {
     let case = |name, summary, value: &str, policy: &str| {
         let mut case = Case::new(name, summary);
@@ -426,7 +427,7 @@ fn secrets() -> Vec<Case> {
     ]
 }
 
-/// Edits of rules whose last change has come to member-1 and not to member-2.
+/// Edits of rules whose last change has reached member-1 and not member-2.
 fn rollouts() -> Vec<Case> {
     let slow = || json!({"maxConcurrency": 1, "soakSeconds": 3600});
     let under_way = |name, summary| {

@@ -1,4 +1,5 @@
-//! `--dry-run=members`: each API server judges the writes and stores nothing. And who is told nothing at all.
+//! `--dry-run=members`: each API server judges the writes and stores nothing. And clusters that get
+//! no request at all.
 
 use anyhow::{Context, Result, ensure};
 use runnel_proto::wire::{PlanQuestion, RuleQuestion};
@@ -80,7 +81,7 @@ async fn policy(scene: &Scene) -> Result<()> {
 
 #[tokio::test]
 async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
-    // The plugin finds the hub whatever its release is called.
+    // The plugin finds the hub under any name of its release.
     let hub_values = json!({"fullnameOverride": "central"});
     let fleet = Fleet::start(FleetOptions {
         hub_values,
@@ -142,7 +143,7 @@ async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
             .map(|row| format!("{} {}", text(row, "copy"), text(row, "verdict")))
             .collect())
     };
-    // Without a dry run nobody is asked what would be refused.
+    // Without a dry run no API server is asked what it would refuse.
     let plain = verdicts(&[]).await?;
     let expected = |denied, good, long| {
         vec![
@@ -177,8 +178,8 @@ async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
     unreadable_content_is_never_shown(&fleet, &rule).await
 }
 
-/// A rule of somebody who guesses what two Secrets of the member hold, and is right about one. They are immutable, so their API
-/// server would refuse what differs.
+/// A rule that guesses the content of two Secrets of the member, and is right about one. They are
+/// immutable, so their API server would refuse a difference.
 async fn guesses(scene: &Scene) -> Result<Value> {
     let secret = |name: &str, value: &str| {
         Draft::secret(HOME, name)
@@ -301,7 +302,7 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
     );
     let (code, out, err) = plan(fleet, &kubeconfig, &configmaps, &[]).await?;
     ensure!(code == 4 && out.contains("conflict"), "{code}: {err}");
-    // Nobody else has looked at what is given to the hub itself.
+    // No API server has validated what is sent to the hub itself.
     let mut large = configmaps.clone();
     large["spec"]["namespaces"] = json!({"names": ["x".repeat(300)]});
     let status = asked(fleet, &token, &large.to_string())

@@ -143,7 +143,7 @@ async fn plan_shows_diffs_deletes_grants_and_members() -> Result<()> {
         deleted["summary"]
     );
 
-    // A grant that no longer has a kind removes more than the limit lets go.
+    // A grant that no longer has a kind removes more than the limit allows.
     let edited = file(&folder, "grant.json", &grant(&["secrets"]))?;
     let (code, value) = plan(fleet, &["-f", &edited]).await?;
     let of_grant = &value["plans"][0];

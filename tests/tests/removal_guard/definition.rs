@@ -62,7 +62,7 @@ impl Stage {
             .count())
     }
 
-    /// Waits until everything of a rule is held, and says by which digest.
+    /// Waits until everything of a rule is blocked; returns the digest.
     async fn is_blocked(&self, name: &str) -> Result<String> {
         let rule = Id::rule(HOME, name);
         let observed = self.scene.hub.sees("held", &rule, |rule| {
@@ -131,7 +131,7 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
     hub.lacks(&Id::cluster_rule("cluster")).await?;
     ensure!(stage.copies("cluster").await? == 0);
 
-    // A hub that begins only now knows it as well; the definition waits for its last rule.
+    // A hub that starts now detects it as well; the definition waits for its last rule.
     stage.fleet.kill_hub()?;
     stage.fleet.start_hub().await?;
     stage.fleet.connected(1).await?;
@@ -183,7 +183,7 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
     hub.lacks(&rule).await?;
     ensure!(stage.copies("first").await? == 0, "its copies are left");
 
-    // Without the right to look at it a hub begins and works all the same.
+    // Without the right to read it a hub starts and works all the same.
     let mut role: Value = serde_json::from_str(
         &cluster
             .kubectl(&["get", "clusterrole", "runnel-hub", "-o", "json"])

@@ -1,4 +1,5 @@
-//! Random edits, live: whatever they are, no more goes than the limit, and undone they leave nothing behind.
+//! Random edits, live: they remove no more than the limit, and after they are undone nothing stays
+//! blocked.
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use super::{HOME, MEMBERS, SOURCES, Stage, stage};
 /// A moment less than a minute, as what is seen now went a moment ago.
 const LATELY: Duration = Duration::from_secs(55);
 
-/// The hub's watches tell in order, and so does a stream: what is edited now arrives after all that was edited before.
+/// The hub's watches and streams are in order: an edit now arrives after all earlier ones.
 async fn beat(stage: &Stage, number: usize) -> Result<()> {
     let (hub, rule) = (&stage.scene.hub, Id::rule(HOME, "beat"));
     let source = Id::config_map(HOME, "beat");
@@ -66,7 +67,8 @@ async fn undo(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// None of these edits deletes anything by name, so whatever goes counts: no more than ten copies within a minute.
+/// None of these edits deletes anything by name, so every removal counts: at most ten copies within
+/// a minute.
 #[tokio::test]
 async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
     let stage = stage().await?;

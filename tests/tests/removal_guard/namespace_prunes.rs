@@ -101,7 +101,8 @@ impl Stage {
         Ok(all)
     }
 
-    /// Waits until so many copies in namespaces given up are held, in these members, and says by which digest.
+    /// Waits until this many copies in former target namespaces are blocked in these members;
+    /// returns the digest.
     async fn holds(&self, copies: u64, members: &[&str]) -> Result<String> {
         let what = format!("{copies} copies in namespaces given up held");
         let observed = self.scene.hub.sees(&what, &self.rule, |rule| {
@@ -204,7 +205,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
         "the former digest fits again"
     );
 
-    // A literal name is taken out on purpose: that goes at once, and nothing else.
+    // A literal name is deleted on purpose: its copies are removed at once, and no others.
     hub.change(&stage.rule, by_name(&["lit-1"])).await?;
     for member in 1..=MEMBERS {
         stage.lacks_all(member, "lit-2").await?;
@@ -234,7 +235,8 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     );
     ensure!(stage.uids().await? == left);
 
-    // The former digest releases nothing, and neither does who only looks. Then exactly that goes, and nothing else.
+    // The former digest approves nothing, and neither does a read. Then exactly that set is
+    // removed, and nothing else.
     stage.release(&stage.rule, &first).await?;
     let shown = runnel_tests::wait::eventually(
         "both members to have spoken",
@@ -268,7 +270,8 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     ensure!(stage.uids().await? == without(&left, &[(1, "one"), (2, "two")]));
     stage.blocked_metric(0.0).await?;
 
-    // Wanted again they come back; given up again they are another set. What the limit allows needs nobody.
+    // Selected again they are created again; deselected again they are another set. A removal
+    // within the limit needs no approval.
     stage.relabel(1, "one", "yes").await?;
     hub.all_applied(&stage.rule, 5 * SOURCES).await?;
     stage.relabel(1, "one", "no").await?;
@@ -285,7 +288,8 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     stage.lacks_all(1, "one").await?;
     hub.all_applied(&stage.rule, 4 * SOURCES).await?;
 
-    // Two sources are deselected besides, which only the hub knows: one release shows both removals, and carries both out.
+    // Two sources are deselected as well, which only the hub knows: one approval shows both
+    // removals, and carries both out.
     hub.change(&stage.rule, json!({"spec": {"removalLimit": {"count": 0}}}))
         .await?;
     let before = stage.uids().await?;

@@ -1,4 +1,4 @@
-//! Copies that are called by their content: the last versions stay, whatever is killed meanwhile.
+//! Copies with versioned names: the last versions stay, whatever is killed meanwhile.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -91,14 +91,14 @@ async fn last_versions_of_immutable_copies_go_with_their_rule() -> Result<()> {
         &["v3", "v4", "v5"],
     ];
     for (edit, stands) in (2..=5).zip(stands) {
-        // What is immutable is deleted and made anew.
+        // Immutable copies are deleted and created again.
         hub.delete(&Id::config_map(home, "app")).await?;
         hub.make(&source(&format!("v{edit}"))).await?;
         has_versions(member, home, stands).await?;
     }
     has_versions(scene.member(2), home, &["v3", "v4", "v5"]).await?;
     hub.all_applied(&rule, 2).await?;
-    // Back to what stands still: it is the newest again.
+    // Back to an existing version: it is the newest again.
     hub.delete(&Id::config_map(home, "app")).await?;
     hub.make(&source("v4")).await?;
     has_versions(member, home, &["v3", "v5", "v4"]).await?;
@@ -119,7 +119,7 @@ struct Stage {
 }
 
 const KEPT: &str = "kept";
-/// What the audit log says of a request whose client ended before the answer.
+/// The audit log entry of a request whose client ended before the answer.
 const CLIENT_GONE: u16 = 504;
 
 fn source(value: &str) -> Value {
@@ -235,7 +235,7 @@ async fn agent_killed_between_versions_keeps_the_newest() -> Result<()> {
     let begin = mark();
     stage.edit("v2").await?;
     stage.stand(&["v1", "v2"]).await?;
-    // The label moves, nothing else is done.
+    // The label moves; nothing else is done.
     stage.wrote(begin, &["patch v1", "patch v2"])?;
 
     // Killed while nothing is under way; the edit comes meanwhile.
@@ -246,7 +246,7 @@ async fn agent_killed_between_versions_keeps_the_newest() -> Result<()> {
     stage.stand(&["v2", "v3"]).await?;
     stage.wrote(begin, &["delete v1", "patch v2", "patch v3"])?;
 
-    // Killed as soon as the next one stands, wherever it is then.
+    // Killed as soon as the next one exists, at any point of its work.
     let begin = mark();
     stage.edit("v4").await?;
     eventually("v4 to be made", SOON, async || {

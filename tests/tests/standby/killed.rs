@@ -12,7 +12,7 @@ use super::stage::{
 };
 
 const AGENTS: usize = 10;
-/// More of them say the same and take longer.
+/// More of them show the same and take longer.
 const ROUNDS: usize = 5;
 /// Beyond the lease, by when all are served again.
 const MORE: Duration = Duration::from_secs(5);

@@ -1,4 +1,5 @@
-//! A Lease that is deleted, overwritten or restored, and an API server that is away: nobody is bricked.
+//! A Lease that is deleted, overwritten or restored, and an unreachable API server: the hub
+//! recovers from each.
 
 use std::time::Duration;
 
@@ -108,7 +109,7 @@ async fn absent_api_server_ends_the_lead_and_nothing_else() -> Result<()> {
     stage.fleet.hub().start_api_server().await?;
     served_again(&agents).await?;
     nothing_was_sent(&agents)?;
-    // The copies were not touched, and the status says what it said.
+    // The copies are untouched, and the status is the same.
     stage.fleet.connected(1).await?;
     stage.calm(&rule).await?;
     let after = stage.scene.hub.get(&rule).await?;

@@ -13,7 +13,7 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     let stage = stage::usual("paused").await?;
     let leader = stage.revive().await?;
     let other = 3 - leader;
-    // One agent is with the leader and stays there; another one is wherever somebody leads.
+    // One agent stays with the leader; another one connects to any leader.
     let copies_there = stage
         .join(1, stage.fleet.hub_replica(leader).address())
         .await?;
@@ -55,7 +55,7 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     let record = line.take_record();
     ensure!(record.frames.is_empty(), "it sent {}", record.sketch());
     end?;
-    // It stands by, and passes on.
+    // It is the standby, and passes connections on.
     eventually("the woken one to stand by", SOON, async || {
         Ok((!stage.leads(leader).await).then_some(()))
     })

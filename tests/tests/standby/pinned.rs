@@ -1,4 +1,5 @@
-//! Agents whose connections all go to the replica that stands by, as a load balancer with source affinity sends them.
+//! Agents whose connections all go to the standby, as a load balancer with source affinity sends
+//! them.
 
 use anyhow::{Result, ensure};
 
@@ -49,7 +50,7 @@ async fn agents_pinned_to_the_standby_are_served_and_follow_it() -> Result<()> {
     ensure!(stage.leader().await? == standby);
     ensure!(stage.metric(standby, "runnel_hub_sessions").await? >= AGENTS as f64);
 
-    // And back, while they stay where they are: it stands by again and passes them on.
+    // And back, without moving: it is the standby again and passes them on.
     stage.revive().await?;
     forget(&agents);
     stage.fleet.hub_replica(standby).process().kill()?;
@@ -69,7 +70,8 @@ async fn replica_port_serves_only_replicas() -> Result<()> {
         credentials.address = address;
         credentials
     };
-    // Nobody but a replica gets anything there; one that stands by passes nothing on, so connections cannot run in circles.
+    // Only a replica is served on that port. A standby passes nothing on there, so connections
+    // cannot run in circles.
     for number in [leader, 3 - leader] {
         ensure!(
             at(port(number)?).channel().await.is_err(),

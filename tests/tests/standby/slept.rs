@@ -1,4 +1,4 @@
-//! A replica that takes the lead without having heard of what happened meanwhile.
+//! A replica that takes the lead without having seen what happened meanwhile.
 
 use anyhow::{Result, ensure};
 use runnel_tests::scene::{Draft, Id, RuleDraft};
@@ -20,7 +20,8 @@ async fn standby_that_slept_takes_over_and_undoes_nothing() -> Result<()> {
     let (source, rule) = stage.rule(1).await?;
     stage.calm(&rule).await?;
 
-    // It knows the source as it was, and nothing of what is made now; and its watches will find their connections dead.
+    // It has the former source and nothing of what is created now, and its watches will find their
+    // connections dead.
     stage.fleet.hub_replica(standby).process().pause()?;
     drop(agent.take_record());
     stage.fleet.hub().stop_api_server()?;

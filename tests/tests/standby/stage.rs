@@ -1,4 +1,5 @@
-//! Two replicas with short leases for all tests of this file, which take turns; and what stands before them.
+//! Two replicas with short leases for all tests of this file, which take turns, and the connections
+//! in front of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,7 +39,8 @@ pub struct Stage {
     _turn: Turn,
 }
 
-/// Both replicas up, whatever the test before left behind, and a namespace of that name on the hub and in the member.
+/// Both replicas running, whatever the test before left behind, and a namespace of that name on the
+/// hub and in the member.
 pub async fn stage(namespace: &str) -> Result<Stage> {
     let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
     let options = FleetOptions {
@@ -98,7 +100,8 @@ impl Stage {
         self.leader().await
     }
 
-    /// Waits until exactly one replica says that it leads, and the Lease says the same; returns its number.
+    /// Waits until exactly one replica reports that it leads, and the Lease confirms it; returns
+    /// its number.
     pub async fn leader(&self) -> Result<usize> {
         eventually("one replica to lead", SOON, async || {
             let mut leaders = Vec::new();
@@ -120,7 +123,7 @@ impl Stage {
         .await
     }
 
-    /// Whether a replica says that it leads; one that does not answer does not.
+    /// Whether a replica reports that it leads; false without an answer.
     pub async fn leads(&self, number: usize) -> bool {
         self.metric(number, "runnel_leader")
             .await

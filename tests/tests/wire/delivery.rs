@@ -1,4 +1,4 @@
-//! How long an edit takes until the last member has it: who is waited for, and when it counts.
+//! The delivery time of an edit: which members it waits for, and when it is counted.
 
 use std::time::{Duration, Instant};
 

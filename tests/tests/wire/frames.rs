@@ -118,7 +118,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         );
     }
 
-    // Not a range of protocols that this hub speaks.
+    // Not a range of protocol versions of this hub.
     let mut line = Line::open(&credentials).await?;
     let AgentFrame::Hello(first) = hello() else {
         anyhow::bail!("a Hello")
@@ -141,8 +141,8 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         "{end:?}"
     );
 
-    // What an agent cannot know better is no offence: copies that came to light, acks twice, pairs nobody asked for, wants of
-    // nothing.
+    // Frames that an agent cannot avoid are no violation: discovered copies, repeated acks,
+    // unrequested pairs, requests for nothing.
     let mut line = Line::greeted(&credentials, vec![state("never-heard-of")]).await?;
     for frame in [
         AgentFrame::AckedRules(vec![state("found-later")], true),
@@ -208,7 +208,7 @@ async fn malformed_frame_is_refused() -> Result<()> {
             "{what}: {end:?}"
         );
     }
-    // Once it is greeted, an agent loses what cannot be read, and nothing else.
+    // After the greeting, an agent loses unreadable items only.
     let mut line = Line::greeted(&credentials, vec![long_name, state("readable")]).await?;
     line.send_bytes(Bytes::from_static(&[0xfa, 0x7f, 0x02, 0x08, 0x01]));
     let known = |frame: &HubFrame| matches!(frame, HubFrame::Batch(batch) if batch.rules.iter().any(|rule| rule.orphaned));

@@ -95,8 +95,8 @@ async fn member_with_many_streams_and_connections_is_bounded() -> Result<()> {
         )
         .await?;
     let credentials = stage.join("greedy-a").await?;
-    // Hellos that never end, of a rule that the hub knows and of many that it does not: with messages as long as they may be,
-    // or with as many states as there may be, each of a few bytes.
+    // Hellos that never end, about a rule of the hub and about many unknown ones: with the longest
+    // messages, or with as many states as possible, each of a few bytes.
     let mut lines = Vec::new();
     let long = "m".repeat(MESSAGE_LIMIT);
     for hello in 0..40 {
@@ -231,7 +231,7 @@ async fn agent_with_more_rules_than_the_limit_is_let_in() -> Result<()> {
     split(AgentFrame::AckedRules(states, true))
         .iter()
         .for_each(|frame| line.send(frame));
-    // The hub answers that it does not know them, and the snapshot ends.
+    // The hub answers that it does not have them, and the snapshot ends.
     loop {
         match line.must().await? {
             HubFrame::Batch(batch) => line.send(&AgentFrame::Ack(batch.nonce, Vec::new())),

@@ -1,4 +1,4 @@
-//! A stream gives way to one with a newer key, make before break; and the key that was given up for it.
+//! The handover of a stream to one with a newer key, make before break; and the retired key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -278,7 +278,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
         observed.kind == "Warning" && observed.note == words,
         "{observed:?}"
     );
-    // Neither repeats nor a renewal with it, nor the other key, say it a second time.
+    // Neither repeats nor a renewal with it, nor the other key, cause a second report.
     ensure!(
         Line::open(&old).await.is_err()
             && renewed(&old).await.is_err()
@@ -302,7 +302,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
         "{output}"
     );
 
-    // Who never was a member's is not one who came again.
+    // A client that was never a member did not return.
     let again = stage.join(cluster).await?;
     drop(Line::greeted(&again, Vec::new()).await?);
     let cleared = eventually("the condition to go with a new join", SOON, async || {

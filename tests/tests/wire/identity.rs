@@ -298,8 +298,8 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
         let key = Arc::new(MemberKey::generate()?);
         anyhow::Ok(old.renew(key.clone(), key.certificate_request()?).await)
     };
-    // Expired for a day, and for almost thirty.
-    // Each time with the newest key: with a session the older ones are given up.
+    // Expired for a day, and for almost thirty. Each time with the newest key: a session retires
+    // the older ones.
     let mut newest = good.clone();
     for days in [2, 30] {
         let old = made(&newest, days)?;
@@ -311,7 +311,7 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
         newest = renew(&old).await??;
         drop(Line::greeted(&newest, Vec::new()).await?);
     }
-    // For longer, only a new join string helps, and the member's status says so.
+    // After a longer time only a new join string helps, and the member's status reports that.
     let old = made(&newest, 32)?;
     let status = renew(&old).await?.err().context("renewed")?;
     ensure!(reason_of(&status) == Some("expired-too-long"), "{status:?}");
@@ -407,7 +407,7 @@ async fn renewal_follows_the_hub_not_the_request() -> Result<()> {
         anyhow::bail!("not a member's certificate");
     };
     ensure!(cluster == "renewed-a", "{cluster}");
-    // Both hold: the stream of the old one goes on while the new one is tried.
+    // Both are valid: the stream of the old one continues while the new one is tried.
     let _old = Line::greeted(&own, Vec::new()).await?;
     drop(Line::greeted(&renewed, Vec::new()).await?);
     let anonymous = channel(

@@ -1,4 +1,4 @@
-//! A member gets what is its own, whatever it claims.
+//! A member gets only its own data, whatever it claims.
 
 use anyhow::{Context, Result, ensure};
 use runnel_proto::model::{
@@ -86,7 +86,7 @@ impl Scene {
             .look(|state| state.holdings.detail(&self.their_rule))
     }
 
-    /// Everything that a member can say, about what is not its own.
+    /// Every frame of a member about what is not its own.
     fn lies(&self) -> Vec<AgentFrame> {
         let uid = || self.their_rule.clone();
         let (pairs, sources) = (self.their_pairs(), self.their_sources.clone());
@@ -123,7 +123,7 @@ impl Scene {
         ]
     }
 
-    /// A new stream with this account of what is held, on which every lie is told.
+    /// A new stream with this report, on which every false claim is made.
     async fn lie(&self, copies_there: Vec<RuleState>, round: usize) -> Result<Record> {
         let mut line = Line::open(&self.mine).await?;
         line.send(&AgentFrame::Hello(Hello {

@@ -71,7 +71,8 @@ async fn wrong_spent_or_expired_token_says_so_with_a_hint() -> Result<()> {
         ensure!(status.message().contains(hint), "{status:?}");
     }
 
-    // Another cluster's token opens nothing, and whether a cluster exists is not told.
+    // Another cluster's token is refused, and the answer does not disclose whether a cluster
+    // exists.
     let other = stage.join_string("tokens-b").await?;
     for cluster in ["tokens-a", "tokens-nobody"] {
         let stolen = JoinString {
@@ -91,7 +92,7 @@ async fn wrong_spent_or_expired_token_says_so_with_a_hint() -> Result<()> {
     Ok(())
 }
 
-/// A server that is not the hub, and writes down what it is told once TLS is up.
+/// A server that is not the hub, and records what it receives once TLS is up.
 async fn impostor(authority: &Authority, hub: &str, listener: &TcpListener) -> Result<Vec<u8>> {
     let pair = authority.sign_hub(hub, SystemTime::now(), Duration::from_secs(3600))?;
     let tls = ServerTls::new(&[authority.certificate().clone()], pair)?;
@@ -172,7 +173,7 @@ async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()
     .await?;
     drop(running);
 
-    // The one that is pinned hears something: the test would notice.
+    // The pinned one receives something: the test would notice.
     let join_again =
         async { tokio::time::timeout(Duration::from_secs(5), Credentials::join(&join)).await };
     let (received, _) = tokio::join!(impostor(&real, "ahub", &listener), join_again);

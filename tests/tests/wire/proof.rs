@@ -1,4 +1,4 @@
-//! What a member says is believed when it shows it.
+//! A member's report counts only with a proof.
 
 use anyhow::{Context, Result, bail, ensure};
 use runnel_proto::model::{AgentFrame, HubFrame, Proof, RuleState};
@@ -83,7 +83,7 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     let message = says(&stage, "DigestMismatch").await?;
     ensure!(message.contains("in proof-wrong"), "{message}");
     ensure!(differing(&stage).await? == 1.0);
-    // It comes again and says the same from the beginning.
+    // It reconnects and reports the same from the beginning.
     drop(line);
     let mut line = Line::greeted(&credentials, vec![with(Some(Proof([7; 16])))]).await?;
     while !matches!(line.must().await?, HubFrame::SnapshotEnd(_)) {}
@@ -97,7 +97,7 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     stage.ready("all", 2).await?;
     ensure!(differing(&stage).await? == 0.0);
 
-    // An edit of which it says that it is there, and shows what was there before.
+    // It reports an edit as applied, and shows the former content.
     stage.write("settings", "second").await?;
     let next = takes_in(&mut line, &mut copies_there).await?;
     line.send(&AgentFrame::Report(vec![RuleState {

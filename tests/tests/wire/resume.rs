@@ -12,7 +12,8 @@ use serde_json::json;
 
 use super::stage::{SOON, Stage, alone, shared, value};
 
-/// A stream of an agent that has everything: it is greeted, told whom to trust, and told that this is all.
+/// A stream of an agent that has everything: it gets the greeting, the CAs, and the end of the
+/// snapshot.
 fn is_silent(record: &Record) -> Result<()> {
     let frames: Vec<_> = record
         .frames
@@ -264,7 +265,7 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
         .any(|c| c.type_ == "OrphanedCopies");
     ensure!(!orphaned, "what was ordered counts as orphaned");
 
-    // And once more: nothing is repeated.
+    // And again: nothing is repeated.
     let copies_there = agent.stop().await.holdings;
     let agent = SimulatedAgent::up_to_date(&credentials, copies_there).await?;
     is_silent(&agent.look(|state| state.record.clone()))

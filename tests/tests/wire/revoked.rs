@@ -1,4 +1,4 @@
-//! Revocation wherever it strikes: a live stream, a snapshot that is half sent, a renewal, a reconnect.
+//! Revocation at every point: an open stream, a half sent snapshot, a renewal, a reconnect.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -133,7 +133,8 @@ async fn peer_that_reads_nothing_is_cut_off() -> Result<()> {
     .await?;
     let mut line = Line::greeted(&credentials, Vec::new()).await?;
     first_batch(&mut line).await?;
-    // The rest of the snapshot waits for a window that does not open: nobody asks the session for frames.
+    // The rest of the snapshot waits for a window that does not open: the session is not polled for
+    // frames.
     revoke(&stage, "withheld-a", false).await?;
     eventually("the end of the session", 4 * GENEROUS, async || {
         ended(2).await
@@ -158,7 +159,7 @@ enum Path {
     Reconnecting,
 }
 
-/// What the two sides of a revocation tell each other.
+/// The frames of both sides of a revocation.
 #[derive(Default)]
 struct Times {
     /// The path is trodden.

@@ -164,7 +164,7 @@ impl Stage {
         Ok(RuleUid::from(made.uid().context("a uid")?))
     }
 
-    /// Waits until the rule says that every copy is applied in so many clusters.
+    /// Waits until the rule reports every copy as applied in this many clusters.
     pub async fn ready(&self, rule: &str, clusters: i64) -> Result<DistributionRule> {
         eventually(
             &format!("{rule} to be ready in {clusters} clusters"),
@@ -193,7 +193,7 @@ impl Stage {
             .await?)
     }
 
-    /// The hub's authority, with its key: what only who reads the hub's own Secret has.
+    /// The hub's CA, with its key: what only a reader of the hub's own Secret has.
     pub async fn authority(&self) -> Result<Authority> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), NAMESPACE);
         let data = secrets
@@ -225,8 +225,8 @@ impl Stage {
         self.fleet.hub().mark()
     }
 
-    /// What the hub wrote since `mark` about objects of this test: its namespace, and members whose name begins with
-    /// the namespace's.
+    /// The hub's writes since `mark` about objects of this test: its namespace, and members whose
+    /// name begins with the namespace's.
     pub fn hub_writes(&self, mark: Mark) -> Result<Vec<Write>> {
         let mut writes = self.fleet.hub().writes_since(mark)?;
         writes.retain(|write| write.user_agent.starts_with("runnel-hub/"));

@@ -1,4 +1,5 @@
-//! Tokens are taken once and guessed at five times, whoever asks how often, and whatever becomes of the hub's process.
+//! Tokens are redeemed once and can be guessed at five times, whoever tries and however often the
+//! hub restarts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -129,7 +130,7 @@ async fn one_of_a_thousand_parallel_redemptions_wins_and_may_repeat() -> Result<
     Ok(())
 }
 
-/// Whether the connection ended, and not the hub's answer says so.
+/// Whether the connection ended without an answer of the hub.
 fn is_lost(status: &Status) -> bool {
     std::error::Error::source(status).is_some_and(|source| source.is::<tonic::transport::Error>())
 }
@@ -138,7 +139,7 @@ fn is_lost(status: &Status) -> bool {
 async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()> {
     let stage = alone("burnt").await?;
     let join = stage.join_string("burnt").await?;
-    // Who does not know the id is refused as often as he likes, and at some time not even looked at.
+    // A client without the id is always refused, and after some attempts without a check.
     let mut codes = Vec::new();
     for _ in 0..40 {
         codes.push(
@@ -166,12 +167,13 @@ async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()>
             .tokens
             .is_empty()
     );
-    // And does not keep the one out who has the right one, at the same address.
+    // And does not exclude the holder of the right one at the same address.
     drop(Line::greeted(&Credentials::join(&join).await?, Vec::new()).await?);
 
     let join = stage.join_string("burnt").await?;
     let guesses = (0..5).map(|_| guess(&join)).collect::<Result<Vec<_>>>()?;
-    // Until the watch knows the new token, it counts as a stranger's from this address, and is to be tried again.
+    // Until the watch delivers the new token, it counts as unknown from this address, and must be
+    // retried.
     let first = eventually("the watch to know the token", SOON, async || {
         Ok(Some(refusal(&guesses[0]).await?)
             .filter(|status| status.code() != Code::ResourceExhausted))
@@ -224,7 +226,7 @@ async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()>
     let log = std::fs::read_to_string(stage.fleet.hub_log())?;
     ensure!(log.contains("a wrong secret of a token") && !log.contains(join.token.expose()));
 
-    // The cure.
+    // The fix.
     drop(Line::greeted(&stage.join("burnt").await?, Vec::new()).await?);
     Ok(())
 }
