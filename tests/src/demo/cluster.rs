@@ -112,7 +112,7 @@ impl Cluster {
             .stdin
             .take()
             .context("kubectl has no standard input")?;
-        // A kubectl that fails early does not read to the end; its own words tell why.
+        // A kubectl that fails early does not read to the end. Its own output has the cause.
         let _ = stdin.write_all(input.as_bytes()).await;
         drop(stdin);
         Ok(child.wait_with_output().await?)

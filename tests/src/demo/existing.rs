@@ -1,4 +1,5 @@
-//! The demo on clusters that the user already has: it says what it will do, makes only what is not there, and removes it.
+//! The demo on existing clusters: it prints its plan, creates only what does not exist, and removes
+//! it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -115,7 +116,7 @@ pub(super) fn definition_names() -> Vec<String> {
         .collect()
 }
 
-/// Looks at the clusters, and refuses where something stands that the demo would make.
+/// Checks the clusters, and refuses existing objects that the demo would create.
 async fn look(hub: &Path, members: &[(String, PathBuf)], cache: &Path) -> Result<Clusters> {
     let kubectl = kubectl().await?;
     let cluster = |name: &str, kubeconfig: &Path| -> Result<Cluster> {
@@ -224,7 +225,7 @@ async fn namespaces(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
     Ok(standing)
 }
 
-/// What stands already of what a chart would install. Namespaces and definitions are looked at by themselves.
+/// Returns the existing objects of a chart. Namespaces and definitions are checked separately.
 async fn installed(helm: &Helm, cluster: &Cluster, chart: &'static str) -> Result<Vec<String>> {
     let manifests = rendered(helm, chart, &options()).await?;
     let found = cluster

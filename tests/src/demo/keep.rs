@@ -15,7 +15,8 @@ use crate::scratch::Scratch;
 const LOCK: &str = ".runnel-demo.lock";
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
-/// Starts the fleet, writes the kubeconfigs, says `fleet ready`, and waits until it is interrupted.
+/// Starts the fleet, writes the kubeconfigs, prints `fleet ready`, and waits until it is
+/// interrupted.
 ///
 /// # Errors
 /// When the fleet does not start, or a part of it ends by itself.

@@ -1,4 +1,4 @@
-//! The demo on control planes of its own.
+//! The demo on local control planes.
 
 use std::time::Instant;
 

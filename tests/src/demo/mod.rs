@@ -63,8 +63,8 @@ fn member(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
-/// Runs the demo with the arguments of this process, and returns its exit code: 0 when all went as told, 1 when something
-/// did not or the arguments are wrong, 130 when it was interrupted.
+/// Runs the demo with the arguments of this process, and returns its exit code: 0 for success, 1 if
+/// something failed or the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -86,7 +86,7 @@ pub fn main() -> ExitCode {
     code
 }
 
-// What clap says is longer than a sentence; its first line is one.
+// The message of clap is longer than a sentence; its first line is one.
 fn refuse(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
@@ -186,10 +186,11 @@ pub async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Res
     }
 }
 
-/// Keeps the folders with the logs, and says where they are, when something failed. To be called while they are there.
+/// Keeps the folders with the logs, and prints their paths, when something failed. Call it while
+/// they exist.
 ///
 /// # Errors
-/// The one that is given.
+/// The given error.
 pub fn with_logs<T>(result: Result<T>) -> Result<T> {
     result.inspect_err(|_| {
         scratch::keep_everything();
@@ -197,7 +198,7 @@ pub fn with_logs<T>(result: Result<T>) -> Result<T> {
     })
 }
 
-// A terminal tells the compiler as well; whoever signals this process alone does not.
+// A terminal signals cargo as well. A signal to this process alone does not.
 fn interrupt_children() {
     if getpgrp() == getpid() {
         let _ = kill_process_group(getpgrp(), Signal::INT);

@@ -81,7 +81,7 @@ impl Narrator {
     pub fn command(&self, cluster: &str, command: &str) {
         print("\n");
         let prompt = format!("{INDENT}{cluster} $ ");
-        // A backslash at the end of a line, as a shell wants it.
+        // A backslash at the end of a line, for the shell.
         let parts = wrapped(command, WIDTH - prompt.len() - CONTINUED.len());
         for (index, part) in parts.iter().enumerate() {
             let before = if index == 0 {

@@ -18,7 +18,7 @@ use crate::scratch;
 
 const BEGINS: Duration = Duration::from_secs(20);
 
-/// A kind and a namespace to watch; no namespace for what stands in none.
+/// A kind and a namespace to watch; no namespace for kinds without one.
 pub type Place<'a> = (&'a str, Option<&'a str>);
 
 /// Something that was seen.
@@ -84,10 +84,10 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Begins to watch, and returns when every watch stands.
+    /// Starts to watch, and returns when every watch is open.
     ///
     /// # Errors
-    /// When one does not stand within 20 s.
+    /// When one is not open within 20 s.
     pub async fn start(cluster: &Cluster, places: &[Place<'_>]) -> Result<Self> {
         let client = cluster.client().await?;
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -126,7 +126,7 @@ impl Observer {
         })
     }
 
-    /// The place in the record where the next sighting will stand.
+    /// The position of the next observation in the record.
     #[must_use]
     pub fn mark(&self) -> usize {
         self.seen.lock().len()

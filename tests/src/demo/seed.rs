@@ -1,4 +1,4 @@
-//! The story that the demo tells: one rule, and everything that can happen to its copies.
+//! The steps of the demo: one rule, and everything that can happen to its copies.
 
 use std::time::Duration;
 
@@ -22,10 +22,10 @@ const COPIES: [&str; 5] = [
 /// `changed`, as a Secret holds it.
 const CHANGED: &str = "Y2hhbmdlZA==";
 
-/// Tells the whole story on a fleet that is connected and has nothing else, and returns its totals.
+/// Runs all steps on a connected fleet without other objects, and returns the totals.
 ///
 /// # Errors
-/// When something does not come about; with what was expected and what was seen last.
+/// When a step fails; with what was expected and what was seen last.
 pub async fn tell(narrator: &mut Narrator, clusters: &Clusters, stage: &Stage) -> Result<String> {
     let mut story = Story::begin(narrator, clusters).await?;
     story.rule().await.context("a rule and its first copies")?;

@@ -1,4 +1,4 @@
-//! What the demo runs on clusters, whoever they belong to: the charts, a hub, agents that join by token.
+//! The parts of the demo on any clusters: the charts, a hub, agents that join by token.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ pub fn options() -> FleetOptions {
     }
 }
 
-/// The cluster as `helm` and the processes of this machine see it, with a folder of its own below `folder`.
+/// The cluster for `helm` and the processes of this machine, with a separate folder below `folder`.
 ///
 /// # Errors
 /// When the kubeconfig cannot be read, or the folder not written.
@@ -84,10 +84,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Installs the charts, starts the hub, lets every member join, and returns when all are connected.
+    /// Installs the charts, starts the hub, joins every member, and returns when all are connected.
     ///
     /// # Errors
-    /// When anything of that fails; with the end of the log that tells why.
+    /// When a part of that fails; with the end of its log.
     pub async fn start(
         clusters: &Clusters,
         binaries: &Binaries,

@@ -1,4 +1,4 @@
-//! What the steps of the demo's story have in common: to wait for copies, and to say how long it took.
+//! The common parts of the demo's steps: waits for copies, and prints of durations.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub const LOGIN: &str = "app-login";
 /// The ConfigMap that comes later.
 pub const LIMITS: &str = "app-limits";
 
-/// How long anything may take at most; the longest is the second look at a conflict, within 30 s.
+/// The time limit of every step; the longest is the second read of a conflict, within 30 s.
 pub const SOON: Duration = Duration::from_secs(45);
 
 /// What a copy has to be.
@@ -82,7 +82,7 @@ impl Want {
     }
 }
 
-/// The story while it is told: the clusters, and what is seen in them.
+/// The running demo: the clusters, and the observations in them.
 #[derive(Debug)]
 pub struct Story<'a> {
     /// Prints it.
@@ -140,14 +140,14 @@ impl<'a> Story<'a> {
         self.members.len() - 1
     }
 
-    /// Where the record of each member stands now.
+    /// The current position in the record of each member.
     #[must_use]
     pub fn marks(&self) -> Vec<usize> {
         self.members.iter().map(Observer::mark).collect()
     }
 
-    /// Waits until one member has all of these copies in all of these namespaces, and says how long that took;
-    /// `{}` in `words` stands for the copies.
+    /// Waits until one member has all of these copies in all of these namespaces, and prints how
+    /// long that took; `{}` in `words` stands for the copies.
     ///
     /// # Errors
     /// When one is not seen in time.

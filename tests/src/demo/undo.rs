@@ -64,7 +64,7 @@ pub async fn undo(narrator: &Narrator, clusters: &Clusters, folder: &Path) -> Re
     bail!("not everything could be removed: {}", left.join("; "))
 }
 
-// The hub is gone, and with it whoever would take the rule's finalizer away. Mostly the rule is gone as well.
+// The hub is gone, so no process removes the rule's finalizer. Mostly the rule is gone as well.
 async fn release(hub: &Cluster) {
     let patch = r#"{"metadata":{"finalizers":null}}"#;
     let _ = hub

@@ -1,4 +1,4 @@
-//! Clusters of the user's: what is looked at before anything is made there, and how all of it is removed again.
+//! Existing clusters: the checks before anything is created there, and the removal of everything.
 
 use anyhow::{Context, Result, ensure};
 

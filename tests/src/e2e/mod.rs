@@ -60,8 +60,8 @@ fn member(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
-/// Runs it with the arguments of this process, and returns its exit code: 0 when all went as told or was skipped as asked,
-/// 1 when something did not or the arguments are wrong, 130 when it was interrupted.
+/// Runs it with the arguments of this process, and returns its exit code: 0 for success or a
+/// requested skip, 1 if something failed or the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -146,7 +146,7 @@ async fn observed(arguments: &Arguments, narrator: &mut Narrator) -> Result<Opti
     observed
 }
 
-/// How the clusters are reached, and what the story needs to be told on them.
+/// The access to the clusters, and the parameters of the steps.
 fn invitation(stage: &stage::Stage) -> String {
     let all = std::iter::once(&stage.hub).chain(&stage.members);
     let lines = all.map(|cluster| {

@@ -1,4 +1,4 @@
-//! The clusters on which the story is told.
+//! The clusters of the run.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -32,7 +32,7 @@ pub struct Stage {
     pub address: String,
     /// The real helm.
     pub helm: Helm,
-    /// Chart values that say which image.
+    /// Chart values with the image.
     pub image: Value,
     machines: Vec<Machine>,
     folder: Scratch,
@@ -57,7 +57,7 @@ impl Stage {
 /// Three clusters with a real node each on this machine, with images that are built for it.
 ///
 /// # Errors
-/// When anything of that fails; with the end of the log that tells why.
+/// When a part of that fails; with the end of its log.
 pub async fn local(narrator: &mut Narrator) -> Result<Stage> {
     narrator.step("Images of hub and agent, and three clusters with a real node each");
     let begin = Instant::now();
@@ -144,7 +144,7 @@ fn images() -> Result<Vec<PathBuf>> {
         .to_vec())
 }
 
-/// A `kubectl` of its own name: the binary takes its part from the name under which it is called.
+/// A `kubectl` under its own name: the binary selects its part by the name of the call.
 fn kubectl(folder: &Path, node: &Path) -> Result<PathBuf> {
     let link = folder.join("kubectl");
     std::os::unix::fs::symlink(node, &link).context("cannot make a link to kubectl")?;

@@ -37,10 +37,10 @@ struct Story<'a> {
     greetings: usize,
 }
 
-/// Tells it to the end.
+/// Runs all steps.
 ///
 /// # Errors
-/// Where it does not go as told.
+/// When a step fails.
 pub async fn tell(stage: &Stage, narrator: &mut Narrator) -> Result<()> {
     let binaries = tokio::task::spawn_blocking(binaries::build).await??;
     let mut story = Story {
@@ -164,7 +164,7 @@ impl Story<'_> {
         self.plugin(&["join", &member.name], &files).await
     }
 
-    /// Runs the plugin on the hub; returns what it says.
+    /// Runs the plugin on the hub; returns its output.
     async fn plugin(&self, words: &[&str], files: &[(&str, &Path)]) -> Result<String> {
         let kubectl = Assets::find()?.kubectl();
         let path = std::env::var("PATH").unwrap_or_default();

@@ -13,7 +13,7 @@ pub const SOON: Duration = Duration::from_secs(60);
 /// For what takes a new pod, a fail-over, or a node that starts.
 pub const LATER: Duration = Duration::from_secs(180);
 
-/// What `kubectl get -o json` says; an error while it is not there.
+/// Returns the output of `kubectl get -o json`.
 ///
 /// # Errors
 /// When the API server does not answer, or there is no such object.
@@ -24,7 +24,7 @@ pub async fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
     serde_json::from_str(&output).context("kubectl did not print JSON")
 }
 
-/// Waits until a key of a copy has this value, and says for how long.
+/// Waits until a key of a copy has this value, and prints how long it took.
 ///
 /// # Errors
 /// When it has not within `deadline`.
@@ -52,7 +52,7 @@ pub async fn holds(
     Ok(begin.elapsed())
 }
 
-/// Waits until a condition of an object of the hub is True, and says for how long.
+/// Waits until a condition of an object of the hub is True, and prints how long it took.
 ///
 /// # Errors
 /// When it is not within `deadline`; with what was seen last.

@@ -22,7 +22,7 @@ impl Bar {
         )
     }
 
-    /// A step of which nobody knows how long it takes.
+    /// A step of unknown duration.
     #[must_use]
     pub fn spinner(what: &str) -> Self {
         Self::styled(

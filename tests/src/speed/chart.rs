@@ -165,7 +165,8 @@ mod tests {
             svg.contains("row 4: edit -&gt; last ack, ms") && !svg.contains("row 8"),
             "{svg}"
         );
-        // From the left to the right, whatever the order of the measurements; the bare one has one point.
+        // From the left to the right, independent of the order of the measurements; the bare one
+        // has one point.
         assert!(
             svg.contains("points=\"109.0,202.0 460.0,40.0\" fill=\"none\" stroke=\"#0a6\""),
             "{svg}"

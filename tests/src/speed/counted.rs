@@ -1,4 +1,4 @@
-//! A connection whose bytes are counted, after TLS.
+//! A connection that counts its bytes, after TLS.
 
 use std::io;
 use std::pin::Pin;
@@ -23,10 +23,10 @@ pub struct Bytes {
     pub sent: AtomicU64,
 }
 
-/// A connection with the member's certificate whose bytes are added to `bytes`.
+/// Opens a connection with the member's certificate. Adds its bytes to `bytes`.
 ///
 /// # Errors
-/// When there is no hub, or it is another one.
+/// When there is no hub, or another one.
 pub async fn channel(credentials: &Credentials, bytes: &Arc<Bytes>) -> Result<Channel> {
     let connector = Connector::new(credentials.config()?).by(Route::direct());
     let (address, bytes) = (credentials.address.clone(), bytes.clone());

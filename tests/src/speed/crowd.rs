@@ -20,7 +20,7 @@ use crate::simulated::{Credentials, Holdings, Line, digest_of, hello};
 
 /// Handshakes at once: each end has its own work with one, and they share the machine.
 const OPENING: usize = 64;
-/// The number of a report that tells of failures.
+/// The number of a report with failures.
 pub const FAILING: u32 = u32::MAX;
 const AGAIN: Duration = Duration::from_millis(100);
 /// Complaints that an error shows: ten thousand agents may have the same one.
@@ -30,16 +30,16 @@ const COMPLAINTS: usize = 5;
 #[derive(Default)]
 struct Seen {
     bytes: Arc<Bytes>,
-    /// Agents whose snapshot has ended, and who are connected still.
+    /// Connected agents whose snapshot has ended.
     up_to_date: AtomicUsize,
     /// Intents that came with their payload, and whose batch was acked.
     intents: AtomicU64,
     /// Reports that were asked for and sent.
     reports: AtomicU64,
-    /// How often somebody who was up to date lost the connection.
+    /// The number of connections that were lost after the snapshot.
     ends: AtomicUsize,
     complaints: Mutex<Vec<String>>,
-    /// Why somebody could not connect, or was cut off, at last.
+    /// The last error of a connection.
     failures: Mutex<Option<String>>,
     changed: Notify,
     goal: Mutex<Goal>,
@@ -57,7 +57,8 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Nobody yet, for a hub; with `bare` for a bare one, which wants acks and no reports of what was taken in.
+    /// Returns an empty crowd for a hub; with `bare` for a bare one, which expects acks and no
+    /// reports.
     #[must_use]
     pub fn new(bare: bool) -> Self {
         let opening = Arc::new(Semaphore::new(OPENING));
@@ -78,7 +79,7 @@ impl Crowd {
         self.agents.len()
     }
 
-    /// Whether there is nobody.
+    /// Whether it has no agents.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.agents.is_empty()
@@ -126,10 +127,10 @@ impl Crowd {
         self.seen.up_to_date.load(Ordering::Acquire)
     }
 
-    /// Waits until nobody is connected any more.
+    /// Waits until no agent is connected.
     ///
     /// # Errors
-    /// When somebody still is after `limit`.
+    /// When one still is after `limit`.
     pub async fn cut_off(&self, limit: Duration) -> Result<()> {
         let all = async {
             while self.connected() > 0 {
@@ -172,10 +173,10 @@ impl Crowd {
         *goal = Goal::new(number, each, agents);
     }
 
-    /// When what [`Self::expect`] awaits was reached.
+    /// The time at which the goal of [`Self::expect`] was reached.
     ///
     /// # Errors
-    /// When it was not within `limit`, the hub broke the protocol, or somebody lost the connection.
+    /// When it was not within `limit`, the hub broke the protocol, or a connection was lost.
     pub async fn reached(&self, limit: Duration) -> Result<Instant> {
         let reached = async {
             loop {
@@ -210,7 +211,7 @@ impl Crowd {
             .context("nobody is there to report")
     }
 
-    /// Says that the hub kept to the protocol, and that nobody lost the connection who was not meant to.
+    /// Checks that the hub kept to the protocol, and that no connection was lost unexpectedly.
     fn check(&self) -> Result<()> {
         let checked = self.checked();
         if checked.is_err() {
@@ -286,8 +287,8 @@ impl Agent {
         }
     }
 
-    /// Who finds nobody keeps his turn until he has waited: else ten thousand would try so often, in vain, that they would
-    /// keep the machine from the hub that is starting.
+    /// An agent that finds no hub keeps its slot while it waits. Otherwise ten thousand would retry
+    /// so often that they would take the processors from the hub that is starting.
     async fn open(&self) -> Result<Line> {
         let _turn = self.opening.acquire().await?;
         let line = self.try_to_open().await;
@@ -388,7 +389,7 @@ impl Agent {
             // What was in it is of no use here, and ten thousand agents would keep it ten thousand times.
             let nothing = Payload::encode(Vec::new());
             for intent in batch.rules.iter_mut().flat_map(|rule| &mut rule.upserts) {
-                // But what it says is proved.
+                // But its report is proved.
                 let _ = digest_of(&intent.revision, &intent.payload);
                 intent.payload = nothing.clone();
             }

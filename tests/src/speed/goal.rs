@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-/// What is awaited: that each of so many agents acks so many intents. What one agent acks beyond that stands for no other.
+/// The goal that each of this many agents acks this many intents. More acks of one agent do not
+/// count for others.
 #[derive(Default)]
 pub(super) struct Goal {
     pub(super) number: u64,

@@ -1,4 +1,4 @@
-//! A run as JSON, for whoever compares runs. Pure.
+//! A run as JSON, to compare runs. Pure.
 
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ fn one(judged: &Judged) -> Value {
     })
 }
 
-/// How far the measurements lie apart that a reading stands for.
+/// The spread of the measurements of a reading.
 fn spread(samples: &[Vec<f64>; 2]) -> Value {
     let of = |values: &Vec<f64>| {
         let (least, median, most) = (

@@ -1,4 +1,5 @@
-//! A real hub on a real control plane, with simulated agents or real ones, and a bare hub beside it in a process of its own.
+//! A real hub on a real control plane, with simulated agents or real ones, and a bare hub beside it
+//! in a separate process.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -34,7 +35,7 @@ pub const SOURCES: &str = "speed";
 /// Requests to the API server at once.
 const AT_ONCE: usize = 16;
 
-/// A hub, and who joins it.
+/// A hub with its members.
 pub struct Lab {
     /// The hub and its cluster.
     pub fleet: Fleet,
@@ -79,7 +80,8 @@ impl Lab {
         self.fleet.hub_process().pid()
     }
 
-    /// The first `count` members; those that are missing join, each with a token of its own as a real one does.
+    /// Returns the first `count` members. Missing ones join, each with its own token as a real one
+    /// does.
     ///
     /// # Errors
     /// When one cannot.
@@ -186,7 +188,7 @@ impl Lab {
         Api::namespaced(self.client.clone(), SOURCES)
     }
 
-    /// Waits until the rule says that every copy is applied in so many clusters.
+    /// Waits until the rule reports every copy as applied in this many clusters.
     ///
     /// # Errors
     /// When it does not.
@@ -206,7 +208,8 @@ impl Lab {
         .await
     }
 
-    /// Says that what counts the hub's writes has seen some: without that, none since some moment says nothing.
+    /// Checks that the counter of the hub's writes has seen some. Without that, a count of zero
+    /// proves nothing.
     ///
     /// # Errors
     /// When it has seen none.

@@ -17,7 +17,8 @@ async fn foreign_object_is_untouched_and_replaced_when_it_goes() -> Result<()> {
         .label("owner", "somebody")
         .json();
     before.push(member.make(&foreign).await?);
-    // Applied by another tool, also with a label that looks like ours, and with the very content of the source.
+    // Applied by another tool, also with a label that looks like ours, and with exactly the content
+    // of the source.
     let applied = Draft::secret(home, "login")
         .data("k", "v")
         .label("app.kubernetes.io/managed-by", "runnel")
@@ -162,7 +163,8 @@ async fn a_copy_that_somebody_cloned_is_left_alone() -> Result<()> {
         has_clone(member, &copy, home, "settings-copied").await?,
     ];
 
-    // Edits, a rule that wants the clone's place, and the end of the rule: they stay what they are.
+    // Edits, a rule that selects the clone's name, and the deletion of the rule: they stay what
+    // they are.
     let edited = hub
         .change(&Id::of(&source)?, json!({"data": {"k": "w"}}))
         .await?;
@@ -209,7 +211,7 @@ async fn replaced_copy_is_foreign_and_reported() -> Result<()> {
         .make(&Draft::config_map(home, "settings").data("k", "ours").json())
         .await?;
     member.has_copy(&source, home, &rule).await?;
-    // No mark, no label, no value is as it was written: nothing tells that this was a copy.
+    // No mark, label or value is as it was written: nothing shows that this was a copy.
     let theirs = Draft::config_map(home, "settings")
         .data("k", "theirs")
         .json();

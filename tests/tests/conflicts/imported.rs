@@ -19,7 +19,7 @@ const OBJECTS: usize = 50;
 /// What is compared before and after: an object's uid and content.
 type Copies = BTreeMap<String, Value>;
 
-/// Source number `n` with the annotations by which people told their copiers.
+/// Source number `n` with the annotations that configured other copiers.
 fn source(home: &str, n: usize) -> Value {
     if n.is_multiple_of(2) {
         let to = format!("{home}-a,{home}-b");
@@ -102,7 +102,7 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
     let fleet = fleet().await?;
     let scene = scene().await?;
     let hub = fleet.hub().kubeconfig();
-    // In the hub's own cluster, and in another one, where the sources stand on the hub as well.
+    // In the hub's own cluster, and in another one, with the sources on the hub as well.
     for (home, number, cluster) in [("moved-in", 3, "hub"), ("moved-on", 1, "member-1")] {
         let (place, files) = match number {
             3 => (&scene.hub, vec![("--kubeconfig", hub)]),
@@ -205,7 +205,7 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
                 .filter(|object| object["metadata"]["annotations"].to_string().contains(mark));
             ensure!(marked.count() == 0, "{home}: {mark} is left");
         }
-        // Runnel did not create them: an edit of the source leaves them, until somebody deletes them.
+        // Runnel did not create them: an edit of the source leaves them until a user deletes them.
         let edit = json!({"data": {"k": "new"}});
         scene
             .hub

@@ -96,7 +96,8 @@ async fn a_copy_is_never_a_source_so_rules_do_not_loop() -> Result<()> {
         .member(1)
         .make(&Draft::namespace("ring-c").json())
         .await?;
-    // Each takes everything of one namespace into the next; what is there is a copy, and copies travel no further.
+    // Each rule copies everything of one namespace into the next one. Copies are not copied
+    // further.
     let rules = [
         ("ring-a", "ring-b"),
         ("ring-b", "ring-c"),

@@ -1,4 +1,4 @@
-//! Rules that want the same copy, and sources that do.
+//! Rules with the same copy, and sources with the same copy.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn grow_older(hub: &Place, rule: &Id) -> Result<()> {
     .await
 }
 
-/// Waits until `loser` says that `winner` has the copy, in these words.
+/// Waits until `loser` reports in these words that `winner` has the copy.
 async fn gives_way(hub: &Place, loser: &Id, winner: &Id, words: &str) -> Result<Value> {
     let observed = hub.says_ready(loser, "False", "Superseded").await?;
     let message = entry_of(&observed, "member-1")?["message"]

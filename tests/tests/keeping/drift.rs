@@ -1,4 +1,4 @@
-//! Copies that people change and that are left so, and copies that somebody fights for.
+//! Copies with tolerated drift, and copies under contention.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
     .await?;
     hub.all_applied(&rule, 3).await?;
 
-    // An edit of a ConfigMap is shown with its values and who made it.
+    // An edit of a ConfigMap is shown with its values and its author.
     apply_as(
         "kubectl-edit",
         &Draft::config_map(home, "settings")
@@ -199,7 +199,7 @@ async fn contending_controller_is_reported() -> Result<()> {
         message.contains("argocd-controller keeps changing"),
         "{message}"
     );
-    // It is slowed down, others are not, and people are told once.
+    // It is slowed down, others are not, and it is reported once.
     let other = hub.make(&Draft::config_map(home, "other").json()).await?;
     member.has_copy(&other, home, &rule).await?;
     let events = member.events_about(&id).await?;
@@ -214,12 +214,13 @@ async fn contending_controller_is_reported() -> Result<()> {
     // They end it: it is put back, and the status does not flap meanwhile.
     member.has_copy(&source, home, &rule).await?;
     ensure!(condition(&hub.get(&rule).await?, "Ready")?["reason"] == "Contended");
-    // What the hub says of it does not wait.
+    // Orders of the hub do not wait.
     let source = hub
         .change(&id, json!({"data": {"k": "ours again"}}))
         .await?;
     member.has_copy(&source, home, &rule).await?;
-    // It is over as the message says: when the object is out of the rule. When it comes back there is peace.
+    // It ends as the message says: when the object leaves the rule. When it returns there is no
+    // contention.
     let sources = |exclude: &[&str]| json!({"spec": {"sources": [{"resources": ["configmaps"], "names": ["*"], "exclude": exclude}]}});
     hub.change(&rule, sources(&["settings"])).await?;
     member.lacks(&id).await?;

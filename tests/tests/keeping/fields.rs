@@ -91,7 +91,7 @@ async fn ignored_fields_are_written_at_creation_and_never_again() -> Result<()> 
         Ok(())
     });
     let copy = copy.await?;
-    // The other manager still has its field: an apply of its own does not conflict with us.
+    // The other manager still has its field: its own apply does not conflict with ours.
     let managers = copy["metadata"]["managedFields"]
         .as_array()
         .cloned()

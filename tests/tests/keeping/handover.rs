@@ -99,7 +99,7 @@ async fn edited_renamed_or_recreated_rule_leaves_no_gap() -> Result<()> {
     let copy = member.has_copy(&source, target, &first).await?;
     let recorder = Recorder::start(member, &Id::config_map(target, "")).await?;
 
-    // Edited: every choice is said in another way, and what becomes of copies too.
+    // Edited: every choice is written differently, and so are the policies.
     let by_label =
         json!([{"resources": ["configmaps"], "selector": {"matchLabels": {"part": "a"}}}]);
     for edit in [
@@ -128,7 +128,8 @@ async fn edited_renamed_or_recreated_rule_leaves_no_gap() -> Result<()> {
     member.has_copy(&source, target, &second).await?;
     hub.all_applied(&second, 1).await?;
 
-    // Made anew: what it leaves by Retain it takes back; where another rule wants the copy meanwhile, that one has it.
+    // Created again: it takes over what it left by Retain. If another rule selects the copy
+    // meanwhile, that rule has it.
     hub.change(&second, json!({"spec": {"deletionPolicy": "Retain"}}))
         .await?;
     hub.all_applied(&second, 1).await?;
@@ -196,7 +197,8 @@ async fn finalizers_and_owners_of_others_are_kept_and_block_no_other() -> Result
     };
     member.sees("changed and still tied", &id, tied).await?;
     hub.all_applied(&rule, 2).await?;
-    // It goes: an owner does not keep it, a finalizer does, and that holds nobody else up.
+    // It is deleted: an owner reference does not keep it, a finalizer does, and that delays nothing
+    // else.
     hub.delete(&id).await?;
     let is_going = |copy: &Value| {
         ensure!(

@@ -39,7 +39,8 @@ async fn immutable_copies_are_reported_or_recreated() -> Result<()> {
     for source in [&frozen, &typed] {
         before.push(member.has_copy(source, home, &rule).await?);
     }
-    // On the hub, too, they can only be made anew: within the grace this is an edit.
+    // On the hub, too, they can only be deleted and created again: within the grace period this is
+    // an edit.
     let frozen_again = Draft::config_map(home, "frozen")
         .data("k", "2")
         .with("immutable", json!(true))
@@ -65,7 +66,7 @@ async fn immutable_copies_are_reported_or_recreated() -> Result<()> {
     for object in &before {
         member.is_untouched(object).await?;
     }
-    // The cure that the message names.
+    // The fix that the message names.
     member.delete(&Id::of(&frozen)?).await?;
     member.has_copy(&sources[0], home, &rule).await?;
     hub.change(&rule, json!({"spec": {"immutablePolicy": "Recreate"}}))

@@ -20,7 +20,7 @@ const FORCES_SECRET: &str = r#"Object{data: {"k": "Zm9yY2Vk", "injected": "eA=="
 /// What is done to a label that the source has.
 const RELABELS: &str = r#"Object{metadata: Object.metadata{labels: {"team": "forced"}}}"#;
 
-/// A policy that changes objects of a namespace when they are written, whoever writes them.
+/// An admission policy that changes the objects of a namespace on every write.
 async fn mutates(
     member: &Place,
     name: &str,
@@ -113,7 +113,7 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
     )
     .await?;
     hub.all_applied(&rule, 2).await?;
-    // What is added besides is left there, and nobody writes again: one write for each.
+    // Additional labels are left alone, and there is one write for each object.
     for source in [&plain, &quiet] {
         let copy = member.get(&Id::of(source)?).await?;
         let added = [
@@ -146,7 +146,8 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
         "written more than once"
     );
 
-    // What it changes of the content itself cannot be put right from here: that is said, with what it changes.
+    // Changes of the content itself cannot be corrected from here. They are reported with the
+    // changed fields.
     let start = fleet().await?.member(1).mark();
     hub.make(&Draft::config_map(home, "forced").data("k", "ours").json())
         .await?;
@@ -212,8 +213,8 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
         "the status holds a value of a Secret"
     );
 
-    // Tries come ever more seldom (1, 2, 4, 8 ... seconds), two requests each at most, whatever the watch shows; nobody
-    // else waits, and people are told once.
+    // Retries back off (1, 2, 4, 8 ... seconds) with two requests each at most, whatever the watch
+    // shows. Nothing else waits, and it is reported once.
     steadily(
         "the others stay as they are",
         Duration::from_secs(12),
@@ -256,7 +257,7 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
         );
     }
 
-    // The cure that the message names.
+    // The fix that the message names.
     let left = json!(["/data/k", "/data/injected", "/metadata/labels/team"]);
     hub.change(&rule, json!({"spec": {"ignoreFields": left}}))
         .await?;

@@ -63,7 +63,7 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
     hub.all_applied(&first, 2).await?;
     hub.all_applied(&second, 1).await?;
 
-    // Deletes are refused: that is said with the right that is missing; nothing else is held up.
+    // Deletes are refused: that is reported with the missing right, and nothing else is delayed.
     may(
         fleet.member(1),
         &["create", "get", "list", "patch", "watch"],

@@ -70,7 +70,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
     }))
     .await?;
 
-    // Fail: all stay, and who wrote them is named, but no value.
+    // Fail: all stay, and their field managers are named, but no value.
     hub.make(
         &RuleDraft::new(home, "all")
             .named(&["*"])
@@ -92,7 +92,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
         );
         Ok(())
     };
-    // The first of them may be told before the others are read.
+    // The first of them may be reported before the others are read.
     hub.sees("a conflict for all four", &rule, |observed| {
         counts(observed, 0, 4)
     })
@@ -125,7 +125,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
     for object in &before[1..] {
         member.is_untouched(object).await?;
     }
-    // One becomes equal; nobody tells the agent.
+    // One becomes equal without an event for the agent.
     member
         .change(
             &Id::of(&sources[1])?,
@@ -134,8 +134,9 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
         .await?;
     member.has_copy(&sources[1], home, &rule).await?;
 
-    // Overwrite: data are the source's alone, labels of others stay, and an Event says who lost. A Secret of another type
-    // cannot be changed; that has its own reason, and its own policy.
+    // Overwrite: the data are the source's alone, foreign labels stay, and an Event names the
+    // former manager. A Secret of another type cannot be changed; that has its own reason, and its
+    // own policy.
     hub.change(&rule, json!({"spec": {"conflictPolicy": "Overwrite"}}))
         .await?;
     let login = Id::of(&sources[2])?;
@@ -227,7 +228,7 @@ async fn own_objects_of_a_cluster_and_other_hubs_are_not_adopted() -> Result<()>
     })
     .await?;
     member.is_untouched(&theirs).await?;
-    // Overwrite takes the other hub's copy, as it says; never a credential of this cluster.
+    // Overwrite takes the other hub's copy; never a credential of this cluster.
     hub.change(&rule, json!({"spec": {"conflictPolicy": "Overwrite"}}))
         .await?;
     member.has_copy(&other, home, &rule).await?;

@@ -1,4 +1,4 @@
-//! What goes wrong, and whether the plugin says what it is and what to do.
+//! Failures, and whether the plugin names them with a hint.
 
 use std::net::TcpListener;
 
@@ -177,12 +177,13 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
         "{output}"
     );
 
-    // A rule that nobody sees to.
+    // A rule without a running hub.
     nothing_hangs(&stage, &cluster).await
 }
 
 async fn the_hub_is_not_reached(stage: &Stage) -> Result<()> {
-    // Nothing listens; a firewall drops (connections stay in the queue of one who never accepts); another server.
+    // No server; a firewall that drops packets (connections stay in the queue of a server that
+    // never accepts); another server.
     let closed = ports::free()?;
     let output = stage
         .runnel(&format!(

@@ -48,7 +48,7 @@ impl Printed {
         Ok(self.out)
     }
 
-    /// Fails unless it ended with this code and said each of these.
+    /// Fails unless it ended with this code and printed each of these.
     pub fn refused(&self, code: i32, words: &[&str]) -> Result<()> {
         ensure!(
             self.code == code,
@@ -188,7 +188,7 @@ impl Stage {
     }
 
     async fn pod(&self, cluster: &ControlPlane, name: &str, binary: &Path) -> Result<Pod> {
-        // Each has a name of its own, as pods have: the files of one are not the next one's.
+        // Each has a unique name, as pods have: no two share files.
         let number = self.pods.fetch_add(1, Ordering::Relaxed);
         let wanted = Wanted {
             namespace: NAMESPACE.to_owned(),

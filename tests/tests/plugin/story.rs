@@ -170,7 +170,7 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
             .is_null()
     );
 
-    // The copies stay as objects of nobody; nothing else does.
+    // Only the copies stay, as objects without an owner.
     let (_, agent) = all.join().await?;
     all.copy(Some("runnel")).await?;
     let output = stage.runnel("uninstall --copies=keep").await?.ok()?;
@@ -189,7 +189,8 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
     all.is_bare().await?;
     drop((agent, hub_pod));
 
-    // Another hub, and an agent that still has its identity with the first: it joins anew, and takes its copies up again.
+    // Another hub, and an agent that still has its identity with the first: it joins again, and
+    // takes its copies over.
     let helm = Helm::find().await?;
     helm.on(
         member.kubeconfig(),
@@ -262,7 +263,7 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
         "{output}"
     );
 
-    // What no node says is wrong, and the rest is right.
+    // Only checks that need a node fail.
     let output = stage.runnel("doctor").await?;
     ensure!(
         output.code == 1
@@ -291,7 +292,7 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
     Ok(())
 }
 
-/// What was given before stays where it is not given anew.
+/// Former values are kept unless they are given again.
 async fn values_change(all: &Clusters) -> Result<()> {
     let Clusters {
         stage, hub, member, ..

@@ -1,4 +1,4 @@
-//! The demo on clusters that somebody already has: it asks first, tells the whole story, and leaves nothing behind.
+//! The demo on existing clusters: it asks first, runs to the end, and leaves nothing behind.
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Clusters {
         Ok((output, printed))
     }
 
-    /// What stands in both clusters that the demo could have left.
+    /// The objects in both clusters that the demo could have left.
     async fn standing(&self) -> Result<String> {
         let mut standing = String::new();
         for cluster in [&self.hub, &self.member] {
@@ -116,7 +116,7 @@ async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
     Ok(())
 }
 
-/// Ends the demo by a signal while its rule and copies stand.
+/// Ends the demo by a signal while its rule and copies exist.
 async fn interrupted(clusters: &Clusters) -> Result<()> {
     let mut demo = clusters.demo(&["--yes"])?;
     let mut lines = BufReader::new(demo.stdout.take().context("no standard output")?).lines();

@@ -1,4 +1,4 @@
-//! Each example does what it says, as it is: it is applied, and its copies arrive.
+//! Each example works unchanged: it is applied, and its copies arrive.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn namespaces() -> Vec<Value> {
     ]
 }
 
-/// Waits until a rule says that every copy is applied, and that there are some.
+/// Waits until a rule reports every copy as applied, and at least one copy.
 async fn all_applied(fleet: &Fleet, rule: &Value, file: &str) -> Result<()> {
     let (kind, name) = (
         rule["kind"].as_str().unwrap_or_default(),

@@ -198,7 +198,7 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
     member.delete(&Id::of(&foreign)?).await?;
     hub.all_applied(&rule, 4).await?;
 
-    // Everybody begins anew, and the hub is reached at one more address.
+    // All processes restart, and the hub has one more address.
     fleet.kill_agent(1)?;
     let advertised = json!({"advertise": [fleet.hub_address(), "hub.example.com:8443"]});
     fleet.hub_release().upgrade(&advertised).await?;

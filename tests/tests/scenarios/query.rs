@@ -1,5 +1,5 @@
-//! What a rule's status has no room for is asked from the hub itself, by the plugin: through any replica, by whoever may
-//! read the rule and by nobody else.
+//! Queries of the plugin to the hub itself, for what has no room in a rule's status: through any
+//! replica, by users who may read the rule and by no others.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -55,7 +55,7 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
     let (hub, home) = (&scene.hub, "asked");
     scene.hub_namespaces(&[home]).await?;
     scene.member_namespaces(&[home]).await?;
-    // One copy fails in one of the two clusters: something else stands there.
+    // One copy fails in one of the two clusters: a foreign object has its name.
     scene
         .member(2)
         .make(
@@ -230,7 +230,7 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
     Ok(())
 }
 
-/// Waits until `--outdated` says this of the rule `proved/all`.
+/// Waits until `--outdated` prints this for the rule `proved/all`.
 async fn outdated(fleet: &Fleet, what: &str, is_so: impl Fn(&str) -> bool) -> Result<()> {
     let words = [
         "status",
@@ -250,7 +250,8 @@ async fn outdated(fleet: &Fleet, what: &str, is_so: impl Fn(&str) -> bool) -> Re
     .await
 }
 
-/// What stands in each cluster is proved, and what a webhook there has changed is not, until it is mended.
+/// The copies in each cluster are proved, except one that a webhook has changed, until it is
+/// corrected.
 async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
     let (hub, home) = (&scene.hub, "proved");
     scene.hub_namespaces(&[home]).await?;
@@ -279,7 +280,7 @@ async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
     let all = "Every cluster (2) holds the newest revision of every source, and has proved it.\n";
     outdated(fleet, "both to have proved it", |out| out == all).await?;
 
-    // A policy of the first member adds a label to whatever is written, which is nobody's affair.
+    // A policy of the first member adds a label to every write, which is no drift.
     mutates(
         fleet,
         scene,
@@ -441,7 +442,8 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
             }
         }
     }
-    // The account may read the rules of its namespace, and no MemberCluster: of others it hears nothing.
+    // The account may read the rules of its namespace, and no MemberCluster: it learns nothing
+    // about others.
     let address = fleet.hub_address();
     for (copy, word) in [
         ("member-1/default/cm/other", "may get no rule"),
@@ -464,7 +466,7 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
         String::from_utf8_lossy(&printed.stderr).contains("there is no member no-such"),
         "it is answered"
     );
-    // On the member, the copy itself says hub, rule and source.
+    // In the member, the copy itself names hub, rule and source.
     let copy = scene
         .member(1)
         .get(&Id::config_map("asked", "free"))
@@ -486,7 +488,7 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The hub as whoever reads its Lease knows it.
+/// The identity of the hub for a reader of its Lease.
 struct Asked(Channel);
 
 impl Asked {

@@ -1,4 +1,4 @@
-//! While nothing changes, nothing is written: not on the hub, not in a member, by nobody.
+//! Without changes there are no writes, neither on the hub nor in a member.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
 const MEMBERS: usize = 2;
-/// Longer than a hub that just started waits before it takes silence for an answer.
+/// Longer than a hub waits after its start before missing clusters count as unreachable.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// One rule in every state in which a rule can rest.
@@ -129,10 +129,10 @@ async fn idle_minute_has_no_writes() -> Result<()> {
     Ok(())
 }
 
-/// How often an agent stores what it has heard of its hub, and the hub's pace of a write a second.
+/// The interval at which an agent stores its history token, and the hub's pace of a write a second.
 const PACE: Duration = Duration::from_secs(62);
 
-/// Waits until nobody has written for longer than anything waits to be written.
+/// Waits until there was no write for longer than any write is delayed.
 async fn settled(fleet: &Fleet) -> Result<Vec<Mark>> {
     let now = || {
         clusters(fleet)

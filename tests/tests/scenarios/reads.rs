@@ -1,4 +1,4 @@
-//! What the hub reads: many sources of a namespace in pages, and nothing at rest but what its watches say.
+//! The reads of the hub: many sources of a namespace in pages, and at rest only watch events.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde_json::json;
 
 const HOME: &str = "many";
 const SOURCES: usize = 300;
-/// Longer than any clock by which the hub looks after its own Secrets.
+/// Longer than any interval at which the hub checks its own Secrets.
 const REST: Duration = Duration::from_secs(12);
 
 /// The reads of a hub since a mark.

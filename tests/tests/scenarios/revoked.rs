@@ -235,7 +235,7 @@ async fn expired_member_returns_or_needs_a_join_string() -> Result<()> {
     .await?;
     fleet.connected(2).await?;
 
-    // For longer than the hub renews: the hub says so without hearing of the agent.
+    // Longer than the hub renews: the hub reports it without the agent.
     fleet.stop_agent(2).await?;
     passes(expiry(hub, "member-2").await? + LIMIT).await?;
     let observed = member_says(hub, "member-2", "Connected", "False", "CertificateExpired").await?;

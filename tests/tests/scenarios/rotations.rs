@@ -23,7 +23,7 @@ const OBJECTS: usize = 5;
 /// Ten edits a second.
 const PACE: Duration = Duration::from_millis(100);
 const ROTATIONS: usize = 100;
-/// For what takes a look of the hub at its Secrets and a renewal or two.
+/// Time for one read of the Secrets by the hub, and a renewal or two.
 const SOON: Duration = Duration::from_secs(60);
 /// A reconnect: the longest that an agent waits between two tries. Streams overlap, so that nobody is without one; but where the
 /// machine is so busy that a certificate of four seconds ends before the next one has come, the member has to come anew.
@@ -169,7 +169,7 @@ impl Hub<'_> {
     }
 }
 
-/// How often a line with this message stands in a log, each with its time and the rest.
+/// The occurrences of a message in a log, each with its time and its other fields.
 fn lines(log: &std::path::Path, message: &str) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(log)?;
     let read = text
@@ -378,7 +378,7 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
     hub.replace(&third).await?;
     hub.followed(&third.print()?).await?;
 
-    // What is broken is told, and changes nothing.
+    // Damage is reported, and changes nothing.
     hub.replace(&Pair {
         certificate: third.certificate.clone(),
         key: second.key.clone(),
@@ -404,7 +404,7 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
         observed.note
     );
 
-    // By the hub itself, as somebody has removed the pair.
+    // By the hub itself, because the pair was deleted.
     let gone = json!({"data": {"tls.crt": "", "tls.key": ""}});
     hub.scene
         .hub
@@ -486,7 +486,7 @@ async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     hub.followed(&third.print()?).await?;
     hub.retired().await?;
 
-    // Whoever removes the Secret of the authorities drops the former ones at once, wanted or not.
+    // A delete of the Secret of the CAs drops the former ones at once, needed or not.
     fleet.stop_agent(2).await?;
     hub.replace(&Pair::foreign()?).await?;
     eventually("the former authority to be kept", SOON, async || {

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use canary::Canary;
 
 const TARGET: &str = "birdhouse";
-/// Of member 1: an API server whose own words about what it refuses quote the value.
+/// Of member 1: an API server whose own messages quote the refused value.
 const TELLTALE: &str = r#"
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -83,7 +83,7 @@ async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
         "{entry}"
     );
 
-    // In the way stands somebody else's.
+    // A foreign object has the name of the copy.
     member
         .make(
             &Draft::secret(TARGET, "conflict")
@@ -126,7 +126,7 @@ async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
     Ok(())
 }
 
-/// A look at everything that Runnel says and keeps.
+/// Reads everything that Runnel writes and stores.
 async fn look_everywhere(fleet: &Fleet, scene: &Scene, canary: &Canary) -> Result<()> {
     for log in [fleet.hub_log(), fleet.agent_log(1), fleet.agent_log(2)] {
         canary.is_not_in(&log.display().to_string(), &std::fs::read(log)?)?;
@@ -281,7 +281,7 @@ async fn secret_value_is_only_in_the_secret_and_its_copies() -> Result<()> {
         .await?;
     is_in_force(scene.member(1)).await?;
     let_it_sing(&scene, &canary).await?;
-    // What a restart reads again is told as little.
+    // A restart, which reads everything again, discloses as little.
     fleet.kill_agent(1)?;
     fleet.start_agent(1).await?;
     fleet.kill_hub()?;

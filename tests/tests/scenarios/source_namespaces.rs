@@ -150,7 +150,7 @@ async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<(
         open["status"]
     );
 
-    // The right comes, and the hub goes on by itself.
+    // The right is granted, and the hub continues by itself.
     plane
         .kubectl_stdin(&["create", "-f", "-"], &renewed(&binding)?)
         .await?;

@@ -1,4 +1,4 @@
-//! A value that can be found in whatever form it has got away.
+//! A value that can be found in any encoding.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// It holds what JSON, URLs and shells write differently.
 const TEXT: &str = "Kanarie\"zwitschert4711/laut+und=oft&\u{e4}\\end";
-/// What somebody else writes in its place.
+/// The value of another client in its place.
 const OTHER: &str = "Dompfaff\"imgebuesch0815/pfeift+leise=nie&\u{f6}\\end";
 /// The values, and every form in which they would be a leak.
 pub struct Canary {
