@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_say_what_they_want() {
+    fn wrong_duration_error_names_the_format() {
         assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
         assert_eq!(
             (bytes("128Mi"), bytes("1048576")),

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_begins_later_is_believed_whatever_its_versions() {
+    fn later_list_wins_whatever_its_versions() {
         let (object_cache, name) = (ObjectCache::default(), ClusterName::from("eu-1"));
         let version = object_cache.members_version();
         assert!(

@@ -116,7 +116,7 @@ async fn no_values_give_a_wildcard_a_pod_or_a_role() -> Result<()> {
 }
 
 #[tokio::test]
-async fn content_is_read_and_written_only_where_the_values_say() -> Result<()> {
+async fn content_is_accessed_only_in_the_configured_namespaces() -> Result<()> {
     let helm = Helm::find().await?;
     let hub = rights(&documents(&helm, "runnel-hub", "{}").await?)?;
     let limited = rights(&documents(&helm, "runnel-hub", "{sourceNamespaces: [team-a]}").await?)?;
@@ -232,7 +232,7 @@ async fn helm_lints_without_findings() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_object_says_whose_it_is() -> Result<()> {
+async fn every_object_has_the_labels_of_its_owner() -> Result<()> {
     let helm = Helm::find().await?;
     for chart in CHARTS {
         for (about, values) in tried(chart) {
@@ -321,7 +321,7 @@ async fn the_image_is_exact() -> Result<()> {
 
 /// What the chart passes, the binary takes.
 #[tokio::test]
-async fn the_binaries_know_every_argument() -> Result<()> {
+async fn binaries_support_every_argument() -> Result<()> {
     let helm = Helm::find().await?;
     for chart in CHARTS {
         for (about, values) in tried(chart) {
@@ -344,7 +344,7 @@ async fn the_binaries_know_every_argument() -> Result<()> {
 
 /// A value that is not in values.yaml has no default to read about, and one that is not in the schema cannot be set.
 #[tokio::test]
-async fn values_and_schema_speak_of_the_same() -> Result<()> {
+async fn values_and_schema_have_the_same_fields() -> Result<()> {
     for name in CHARTS {
         let values: Value =
             serde_saphyr::from_str(&std::fs::read_to_string(chart(name).join("values.yaml"))?)?;

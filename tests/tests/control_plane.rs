@@ -201,7 +201,7 @@ async fn a_service_account_has_only_its_own_permissions() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_restarted_api_server_knows_what_it_knew() -> Result<()> {
+async fn restarted_api_server_keeps_its_state() -> Result<()> {
     let cluster = ControlPlane::start("restarted", Options::default()).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().await?, "default");
     config_maps
@@ -281,7 +281,7 @@ fn shell(folder: &Path, script: &str) -> Restartable {
 }
 
 #[tokio::test]
-async fn a_guarded_program_tells_how_it_ended() -> Result<()> {
+async fn guarded_program_reports_its_exit() -> Result<()> {
     let folder = Scratch::new("guard")?;
     let alone = shell(folder.path(), "echo said; exit 7");
     alone.start()?;
@@ -331,7 +331,7 @@ async fn a_guarded_program_tells_how_it_ended() -> Result<()> {
 const GREEDY: &str = "echo begins; x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo has ${#x}";
 
 #[tokio::test]
-async fn process_at_its_memory_limit_ends_with_words() -> Result<()> {
+async fn process_at_its_memory_limit_is_reported() -> Result<()> {
     let folder = Scratch::new("memory")?;
     let limited = |name: &str, mebibytes: u64| {
         let limit = MemoryLimit {

@@ -227,7 +227,7 @@ async fn the_smallest_rule_is_accepted_and_the_defaults_are_filled_in() -> Resul
 }
 
 #[tokio::test]
-async fn a_rule_that_says_everything_is_accepted_as_it_is() -> Result<()> {
+async fn rule_with_every_field_is_accepted_unchanged() -> Result<()> {
     let stored = accepted("DistributionRule", "everything", &everything()).await?;
     ensure!(stored == everything(), "{stored:#}");
     let spec = for_cluster_rule(everything());

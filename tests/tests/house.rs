@@ -125,7 +125,7 @@ fn io_is_found_in_a_manifest() {
 }
 
 #[test]
-fn hub_and_agent_do_not_know_each_other() -> Result<()> {
+fn hub_and_agent_do_not_depend_on_each_other() -> Result<()> {
     let mut wrong = Vec::new();
     for (folder, other) in [
         ("hub", "runnel_agent"),
@@ -154,7 +154,7 @@ fn hub_and_agent_do_not_know_each_other() -> Result<()> {
 }
 
 #[test]
-fn tasks_stand_in_one_set() -> Result<()> {
+fn tasks_are_in_one_set() -> Result<()> {
     let mut wrong = Vec::new();
     for file in product_code()? {
         if file.path.ends_with("/main.rs") {

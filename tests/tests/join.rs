@@ -207,7 +207,7 @@ async fn of_two_keys_that_join_at_once_one_wins() -> Result<()> {
 }
 
 #[tokio::test]
-async fn refusals_say_which_and_what_to_do() -> Result<()> {
+async fn refusals_name_the_cause_and_a_hint() -> Result<()> {
     let client = hub().await?;
     let registrar = registrar().await?;
     let join = join_string(&client, "eu-3", &[]).await?;

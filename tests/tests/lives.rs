@@ -628,7 +628,7 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
-    fn rule_gone_from_the_api_leaves_no_copy(steps in steps()) {
+    fn rule_deleted_from_the_api_leaves_no_copy(steps in steps()) {
         play(&steps)?;
     }
 }

@@ -585,7 +585,7 @@ async fn rollback_removes_created_copies_and_restores_removed_ones() -> Result<(
 }
 
 #[tokio::test]
-async fn damaged_state_stops_the_rollout_and_the_rule_says_so() -> Result<()> {
+async fn damaged_state_stops_the_rollout_with_a_message() -> Result<()> {
     let stage = Stage::start(2).await?;
     refuse(&stage, &[2]).await?;
     stage
@@ -635,7 +635,7 @@ async fn damaged_state_stops_the_rollout_and_the_rule_says_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn rule_whose_state_does_not_fit_stops_and_says_so() -> Result<()> {
+async fn rule_whose_state_does_not_fit_stops_with_a_message() -> Result<()> {
     let stage = Stage::start_with(2, 0).await?;
     refuse(&stage, &[2]).await?;
     stage

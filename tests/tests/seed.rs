@@ -397,7 +397,7 @@ async fn revision_changes_when_an_edit_has_arrived_everywhere() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_rule_says_why_it_is_not_ready() -> Result<()> {
+async fn rule_status_names_why_it_is_not_ready() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
     let (hub, home) = (&scene.hub, "reasons");
     scene.hub_namespaces(&[home]).await?;
@@ -553,7 +553,7 @@ fn cells(shown: &str) -> Vec<Vec<&str>> {
 }
 
 #[tokio::test]
-async fn a_member_says_who_it_is() -> Result<()> {
+async fn member_status_has_its_identity() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
     for member in &scene.members {
         let object = scene.hub.get(&Id::member(member.name())).await?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use runnel_tests::wait::{eventually, steadily};
 
 #[tokio::test]
-async fn a_wait_in_vain_says_what_for_and_what_was_seen() -> Result<()> {
+async fn timed_out_wait_names_goal_and_last_observation() -> Result<()> {
     let waited = eventually(
         "the impossible",
         Duration::from_millis(120),

@@ -466,7 +466,7 @@ fn other_managers_are_named_unless_the_copy_is_intact() {
 }
 
 #[test]
-fn way_is_made_for_what_is_applied_and_for_nothing_more() {
+fn parents_are_created_for_applied_fields_only() {
     let sealer = Sealer::new(b"key", "hub");
     let object = |change: fn(&mut Value)| -> DynamicObject {
         let mut value = serde_json::to_value(served(&copy(), &sealer)).unwrap();

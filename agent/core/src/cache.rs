@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_goes_first() {
+    fn least_recently_used_content_is_evicted_first() {
         let mut cache = PayloadCache::new(20);
         for name in 0..2 {
             cache.insert(key(name), Revision([name; 16]), payload(10));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn offered_content_displaces_nothing() {
+    fn offered_content_evicts_nothing() {
         let mut cache = PayloadCache::new(20);
         cache.insert(key(0), Revision([0; 16]), payload(15));
         cache.offer(key(0), Revision([1; 16]), payload(1));

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_that_the_server_asks_for_is_bounded() {
+    fn retry_after_of_the_server_is_bounded() {
         let throttled = |seconds| CallError::Throttled(Duration::from_secs(seconds));
         assert_eq!(throttled(7).retry_after(), Some(Duration::from_secs(7)));
         assert_eq!(throttled(86_400).retry_after(), Some(LONGEST_WAIT));
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_race_is_known() {
+    fn lost_race_is_recognized() {
         assert!(status(409, "modified", json!([])).is_race());
         assert!(
             status(

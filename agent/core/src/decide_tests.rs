@@ -307,7 +307,7 @@ fn carry_out(action: &Action, want: &mut DesiredCopy, there: &Observed) -> Obser
 
 proptest! {
     #[test]
-    fn after_a_few_actions_there_is_rest(mut want in wants(), mut observed in observed_copies()) {
+    fn few_actions_reach_a_fixed_point(mut want in wants(), mut observed in observed_copies()) {
         for _ in 0..4 {
             let Decision::Act(action) = decide(&want, &observed) else { break };
             observed = carry_out(&action, &mut want, &observed);
@@ -316,7 +316,7 @@ proptest! {
     }
 
     #[test]
-    fn a_written_copy_is_at_rest_at_once(want in wants(), observed in observed_copies()) {
+    fn written_copy_needs_no_further_action(want in wants(), observed in observed_copies()) {
         let mut want = want;
         if let Decision::Act(
             action @ (Action::Create | Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_))

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn hub_that_knows_less_does_not_depose_the_earlier_one() {
+    fn hub_with_older_state_does_not_depose_the_newer_one() {
         let (mut fence, start) = (Fence::default(), Instant::now());
         assert_eq!(fence.admit("e1", 5, start), Ok(()));
         fence.closed(start + second(1));

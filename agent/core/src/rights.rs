@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_but_plain_names_goes_further(text in "(.{0,10}|User \"| \" cannot | resource \"|\" in the namespace \"|at the cluster scope|\"){0,12}") {
+        fn only_plain_names_are_accepted(text in "(.{0,10}|User \"| \" cannot | resource \"|\" in the namespace \"|at the cluster scope|\"){0,12}") {
             if let Some(missing) = Missing::read(&text) {
                 prop_assert!(!missing.sentence().contains(['"', '\n', '$', '`', '&', '|']) && missing.sentence().matches(';').count() == 2);
             }

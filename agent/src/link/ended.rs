@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_words_of_a_revocation_revoke() {
+    fn only_a_revocation_status_revokes() {
         for reason in ["not-accepted", "revoked", "gone"] {
             for code in [Code::FailedPrecondition, Code::Unauthenticated] {
                 assert!(

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn saying_the_same_twice_changes_nothing() {
+    fn setting_the_same_condition_twice_changes_nothing() {
         let mut conditions = Vec::new();
         ready(&mut conditions, ConditionStatus::Unknown, "quiet", 1);
         let before = conditions.clone();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_stand_in_one_order_whichever_came_first() {
+    fn conditions_have_one_order() {
         let mut conditions = Vec::new();
         for condition_type in ConditionType::ALL.into_iter().rev() {
             let status = ConditionStatus::True;

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deployed_files_are_what_the_types_say() {
+    fn deployed_files_match_the_types() {
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
         let plain = files()
             .into_iter()
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_says_what_the_definitions_say() {
+    fn text_matches_the_definitions() {
         for (definition, (name, text)) in definitions().into_iter().zip(files()) {
             let read: CustomResourceDefinition = serde_saphyr::from_str(&text).unwrap();
             assert!(read == definition, "{name}");
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn every_list_says_how_it_merges_and_no_number_is_unsigned() {
+    fn every_list_has_a_type_and_no_number_is_unsigned() {
         each_node(|path, schema| {
             assert!(
                 schema["type"] != "array" || schema["x-kubernetes-list-type"].is_string(),
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_says_what_to_do() {
+    fn every_validation_has_a_hint() {
         each_node(|path, schema| {
             for rule in schema["x-kubernetes-validations"]
                 .as_array()

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_outlives_the_lease_as_long_as_somebody_has_seen_it() {
+    fn history_outlives_the_lease_while_a_replica_has_it() {
         let (start, mut a) = (Instant::now(), candidate("a"));
         a.observe(None, start);
         let made = stored(replaced(next(&mut a, start)), "e1", 1);

@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_tell_level_and_hint() {
+    fn lines_have_level_and_hint() {
         let checks = [
             Check::ok("a"),
             Check::warn("b", "do b"),

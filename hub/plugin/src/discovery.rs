@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_looked_for_by_the_labels_of_the_chart_alone() {
+    fn part_is_found_by_the_labels_of_the_chart() {
         let chart = include_str!("../../../deploy/charts/runnel-hub/templates/query.yaml");
         for (part, label) in [
             (Part::Query, "runnel.dev/account: query"),

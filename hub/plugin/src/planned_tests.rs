@@ -128,7 +128,7 @@ fn snapshots_of_explanations() {
 }
 
 #[test]
-fn a_plan_fails_by_what_would_not_be_as_the_rule_wants() {
+fn plan_fails_for_copies_that_would_fail() {
     let of = |verdict: &str| {
         let page = PlanPage {
             copies: vec![copy("a", "secrets/b/c", verdict, "", "")],
@@ -168,7 +168,7 @@ fn a_plan_fails_by_what_would_not_be_as_the_rule_wants() {
 }
 
 #[test]
-fn a_file_may_hold_several_rules_and_other_things() {
+fn file_may_contain_rules_and_other_objects() {
     let rule = json!({"kind": "DistributionRule", "metadata": {"name": "a"}});
     let whole = json!({"kind": "ClusterDistributionRule", "metadata": {"name": "b"}});
     let list = json!({"kind": "List", "items": [rule, whole]});

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_read_as_kubectl_shows_them() {
+    fn rule_table_looks_like_kubectl() {
         let fresh = typed(
             json!({"kind": "ClusterDistributionRule", "metadata": {"name": "ca", "creationTimestamp": NOW}, "spec": {"sources": [], "clusters": {}}}),
         );
@@ -383,7 +383,7 @@ ns-codis-test   rule-codis-test   False     1/2        7/8      1        Conflic
     }
 
     #[test]
-    fn one_rule_says_what_is_wrong_and_where() {
+    fn rule_page_lists_failures_by_cluster() {
         let golden = "\
 Rule      DistributionRule ns-codis-test/rule-codis-test
 Ready     False Conflict: 1 copy failed in member-2 (60s)
@@ -402,7 +402,7 @@ What is wrong:
     }
 
     #[test]
-    fn members_say_whether_they_are_connected() {
+    fn member_table_shows_connections() {
         let member = |name: &str, status: &str, expires: &str| {
             let certificate = (!expires.is_empty()).then(|| json!({"expiresAt": expires}));
             typed(json!({

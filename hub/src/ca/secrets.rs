@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn new_list_replaces_what_was_known() {
+    fn new_list_replaces_the_former_state() {
         let mut state = SecretState::default();
         takes_in(
             &mut state,

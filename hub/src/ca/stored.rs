@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_of_somebody_else_is_taken_and_left_to_them() {
+    fn foreign_ca_is_used_and_never_renewed() {
         let now = fresh().now;
         let mut data = missing(&Data::new(), fresh()).unwrap();
         let (certificate, key) = foreign();

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origin_is_known_to_replicas_of_the_same_hub_only() {
+    fn origin_is_readable_by_replicas_of_the_same_hub_only() {
         let (key, other) = (RevisionKey::new(b"key"), RevisionKey::new(b"other"));
         for from in ["10.1.2.3:4567", "[2001:db8::7]:1", "127.0.0.1:0"] {
             let from: SocketAddr = from.parse().unwrap();

@@ -169,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_used_key_and_newer_ones_stay_and_what_goes_is_remembered(
+        fn older_keys_are_retired_and_recorded(
             number in 1usize..5, place in 0usize..5, old in 0usize..20, seen_ones in 0usize..4, now in 0i64..400,
         ) {
             let keys: Vec<_> = (0..number).map(|n| key(n, 300)).collect();

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_has_not_expired_is_forgotten() {
+    fn unexpired_tokens_are_kept() {
         let mut member = with_used(Vec::new());
         for n in 0..16 {
             assert!(has_room(used(&member), &join(n, 100 + n), at(0)));

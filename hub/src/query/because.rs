@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_word_comes_first() {
+    fn report_of_the_agent_comes_first() {
         let index = index(
             vec![rule("r", json!({"namespaces": {"names": ["x"]}}))],
             json!({"all": true}),
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_waits_for_its_turn_or_went_back_says_so() {
+    fn copy_in_a_rollout_or_rollback_is_explained() {
         let more = json!({"rollout": {"onFailure": "Revert"}, "namespaces": {"names": ["x"]}});
         let mut index = index(vec![rule("r", more)], json!({"all": true}));
         assert_eq!(

@@ -39,7 +39,7 @@ mod tests {
     use runnel_transport::identity::Token;
 
     #[test]
-    fn it_reads_back_and_holds_no_secret() {
+    fn manifest_reads_back_without_a_secret() {
         let token = Token::generate().unwrap();
         let join = Join {
             token_hash: token.hash(),

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_does_not_take_away_who_came_while_it_was_made() {
+    fn list_keeps_members_added_while_it_was_read() {
         let (hub_state, object_cache) = hub();
         observe_member(member("old", 1, true), &hub_state, &object_cache);
         observe_member(member("gone", 2, true), &hub_state, &object_cache);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn member_is_not_adopted_while_another_holds_it_in_the_cache() {
+    fn member_locked_in_the_cache_is_not_adopted() {
         let (hub_state, object_cache) = hub();
         std::thread::scope(|scope| {
             let index = hub_state.index.read();

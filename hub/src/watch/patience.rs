@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusal_is_believed_only_when_repeated() {
+    fn refusal_counts_only_when_repeated() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut patience = Patience::new(start);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn few_wanted_among_many_are_read_one_by_one() {
+    fn few_selected_among_many_are_read_one_by_one() {
         let mut queue = ReadQueue::default();
         queue.add(sources("a", 0..30));
         for read in 0..30 {

@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_answer_travels_in_frames_of_which_the_last_says_so() {
+    fn long_answer_is_split_and_ends_with_a_flag() {
         let one = |number| PreviewedCopy {
             copy: copy(number),
             source: copy(number).as_copy("other"),

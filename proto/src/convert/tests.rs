@@ -453,7 +453,7 @@ fn unreadable_terms_refuse_content_and_keep_removals() {
 }
 
 #[test]
-fn an_order_to_remove_that_does_not_say_how_removes_nothing() {
+fn removal_order_without_a_policy_removes_nothing() {
     let mut wire = example();
     wire.tombstones[0].deletion_policy = 0;
     wire.removal.as_mut().unwrap().deletion_policy = 9;
@@ -493,7 +493,7 @@ fn sizes_and_names_are_bounded() {
 }
 
 #[test]
-fn an_unknown_frame_says_who_must_be_upgraded() {
+fn unknown_frame_error_names_the_side_to_upgrade() {
     // Field 15, empty.
     let from_the_future = [0x7a, 0];
     let error = agent_frame(wire::AgentFrame::decode(&from_the_future[..]).unwrap()).unwrap_err();
@@ -582,7 +582,7 @@ proptest! {
     }
 
     #[test]
-    fn split_frames_are_small_and_say_the_same(frame in agent_frames()) {
+    fn split_frames_are_small_and_equivalent(frame in agent_frames()) {
         let frames = split(frame.clone());
         for frame in &frames {
             prop_assert!(agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT);

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn higher_limit_of_two_grants_holds() {
+    fn higher_limit_of_two_grants_applies() {
         let limit = |max_copies, max_bytes| Grant {
             max_copies,
             max_bytes,

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_distributed_counts_and_nothing_else() {
+    fn digest_covers_exactly_the_distributed_fields() {
         let right = content(
             &[("team", "a")],
             json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"}),

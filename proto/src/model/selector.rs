@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_run_and_nothing_else_is_special() {
+    fn star_matches_any_run_of_characters() {
         for (pattern, name, fits) in [
             ("tls-*", "tls-a", true),
             ("tls-*", "tls-", true),

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_excluded_literal_is_not_wanted() {
+    fn excluded_literal_is_not_selected() {
         let choice = NamespaceChoice {
             names: vec![Pattern::new("a"), Pattern::new("b"), Pattern::new("c-*")],
             exclude: vec![Pattern::new("b")],

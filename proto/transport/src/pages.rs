@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn list_gives_out_its_objects_and_says_where_it_goes_on() {
+    fn list_returns_objects_and_continue_token() {
         let list = json!({"kind": "SecretList", "items": [{"a": 1}, {"b": 2}],
             "metadata": {"resourceVersion": "7", "continue": "next"}, "apiVersion": "v1"});
         let mut seen = vec![];

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn object_is_read_without_a_time_that_no_timestamp_holds() {
+    fn object_with_an_invalid_time_is_read_without_it() {
         for (time, is_kept) in [
             ("2026-01-01T00:00:00Z", true),
             ("9999-12-31T23:59:59Z", false),

@@ -65,14 +65,14 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_says_nothing() {
+    fn broken_file_is_ignored() {
         let mut programs = ["b", "a"];
         Durations::read("{").sort(&mut programs, |name| name);
         assert_eq!(programs, ["a", "b"]);
     }
 
     #[test]
-    fn there_is_one_program_per_core_as_far_as_the_memory_goes() {
+    fn programs_are_limited_by_cores_and_memory() {
         assert_eq!(at_once(2, Some(24 << 30)), 2);
         assert_eq!(at_once(16, Some(24 << 30)), 6);
         assert_eq!(at_once(2, Some(1 << 30)), 1);

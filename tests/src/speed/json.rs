@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_says_all_that_the_table_says() {
+    fn json_has_everything_of_the_table() {
         let line = Line {
             what: "bytes",
             unit: "B",

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_tells_of_every_row() {
+    fn page_describes_every_row() {
         let page = include_str!("../../SPEED.md");
         for row in ROWS {
             assert!(

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_knows_of_itself() {
+    fn process_reads_its_own_usage() {
         let own = std::process::id();
         assert!(
             resident(own).is_ok_and(|bytes| bytes > 1e5)

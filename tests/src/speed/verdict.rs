@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_one_of_several_measurements_stands_for_them() {
+    fn median_of_measurements_is_reported() {
         let one = judged(0.0, None, Bound::AtMost(1.0), Bound::AtMost(1.0))
             .found
             .unwrap_or_else(|why| panic!("{why}"));
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_the_digits_that_say_something() {
+    fn numbers_have_significant_digits() {
         let texts = [0.0, 0.254, 1.0, 12.34, 123.4, 1234.5, 1_234_567.0].map(number);
         assert_eq!(
             texts,

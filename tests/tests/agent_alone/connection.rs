@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::alone::Alone;
 
 #[tokio::test]
-async fn a_refused_join_says_why_and_what_to_do() -> Result<()> {
+async fn refused_join_names_the_cause_and_a_hint() -> Result<()> {
     let mut alone = Alone::prepare("refused", Duration::from_secs(3600)).await?;
     alone.set_join_string(&alone.hub.join_string(false)?)?;
     let error = alone.start_agent().await.unwrap_err().to_string();

@@ -251,7 +251,7 @@ async fn a_suspended_rule_touches_nothing_and_catches_up() -> Result<()> {
 }
 
 #[tokio::test]
-async fn namespaces_come_and_go() -> Result<()> {
+async fn created_and_deleted_namespaces_are_followed() -> Result<()> {
     let alone = Alone::start("places", &["a"]).await?;
     let mut wanted = alone.rule(&["a", "late", "x-*"], &[("one", "1")]);
     alone.hub.want("r", wanted.clone());

@@ -30,7 +30,7 @@ impl Alone {
 }
 
 #[tokio::test]
-async fn second_agent_stands_by_and_each_edit_costs_one_write() -> Result<()> {
+async fn second_agent_is_standby_and_edits_cost_one_write() -> Result<()> {
     let alone = Alone::start("two-agents", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
     alone.hub.hears_applied("r", 1).await?;
@@ -60,7 +60,7 @@ async fn second_agent_stands_by_and_each_edit_costs_one_write() -> Result<()> {
 }
 
 #[tokio::test]
-async fn ended_agent_releases_the_lease_to_the_one_that_stands_by() -> Result<()> {
+async fn ended_agent_releases_the_lease_to_the_standby() -> Result<()> {
     let mut alone = Alone::start("handed-on", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
     alone.hub.hears_applied("r", 1).await?;

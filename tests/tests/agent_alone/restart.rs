@@ -278,7 +278,7 @@ async fn stands(alone: &Alone, name: &str) -> Result<Vec<&'static str>> {
 }
 
 #[tokio::test]
-async fn agent_alone_restores_what_went_while_it_was_away() -> Result<()> {
+async fn agent_alone_restores_copies_deleted_while_it_was_down() -> Result<()> {
     let mut alone = Alone::start("went", &["a", "b", "c"]).await?;
     alone.hub.want(
         "r",

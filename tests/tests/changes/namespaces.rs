@@ -7,7 +7,7 @@ use serde_json::json;
 use super::scene;
 
 #[tokio::test]
-async fn namespaces_that_come_late_or_are_relabelled_are_followed() -> Result<()> {
+async fn late_or_relabeled_namespaces_are_followed() -> Result<()> {
     let home = "late";
     let scene = scene().await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -248,7 +248,7 @@ async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<
 }
 
 #[tokio::test]
-async fn namespace_of_sources_goes_and_its_rule_stays() -> Result<()> {
+async fn rule_survives_the_namespace_of_its_sources() -> Result<()> {
     let scene = scene().await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let (few, many, target) = ("read-few", "read-many", "read-target");

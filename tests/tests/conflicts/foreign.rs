@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{fleet, scene_with};
 
 #[tokio::test]
-async fn foreign_object_is_untouched_and_replaced_when_it_goes() -> Result<()> {
+async fn foreign_object_is_untouched_until_it_is_deleted() -> Result<()> {
     let home = "foreign";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -137,7 +137,7 @@ async fn has_clone(member: &Place, copy: &Value, namespace: &str, name: &str) ->
 }
 
 #[tokio::test]
-async fn a_copy_that_somebody_cloned_is_left_alone() -> Result<()> {
+async fn cloned_copy_is_left_alone() -> Result<()> {
     let home = "cloned";
     let scene = scene_with(home).await?;
     scene
@@ -237,7 +237,7 @@ async fn replaced_copy_is_foreign_and_reported() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_member_whose_policy_has_none_overwritten_says_so() -> Result<()> {
+async fn member_policy_against_overwriting_is_reported() -> Result<()> {
     let home = "not-overwritten";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

@@ -37,7 +37,7 @@ async fn gives_way(hub: &Place, loser: &Id, winner: &Id, words: &str) -> Result<
 }
 
 #[tokio::test]
-async fn the_older_rule_wins_and_the_other_takes_over_when_it_goes() -> Result<()> {
+async fn older_rule_wins_until_it_is_deleted() -> Result<()> {
     let home = "contest";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -163,7 +163,7 @@ async fn cluster_rule_comes_first_and_reads_named_namespaces() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_two_sources_that_want_one_copy_neither_is_applied() -> Result<()> {
+async fn two_sources_with_one_copy_are_both_refused() -> Result<()> {
     let scene = scene().await?;
     scene.hub_namespaces(&["twice-a", "twice-b"]).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

@@ -88,7 +88,7 @@ async fn says_unclaimed(stage: &Stage, rules: &[&Id]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
+async fn hub_that_lost_a_rule_removes_nothing_and_reports_it() -> Result<()> {
     let stage = stage().await?;
     let (lost, sources) = three(&stage, "lost").await?;
     let (kept, _) = three(&stage, "kept").await?;

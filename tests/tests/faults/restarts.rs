@@ -158,7 +158,7 @@ async fn member_gets_exactly_the_changes_after_agent_kill() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_restart_with_nothing_changed_sends_writes_and_says_nothing() -> Result<()> {
+async fn restart_without_changes_sends_and_writes_nothing() -> Result<()> {
     let stage = stage().await?;
     let set = Set::new(&stage, "nothing-new").await?;
     let marks = stage.calm().await?;

@@ -241,7 +241,7 @@ fn expected(grants: &[Grant]) -> (BTreeSet<String>, usize) {
 }
 
 #[tokio::test]
-async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
+async fn copies_are_where_requested_and_granted() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
     let everything = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
     let first = scene

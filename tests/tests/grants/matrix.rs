@@ -343,7 +343,7 @@ impl Member {
 }
 
 #[test]
-fn copy_is_where_it_is_wanted_and_granted_after_grant_changes() {
+fn copies_follow_grant_changes() {
     let (sets, mut cases, mut copies) = (sets(), 0, 0);
     for (number, rule) in rules().into_iter().enumerate() {
         for (first, grants) in sets.iter().enumerate() {

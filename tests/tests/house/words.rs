@@ -71,7 +71,7 @@ fn manual_lists_exactly_the_conditions_reasons_and_events() -> Result<()> {
 }
 
 #[test]
-fn the_manual_says_which_reasons_come_from_an_agent() -> Result<()> {
+fn manual_marks_the_reasons_of_agents() -> Result<()> {
     for (word, of) in table("reason")? {
         let of_copies = model::Reason::all().any(|reason| reason.as_str() == word);
         ensure!(
@@ -117,7 +117,7 @@ fn every_word_of_the_lists_is_written_somewhere() -> Result<()> {
 /// What would write a word that is of no list: conditions are made in one place, from the lists' types; reasons are never
 /// spelled out. (The plugin only reads them.)
 #[test]
-fn nothing_writes_a_condition_or_reason_outside_of_the_lists() -> Result<()> {
+fn conditions_and_reasons_come_from_the_lists() -> Result<()> {
     let spelled = |line: &str| {
         let fields = [
             "reason: \"",

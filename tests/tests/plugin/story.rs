@@ -108,7 +108,7 @@ impl Clusters {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hub_and_a_member_come_and_go() -> Result<()> {
+async fn hub_and_member_are_installed_and_removed() -> Result<()> {
     let all = Clusters::start().await?;
     let Clusters {
         stage, hub, member, ..

@@ -67,7 +67,7 @@ async fn all_applied(fleet: &Fleet, rule: &Value, file: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_example_does_what_it_says() -> Result<()> {
+async fn every_example_works() -> Result<()> {
     let fleet = Fleet::start(FleetOptions {
         members: 2,
         hub_is_member: true,

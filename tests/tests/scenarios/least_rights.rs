@@ -108,7 +108,7 @@ async fn is_hardly_more(cluster: &ControlPlane, name: &str, known: &[&str]) -> R
 }
 
 #[tokio::test]
-async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
+async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
     let fleet = Fleet::start(FleetOptions {
         control_plane: Options {
             audit_reads: true,

@@ -139,7 +139,7 @@ async fn member_with_many_streams_and_connections_is_bounded() -> Result<()> {
 }
 
 #[tokio::test]
-async fn revoked_member_costs_a_look_a_second() -> Result<()> {
+async fn revoked_member_costs_one_read_a_second() -> Result<()> {
     let stage = alone("refused").await?;
     let honest = Honest::new(&stage).await?;
     let credentials = stage.join("refused-a").await?;

@@ -20,7 +20,7 @@ use tonic::Code;
 use super::stage::{SOON, shared};
 
 #[tokio::test]
-async fn wrong_spent_or_expired_token_says_so_with_a_hint() -> Result<()> {
+async fn wrong_spent_or_expired_token_gets_a_hint() -> Result<()> {
     let stage = shared("tokens").await?;
     let join = stage.join_string("tokens-a").await?;
     let key = Arc::new(MemberKey::generate()?);
@@ -111,7 +111,7 @@ async fn impostor(authority: &Authority, hub: &str, listener: &TcpListener) -> R
 }
 
 #[tokio::test]
-async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()> {
+async fn hub_with_another_key_than_the_pinned_one_gets_nothing() -> Result<()> {
     let (real, fake) = (
         Authority::generate("ahub", SystemTime::now())?,
         Authority::generate("ahub", SystemTime::now())?,

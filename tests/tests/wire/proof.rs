@@ -50,7 +50,7 @@ async fn differing(stage: &Stage) -> Result<f64> {
 }
 
 #[tokio::test]
-async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
+async fn member_with_a_wrong_digest_is_not_ready() -> Result<()> {
     let stage = alone("proof").await?;
     stage.write("settings", "first").await?;
     stage.write_secret("login", "first").await?;

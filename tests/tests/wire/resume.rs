@@ -34,7 +34,7 @@ async fn ten_sources(stage: &Stage) -> Result<Vec<SourceRef>> {
 }
 
 #[tokio::test]
-async fn an_agent_that_comes_back_gets_only_what_it_lacks() -> Result<()> {
+async fn returning_agent_gets_only_what_it_lacks() -> Result<()> {
     let stage = shared("resume").await?;
     let sources = ten_sources(&stage).await?;
     stage.write("kept-back", "first").await?;

@@ -273,7 +273,7 @@ proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn copy_is_claimed_where_it_is_wanted_and_granted(steps in proptest::collection::vec(step(), 1..14)) {
+    fn copy_is_claimed_where_requested_and_granted(steps in proptest::collection::vec(step(), 1..14)) {
         let records = Records::default();
         let mut desired = Desired::new(home(), Arc::new(Policy::open()));
         let sources = [SourceRef::new("configmaps", "n1", "s"), SourceRef::new("secrets", "n2", "s")];

@@ -532,7 +532,7 @@ fn rule_over_its_budget_is_rendered_again_aside() {
 }
 
 #[test]
-fn rule_that_goes_to_other_clusters_needs_no_room_for_both() {
+fn rule_moved_to_other_clusters_needs_room_once() {
     let mut index = narrow(7);
     let names = |numbers: std::ops::Range<u8>| json!({"names": numbers.map(|n| format!("c{n}")).collect::<Vec<_>>()});
     index.set_rule(rule(1, "v0", &names(0..5), &shapes()[1], false));
@@ -546,7 +546,7 @@ fn rule_that_goes_to_other_clusters_needs_no_room_for_both() {
 }
 
 #[test]
-fn nothing_is_kept_of_sources_that_a_rule_left() {
+fn deselected_sources_leave_no_memory() {
     let mut index = narrow(1_000);
     for (turn, value) in ["v0", "v1", "v0", "v1"].iter().enumerate() {
         let of = source(false, u8::try_from(turn).unwrap());

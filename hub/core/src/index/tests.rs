@@ -126,7 +126,7 @@ fn source_transferred_between_rules_changes_both_at_once() {
 }
 
 #[test]
-fn a_source_that_vanishes_is_wanted_until_its_grace_is_over() {
+fn deleted_source_stays_selected_for_its_grace_period() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
@@ -223,7 +223,7 @@ fn plan_in_one(index: &Index, uid: &str) -> Arc<crate::plan::RulePlan> {
 }
 
 #[test]
-fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
+fn forbidden_namespace_stalls_only_its_rules() {
     let mut index = limited_index();
     let places = [
         WatchScope::within("configmaps", "a"),
@@ -332,7 +332,7 @@ fn at(instant: Instant) -> crate::now::Now {
 }
 
 #[test]
-fn known_rule_removes_where_not_chosen_and_unknown_does_not() {
+fn only_known_rules_remove_where_not_chosen() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule(

@@ -38,7 +38,7 @@ fn source(namespace: u8, name: u8) -> SourceRef {
 }
 
 #[test]
-fn two_sources_for_one_copy_block_each_other_until_one_goes() {
+fn two_sources_for_one_copy_block_each_other() {
     let rule = rule();
     let (mut selection, one, two) = (RulePlan::empty(&rule), source(1, 1), source(2, 1));
     let mut cluster_plans = ClusterPlans::new(

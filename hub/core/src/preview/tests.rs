@@ -288,7 +288,7 @@ fn clusters_behind_in_a_rollout_are_named() {
 }
 
 #[test]
-fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
+fn plan_lists_waves_and_clusters_without_copies() {
     let mut index = index(1);
     index.set_cluster("away".into(), Cluster::default());
     let cordoned = Cluster {

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_count_as_numbers_and_who_has_no_label_comes_last() {
+    fn order_is_natural_with_unlabeled_clusters_last() {
         let order = [
             turn(Some(""), "z"),
             turn(Some("1"), "b"),

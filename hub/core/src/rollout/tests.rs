@@ -220,7 +220,7 @@ fn waves_follow_as_each_is_applied_and_all_are_admitted() {
 }
 
 #[test]
-fn a_wave_holds_clusters_of_one_value_of_the_label() {
+fn wave_has_clusters_of_one_label_value() {
     let mut world = World::new(
         0,
         Rollout {

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_kept_of_known_rules_only() {
+    fn failures_of_unknown_rules_are_dropped() {
         let mut states = HelloStates::default();
         states.add(vec![state("known", 1), state("invented", 1)], |uid| {
             *uid == "known".into()

@@ -221,7 +221,7 @@ fn only_the_changed_source_travels_after_a_reconnect() {
 }
 
 #[test]
-fn a_hub_that_forgot_a_rule_removes_nothing_and_says_so() {
+fn hub_without_a_rule_removes_nothing_and_reports_it() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
@@ -307,7 +307,7 @@ fn session_is_free_of_a_rule_only_once_it_has_caught_up() {
 }
 
 #[test]
-fn unreadable_source_keeps_copies_until_known_unwanted() {
+fn unreadable_source_keeps_copies_until_deselected() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
@@ -339,7 +339,7 @@ fn unwanted_copy_waits_for_the_source_being_read() {
 }
 
 #[test]
-fn member_that_knows_more_than_the_hub_is_sent_nothing() {
+fn member_with_newer_state_is_sent_nothing() {
     let mut agent = Agent::default();
     let before = [
         wanted("r1", &[(1, content(1)), (2, content(2))]),
@@ -555,7 +555,7 @@ fn dry_run_sends_content_and_no_tombstones() {
 }
 
 #[test]
-fn early_wants_are_sent_once_the_rule_is_known() {
+fn early_requests_are_served_once_the_rule_is_known() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
@@ -576,7 +576,7 @@ fn invented(from: usize, count: usize) -> Vec<SourceRef> {
 }
 
 #[test]
-fn unserved_wants_are_not_kept_beyond_the_bound() {
+fn unserved_requests_are_bounded() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([
@@ -651,7 +651,7 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
 }
 
 #[test]
-fn account_of_what_the_hub_has_itself_costs_nothing() {
+fn report_equal_to_the_plan_costs_no_memory() {
     let mut session = Session::default();
     session.hello(vec![RuleState {
         intents: 1,
@@ -804,7 +804,7 @@ fn report_without_room_is_taken_when_there_is_room() {
 }
 
 #[test]
-fn rules_beyond_the_limit_wait_until_others_are_gone() {
+fn rules_beyond_the_limit_wait_for_room() {
     let mut session = Session::default();
     session.hello_done();
     let directives: Vec<_> = (0..RULES_LIMIT + 3)
@@ -842,7 +842,7 @@ fn rules_beyond_the_limit_wait_until_others_are_gone() {
 }
 
 #[test]
-fn rules_that_were_left_out_make_nothing_free() {
+fn left_out_rules_free_no_room() {
     let mut session = Session::default();
     session.hello_done();
     assert!(session.is_free_of(&"r".into(), 0));
@@ -1430,7 +1430,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn any_history_ends_with_the_agent_holding_what_the_hub_wants(steps in proptest::collection::vec(step(), 1..40)) {
+    fn any_history_ends_in_the_desired_state(steps in proptest::collection::vec(step(), 1..40)) {
         let mut agent = Agent::default();
         let mut session = agent.connect();
         let mut directives: BTreeMap<RuleUid, Directive> = BTreeMap::new();

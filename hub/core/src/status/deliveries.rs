@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_goes_or_goes_elsewhere_is_not_measured() {
+    fn deleted_or_moved_rule_is_not_measured() {
         let mut story = Story::new();
         story.begin("one", 0, false);
         let (one, state) = (ClusterName::from("one"), state(&story.new, 2, 0));

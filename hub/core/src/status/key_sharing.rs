@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_that_starts_again_or_renews_its_stream_is_alone() {
+    fn restarted_agent_or_renewed_stream_is_no_key_sharing() {
         assert!(!sees(&["a", "a", "a"]));
         assert!(!sees(&["a", "b", "c", "d"]));
         assert!(!sees(&["a", "b", "b"]));

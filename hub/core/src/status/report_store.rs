@@ -613,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn returning_agent_keeps_pending_approvals_until_it_knows() {
+    fn returning_agent_keeps_pending_approvals_until_it_reports() {
         let cluster = ClusterName::from("a");
         let back = |hello: RuleState| {
             let mut report_store = ReportStore::default();

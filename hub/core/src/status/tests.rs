@@ -284,7 +284,7 @@ fn rule_with_unlisted_kinds_is_not_ready() {
 }
 
 #[test]
-fn a_failed_copy_speaks_for_the_rule_and_names_itself() {
+fn failed_copy_is_named_in_the_status_of_its_rule() {
     let mut world = World::new(&["one", "two"]);
     world.applied("one");
     let counts = Counts {
@@ -398,7 +398,7 @@ fn starting_hub_keeps_the_status_until_clusters_can_connect() {
 }
 
 #[test]
-fn a_hub_that_just_started_still_tells_of_a_definite_failure() {
+fn starting_hub_reports_definite_failures() {
     let mut world = World::new(&["one", "two"]);
     world.applied("one");
     world.applied("two");
@@ -545,7 +545,7 @@ fn partial_knowledge_is_never_ready() {
 }
 
 #[test]
-fn a_copy_that_cannot_be_removed_says_why() {
+fn failed_removal_is_reported_with_its_cause() {
     let mut world = World::new(&["one"]);
     let counts = Counts {
         copies: 2,
@@ -641,7 +641,7 @@ fn the_size_of_a_status_does_not_grow_with_the_fleet() {
 }
 
 #[test]
-fn the_hub_tells_of_every_cluster_the_worst_first() {
+fn clusters_are_listed_worst_first() {
     let names: Vec<_> = (0..30).map(|n| format!("c{n:02}")).collect();
     let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
     for name in &names {

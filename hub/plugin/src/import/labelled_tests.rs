@@ -216,7 +216,7 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
 }
 
 #[test]
-fn copies_of_runnel_say_nothing_of_the_other_tool() {
+fn copies_of_runnel_prove_nothing_about_the_other_tool() {
     let all = |is_ours: bool| {
         let mut all = labelled(&["secrets/platform/login", "secrets/team-a/login"]);
         if is_ours {

@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_word_of_a_stranger_ends_a_comment_or_speaks_to_a_terminal() {
+    fn foreign_text_ends_no_comment_and_controls_no_terminal() {
         let mut out = String::new();
         line(
             &mut out,

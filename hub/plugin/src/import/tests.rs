@@ -381,7 +381,7 @@ fn impossible_parts_of_a_rule_are_reported() {
 }
 
 #[test]
-fn the_reflector_copies_on_its_own_or_fills_what_asks() {
+fn reflector_pushes_and_fills_pulled_copies() {
     let all = objects(&[
         (
             "secrets/platform/ca",

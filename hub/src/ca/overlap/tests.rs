@@ -106,7 +106,7 @@ fn written_state_reads_back_without_authority_keys() {
 }
 
 #[test]
-fn one_that_signed_before_comes_back_without_being_there_twice() {
+fn returning_ca_is_listed_once() {
     let (old, new) = (authority(), authority());
     let known = TrustedAuthorities::default().switched(old.certificate(), start());
     let known = known
@@ -239,7 +239,7 @@ proptest! {
     /// At every moment a member that can still renew trusts an authority that the hub serves with, and has a certificate of
     /// one that the hub takes.
     #[test]
-    fn hub_and_member_always_believe_each_other(steps in prop::collection::vec(step(), 1..60)) {
+    fn hub_and_member_always_trust_each_other(steps in prop::collection::vec(step(), 1..60)) {
         let authorities: Vec<_> = (0..6).map(|_| authority()).collect();
         let (mut now, mut current) = (start(), 0);
         let mut known = with_overlap(TrustedAuthorities::default().switched(authorities[0].certificate(), now), &authorities[0], now);

@@ -175,7 +175,7 @@ fn a_join_that_is_brought_back_stays_spent() {
 }
 
 #[test]
-fn a_cluster_that_is_not_wanted_does_not_spend_its_token() {
+fn rejected_cluster_does_not_spend_its_token() {
     let token = Token::generate().unwrap();
     let mut refused = member(&token);
     refused.spec.accepted = false;
@@ -239,7 +239,7 @@ fn a_token_is_for_one_key_which_may_repeat() {
 }
 
 #[test]
-fn only_a_known_key_of_the_very_cluster_is_let_in() {
+fn only_a_recorded_key_of_the_cluster_is_accepted() {
     let token = Token::generate().unwrap();
     let whole = with_keys(member(&token), vec![key_record(print("a"), at(0), at(100))]);
     let admitted = |member: Option<&MemberCluster>, peer| admit(member, "hubid", &peer, at(50));

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_certificate_says_what_the_hub_decided() {
+    fn member_certificate_has_the_names_of_the_hub() {
         let key = MemberKey::generate().unwrap();
         let signed = sign(&authority(), &key.certificate_request().unwrap()).unwrap();
         let read = PeerCertificate::from_der(&signed.der).unwrap();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_asks_for_more_gets_no_more() {
+    fn extra_requests_of_a_csr_are_ignored() {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn receiver_that_sends_nothing_owes_a_sign_of_life() {
+    fn silent_receiver_sends_a_ping() {
         let meter = Meter::default();
         // 1 KB a second for a minute.
         let owed = (1..=60)

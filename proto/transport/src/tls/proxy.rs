@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_a_status_with_words() {
+    fn proxy_answer_has_a_status_and_a_text() {
         assert_eq!(
             answer("HTTP/1.1 200 Connection established\r\n\r\n"),
             Some((200, "Connection established"))

@@ -99,7 +99,7 @@ async fn a_client_without_certificate_is_anonymous() {
 }
 
 #[tokio::test]
-async fn a_member_is_known_by_its_certificate() {
+async fn member_is_identified_by_its_certificate() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
     let (agent, hub) = meet(
@@ -193,7 +193,7 @@ async fn expired_hub_certificate_blames_the_clock() {
 }
 
 #[tokio::test]
-async fn an_expired_member_is_known_and_known_to_be_expired() {
+async fn expired_member_is_identified_as_expired() {
     let made = SystemTime::now() - 9 * DAY;
     let (own, foreign) = (
         Authority::generate(HUB, made).unwrap(),
@@ -297,7 +297,7 @@ async fn the_hubs_certificate_is_no_members() {
 }
 
 #[tokio::test]
-async fn a_silent_and_a_failed_connection_do_not_hold_up_the_next() {
+async fn idle_and_failed_connections_do_not_delay_others() {
     let authority = authority();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -133,7 +133,7 @@ async fn connect(route: Route) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn tls_uses_or_skips_the_proxy_as_the_environment_says() {
+async fn tls_uses_or_skips_the_proxy_by_the_environment() {
     let proxy = Tunnels::start().await;
     connect(proxy.route("me:s3cret", "")).await.unwrap();
     assert_eq!(proxy.opened(), 1);

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_has_a_gate_and_says_what_it_means() {
+    fn every_row_has_a_gate_and_an_explanation() {
         for row in ROWS {
             assert!(
                 row.lines.iter().any(|line| line.gate.is_some()),

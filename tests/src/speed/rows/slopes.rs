@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_step_stands_beside_the_first() {
+    fn last_step_is_compared_with_the_first() {
         let point = |size: usize, kibibytes: usize, milliseconds: u64| Point {
             size,
             memory: kibibytes as f64 * 1024.0,

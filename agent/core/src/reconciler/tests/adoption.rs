@@ -88,7 +88,7 @@ fn adopted_object_follows_its_source_with_overwriting_allowed() {
 }
 
 #[test]
-fn adopted_object_is_released_when_its_rule_goes() {
+fn adopted_object_is_released_with_its_rule() {
     for restarts in [false, true] {
         let mut world = adopted();
         if restarts {
@@ -238,7 +238,7 @@ fn unsealed_object_is_not_corrected_after_a_restart() {
 }
 
 #[test]
-fn unsealed_copy_is_corrected_by_the_agent_that_knew_it() {
+fn unsealed_copy_is_corrected_by_its_agent() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     send(&mut world, terms("r", &["a"]), 1);

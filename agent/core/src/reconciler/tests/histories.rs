@@ -397,7 +397,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn every_history_ends_as_the_hub_wants(steps in steps()) {
+    fn every_history_ends_in_the_desired_state(steps in steps()) {
         play(&steps)?;
     }
 }
@@ -454,7 +454,7 @@ fn possible_write_is_removed_once_it_was_read() {
 /// Found by proptest: a copy was created without a watch. It was found while the rest of its rule
 /// could not be removed.
 #[test]
-fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
+fn discovered_copies_of_a_removed_rule_are_removed() {
     use Step::{Choose, GiveOut, HubAway, Policy, Remove, Right, Upsert};
     let steps = [
         Upsert(0, 0, 1),
@@ -472,7 +472,7 @@ fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
 /// Found by proptest: one of two copies was created without a watch. It was found while the other
 /// could not be removed.
 #[test]
-fn copies_that_come_to_light_while_others_are_removed_go_too() {
+fn discovered_copies_are_removed_with_the_others() {
     use Step::{Expire, GiveOut, Policy, Right, Upsert};
     play(&[
         Upsert(1, 1, 1),

@@ -168,7 +168,7 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2048, ..ProptestConfig::default() })]
     #[test]
-    fn rule_that_is_gone_leaves_no_copy(steps in steps()) {
+    fn deleted_rule_leaves_no_copy(steps in steps()) {
         play(&steps)?;
     }
 }

@@ -79,7 +79,7 @@ fn lost_watch_is_reported_and_nothing_proved_until_it_is_back() {
 }
 
 #[test]
-fn new_stream_says_again_which_watches_are_lost() {
+fn new_stream_reports_lost_watches_again() {
     let mut world = applied();
     receive(
         &mut world,
@@ -152,7 +152,7 @@ fn kind_that_cannot_be_listed_stops_no_other_kind() {
 }
 
 #[test]
-fn agent_without_namespaces_connects_writes_nothing_and_goes_on() {
+fn agent_without_namespaces_connects_and_writes_nothing() {
     let mut world = applied();
     world.core = world::core(world.stored.clone(), &world.policy);
     world.delete(&copy("b", "s1"));

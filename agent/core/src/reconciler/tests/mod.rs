@@ -360,7 +360,7 @@ fn suspended_rule_changes_nothing_until_resumed() {
 }
 
 #[test]
-fn a_foreign_object_is_left_alone_until_it_goes() {
+fn foreign_object_is_left_alone_until_it_is_deleted() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     world.make_foreign(&copy("a", "s0"));
@@ -484,7 +484,7 @@ fn the_hubs_own_cluster_never_touches_a_source() {
 }
 
 #[test]
-fn too_much_unapplied_payload_holds_the_hub_back() {
+fn too_much_unapplied_payload_pauses_the_hub() {
     let mut world = World::new(&["team", "a"]);
     world.core = world::core(vec![], &Policy::open()).with_bounds(1 << 20, 10);
     world.list();

@@ -124,7 +124,7 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
 }
 
 #[test]
-fn nothing_pending_goes_while_the_hub_is_away() {
+fn pending_prunes_wait_while_the_hub_is_away() {
     let mut world = world();
     world.core.handle(Event::HubLost, world.now);
     for name in ["a", "b"] {
@@ -333,7 +333,7 @@ fn few_literal_names_taken_out_are_deliberate() {
 }
 
 #[test]
-fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
+fn only_ungranted_copies_wait_for_approval() {
     let granted = |names: &[&str]| Terms {
         grants: Some(vec![Grant {
             resources: std::iter::once("configmaps".to_owned()).collect(),
@@ -732,7 +732,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn no_copy_goes_that_the_hub_has_not_named(steps in proptest::collection::vec(step(), 1..40)) {
+    fn only_copies_named_by_the_hub_are_removed(steps in proptest::collection::vec(step(), 1..40)) {
         play(steps)?;
     }
 }
@@ -740,7 +740,7 @@ proptest! {
 /// Found by proptest: after a restart, the copies have two revisions, so that the acked revision is
 /// unknown, and a label selects a namespace.
 #[test]
-fn found_sources_are_wanted_nowhere_until_the_hub_names_them() {
+fn found_sources_have_no_targets_until_the_hub_names_them() {
     use Step::{Choose, Edit, Grant, Label, Name, Restart};
     play(vec![
         Label(2, false),

@@ -207,7 +207,7 @@ fn namespace_without_a_role_does_not_delay_others() {
 }
 
 #[test]
-fn role_that_comes_or_goes_is_noticed_without_restart() {
+fn created_or_deleted_role_is_noticed_without_restart() {
     let mut world = World::new(&["team", "a", "b"]);
     world.forbidden = [area("a"), area("b")].into();
     world.set_policy(policy(
@@ -272,7 +272,7 @@ fn removal_ordered_out_of_sight_happens_on_sight() {
 }
 
 #[test]
-fn revoked_cluster_purges_copies_where_its_policy_says_so() {
+fn revoked_cluster_purges_copies_by_its_policy() {
     let mut world = applied();
     world.make_foreign(&copy("a", "s9"));
     world.set_policy(Policy {

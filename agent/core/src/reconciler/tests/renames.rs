@@ -51,7 +51,7 @@ fn settle_without_a_gap(world: &mut World, names: [&str; 2]) {
 }
 
 #[test]
-fn renamed_copy_exists_before_the_old_one_goes() {
+fn renamed_copy_exists_before_the_old_one_is_removed() {
     let mut world = applied();
     rename(&mut world, "s0", "s0-eu", 2);
     settle_without_a_gap(&mut world, ["s0", "s0-eu"]);

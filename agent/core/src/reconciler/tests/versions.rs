@@ -188,7 +188,7 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
 }
 
 #[test]
-fn nothing_goes_for_a_version_that_cannot_be_made() {
+fn failing_version_removes_no_older_one() {
     let mut world = first();
     for content in 2..=3 {
         edit(&mut world, content - 1, content);
@@ -293,7 +293,7 @@ fn versions_go_with_source_namespace_and_rule() {
 }
 
 #[test]
-fn two_that_are_wanted_for_a_while_do_not_contend() {
+fn two_desired_versions_do_not_contend() {
     let mut world = first();
     edit(&mut world, 1, 2);
     let delta = RuleDelta::new("r".into());

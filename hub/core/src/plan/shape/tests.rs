@@ -96,7 +96,7 @@ fn refused(spec: Value, resource: &str, content: Content) -> (RenderErrorKind, S
 }
 
 #[test]
-fn copies_are_called_as_the_rule_says_or_not_sent() {
+fn copies_are_renamed_by_the_rule_or_not_sent() {
     let named = |name: &str| {
         shape(
             json!({"transform": {"name": name}}),
@@ -440,7 +440,7 @@ fn failure_for_one_cluster_affects_no_other() {
 }
 
 #[test]
-fn copies_are_called_by_their_content_where_the_rule_says_so() {
+fn copies_are_named_by_content_with_versioned_names() {
     let versioned =
         rule(json!({"transform": {"name": "${source.name}-v", "versionedName": {"keep": 3}}}));
     assert_eq!(versioned.terms.versions, Some(3));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_have_what_their_type_asks_for() {
+    fn secrets_have_the_keys_of_their_type() {
         let json_text = BASE64.encode(b"{\"auths\":{}}");
         let no_json = BASE64.encode(b"s3cret");
         for (object_type, good, bad, key) in [

@@ -58,7 +58,7 @@ fn config(data: Value) -> Value {
 }
 
 #[test]
-fn two_sources_that_want_one_copy() {
+fn two_sources_with_one_copy() {
     let sources = [
         ("configmaps", "one", config(json!({}))),
         ("configmaps", "two", config(json!({}))),

@@ -313,7 +313,7 @@ fn cluster_without_the_former_state_rolls_back_out_of_order() {
 }
 
 #[test]
-fn rollback_to_a_damaged_state_stops_and_says_so() {
+fn rollback_to_a_damaged_state_stops_with_a_message() {
     let mut world = rolled_back(Phase::Reverted);
     let damaged = StoredState {
         revision: String::new(),
@@ -338,7 +338,7 @@ fn rollback_to_a_damaged_state_stops_and_says_so() {
 }
 
 #[test]
-fn new_leader_learns_from_agents_who_is_at_work() {
+fn new_leader_learns_progress_from_agents() {
     for phase in [Phase::Progressing, Phase::Reverting] {
         let mut world = rolled_back(phase);
         let under = world.rolling.as_mut().unwrap();

@@ -119,7 +119,7 @@ fn different_failures_in_three_clusters_and_one_that_is_well() {
 }
 
 #[test]
-fn a_copy_that_somebody_keeps_changing() {
+fn copy_under_contention() {
     insta::assert_snapshot!(shown(&mut failing(
         Reason::Contended,
         "kubectl-edit keeps changing this copy"
