@@ -54,7 +54,7 @@ impl Member {
                 let Some(kind) = Kind::by_resource(&copy.resource) else {
                     done.copy_error = Some(CopyError::new(
                         Reason::Unsupported,
-                        "this agent does not know the kind",
+                        "this agent does not support the kind",
                     ));
                     return done;
                 };

@@ -98,7 +98,7 @@ fn event(notice: Notice) -> (SourceRef, Event) {
                 .map(|who| format!(", written by {who},"))
                 .unwrap_or_default();
             let note = format!(
-                "the object that stood here{who} has been overwritten: {rule} says so (conflictPolicy)"
+                "the object that stood here{who} has been overwritten by {rule} (conflictPolicy: Overwrite)"
             );
             (
                 copy,
@@ -111,7 +111,7 @@ fn event(notice: Notice) -> (SourceRef, Event) {
             )
         }
         Notice::Recreated(copy) => {
-            let note = "this copy could not be changed and has been deleted and created anew (immutablePolicy: \
+            let note = "this copy could not be changed and has been deleted and created again (immutablePolicy: \
                         Recreate); restart what has it mounted, as nodes may serve the old values";
             (
                 copy,

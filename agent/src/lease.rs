@@ -297,7 +297,7 @@ impl Election {
         {
             self.standing.send_replace(LeaseState::Lapsed);
             anyhow::bail!(
-                "another agent ({}) has taken the Lease {LEASE}: this process ends, and stands by when it is started again",
+                "another agent ({}) has taken the Lease {LEASE}: this process ends, and is a standby after its restart",
                 holder(lease).unwrap_or("now gone")
             );
         }
@@ -386,7 +386,7 @@ fn log(standing: &LeaseState, candidate: &Candidate) {
                 .unwrap_or_default();
             tracing::info!(
                 leader = holder,
-                "another agent holds the Lease {LEASE}: this one stands by"
+                "another agent holds the Lease {LEASE}: this one is a standby"
             );
         }
         LeaseState::Lapsed => {

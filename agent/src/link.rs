@@ -256,7 +256,7 @@ impl Link {
             Ok(Err(status)) => return Err(early(&status)),
             Err(_) => {
                 return Err(Ended::Failed(
-                    "the hub accepted the stream but said nothing".to_owned(),
+                    "the hub accepted the stream but sent nothing".to_owned(),
                 ));
             }
         };
@@ -290,7 +290,7 @@ impl Link {
                 "hub"
             };
             let text = format!(
-                "the hub speaks protocol {}, this agent {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {older}",
+                "the hub uses protocol {}, this agent {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {older}",
                 begin.protocol
             );
             return Err(Ended::Refused(text));
@@ -299,7 +299,7 @@ impl Link {
         if behind {
             self.fence.drop_term();
             tracing::warn!(
-                "this hub knows less than this agent has heard: it was restored from a backup, or there are two. Copies stay \
+                "this hub does not have state that this agent has received: it was restored from a backup, or there are two hubs. Copies stay \
                  as they are until an administrator confirms: see the conditions of the MemberCluster on the hub"
             );
         }

@@ -83,14 +83,13 @@ impl Metrics {
         );
         registry.register("remove", "Copies deleted or retained", all.removals.clone());
         registry.register("drift_corrected", "Copies put back", all.drift.clone());
-        let help =
-            "Copies that somebody keeps changing, so that they are put back ever more slowly";
+        let help = "Copies under contention, whose corrections back off";
         registry.register("contentions", help, all.contentions.clone());
         let help = "Objects that were not Runnel's and have been taken over: adopted (they were equal) or overwritten";
         registry.register("taken_over", help, all.taken_over.clone());
         registry.register(
             "recreated",
-            "Immutable copies deleted and created anew",
+            "Immutable copies deleted and created again",
             all.recreated.clone(),
         );
         let help = "When this agent's certificate expires, in seconds since 1970";

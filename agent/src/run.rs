@@ -127,7 +127,7 @@ async fn active(
     if let Err(JoinFileError::Malformed { source, path }) = &early
         && *source != JoinStringError::Empty
     {
-        tracing::error!("{path}: {source}; an agent that has joined already goes on without it");
+        tracing::error!("{path}: {source}; an agent that has joined already continues without it");
     }
     let settings = Settings {
         client: guarded(settings.client, right.clone()),

@@ -48,9 +48,7 @@ pub enum AuthorityError {
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// Other processes kept writing.
-    #[error(
-        "the Secret {namespace}/{IDENTITY_SECRET} is being changed by somebody else all the time"
-    )]
+    #[error("the Secret {namespace}/{IDENTITY_SECRET} is changed by another client all the time")]
     Busy {
         /// Where the Secret is.
         namespace: String,

@@ -359,7 +359,7 @@ impl Registrar {
         let JoinRefusal::RetiredKey(cluster) = refusal else {
             return;
         };
-        tracing::error!(%cluster, key = %peer.key, "a key that was given up was used: somebody may have a copy of it");
+        tracing::error!(%cluster, key = %peer.key, "a replaced key was used: an attacker may have a copy of it");
         for _ in 0..TRIES {
             let Ok(Some(member)) = self.member(cluster).await else {
                 return;

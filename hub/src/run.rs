@@ -403,7 +403,7 @@ async fn start(
     forever(
         tasks,
         stop(),
-        "grace of vanished sources",
+        "grace period of deleted sources",
         watch::expire_deleted_sources(hub_state.clone()),
     );
     let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());

@@ -158,7 +158,7 @@ async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<
             Err(error) => return Err(explained(error)),
         }
     }
-    bail!("cluster {name} is being changed by somebody else all the time: try again")
+    bail!("cluster {name} is changed by another client all the time: try again")
 }
 
 fn explained(error: ApiError) -> anyhow::Error {

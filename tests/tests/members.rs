@@ -415,7 +415,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     let observed = member_says(hub, "late", "Accepted", "False", "Drained").await?;
     let left = condition(&observed, "Drained")?;
     let message = left["message"].as_str().unwrap_or_default();
-    let behind = "1 copies were left behind, as deletionPolicy: Retain says (1 of leaves/retains)";
+    let behind = "1 copies were left behind by deletionPolicy: Retain (1 of leaves/retains)";
     ensure!(
         left["status"] == "True" && left["reason"] == "Drained",
         "{left}"

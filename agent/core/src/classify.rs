@@ -181,7 +181,7 @@ fn invalid(status: &Status) -> CopyError {
     }
     let immutable = causes(status).any(|(_, _, text)| text.contains("field is immutable"));
     if immutable || status.message.contains("field is immutable") {
-        let message = "the object or its type is immutable and cannot be changed: delete the copy, and it is made anew, \
+        let message = "the object or its type is immutable and cannot be changed: delete the copy, and it is created again, \
                        or set immutablePolicy: Recreate";
         return CopyError::new(Reason::Immutable, message);
     }

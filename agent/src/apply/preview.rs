@@ -115,7 +115,7 @@ impl Member {
             return Some((previewed, outcome));
         }
         if writes(previewed) && is_undisclosed(&want, &observed) {
-            let words = "this was not tried, as it would tell whether the Secret that exists there is equal";
+            let words = "this was not tried, as it would disclose whether the Secret that exists there is equal";
             return Some((
                 previewed,
                 Some(CopyError::new(Reason::WaitingForHub, words)),
@@ -153,7 +153,7 @@ impl Member {
                 if copy_error.reason == Reason::Immutable
                     && body.is_some_and(|body| body.recreate != Recreate::No) =>
             {
-                let words = "it does not take the change, so it is deleted and created anew";
+                let words = "it cannot be changed, so it is deleted and created again";
                 (previewed, Some(CopyError::new(Reason::Immutable, words)))
             }
             Err(copy_error) => (PreviewOutcome::Refused, Some(copy_error)),
@@ -248,7 +248,7 @@ fn refused(error: &CallError) -> CopyError {
     if error.is_race() {
         CopyError::new(
             Reason::Conflict,
-            "somebody changed what exists here meanwhile: ask again",
+            "another client changed the object meanwhile: try again",
         )
     } else {
         copy_error(error)

@@ -33,7 +33,7 @@ pub(super) fn early(status: &Status) -> Ended {
         Code::Unknown | Code::Cancelled | Code::Unavailable | Code::Internal
             if status.message().contains("error") =>
         {
-            let text = "the hub ended the connection before it said anything: it may not accept this agent's certificate; \
+            let text = "the hub ended the connection before its first frame: it may not accept this agent's certificate; \
                         see the hub's log, and whether the MemberCluster is there and accepted";
             Ended::Failed(format!("{text} ({})", error_chain(status)))
         }

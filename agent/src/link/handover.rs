@@ -154,7 +154,7 @@ impl Link {
             }
             (Swap::Awaiting(..), _) => {
                 tracing::warn!(
-                    "the hub does not hand the stream over: it goes on until its certificate ends"
+                    "the hub does not hand the stream over: it continues until its certificate ends"
                 );
                 self.swap()
             }

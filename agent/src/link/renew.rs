@@ -79,7 +79,7 @@ impl Link {
             );
             return Some(ended);
         }
-        tracing::info!(cluster = %string.cluster, "joining anew, with the new join string");
+        tracing::info!(cluster = %string.cluster, "joining again, with the new join string");
         // One attempt only: the hub may accept this agent again, or a person may correct the join
         // string.
         let mut stored = Some(self.identity.clone());
@@ -102,7 +102,7 @@ impl Link {
                 match error {
                     NotJoined::Refused(refused) => Some(Ended::Refused(refused.to_string())),
                     NotJoined::Passing(message) => {
-                        tracing::warn!(cluster = %string.cluster, "joining anew failed: {message}");
+                        tracing::warn!(cluster = %string.cluster, "joining again failed: {message}");
                         Some(ended)
                     }
                 }

@@ -158,7 +158,7 @@ fn hint(code: u16) -> &'static str {
         0 => "the API server does not answer",
         401 => "the API server does not accept the agent's credentials",
         403 => "grant the agent the rights of its chart",
-        410 => "the watch was too old and begins anew",
+        410 => "the watch was too old and starts again",
         _ => "see the API server's log",
     }
 }

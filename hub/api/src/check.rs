@@ -59,7 +59,7 @@ fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), Spec
     if let Some(words) = &schema.enum_
         && !words.iter().any(|word| word.0 == *value)
     {
-        return wrong("it is none of the words that can stand here".to_owned());
+        return wrong("it is none of the allowed words".to_owned());
     }
     let type_ = match (schema.x_kubernetes_int_or_string, value) {
         (Some(true), Value::String(_)) => Some("string"),

@@ -424,8 +424,8 @@ fn no_literal_secrets(schema: &mut Schema) {
     rule(
         "!has(self.overrides) || !self.sources.exists(source, 'secrets' in source.resources) || \
          self.overrides.all(entry, !has(entry.data) && !has(entry.jsonPatch))",
-        "overrides: a rule that copies Secrets must not hold values (data, jsonPatch), as whoever reads the rule would \
-         read them; take them from other Secrets (secretData), or write a rule of its own for the ConfigMaps",
+        "overrides: a rule that copies Secrets must not hold values (data, jsonPatch), as every reader of the rule \
+         would read them; take them from other Secrets (secretData), or write a rule of its own for the ConfigMaps",
     )(schema);
     rule(
         "!has(self.overrides) || self.sources.all(source, source.resources.all(kind, kind == 'secrets')) || \

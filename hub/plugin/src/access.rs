@@ -437,7 +437,7 @@ struct MetadataItem {
 fn understood<T: DeserializeOwned>(action: &str, object: Value) -> anyhow::Result<T> {
     serde_json::from_value(object).map_err(|error| {
         anyhow!(
-            "cannot {action}: the answer has a value that this plugin does not know ({error}); the \
+            "cannot {action}: the answer has a value that this plugin does not support ({error}); the \
              hub may be newer (`kubectl runnel version`)"
         )
     })

@@ -247,9 +247,7 @@ fn line([what, cluster, object]: &[String; 3]) -> String {
 /// Asks a person. Without one there is no answer.
 fn is_confirmed(question: &str) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
-        return Err(usage(
-            "there is nobody to ask: --yes approves what is shown",
-        ));
+        return Err(usage("no terminal to ask on: --yes approves what is shown"));
     }
     eprint!("{} [y/N] ", printable(question));
     std::io::stderr().flush()?;

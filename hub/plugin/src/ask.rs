@@ -227,7 +227,7 @@ async fn within_as<M, T>(
 }
 
 fn refused(status: tonic::Status) -> anyhow::Error {
-    anyhow!("the hub says: {}", status.message())
+    anyhow!("the hub answers: {}", status.message())
 }
 
 /// The question, with the caller's token.
@@ -267,7 +267,9 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
     })?;
     let annotations = lease.metadata.annotations.unwrap_or_default();
     let (Some(hub_id), Some(pin)) = (annotations.get(HUB_ID), annotations.get(AUTHORITY)) else {
-        bail!("the hub does not say yet how it is known: upgrade it, or try again when it leads");
+        bail!(
+            "the Lease has no identity of the hub yet: upgrade the hub, or try again when it leads"
+        );
     };
     let pin = Fingerprint::parse(pin).context("the Lease's annotation is no fingerprint")?;
     Ok((hub_id.clone(), pin))
@@ -342,7 +344,7 @@ impl Forward {
         })?;
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let (Some(out), Some(mut err)) = (out, err) else {
-            bail!("kubectl port-forward says nothing")
+            bail!("kubectl port-forward has no output")
         };
         let mut lines = BufReader::new(out).lines();
         let line = tokio::time::timeout(LIMIT, lines.next_line()).await;

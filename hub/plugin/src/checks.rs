@@ -241,7 +241,7 @@ pub fn image(deployment: &Deployment) -> Option<&str> {
 
 /// The Lease of the leader, if there is one.
 pub fn lease(lease: Option<&Lease>, now: Timestamp) -> Check {
-    let hint = "look at the hub's pods and logs: nobody leads, so nothing is sent";
+    let hint = "look at the hub's pods and logs: there is no leader, so nothing is sent";
     let Some(lease) = lease else {
         return Check::fail(
             "there is no Lease runnel-hub: no hub has ever led here",
@@ -400,7 +400,7 @@ fn certificate(object: &MemberCluster, now: Timestamp) -> Option<Check> {
     let name = member_name(object);
     let end = object.status.as_ref()?.certificate.as_ref()?.expires_at.0;
     let left = end.as_second() - now.as_second();
-    let hint = "the agent renews by itself: its log in the member says why it did not";
+    let hint = "the agent renews by itself: its log in the member has the cause";
     if left <= 0 {
         return Some(Check::fail(
             format!("the certificate of {name} has expired"),
@@ -443,7 +443,7 @@ pub fn rules(objects: &[Rule]) -> Vec<Check> {
             ));
         } else if seen.status.is_empty() {
             checks.push(Check::fail(
-                format!("rule {name} has not been looked at by a hub"),
+                format!("rule {name} has not been reconciled by a hub"),
                 "does the hub run?",
             ));
         } else if seen.status == "False" && seen.reason != Reason::CopiesWaiting.as_str() {
@@ -464,7 +464,7 @@ pub fn rules(objects: &[Rule]) -> Vec<Check> {
 /// Clocks: that of the API server against this machine's.
 pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
     let Some(server) = server else {
-        return Check::warn("the API server tells no time", "check the clocks by hand");
+        return Check::warn("the API server returns no time", "check the clocks by hand");
     };
     let apart = server.duration_since(here).abs();
     let words = span(apart.as_secs());
@@ -487,7 +487,7 @@ pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
 /// The hub's own authority.
 pub fn authority(ends: Timestamp, now: Timestamp) -> Check {
     let left = ends.as_second() - now.as_second();
-    let hint = "the hub renews it by itself: its log says why it did not";
+    let hint = "the hub renews it by itself: its log has the cause";
     if left <= 0 {
         return Check::fail("the hub's certificate authority has expired", hint);
     }

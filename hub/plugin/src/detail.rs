@@ -69,10 +69,10 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
     let unproved = match old.len() - older {
         0 => None,
         1 => Some(format!(
-            "1 of {all} says that it holds the newest revision of every source, and has not proved it."
+            "1 of {all} reports the newest revision of every source, and has not proved it."
         )),
         more => Some(format!(
-            "{more} of {all} say that they hold the newest revision of every source, and have not proved it."
+            "{more} of {all} report the newest revision of every source, and have not proved it."
         )),
     };
     head.into_iter()
@@ -211,8 +211,8 @@ What failed (at most five copies per cluster):
                 row(name, "Ready", [12, 0, 0], "AllApplied", ""),
             )
         };
-        let lost = "the agent is not connected; the counts are what it last said";
-        let differs = "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
+        let lost = "the agent is not connected; the counts are the last reported values";
+        let differs = "its agent reports every copy as applied, but the objects that it shows are not what the hub has sent";
         let denied = "configmaps/shop/settings: an admission webhook or policy of this cluster changes the copy whenever it is \
                       written; let it pass Runnel's copies, or leave the fields to it (ignoreFields): /data/color is \"blue\" \
                       instead of \"red\"";

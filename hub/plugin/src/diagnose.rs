@@ -283,7 +283,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
     let mut found = Vec::new();
     let Some(member) = &facts.member else {
         found.push(Finding::new(
-            "the MemberCluster is gone from the hub: somebody has deleted it",
+            "the MemberCluster was deleted on the hub",
             "join again",
         ));
         return found;
@@ -317,7 +317,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
     }
     if facts.burnt {
         let what =
-            "somebody tried five wrong secrets with this token, so it is burnt: find out who";
+            "five wrong secrets were tried with this token, so it is burnt: find out by whom";
         found.push(Finding::new(what, "join again"));
     }
     found.extend(workload(&facts.agent, "runnel-agent", namespace));
@@ -337,14 +337,14 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
             "look at the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent"
         );
         found.push(Finding::new(
-            "the agent has joined, but its stream does not stand",
+            "the agent has joined, but has no stream to the hub",
             hint,
         ));
     }
     if found.is_empty() {
         let hint = format!(
             "the hub's address answers from here, so look from there: kubectl -n {namespace} logs deployment/runnel-agent \
-             in the member; a firewall or proxy (--https-proxy) may stand between"
+             in the member; a firewall or proxy (--https-proxy) may be in between"
         );
         found.push(Finding::new("the agent has not come to the hub", hint));
     }
@@ -582,7 +582,7 @@ mod tests {
         assert!(
             join(&JoinFacts::default(), "n", now())[0]
                 .what
-                .contains("gone")
+                .contains("deleted")
         );
     }
 }

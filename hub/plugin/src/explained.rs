@@ -59,9 +59,9 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
     if has("Applied") {
         ("a copy, as it should be", Tone::Good)
     } else if has("Drifted") {
-        ("a copy that somebody changed", Tone::Odd)
+        ("a copy that another client changed", Tone::Odd)
     } else if has("Failed") {
-        ("not as it should be", Tone::Bad)
+        ("failed", Tone::Bad)
     } else if has("Removing") || has("PruneRequested") {
         ("a copy that is to go", Tone::Odd)
     } else if has("UnderWay") {
@@ -74,9 +74,9 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
     } else if has("Waiting") {
         ("waits for its namespace", Tone::Odd)
     } else if answer.live.as_ref().is_some_and(|live| live.ours) {
-        ("a copy that no rule wants that you may get", Tone::Odd)
+        ("a copy without a rule that you may get", Tone::Odd)
     } else if !answer.answered && has("NotReported") {
-        ("wanted; only its agent knows how it is", Tone::Odd)
+        ("selected; only its agent has its state", Tone::Odd)
     } else {
         ("no copy", Tone::Odd)
     }
@@ -168,7 +168,7 @@ fn live(out: &mut String, answer: &CopyExplained, now: Timestamp) {
     }
     let words = match (live.ours, live.intact) {
         (true, true) => "every field is as it was written",
-        (true, false) => "somebody changed it",
+        (true, false) => "another client changed it",
         (false, _) => "an object that is not this agent's copy exists there",
     };
     let _ = writeln!(out, "  now        {words}");
@@ -328,11 +328,11 @@ mod tests {
             ..object
         };
         let back = "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
-                    kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; \
-                    to try this one again once the failures are cured set spec.rollout.paused to true and to false again";
+                    kubectl runnel status RULE shows what failed. An edit of the source or the rule begins a new rollout; \
+                    to try this one again once the failures are fixed set spec.rollout.paused to true and to false again";
         let waits = "its turn in the rollout of the newest has not come: it keeps what it has";
         let away = CopyExplained {
-            cluster: "eu-1 is not connected: this is what the hub knows".into(),
+            cluster: "eu-1 is not connected: this is the state in the hub".into(),
             answered: false,
             namespace: String::new(),
             ..answer(vec![rule("all", "NotReported", "")], None)

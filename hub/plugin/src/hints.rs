@@ -42,7 +42,7 @@ pub fn call(place: &Endpoint, action: &str, error: &kube::Error) -> String {
             || reason_text.contains("page not found") =>
         {
             format!(
-                "cannot {action}: {place} does not know Runnel's kinds: install the hub there first with `kubectl runnel \
+                "cannot {action}: {place} does not serve Runnel's kinds: install the hub there first with `kubectl runnel \
              install`, or choose the hub's context"
             )
         }
@@ -101,7 +101,7 @@ pub fn helm(reason_text: &str, chart: &str, place: &Endpoint) -> String {
     }
     if text.contains("another operation (install/upgrade/rollback) is in progress") {
         return format!(
-            "helm says that another operation on {chart} is in progress in {place}: wait for it; if it was broken off, \
+            "helm reports that another operation on {chart} is in progress in {place}: wait for it; if it was broken off, \
              `helm rollback {chart} -n runnel-system`, then try again"
         );
     }
@@ -114,13 +114,13 @@ pub fn helm(reason_text: &str, chart: &str, place: &Endpoint) -> String {
         || text.contains("invalid ownership metadata")
     {
         return format!(
-            "something of the chart {chart} stands in {place} already and is not helm's: {text}\nRemove it, or let helm \
+            "an object of the chart {chart} exists in {place} already and is not helm's: {text}\nRemove it, or let helm \
              take it over with the label and annotations named here"
         );
     }
     if is_timeout(text) {
         return format!(
-            "{chart} is installed in {place} but was not ready in time: {text}\n`kubectl runnel doctor` says what is wrong"
+            "{chart} is installed in {place} but was not ready in time: {text}\n`kubectl runnel doctor` shows what is wrong"
         );
     }
     format!("helm could not install {chart} in {place}: {text}")

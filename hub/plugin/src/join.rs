@@ -251,7 +251,7 @@ impl Joining<'_> {
         {
             self.member
                 .patch(
-                    "let the agent join anew",
+                    "let the agent join again",
                     &path,
                     json!({"data": {"tls.crt": null}}),
                 )

@@ -110,7 +110,7 @@ async fn whole(hub: &Cluster, options: &Status, rule: &Rule, now: Timestamp) -> 
             say(&rules::rule(rule, now, colours()))?;
             Err(ended(
                 super::FAILED,
-                format!("this is what the status says; the hub could not be asked for more: {why}"),
+                format!("this is the status of the rule; the hub did not answer: {why}"),
             ))
         }
     }
@@ -173,7 +173,7 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
         .map(serde_json::from_value)
         .collect::<Result<Vec<MemberCluster>, _>>()
         .context(
-            "a member has a value that this plugin does not know (`kubectl runnel version`)",
+            "a member has a value that this plugin does not support (`kubectl runnel version`)",
         )?;
     if members.is_empty() {
         note(&rules::members_in_short(&members));

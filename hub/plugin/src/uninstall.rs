@@ -39,8 +39,8 @@ pub(super) async fn run(
         .collect();
     if !away.is_empty() && !rules.is_empty() && options.copies == Copies::Delete && !options.force {
         let text = format!(
-            "not connected: {}. Their copies cannot be deleted; nothing was changed. Bring them back, or --force to go on \
-             and leave their copies where they are",
+            "not connected: {}. Their copies cannot be deleted; nothing was changed. Reconnect them, or --force to continue and leave \
+             their copies in place",
             away.join(", ")
         );
         return Err(ended(FAILED, text));
@@ -257,7 +257,7 @@ impl Removing<'_> {
             {
                 if begin.elapsed() >= self.timeout {
                     let text = format!(
-                        "the definition {name} is still there: objects of its kind have finalizers of somebody else"
+                        "the definition {name} is still there: objects of its kind have other finalizers"
                     );
                     return Err(ended(TIMED_OUT, text));
                 }

@@ -157,7 +157,7 @@ async fn leave(
                 "its agent is not connected".to_owned()
             };
             let text = format!(
-                "{name} has not left within {}: {why}. It goes on leaving (spec.leaving is true): `kubectl runnel unjoin \
+                "{name} has not left within {}: {why}. It is still leaving (spec.leaving is true): `kubectl runnel unjoin \
                  {name}` again waits again, with --force it is removed and what is left of its copies stays; \
                  `kubectl runnel status -A` and the agent's log say what holds it",
                 limit::words(timeout)
@@ -175,9 +175,8 @@ pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyh
         .await?;
     while hub.exists("read the MemberCluster", &path).await? {
         if begin.elapsed() >= timeout {
-            let text = format!(
-                "the MemberCluster {name} is still there: its metadata.finalizers say who holds it"
-            );
+            let text =
+                format!("the MemberCluster {name} is still there: see its metadata.finalizers");
             return Err(ended(TIMED_OUT, text));
         }
         tokio::time::sleep(BETWEEN).await;
@@ -211,10 +210,10 @@ async fn left_behind(hub: &Cluster, name: &str, object: &MemberCluster) -> Strin
         lines.push(format!("  the copies of the deleted rule {}", pending.rule));
     }
     if lines.is_empty() {
-        lines.push("  nothing that the hub knows of".to_owned());
+        lines.push("  nothing in the state of the hub".to_owned());
     }
     format!(
-        "Left behind there, as far as the hub knows:\n{}\nTo remove all of Runnel's copies in that cluster:\n  kubectl \
+        "Left behind there, by the state of the hub:\n{}\nTo remove all of Runnel's copies in that cluster:\n  kubectl \
          --context CONTEXT delete configmaps,secrets -A -l app.kubernetes.io/managed-by=runnel\n",
         lines.join("\n")
     )

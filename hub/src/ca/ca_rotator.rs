@@ -315,7 +315,7 @@ impl CaRotator {
             self.tls.set(&certificates(&known), pairs)
         });
         if let Err(error) = set {
-            tracing::error!(%error, "the hub cannot serve with its new authority, and goes on with the former one");
+            tracing::error!(%error, "the hub cannot serve with its new CA, and continues with the former one");
             return;
         }
         let ids = |known: &TrustedAuthorities| {
@@ -376,11 +376,11 @@ impl CaRotator {
             Some(why) => {
                 tracing::error!(
                     why,
-                    "the Secret {IDENTITY_SECRET} cannot be used: the hub goes on with what it had"
+                    "the Secret {IDENTITY_SECRET} cannot be used: the hub continues with its former identity"
                 );
                 self.event(
                     EventReason::IdentityUnusable,
-                    format!("the hub goes on with the authority that it had: {why}"),
+                    format!("the hub continues with its former CA: {why}"),
                 );
             }
             None => tracing::info!("the Secret {IDENTITY_SECRET} can be used again"),

@@ -243,7 +243,7 @@ impl Election {
                 tracing::info!(
                     leader = leader.identity,
                     address = leader.address,
-                    "another replica leads; this one stands by"
+                    "another replica leads; this one is a standby"
                 );
             }
             *known = leader;
@@ -258,7 +258,9 @@ impl Election {
             (_, Some(lead)) => {
                 tracing::info!(epoch = lead.epoch, term = lead.term, "this replica leads")
             }
-            (Some(_), None) => tracing::warn!("this replica does not lead any more, and stands by"),
+            (Some(_), None) => {
+                tracing::warn!("this replica does not lead any more, and is a standby")
+            }
             (None, None) => {}
         }
     }

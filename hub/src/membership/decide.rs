@@ -75,8 +75,8 @@ pub enum JoinRefusal {
     UnknownKey(String),
     /// The key was retired for a newer one. A client that still has it made a copy.
     #[error(
-        "the certificate's key was given up by cluster {0} and must not be seen again: if its agent was restored from a \
-         backup, join again with a new join string; if not, somebody has a copy of the key"
+        "the certificate's key was replaced by cluster {0} and must not be used again: if its agent was restored from a \
+         backup, join again with a new join string; if not, an attacker has a copy of the key"
     )]
     RetiredKey(String),
     /// The certificate's time is over.

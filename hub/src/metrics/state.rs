@@ -146,7 +146,7 @@ impl StateCollector {
             ),
             (
                 "runnel_hub_identity_unusable",
-                "Whether the Secret runnel-hub-identity cannot be used, so that the hub goes on with what it had",
+                "Whether the Secret runnel-hub-identity cannot be used, so that the hub continues with its former identity",
                 usize::from(self.authorities.is_unusable()),
             ),
             (
@@ -166,7 +166,7 @@ impl StateCollector {
         });
         let differing = (
             "runnel_rule_clusters_differ",
-            "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
+            "Rules, each in every such cluster, whose agent reports all copies as applied and shows other objects",
             differing,
         );
         let divergences = self.hub_state.leadership.divergences.lock().all().count();

@@ -207,8 +207,8 @@ fn obstacle(
         because(
             REVERTED,
             "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
-             kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; to try \
-             this one again once the failures are cured set spec.rollout.paused to true and to false again",
+             kubectl runnel status RULE shows what failed. An edit of the source or the rule begins a new rollout; to try \
+             this one again once the failures are fixed set spec.rollout.paused to true and to false again",
         )
     } else {
         None
@@ -238,7 +238,7 @@ fn why_refused(refused: UnsupportedSource) -> &'static str {
             "its type is a credential of its cluster, or a Helm release: never copied"
         }
         UnsupportedSource::TooLarge => "it is larger than an agent takes",
-        UnsupportedSource::Annotation => "its owner says so by an annotation",
+        UnsupportedSource::Annotation => "its owner set the annotation",
     }
 }
 

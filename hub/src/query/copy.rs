@@ -51,7 +51,7 @@ impl Questions {
                 .any(|explanation| visible.contains(&explanation.uid) && explanation.goes_there())
         {
             return Err(Status::permission_denied(format!(
-                "{} may get no rule that wants this copy there, nor the MemberCluster {cluster}",
+                "{} may get no rule with this copy there, nor the MemberCluster {cluster}",
                 user.name()
             )));
         }
@@ -91,7 +91,7 @@ impl Questions {
         let words = if !known.accepted {
             "is not accepted"
         } else if !connected {
-            "is not connected: this is what the hub knows"
+            "is not connected: this is the state in the hub"
         } else if asks && !answered {
             "is connected, and its agent did not answer in time"
         } else if known.leaving {

@@ -288,7 +288,7 @@ impl Query for Questions {
         let rule = self.asked(&request).await?;
         let details = self
             .details(&rule)
-            .ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
+            .ok_or_else(|| Status::not_found("the hub has no such rule"))?;
         let pages: Vec<_> = details
             .chunks(PAGE)
             .map(|clusters| Ok(page(clusters)))
@@ -324,7 +324,7 @@ impl Query for Questions {
         let rule = self.asked(&request).await?;
         let entries = self
             .entries(&rule)
-            .ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
+            .ok_or_else(|| Status::not_found("the hub has no such rule"))?;
         Ok(Response::new(Box::pin(stream::iter(
             entries.pages().into_iter().map(Ok),
         ))))

@@ -300,7 +300,7 @@ impl Questions {
         place: &WatchScope,
         rule: &Rule,
     ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, &'static str> {
-        let kind = Kind::by_resource(place.resource).ok_or("the hub does not know this kind")?;
+        let kind = Kind::by_resource(place.resource).ok_or("the hub does not support this kind")?;
         let api: Api<DynamicObject> = match &place.namespace {
             Some(namespace) => {
                 Api::namespaced_with(self.reviewer.client(), namespace, &api_resource(kind))
@@ -423,7 +423,7 @@ impl Questions {
             Err(_) => {
                 return received(
                     "NotAsked",
-                    "not asked: the hub could not say what it would be told",
+                    "not asked: the hub could not compute what it would be sent",
                     0,
                     None,
                 );
@@ -451,7 +451,7 @@ impl Questions {
             Err(Unasked::Busy) => {
                 return received(
                     "Busy",
-                    "not asked: it is answering somebody else, try again",
+                    "not asked: it answers another request, try again",
                     0,
                     None,
                 );

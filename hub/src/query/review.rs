@@ -135,7 +135,7 @@ impl Reviewer {
                 self.attempts.lock().failed(address, Instant::now());
             }
             return Err(Status::unauthenticated(
-                "the hub's API server does not know this token, or it has expired",
+                "the hub's API server does not accept this token, or it has expired",
             ));
         };
         Ok(User(user))

@@ -91,7 +91,7 @@ impl Running {
             shares_key
         };
         if shares_key {
-            tracing::error!(%key, "two agents use the key of this cluster by turns: somebody may have a copy of it");
+            tracing::error!(%key, "two agents use the key of this cluster alternately: an attacker may have a copy of it");
         }
         self.record_restriction();
         if left_out == 0 {
@@ -258,7 +258,7 @@ impl Running {
                 .lock()
                 .report(&cluster, self.live.number, state);
             if news && self.differs(&uid) && self.may_log() {
-                tracing::warn!(rule = %uid, "the agent shows other copies than it says it has applied");
+                tracing::warn!(rule = %uid, "the agent shows other copies than it reports as applied");
             }
             if news {
                 changed.push(uid);

@@ -106,7 +106,7 @@ impl Server {
         };
         note(&self.hub_state, &identity.cluster, &divergence);
         refusal(format!(
-            "this hub knows less than it did and does not admit this cluster now ({}): its copies stay. If the hub was restored \
+            "this hub has older state than before and does not admit this cluster now ({}): its copies stay. If the hub was restored \
              from a backup, give the cluster a new join string",
             status.message()
         ))

@@ -224,8 +224,7 @@ impl Running {
 
     /// Newer streams of this member began before the agent reported its intents on this one.
     pub(super) fn superseded(&mut self) {
-        let text =
-            "other streams of this cluster began before this one had said what the agent holds";
+        let text = "other streams of this cluster began before the agent had reported its intents on this one";
         self.end(Status::resource_exhausted(text));
     }
 

@@ -203,7 +203,7 @@ impl Running {
             self.lasts();
         } else {
             self.end(Status::deadline_exceeded(
-                "the agent did not say what it holds",
+                "the agent did not report its intents",
             ));
         }
     }
@@ -353,7 +353,7 @@ impl Running {
     pub(super) fn greet(&mut self, hello: Hello) {
         if hello.protocol_max < PROTOCOL_MIN || hello.protocol_min > PROTOCOL_MAX {
             let message = format!(
-                "the agent speaks protocols {} to {}, this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {}",
+                "the agent uses protocols {} to {}, this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {}",
                 hello.protocol_min,
                 hello.protocol_max,
                 if hello.protocol_min > PROTOCOL_MAX {

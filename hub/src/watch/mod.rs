@@ -314,7 +314,7 @@ pub(crate) fn refusal(error: &watcher::Error, what: &str) -> Option<String> {
     match status.code {
         401 => Some("the API server does not accept the hub's credentials".to_owned()),
         403 => Some(format!("forbidden: {what}")),
-        404 => Some("the API server does not know it".to_owned()),
+        404 => Some("the API server does not serve it".to_owned()),
         _ => None,
     }
 }

@@ -85,7 +85,7 @@ impl Patience {
     /// Why there is no list, for people.
     pub(super) fn why(&self) -> String {
         let error = self.error.as_deref().unwrap_or("does not answer");
-        format!("the API server {error}; the hub tries again, and its log says more")
+        format!("the API server {error}; the hub tries again, and its log has details")
     }
 }
 

@@ -88,7 +88,7 @@ impl Writer {
             .ignoring_missing(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
             .await?;
         if let Some(written) = written {
-            tracing::info!(cluster = %name, "the agent uses its new key: the older ones are given up");
+            tracing::info!(cluster = %name, "the agent uses its new key: the older ones are retired");
             observe_member(written, &self.hub_state, &self.object_cache);
         }
         Ok(())

@@ -313,7 +313,7 @@ impl Writer {
                 .record_result(Retry::Rule(uid.clone()), &result)
             {
                 let rule = self.object_cache.name_of(&uid);
-                tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
+                tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this continues, restart the hub");
             }
             let looked = result.unwrap_or_else(|error| {
                 // A lapsed lead may be renewed after all, and then no other process checks.
@@ -352,7 +352,7 @@ impl Writer {
                 .conflicts
                 .record_result(Retry::Member(name.clone()), &result)
             {
-                tracing::warn!(cluster = %name, "cannot write about a member: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
+                tracing::warn!(cluster = %name, "cannot write about a member: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this continues, restart the hub");
             }
             if let Err(error) = result {
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {

@@ -9,7 +9,7 @@ pub const FAILURES_LIMIT: usize = 5;
 pub const MESSAGE_LIMIT: usize = 512;
 
 closed_list! {
-    /// Why a copy is not as it should be: the worst first, as what a person must act on precedes what passes by itself.
+    /// Why a copy has failed: the worst first, as what a person must act on precedes what passes by itself.
     pub enum Reason {
         /// An object that is not ours has the name of the copy.
         Conflict,
@@ -97,7 +97,7 @@ impl Counts {
     }
 }
 
-/// One copy that is not as it should be.
+/// One failed copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Why.

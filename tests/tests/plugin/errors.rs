@@ -107,7 +107,7 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
         .await?;
     output.refused(
         1,
-        &["does not know Runnel's kinds", "kubectl runnel install"],
+        &["does not serve Runnel's kinds", "kubectl runnel install"],
     )?;
     stage.runnel("install").await?.ok()?;
     let output = stage.runnel("install --wait --timeout 2s").await?;
@@ -172,7 +172,7 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
         .await?
         .ok()?;
     ensure!(
-        output.contains("nothing that the hub knows of")
+        output.contains("nothing in the state of the hub")
             && output.contains("The agent is uninstalled"),
         "{output}"
     );

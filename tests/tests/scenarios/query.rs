@@ -410,7 +410,7 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
             "member-2/asked/cm/taken",
             reader,
             vec![
-                "not as it should be",
+                "failed",
                 "Failed:",
                 "Conflict: an object that is not Runnel's",
             ],

@@ -293,7 +293,7 @@ impl Desired {
             .unwrap_or_default();
         let why = match (rule(winner), rule(loser)) {
             (Some((above, _)), Some((below, _))) if !above.orphaned && below.orphaned => {
-                "the hub no longer knows this rule"
+                "the hub no longer has this rule"
             }
             (Some((_, Some(above))), Some((_, Some(below))))
                 if !above.is_dry_run() && below.is_dry_run() =>
@@ -317,7 +317,7 @@ impl Desired {
 
 fn ambiguous(one: &SourceRef, two: &SourceRef) -> CopyError {
     let message = format!(
-        "two sources of this rule want this copy: {}/{} and {}/{}; rename one or narrow the rule",
+        "two sources of this rule have this copy: {}/{} and {}/{}; rename one or narrow the rule",
         one.namespace, one.name, two.namespace, two.name
     );
     CopyError::new(Reason::AmbiguousSource, message)

@@ -451,7 +451,7 @@ pub(super) fn check_name(source: &SourceRef) -> Result<(), CopyError> {
 fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
     let Some(kind) = Kind::by_resource(&source.resource) else {
         let message = format!(
-            "this agent does not know {}: upgrade the agent",
+            "this agent does not support {}: upgrade the agent",
             source.resource
         );
         return Err(CopyError::new(Reason::Unsupported, message));
@@ -471,7 +471,7 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
     {
         return Err(CopyError::new(
             Reason::Unsupported,
-            "the content has a field that this agent does not know",
+            "the content has a field that this agent does not support",
         ));
     }
     let refuses = |name: &str| kind.refuses_name(name);

@@ -144,12 +144,12 @@ impl Divergence {
         );
         match self {
             Divergence::Restored { issued_at, by } => format!(
-                "this hub does not know what it told the cluster at {issued_at} (term {by}): it was restored from an older \
+                "this hub does not have what it sent to the cluster at {issued_at} (term {by}): it was restored from an older \
                  backup. Nothing is changed or removed there. See that the rules and sources here are as they should be, \
                  then let the cluster follow this hub: `{confirm}` (for all clusters: `--all` instead of {member})"
             ),
             Divergence::Doubled { issued_at, by } => format!(
-                "a second hub with this one's identity lives: it told the cluster something at {issued_at} (term {by}), when \
+                "a second hub with this one's identity runs: it sent something to the cluster at {issued_at} (term {by}), when \
                  this one led already. Nothing is changed or removed there by this hub. Stop one of the two; if it was the \
                  other one, let the cluster follow this hub: `{confirm}` (for all clusters: `--all` instead of {member})"
             ),
@@ -165,8 +165,8 @@ impl Divergence {
                     "as another cluster (kube-system has another uid now)"
                 };
                 format!(
-                    "the cluster got what it holds {was}, and some of it is not wanted now, or by other terms. Nothing is \
-                     removed there. If what is not wanted may go: `{confirm}`"
+                    "the cluster got its copies {was}, and some of them are not selected now, or with other terms. Nothing is removed \
+                     there. If they may be removed: `{confirm}`"
                 )
             }
         }

@@ -118,7 +118,7 @@ impl Cause {
                 "namespaces in member clusters are no longer targets".to_owned()
             }
             Cause::Reconnected | Cause::Carried => {
-                "clusters came back with copies that are not wanted".to_owned()
+                "clusters reconnected with copies that are not selected".to_owned()
             }
         }
     }

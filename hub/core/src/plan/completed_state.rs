@@ -97,7 +97,7 @@ impl CompletedState {
     ) -> Result<Self, RollbackBlocker> {
         if target_clusters.unknown || cluster_plans.exceeds() {
             return Err(RollbackBlocker::Incomplete(
-                "the hub did not know what the rule sends",
+                "the hub did not have all that the rule sends",
             ));
         }
         is_complete(selection)?;

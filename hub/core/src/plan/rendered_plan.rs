@@ -231,8 +231,8 @@ fn copy(source: &SourceRef, name: &str, meet: bool) -> SourceRef {
 fn ambiguous(source: &SourceRef, other: &SourceRef, name: &str) -> RenderError {
     let (one, two) = (source.min(other), source.max(other));
     let message = format!(
-        "{one} and {two} both want the copy {name} in the same namespaces, so neither is sent; narrow spec.sources, or \
-         tell them apart by spec.transform.name"
+        "{one} and {two} both have the copy {name} in the same namespaces, so neither is sent; narrow spec.sources, or \
+         rename one by spec.transform.name"
     );
     RenderError {
         why: RenderErrorKind::Ambiguous,

@@ -16,7 +16,7 @@ pub const REFERENCED_KIND: &str = "secrets";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretRefError {
     /// The hub cannot read the Secret now.
-    #[error("{0} cannot be read now; the hub tries again, and its log says why")]
+    #[error("{0} cannot be read now; the hub tries again, and its log has the cause")]
     Unreadable(SourceRef),
     /// The Secret must not be distributed.
     #[error(

@@ -21,7 +21,7 @@ const DIGESTS: usize = 512 << 10;
 const DIGEST: usize = 24;
 
 /// The note for a cluster with the state before the current rollout.
-const BEHIND: &str = "it awaits its turn in the rollout that is under way: what that change would remove there is not told";
+const BEHIND: &str = "it waits for its wave in the current rollout: what that change would remove there is not known";
 
 /// How a cluster is to the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,10 +16,10 @@ const PRUNES: AskedDigest = AskedDigest([0x67; 16]);
 const BLOCKED: &str = "it is above a removalLimit: `kubectl runnel approve` would let it go";
 /// The message for foreign Secrets: no answer contains whether they are equal.
 const UNTOLD: &str = "a Secret that is not Runnel's exists here: it is taken over if it equals the source, and left alone \
-                      (Conflict) if not; a plan does not tell which";
+                      (Conflict) if not; a plan does not disclose which";
 const LOST: &str = "what exists there is lost";
 const LOST_OR_EQUAL: &str =
-    "what exists there is lost, unless it is equal: of a Secret a plan does not tell";
+    "what exists there is lost, unless it is equal; for a Secret a plan does not disclose which";
 
 /// What would become of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -315,6 +315,6 @@ fn why_refused(refused: UnsupportedSource) -> &'static str {
             "its type is a credential of its cluster, or a Helm release: never copied"
         }
         UnsupportedSource::TooLarge => "it is larger than an agent takes",
-        UnsupportedSource::Annotation => "its owner says so by an annotation",
+        UnsupportedSource::Annotation => "its owner set the annotation",
     }
 }

@@ -257,7 +257,7 @@ fn clusters_behind_in_a_rollout_are_named() {
         preview
             .clusters(&no_agents)
             .into_iter()
-            .map(|ask| ask.message.contains("the rollout that is under way"))
+            .map(|ask| ask.message.contains("the current rollout"))
             .collect()
     };
     let set_gate = |index: &mut Index, reach: AdmittedClusters| {

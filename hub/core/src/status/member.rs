@@ -15,8 +15,8 @@ use runnel_api::{Certificate, MemberClusterStatus};
 const NAMES_SHOWN: usize = 5;
 
 /// The message of the condition `KeyShared`.
-const KEY_SHARED: &str = "two agents use this cluster's key by turns, and each ends the session of the other: somebody may have a \
-                          copy of the key. Set spec.accepted to false, find out who, and let the cluster join anew with \
+const KEY_SHARED: &str = "two agents use this cluster's key alternately, and each ends the session of the other: an attacker may have a \
+                          copy of the key. Set spec.accepted to false, find out who, and let the cluster join again with \
                           `runnel-hub token create`: then only the new key is valid";
 
 /// The state of a member in the hub.
@@ -181,7 +181,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
 fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
     if !view.accepted {
         let message =
-            "spec.accepted is false: the agent is cut off; its copies stay or go as its own policy says (onRevoke)"
+            "spec.accepted is false: the agent is disconnected; its copies are kept or removed by its own policy (onRevoke)"
                 .to_owned();
         return (ConditionStatus::False, Reason::NotAccepted, message);
     }
@@ -258,7 +258,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
         }
         None => {
             let message = "the agent is not connected: its copies are removed or released when it is back; to remove a dead cluster, \
-                           delete this MemberCluster; its copies then stay, or go when its agent is back and its policy says so";
+                           delete this MemberCluster; its copies then stay, or are removed when its agent is back, by its policy";
             (
                 ConditionStatus::Unknown,
                 Reason::SessionLost,
@@ -272,7 +272,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
 fn farewell(retained: &[(RuleName, u32)], orphaned: usize) -> String {
     if retained.is_empty() && orphaned > 0 {
         return format!(
-            "copies of {orphaned} rules that this hub does not know stay in this cluster (see the condition OrphanedCopies), and \
+            "copies of {orphaned} rules that this hub does not have stay in this cluster (see the condition OrphanedCopies), and \
              no others: this MemberCluster can be deleted"
         );
     }
@@ -291,7 +291,7 @@ fn farewell(retained: &[(RuleName, u32)], orphaned: usize) -> String {
     };
     let all: u32 = retained.iter().map(|(_, copies)| copies).sum();
     format!(
-        "{all} copies were left behind, as deletionPolicy: Retain says ({}{more}), and none is managed any more: this \
+        "{all} copies were left behind by deletionPolicy: Retain ({}{more}), and none is managed any more: this \
          MemberCluster can be deleted",
         named.join(", ")
     )
@@ -341,9 +341,9 @@ fn stolen(view: &MemberView<'_>) -> Option<String> {
         .filter_map(|key| Some((key.seen_at.as_ref()?.0, &key.fingerprint)))
         .min()?;
     Some(format!(
-        "a key that the agent had given up came again at {at} ({key}), and was refused: either the agent was restored from \
-         a backup, or somebody has a copy of its key. Set spec.accepted to false or delete this MemberCluster, find out who, \
-         and let the cluster join anew with `runnel-hub token create`"
+        "a key that the agent had replaced was used at {at} ({key}), and was refused: either the agent was restored from a \
+         backup, or an attacker has a copy of its key. Set spec.accepted to false or delete this MemberCluster, find out who, \
+         and let the cluster join again with `runnel-hub token create`"
     ))
 }
 
@@ -382,7 +382,7 @@ fn orphaned(view: &MemberView<'_>) -> Option<String> {
     (count > 0).then(|| {
         let more = if count > NAMES_SHOWN { ", ..." } else { "" };
         format!(
-            "the cluster holds copies of {count} rules that this hub does not know: {}{more}; they stay",
+            "the cluster has copies of {count} rules that this hub does not have: {}{more}; they stay",
             names.join(", ")
         )
     })
@@ -539,7 +539,7 @@ mod tests {
         let (holds, reason, message) = left(&orphaned);
         assert_eq!((holds, reason), ("True", "Drained"));
         assert!(
-            message.starts_with("copies of 1 rules that this hub does not know stay"),
+            message.starts_with("copies of 1 rules that this hub does not have stay"),
             "{message}"
         );
         assert!(condition(&orphaned.conditions, ConditionType::OrphanedCopies).is_some());

@@ -104,7 +104,8 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
         .difference(&before)
         .filter(|name| known.contains(**name) || !previous.truncated)
     {
-        let message = format!("cluster {lost} is not connected: its copies are as it last said");
+        let message =
+            format!("cluster {lost} is not connected: its counts are the last reported values");
         notices.push(Notice {
             warning: true,
             reason: EventReason::ClusterLost,

@@ -62,7 +62,7 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
         more => (format!("{more} sources are"), "them"),
     };
     let message = format!(
-        "{what} not sent{place}, and what stands of {of} stays as it is: {}",
+        "{what} not sent{place}, and existing copies of {of} are left unchanged: {}",
         render_errors.message
     );
     Some((reason(render_errors.why), message))

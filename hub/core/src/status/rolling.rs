@@ -289,7 +289,7 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
     };
     let message = format!(
         "the rollout stopped in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}{stays}. Nothing further is \
-         sent. An edit of the source or the rule begins a new rollout; to go on with this one all the same set \
+         sent. An edit of the source or the rule begins a new rollout; to continue this one all the same set \
          maxFailures to {failed} or more; to try on once the failures are cured set paused to true and to false again",
         progress.wave,
         clusters(failed),
@@ -348,7 +348,7 @@ fn rollback_message(view: &View<'_>) -> Option<String> {
     };
     Some(format!(
         "the rollout went wrong in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}. {how}. An \
-         edit of the source or the rule begins a new rollout; to try this one again once the failures are cured set paused \
+         edit of the source or the rule begins a new rollout; to try this one again once the failures are fixed set paused \
          to true and to false again",
         progress.wave,
         clusters(failed),

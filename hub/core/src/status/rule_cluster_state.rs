@@ -14,7 +14,7 @@ use runnel_api::conditions::Reason;
 use runnel_api::{ClusterState, ClusterStatus};
 
 /// The message for a cluster that reports everything as applied and proves something else.
-const DIFFERS: &str = "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
+const DIFFERS: &str = "its agent reports every copy as applied, but the objects that it shows are not what the hub has sent";
 
 /// Whether an agent has proved its report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,7 +295,7 @@ fn silent(was_connected: bool) -> (Reason, String) {
     if was_connected {
         (
             Reason::SessionLost,
-            "the agent is not connected; the counts are what it last said".to_owned(),
+            "the agent is not connected; the counts are the last reported values".to_owned(),
         )
     } else {
         (

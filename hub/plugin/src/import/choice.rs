@@ -189,7 +189,7 @@ pub fn chosen_by_both(allowed: Written<'_>, asked: Written<'_>, places: &Places)
         .filter(|name| name != OWN)
         .collect();
     let note = format!(
-        "the allowed namespaces ({}) and the wanted ones ({}) are two conditions, a rule has one: the namespaces of now \
+        "the allowed namespaces ({}) and the requested ones ({}) are two conditions, a rule has one: the namespaces of now \
          that meet both are named, later ones are not",
         shown(allowed),
         shown(asked)
@@ -247,7 +247,7 @@ fn named(list: &str, places: &Places) -> Choice {
                     .keys()
                     .filter(|name| expression.is_match(name) && *name != OWN);
                 let note = format!(
-                    "`{entry}` is more than a glob can say: the namespaces of now that it matches are named, later ones \
+                    "`{entry}` cannot be written as a glob: the namespaces of now that it matches are named, later ones \
                      are not; a label on them and a selector would follow"
                 );
                 Choice::of(matching.cloned().collect(), note)

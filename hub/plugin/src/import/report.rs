@@ -52,7 +52,7 @@ pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
     let orphaned_intents = import
         .orphaned_intents
         .iter()
-        .map(|id| format!("{id}: has a copier's marks, and no rule wants it; it stays as it is"));
+        .map(|id| format!("{id}: has a copier's marks, and no rule selects it; it stays as it is"));
     list(
         &mut out,
         "Copies that no rule takes over:",
@@ -125,7 +125,7 @@ fn order(out: &mut String, import: &Import, around: &ReportContext) {
     comment(out, "");
     comment(
         out,
-        "The safe order, in which no copy is deleted or made anew:",
+        "The safe order, in which no copy is deleted or created again:",
     );
     let used: BTreeSet<Copier> = import.rules.iter().map(|made| made.copier).collect();
     let none = Vec::new();

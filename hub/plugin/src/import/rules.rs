@@ -131,7 +131,7 @@ pub fn made(
         if wish.choice.is_empty() {
             let notes = wish.choice.notes.into_iter().collect::<Vec<_>>().join("; ");
             let why = if notes.is_empty() {
-                "no namespace is wanted and allowed".to_owned()
+                "no namespace is both requested and allowed".to_owned()
             } else {
                 notes
             };

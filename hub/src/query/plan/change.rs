@@ -217,7 +217,7 @@ impl Questions {
         .await?;
         if deletes {
             if !exists {
-                return Err(Status::not_found(format!("the hub knows no {kind} {name}")));
+                return Err(Status::not_found(format!("the hub has no {kind} {name}")));
             }
             let object = if is_grant {
                 ChangedObject::Grant(name, None)

@@ -43,7 +43,7 @@ impl Questions {
             .find(|(_, entry)| entry.rule.terms.rule == name);
         found
             .map(|(_, entry)| entry.rule.clone())
-            .ok_or_else(|| Status::not_found("the hub knows no such rule"))
+            .ok_or_else(|| Status::not_found("the hub has no such rule"))
     }
 
     /// Checks the rights on an unsaved rule: to save it.

@@ -41,7 +41,7 @@ pub enum JoinStringError {
     Prefix,
     /// Written by a newer hub.
     #[error(
-        "the join string is of a version that this agent does not know: upgrade the agent to the hub's version"
+        "the join string is of a version that this agent does not support: upgrade the agent to the hub's version"
     )]
     Version,
     /// Far too long.

@@ -91,7 +91,7 @@ impl Drop for Open {
 
 impl Collector for WatchTimes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let help = "When the watch of a resource last said something; of several the one that said nothing for longest";
+        let help = "When the watch of a resource last received data; of several the oldest time";
         let name = "runnel_watch_last_event_timestamp_seconds";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (resource, times) in &*self.times() {

@@ -57,7 +57,7 @@ pub(super) async fn open(route: &Route, target: &str) -> Result<TcpStream, Conne
             "it could not open the way ({code} {words})"
         ))),
         None => Err(through(
-            "it does not speak HTTP: check HTTPS_PROXY".to_owned(),
+            "it does not use HTTP: check HTTPS_PROXY".to_owned(),
         )),
     }
 }

@@ -74,7 +74,7 @@ impl HubVerifier {
 }
 
 const WRONG_PIN: &str = "this is not the hub of the join string: it has another key than the pinned one; check the \
-                         address, and make a new join string if the hub was set up anew";
+                         address, and make a new join string if the hub was installed again";
 /// The error text of an agent for a hub with an untrusted CA.
 pub const UNTRUSTED: &str = "the hub has another authority than those that this agent trusts: check the address; an agent \
                              that was away while the authority was replaced needs a new join string";
