@@ -1,5 +1,6 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with
 //! preconditions.
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::future::Either;
@@ -8,25 +9,26 @@ use kube::api::{
 };
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
-use runnel_proto::model::{Kind, Reason, RuleName, SourceRef};
+use runnel_proto::model::{Content, Kind, Payload, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 use tracing::Instrument;
 
 use crate::call::{Call, with_timeout};
 use runnel_agent_core::body::{self, Over, Written};
 use runnel_agent_core::classify::{CallError, copy_error};
-use runnel_agent_core::copy::CopyError;
+use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::ExpectedObject;
 use runnel_agent_core::deletes;
 use runnel_agent_core::differ;
-use runnel_agent_core::job::{DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
-use runnel_agent_core::live::{self, Live, Ownership};
+use runnel_agent_core::job::{
+    ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, Wrote,
+};
+use runnel_agent_core::live::{self, Live, Ownership, Sealed};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::queue::Key;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
 
-mod content;
 mod exact;
 mod preview;
 
@@ -538,5 +540,45 @@ impl ApplyRun<'_> {
             }
             Err(error) => Err(self.fail(&error)),
         }
+    }
+}
+
+impl ApplyRun<'_> {
+    /// Returns the content to write.
+    async fn content(&mut self, body: &DesiredObject) -> Result<Content, CopyError> {
+        let twin = match &body.content {
+            ContentSource::Payload(payload) => {
+                return payload
+                    .decode()
+                    .map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()));
+            }
+            ContentSource::Twin(twin) => twin,
+        };
+        let object = self
+            .member
+            .get(self.kind, twin)
+            .await
+            .map_err(|error| self.fail(&error))?;
+        let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());
+        let sealed = Sealed {
+            rule,
+            source,
+            revision: body.revision,
+            ignored: BTreeSet::new(),
+        };
+        let content = live::proven_content(self.kind, &object, &self.member.sealer, &sealed);
+        let content = content.ok_or_else(|| {
+            CopyError::new(
+                Reason::WaitingForHub,
+                "the content is needed and only the hub has it",
+            )
+        })?;
+        let payload = Payload::encode(content.to_bytes());
+        self.done.learned = Some(NewPayload {
+            key: body.intent.clone(),
+            revision: body.revision,
+            payload,
+        });
+        Ok(content)
     }
 }

@@ -2,7 +2,6 @@
 //! `helm`, and the real binaries with what the charts give them, as [`crate::pod`] says. Nothing of Runnel's runs with an
 //! administrator's rights.
 
-pub(crate) mod arguments;
 mod options;
 mod party;
 mod release;

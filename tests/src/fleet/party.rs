@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::release::{
     AGENT, HUB, Release, agent_values, hand_over, hub_pod_address, hub_values, kinds_are_served,
 };
-use super::{FleetOptions, GRACE, arguments, output};
+use super::{FleetOptions, GRACE, NAMESPACE, output};
 use crate::binaries::Binaries;
 use crate::helm::Helm;
 use crate::pod::{Pod, Site};
@@ -95,7 +95,7 @@ impl Hub {
         binaries: &Binaries,
         options: &FleetOptions,
     ) -> Result<String> {
-        let token = arguments::token(member, &self.site.kubeconfig, &self.addresses, options);
+        let token = token_arguments(member, &self.site.kubeconfig, &self.addresses, options);
         output(&binaries.hub, &token)
             .await
             .map(|printed| printed.trim().to_owned())
@@ -270,4 +270,28 @@ async fn roll(pod: &Pod) -> Result<()> {
         pod.start().await?;
     }
     Ok(())
+}
+
+/// `runnel-hub token create`: prints the join string of one member cluster.
+fn token_arguments(
+    member: &str,
+    kubeconfig: &Path,
+    addresses: &[String],
+    options: &FleetOptions,
+) -> Vec<String> {
+    let mut arguments = vec![
+        "token".to_owned(),
+        "create".to_owned(),
+        member.to_owned(),
+        format!("--kubeconfig={}", kubeconfig.display()),
+        format!("--namespace={NAMESPACE}"),
+        format!("--advertise={}", addresses.join(",")),
+    ];
+    arguments.extend(
+        options
+            .labels
+            .iter()
+            .map(|(key, value)| format!("--label={key}={value}")),
+    );
+    arguments
 }

@@ -1,11 +1,10 @@
 //! The messages about a rule itself: its terms, and the permissions for its removals.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{RuleDelta, RuleUid, Terms};
+use runnel_proto::model::{NamespaceChoice, RuleDelta, RuleUid, Terms};
 
 use super::Session;
 use super::outbox::{BATCH_BYTES, BATCH_ITEMS, delta_of};
-use super::weight::weight;
 use crate::plan::ClusterAssignment;
 
 impl Session {
@@ -80,4 +79,36 @@ impl Session {
             (heading.orphaned, heading.suspend) = (false, None);
         }
     }
+}
+
+/// Returns the approximate size of terms on the wire, in bytes.
+fn weight(terms: &Terms) -> usize {
+    let granted = terms
+        .grants
+        .iter()
+        .flatten()
+        .filter_map(|grant| grant.namespaces.as_ref());
+    let choices = terms
+        .namespaces
+        .iter()
+        .chain(granted)
+        .map(choice_weight)
+        .sum::<usize>();
+    let names = terms.rule.kind.len() + terms.rule.namespace.len() + terms.rule.name.len();
+    choices + terms.grants.as_ref().map_or(0, |grants| 64 * grants.len()) + names + 64
+}
+
+fn choice_weight(choice: &NamespaceChoice) -> usize {
+    let patterns = choice
+        .names
+        .iter()
+        .chain(&choice.exclude)
+        .map(|pattern| pattern.as_str().len() + 2);
+    let requirements = choice
+        .selector
+        .iter()
+        .flat_map(|selector| &selector.requirements);
+    let requirements = requirements
+        .map(|r| r.key.len() + r.values.iter().map(|value| value.len() + 2).sum::<usize>() + 8);
+    patterns.sum::<usize>() + requirements.sum::<usize>()
 }

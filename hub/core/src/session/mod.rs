@@ -24,7 +24,6 @@ mod send_restriction;
 mod suspension;
 #[cfg(test)]
 mod tests;
-mod weight;
 mod window;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,7 +6,6 @@ use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
-use super::pending::describe_pending;
 use super::render_errors::from_any;
 use super::rolling::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
 use super::rule_cluster_state::{RuleClusterState, is_awaited, is_reading, standing};
@@ -17,7 +16,7 @@ use runnel_api::conditions::{
     whole_seconds,
 };
 use runnel_api::{
-    ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
+    APPROVE, ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
 };
 
 /// The state of a rule in the hub.
@@ -642,4 +641,43 @@ fn list_clusters(
             since: Some(since(cluster, standing.state)),
         });
     status.clusters = entries.collect();
+}
+
+/// Returns the message about a removal that waits for approval: its size, its cause and the command.
+fn describe_pending(rule: &Rule, pending: &PendingApproval) -> String {
+    let (what, it) = if pending.copies == 1 {
+        ("this one", "it")
+    } else {
+        ("these", "them")
+    };
+    let copies = counted(pending.copies, "copy", "copies");
+    let clusters = counted(pending.clusters, "cluster", "clusters");
+    let names = match pending.names.as_slice() {
+        [] => String::new(),
+        names => format!(" ({})", names.join(", ")),
+    };
+    let undo = if rule.deleting {
+        format!("the rule stays until then; to keep {it}, set deletionPolicy to Retain")
+    } else {
+        format!("to keep {it}, undo the change")
+    };
+    format!(
+        "the removal of {copies} in {clusters} needs approval: {}{names}. To remove exactly {what}: {}; {undo}",
+        pending.cause,
+        approve(rule, &pending.digest),
+    )
+}
+
+/// Returns the command that approves it.
+fn approve(rule: &Rule, digest: &str) -> String {
+    let name = &rule.terms.rule;
+    let (kind, namespace) = if name.is_cluster_scoped() {
+        ("cdrule", String::new())
+    } else {
+        ("drule", format!(" -n {}", name.namespace))
+    };
+    format!(
+        "kubectl annotate {kind} {}{namespace} --overwrite {APPROVE}={digest}",
+        name.name
+    )
 }

@@ -15,7 +15,6 @@ mod key_sharing;
 mod member;
 mod notices;
 mod pace;
-mod pending;
 mod render_errors;
 mod report_store;
 mod rolling;

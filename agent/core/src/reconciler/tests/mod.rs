@@ -14,7 +14,6 @@ mod preview;
 mod proof;
 mod quota;
 mod renames;
-mod revoke;
 mod stored;
 mod versions;
 mod world;
