@@ -150,8 +150,10 @@ fn expected(verdict: &str, before: Option<&Value>, rule: &str, is: &str) -> Resu
         "retain" => "retained",
         "handOver" => "other rule",
         "unchanged" => "same",
-        "held" | "conflict" | "denied" | "refused" | "wait" | "rest" if before.is_some() => "same",
-        "held" | "conflict" | "denied" | "refused" | "wait" | "rest" => "absent",
+        "blocked" | "conflict" | "denied" | "refused" | "wait" | "noop" if before.is_some() => {
+            "same"
+        }
+        "blocked" | "conflict" | "denied" | "refused" | "wait" | "noop" => "absent",
         other => bail!("no word of a plan: {other}"),
     })
 }
@@ -218,7 +220,7 @@ async fn compare(
         number(&summary["copiesWaiting"]) == count(&["wait"]),
         "waiting: {summary}"
     );
-    let removals = count(&["held"]);
+    let removals = count(&["blocked"]);
     let pending = number(&status["pendingApproval"]["copies"]);
     let needs_approval = condition(&object, "ApprovalRequired").is_ok();
     ensure!(
@@ -354,7 +356,7 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
     // What is blocked of one rule counts for others that lose copies by the same cause: such cases come last, one by one.
     let (blocked, free): (Vec<&Case>, Vec<&Case>) = cases
         .iter()
-        .partition(|case| case.summary["held"].is_number());
+        .partition(|case| case.summary["blocked"].is_number());
     let mut table: Vec<String> = stream::iter(free)
         .map(|case| holds(fleet, scene, case))
         .buffered(AT_ONCE)

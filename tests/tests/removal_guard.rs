@@ -197,7 +197,7 @@ impl Stage {
         eventually("the metric to say what is held", SOON, async || {
             let observed = Metrics::of(&self.fleet.hub_ops_url())
                 .await?
-                .sum("runnel_removals_held")?;
+                .sum("runnel_removals_blocked")?;
             Ok((observed == wanted).then_some(()))
         })
         .await

@@ -94,13 +94,13 @@ pub fn preview(want: &DesiredCopy, observed: &Observed, is_equal: bool) -> Optio
         Decision::Forget => None,
         Decision::Noop(outcome) => match outcome {
             CopyStatus::Applied => plain(PreviewOutcome::Unchanged),
-            CopyStatus::UnderWay => plain(PreviewOutcome::Rest),
+            CopyStatus::UnderWay => plain(PreviewOutcome::Noop),
             CopyStatus::Failed(copy_error) => Some((PreviewOutcome::Refused, Some(copy_error))),
             CopyStatus::Waiting => plain(PreviewOutcome::Wait),
             CopyStatus::Drifted(copy_error) => Some((PreviewOutcome::Unchanged, Some(copy_error))),
-            CopyStatus::Removing(_) => plain(PreviewOutcome::Rest),
-            CopyStatus::Planned(..) => plain(PreviewOutcome::Rest),
-            CopyStatus::PruneRequested => plain(PreviewOutcome::GiveUp),
+            CopyStatus::Removing(_) => plain(PreviewOutcome::Noop),
+            CopyStatus::Planned(..) => plain(PreviewOutcome::Noop),
+            CopyStatus::PruneRequested => plain(PreviewOutcome::Prune),
         },
         Decision::Act(action) => match action {
             Action::CreateNamespace | Action::Create => plain(PreviewOutcome::Create),
@@ -151,7 +151,7 @@ pub fn answer(question: u64, found: Vec<Found>, more: u32) -> PreviewResult {
         let waits = one.after.iter().any(|before| !standing.contains(before));
         let (previewed, copy_error) = one.outcome?;
         let previewed = if waits {
-            PreviewOutcome::Rest
+            PreviewOutcome::Noop
         } else {
             previewed
         };

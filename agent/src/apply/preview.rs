@@ -141,7 +141,7 @@ impl Member {
                 ));
             }
             (_, Some(target))
-                if matches!(previewed, PreviewOutcome::Remove | PreviewOutcome::GiveUp) =>
+                if matches!(previewed, PreviewOutcome::Remove | PreviewOutcome::Prune) =>
             {
                 self.try_delete(kind, copy, target).await
             }

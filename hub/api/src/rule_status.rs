@@ -149,13 +149,13 @@ pub struct ClusterStatus {
     #[serde(default)]
     pub drifted: i64,
     /// Of a dry run: copies that would be created.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub to_create: i64,
     /// Of a dry run: copies that would be updated, adopted or overwritten.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub to_update: i64,
     /// Of a dry run: copies that would be deleted, or left without marks.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub to_delete: i64,
     /// The worst reason among the copies, or why the cluster is in this state, in CamelCase.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -203,6 +203,11 @@ pub enum ClusterState {
     DryRun,
     /// Every copy is applied.
     Ready,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires it")]
+fn is_zero(count: &i64) -> bool {
+    *count == 0
 }
 
 #[cfg(test)]

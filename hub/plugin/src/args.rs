@@ -8,7 +8,7 @@ use super::import::annotations::Copier;
 pub const SYSTEM: &str = "runnel-system";
 
 /// What the exit codes mean; part of `--help`.
-const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 timed out; 4 plan: something would or may fail, or be held.
+const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 timed out; 4 plan: something would or may fail, or be blocked.
 
 The charts are installed by your own helm (3.14 or newer), found in PATH or named by RUNNEL_HELM.";
 

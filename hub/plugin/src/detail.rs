@@ -24,7 +24,7 @@ pub struct ClusterRow {
     pub failures: Vec<(String, String, String)>,
     /// Whether it holds the newest revision of every source.
     pub newest: bool,
-    /// Whether its agent has proved that: `Yes`, `No` or `Untold`.
+    /// Whether its agent has proved that: `Yes`, `No` or `NotCompared`.
     pub proof: String,
 }
 
@@ -218,12 +218,12 @@ What failed (at most five copies per cluster):
                       instead of \"red\"";
         let older = proof(
             false,
-            "Untold",
+            "NotCompared",
             row("eu-3", "Failed", [11, 1, 0], "Denied", denied),
         );
         let away = proof(
             false,
-            "Untold",
+            "NotCompared",
             row("ship-17", "Unreachable", [12, 0, 0], "SessionLost", lost),
         );
         let wrong = proof(
@@ -233,7 +233,7 @@ What failed (at most five copies per cluster):
         );
         let fresh = proof(
             true,
-            "Untold",
+            "NotCompared",
             row("us-2", "Ready", [12, 0, 0], "AllApplied", ""),
         );
         let all = [

@@ -67,7 +67,7 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// What was waited for did not come.
 pub const TIMED_OUT: u8 = 3;
-/// A plan was made, and something of it would fail or be held.
+/// A plan was made, and something of it would fail or be blocked.
 pub const WOULD_FAIL: u8 = 4;
 
 fn ended(code: u8, text: impl Into<String>) -> anyhow::Error {

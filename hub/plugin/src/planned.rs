@@ -18,14 +18,14 @@ const VERDICTS: [(&str, Tone); 16] = [
     ("remove", Tone::Odd),
     ("retain", Tone::Odd),
     ("handOver", Tone::Odd),
-    ("held", Tone::Bad),
+    ("blocked", Tone::Bad),
     ("conflict", Tone::Bad),
     ("denied", Tone::Bad),
     ("forbidden", Tone::Bad),
     ("invalid", Tone::Bad),
     ("refused", Tone::Bad),
     ("wait", Tone::Odd),
-    ("rest", Tone::Odd),
+    ("noop", Tone::Odd),
     ("unchanged", Tone::Plain),
 ];
 
@@ -96,7 +96,7 @@ impl Planned {
             let verdict = copy.verdict.as_str();
             matches!(
                 verdict,
-                "held"
+                "blocked"
                     | "conflict"
                     | "denied"
                     | "forbidden"

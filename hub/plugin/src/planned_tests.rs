@@ -87,7 +87,13 @@ fn planned() -> Planned {
     };
     let second = PlanPage {
         copies: vec![
-            copy("eu-2", "secrets/default/login", "held", "Removal", blocked),
+            copy(
+                "eu-2",
+                "secrets/default/login",
+                "blocked",
+                "Removal",
+                blocked,
+            ),
             copy(
                 "eu-2",
                 "secrets/later/login",
@@ -137,7 +143,7 @@ fn plan_fails_for_copies_that_would_fail() {
         Planned::of("r".into(), State::Saved, [PlanPage::default(), page]).would_fail()
     };
     for verdict in [
-        "held",
+        "blocked",
         "conflict",
         "denied",
         "forbidden",
@@ -155,7 +161,7 @@ fn plan_fails_for_copies_that_would_fail() {
         "retain",
         "handOver",
         "wait",
-        "rest",
+        "noop",
         "unchanged",
     ] {
         assert!(!of(verdict), "{verdict}");
@@ -210,7 +216,7 @@ fn plan_of_a_grant_lists_its_rules_and_counts_the_others() {
         copies: vec![copy(
             "eu-1",
             "secrets/web/login",
-            "held",
+            "blocked",
             "Removal",
             "above a limit",
         )],
@@ -231,14 +237,15 @@ fn plan_of_a_grant_lists_its_rules_and_counts_the_others() {
         "DistributionGrant g (an edit): 5 rules change\n\nDistributionRule team/a (changes with it)"
     ));
     assert!(
-        text.contains("  held 1\n") && text.contains("DistributionRule team/b (changes with it)"),
+        text.contains("  blocked 1\n")
+            && text.contains("DistributionRule team/b (changes with it)"),
         "{text}"
     );
     assert!(text.contains("\nand 3 more rules change ("), "{text}");
     let value = planned.value();
     assert_eq!(
         (
-            value["rules"][0]["summary"]["held"].as_u64(),
+            value["rules"][0]["summary"]["blocked"].as_u64(),
             value["moreRules"].as_u64()
         ),
         (Some(1), Some(3))

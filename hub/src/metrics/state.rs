@@ -150,13 +150,13 @@ impl StateCollector {
                 usize::from(self.authorities.is_unusable()),
             ),
             (
-                "runnel_removals_held",
-                "Rules by which more copies than their removalLimit are to go, or objects to be overwritten, which waits for a release",
+                "runnel_removals_blocked",
+                "Rules with blocked removals: more copies than a limit allows would be removed, or objects overwritten",
                 blocked,
             ),
             (
                 "runnel_removals_pending",
-                "Orders to remove a deleted rule's copies that wait for a cluster which is away, one for each rule and cluster",
+                "Removals of deleted rules that wait for a disconnected cluster, one for each rule and cluster",
                 pending,
             ),
         ];

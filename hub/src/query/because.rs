@@ -253,7 +253,7 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
                 (Some((reason, message)), _) => format!("{}: {message}", reason.as_str()),
                 (None, CopyOutcome::Waiting) => "its namespace does not exist".to_owned(),
                 (None, CopyOutcome::PruneRequested) => {
-                    "its namespace is no longer a target; held by removalLimit".to_owned()
+                    "its namespace is no longer a target; blocked by removalLimit".to_owned()
                 }
                 (None, _) => std::mem::take(&mut wish.message),
             };

@@ -403,7 +403,7 @@ impl Questions {
         }
         if diverged {
             let message = "not asked: an administrator must confirm it first (see its conditions)";
-            return received("InDoubt", message, 0, None);
+            return received("Diverged", message, 0, None);
         }
         if !within {
             return received(
@@ -475,7 +475,7 @@ impl Questions {
                 let reply = AgentAnswer::of(answer, &mut hearing.room.lock());
                 received("Answered", &untried, left_out, Some(reply))
             }
-            _ => received("Silent", "its agent did not answer in time", 0, None),
+            _ => received("NoAnswer", "its agent did not answer in time", 0, None),
         }
     }
 }

@@ -182,13 +182,13 @@ fn previewed_copy(wire: wire::PreviewedCopy) -> Result<PreviewedCopy, Unreadable
         Wire::AdoptIfEqual => PreviewOutcome::AdoptIfEqual,
         Wire::Overwrite => PreviewOutcome::Overwrite,
         Wire::Remove => PreviewOutcome::Remove,
-        Wire::GiveUp => PreviewOutcome::GiveUp,
+        Wire::Prune => PreviewOutcome::Prune,
         Wire::Retain => PreviewOutcome::Retain,
         Wire::HandOver => PreviewOutcome::HandOver,
         Wire::Blocked => PreviewOutcome::Blocked,
         Wire::Wait => PreviewOutcome::Wait,
         // An outcome of a newer agent that this hub does not support.
-        Wire::Rest | Wire::Unspecified => PreviewOutcome::Rest,
+        Wire::Noop | Wire::Unspecified => PreviewOutcome::Noop,
         Wire::Refused => PreviewOutcome::Refused,
     };
     let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
@@ -259,12 +259,12 @@ pub(super) fn previewed_copy_to_wire(copy: &PreviewedCopy) -> wire::PreviewedCop
         PreviewOutcome::AdoptIfEqual => Wire::AdoptIfEqual,
         PreviewOutcome::Overwrite => Wire::Overwrite,
         PreviewOutcome::Remove => Wire::Remove,
-        PreviewOutcome::GiveUp => Wire::GiveUp,
+        PreviewOutcome::Prune => Wire::Prune,
         PreviewOutcome::Retain => Wire::Retain,
         PreviewOutcome::HandOver => Wire::HandOver,
         PreviewOutcome::Blocked => Wire::Blocked,
         PreviewOutcome::Wait => Wire::Wait,
-        PreviewOutcome::Rest => Wire::Rest,
+        PreviewOutcome::Noop => Wire::Noop,
         PreviewOutcome::Refused => Wire::Refused,
     };
     let copy_error = copy.copy_error.as_ref();

@@ -263,7 +263,7 @@ pub enum PreviewOutcome {
     /// It is deleted.
     Remove,
     /// Its namespace is no longer a target: it is deleted after the hub has approved it.
-    GiveUp,
+    Prune,
     /// It stays, without marks.
     Retain,
     /// Another rule takes it over.
@@ -273,7 +273,7 @@ pub enum PreviewOutcome {
     /// Its namespace does not exist.
     Wait,
     /// Nothing is done about it.
-    Rest,
+    Noop,
     /// It cannot be as the rule requires.
     Refused,
 }

@@ -1,6 +1,7 @@
 //! A real hub on a real control plane, with simulated agents or real ones, and a bare hub beside it
 //! in a separate process.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -231,6 +232,24 @@ impl Lab {
             .iter()
             .filter(|write| write.user_agent.starts_with("runnel-hub"))
             .count())
+    }
+
+    /// The writes of the hub since `mark` by resource, the most first, as text for a person.
+    ///
+    /// # Errors
+    /// When the audit log cannot be read.
+    pub fn hub_writes_by_resource(&self, mark: crate::audit::Mark) -> Result<String> {
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for write in self.fleet.hub().writes_since(mark)? {
+            if write.user_agent.starts_with("runnel-hub") {
+                let what = format!("{} {} {}", write.verb, write.resource, write.subresource);
+                *counts.entry(what.trim_end().to_owned()).or_default() += 1;
+            }
+        }
+        let mut counts: Vec<_> = counts.into_iter().collect();
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let texts = counts.iter().map(|(what, count)| format!("{count} {what}"));
+        Ok(texts.collect::<Vec<_>>().join(", "))
     }
 }
 

@@ -230,7 +230,7 @@ fn new_rules() -> Vec<Case> {
         }),
         plain("one-cluster", json!({"create": 1}))
             .rule(|rule, _| named(rule, &["s0"]).to(&["member-1"])),
-        plain("rests", json!({"rest": 2}))
+        plain("rests", json!({"noop": 2}))
             .rule(|rule, _| named(rule, &["s0"]).with("suspend", json!(true))),
         Case {
             on_hub: [unwilling.on_hub.clone(), vec![forbidden]].concat(),
@@ -315,7 +315,7 @@ fn edits() -> Vec<Case> {
         .rule(|rule, _| labelled(rule, "part", "first")),
         edited(
             "too-much-of-a-selector",
-            json!({"held": 20, "unchanged": 4}),
+            json!({"blocked": 20, "unchanged": 4}),
             12,
         )
         .saved(|rule, _| labelled(rule, "set", "a"))
@@ -332,7 +332,7 @@ fn edits() -> Vec<Case> {
             .rule(|rule, _| named(rule, &["s*"]).to(&["member-1"])),
         edited(
             "all-clusters-but-one-go",
-            json!({"held": 12, "unchanged": 12}),
+            json!({"blocked": 12, "unchanged": 12}),
             12,
         )
         .saved(|rule, _| named(rule, &["s*"]))
@@ -345,14 +345,14 @@ fn edits() -> Vec<Case> {
             .rule(|rule, [a, _]| named(rule, &["s*"]).into(&[a])),
         edited(
             "too-much-of-a-glob",
-            json!({"held": 24, "unchanged": 24}),
+            json!({"blocked": 24, "unchanged": 24}),
             12,
         )
         .saved(|rule, [a, _]| named(rule, &["s*"]).into(&[&format!("{a}*")]))
         .rule(|rule, [a, _]| named(rule, &["s*"]).into(&[a])),
         edited(
             "it-rests-from-now-on",
-            json!({"rest": 2, "unchanged": 2}),
+            json!({"noop": 2, "unchanged": 2}),
             2,
         )
         .saved(|rule, _| named(rule, &["s0"]))

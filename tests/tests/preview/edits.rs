@@ -159,9 +159,12 @@ async fn plan_shows_diffs_deletes_grants_and_members() -> Result<()> {
             .next()
     };
     let all = summary("DistributionRule edits/all").context("the rule is missing")?;
-    ensure!(all == json!({"held": 2 * SOURCES, "unchanged": 2}), "{all}");
+    ensure!(
+        all == json!({"blocked": 2 * SOURCES, "unchanged": 2}),
+        "{all}"
+    );
     let (code, value) = plan(fleet, &["-f", &edited, "--delete"]).await?;
-    let copies_there = value["plans"][0]["rules"][0]["summary"]["held"].clone();
+    let copies_there = value["plans"][0]["rules"][0]["summary"]["blocked"].clone();
     ensure!(
         code == 4 && copies_there == 2 * (SOURCES + 1),
         "{code}: {copies_there}"

@@ -174,7 +174,7 @@ async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
         ),
         ("runnel_rule_copies{state=\"applied\"}", 1.0),
         ("runnel_rule_copies{state=\"failed\"}", 1.0),
-        ("runnel_removals_held", 0.0),
+        ("runnel_removals_blocked", 0.0),
         ("runnel_removals_pending", 0.0),
         ("sum(runnel_delivery_seconds_count)", 1.0),
         (

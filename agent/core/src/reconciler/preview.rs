@@ -193,7 +193,7 @@ impl Preview<'_> {
         let is_blocked =
             blocked.is_some_and(|source| asked.holds_all || asked.blocked.contains(&source));
         let known = match known {
-            CopyKnowledge::Decided((PreviewOutcome::Unchanged | PreviewOutcome::Rest, None))
+            CopyKnowledge::Decided((PreviewOutcome::Unchanged | PreviewOutcome::Noop, None))
                 if is_blocked =>
             {
                 CopyKnowledge::Decided((PreviewOutcome::Blocked, None))

@@ -136,7 +136,7 @@ impl RuleEntry {
             // A copy whose removal is blocked is not part of the state. It must not count as
             // created by the next change.
             return Err(RollbackBlocker::Incomplete(
-                "removals were held when it was completed",
+                "removals were blocked when it was completed",
             ));
         }
         if !self.unrendered.is_empty() || self.unrendered.is_outdated() {

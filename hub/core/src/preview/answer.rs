@@ -69,10 +69,10 @@ impl AgentAnswer {
 }
 
 fn is_smooth(previewed: PreviewOutcome) -> bool {
-    use PreviewOutcome::{AdoptIfEqual, Blocked, GiveUp, Overwrite, Refused};
+    use PreviewOutcome::{AdoptIfEqual, Blocked, Overwrite, Prune, Refused};
     !matches!(
         previewed,
-        Refused | Blocked | Overwrite | AdoptIfEqual | GiveUp
+        Refused | Blocked | Overwrite | AdoptIfEqual | Prune
     )
 }
 

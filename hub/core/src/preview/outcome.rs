@@ -121,7 +121,7 @@ impl PreviewIndex {
         Holding {
             copies: answer.all().saturating_sub(gone) as u64,
             intents: assignment.map_or(0, |assignment| assignment.intents().count() as u64),
-            prunes: asked(PreviewOutcome::GiveUp, PRUNES),
+            prunes: asked(PreviewOutcome::Prune, PRUNES),
         }
     }
 
@@ -253,7 +253,7 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
         .map_or(("", String::new()), |(reason, message)| {
             (reason.as_str(), message)
         });
-    let blocked = |reason| ("held", reason, BLOCKED.to_owned());
+    let blocked = |reason| ("blocked", reason, BLOCKED.to_owned());
     let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
     let and = |words: &str, more: &str| {
         if more.is_empty() {
@@ -269,8 +269,8 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
             and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message),
         ),
         PreviewOutcome::AdoptIfEqual => ("adoptIfEqual", "", and(UNTOLD, &message)),
-        PreviewOutcome::GiveUp if prunes => ("remove", reason, message),
-        PreviewOutcome::GiveUp | PreviewOutcome::Blocked => blocked("Removal"),
+        PreviewOutcome::Prune if prunes => ("remove", reason, message),
+        PreviewOutcome::Prune | PreviewOutcome::Blocked => blocked("Removal"),
         PreviewOutcome::Adopt if message.is_empty() => {
             ("takeOver", "Equal", "what exists there is equal".to_owned())
         }
@@ -282,7 +282,7 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
         PreviewOutcome::Retain => ("retain", reason, message),
         PreviewOutcome::HandOver => ("handOver", reason, message),
         PreviewOutcome::Wait => ("wait", "NamespaceMissing", message),
-        PreviewOutcome::Rest => ("rest", reason, message),
+        PreviewOutcome::Noop => ("noop", reason, message),
         PreviewOutcome::Refused => (
             refused_word(copy.copy_error.as_ref().map(|(reason, _)| *reason)),
             reason,

@@ -514,7 +514,7 @@ fn rules_of_one_change_are_judged_together() {
         .flat_map(|(_, rows)| rows)
         .map(|row| row.verdict)
         .collect();
-    assert_eq!(verdicts, ["held", "held"]);
+    assert_eq!(verdicts, ["blocked", "blocked"]);
 }
 
 #[test]

@@ -50,7 +50,9 @@ pub fn details(view: &View<'_>, report_store: &ReportStore, now: Instant) -> Vec
                 .map(|account| account.failures.clone())
                 .unwrap_or_default(),
             newest: account.is_some_and(|account| is_newest(view, &cluster, account)),
-            proved: account.map_or(Proved::Untold, |account| proved(view, &cluster, account)),
+            proved: account.map_or(Proved::NotCompared, |account| {
+                proved(view, &cluster, account)
+            }),
         }
     };
     let mut all: Vec<_> = view.clusters(report_store).map(one).collect();

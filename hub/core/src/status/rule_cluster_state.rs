@@ -24,7 +24,7 @@ pub enum Proved {
     /// It has other content.
     No,
     /// There is nothing to compare yet: not every copy is applied, or one side has no digest.
-    Untold,
+    NotCompared,
 }
 
 /// The state of one rule in one cluster.
@@ -364,7 +364,7 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Ru
 /// Whether a cluster has proved that its API holds what the plan contains.
 pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> Proved {
     let Some(terms) = cluster.terms else {
-        return Proved::Untold;
+        return Proved::NotCompared;
     };
     Sent::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
 }
@@ -435,7 +435,7 @@ impl<'a> Sent<'a> {
         account: &RuleReport,
     ) -> Proved {
         let (Some(text), Some(key)) = (account.proof, key) else {
-            return Proved::Untold;
+            return Proved::NotCompared;
         };
         let is_known =
             self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
@@ -445,10 +445,10 @@ impl<'a> Sent<'a> {
         let all =
             counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
         if !is_known || self.acked || !same || !all {
-            return Proved::Untold;
+            return Proved::NotCompared;
         }
         match proof_on(plan, terms, key) {
-            None => Proved::Untold,
+            None => Proved::NotCompared,
             Some(expected) if expected == text => Proved::Yes,
             Some(_) => Proved::No,
         }

@@ -118,6 +118,7 @@ async fn gather(crowd: &mut Crowd, lab: &mut Lab, size: usize) -> Result<()> {
 /// Also those that come late.
 async fn writes_since(lab: &Lab, mark: Mark) -> Result<usize> {
     tokio::time::sleep(GAP * 2).await;
+    eprintln!("writes of the hub: {}", lab.hub_writes_by_resource(mark)?);
     lab.hub_writes(mark)
 }
 

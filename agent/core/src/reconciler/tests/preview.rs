@@ -246,8 +246,8 @@ fn edited_rule_previews_changes_removals_and_blocks() {
         [
             "a/s0 Unchanged",
             "a/s1 Unchanged",
-            "b/s0 GiveUp",
-            "b/s1 GiveUp"
+            "b/s0 Prune",
+            "b/s1 Prune"
         ]
     );
     let retain = PreviewRequest {

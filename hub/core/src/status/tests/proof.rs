@@ -117,7 +117,7 @@ fn cluster_without_proof_counts_as_unproved() {
     world.shows("one", None);
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
-    assert_eq!(world.detail("one"), (true, Proved::Untold));
+    assert_eq!(world.detail("one"), (true, Proved::NotCompared));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn copies_under_way_are_not_compared() {
         },
         vec![],
     );
-    assert_eq!(world.detail("one"), (false, Proved::Untold));
+    assert_eq!(world.detail("one"), (false, Proved::NotCompared));
     // The agent has not got the edit.
     world.shows("one", right);
     let content = SourceContent::new(
@@ -147,7 +147,7 @@ fn copies_under_way_are_not_compared() {
     world
         .plan
         .set(&source, Some(&SourceState::Read(content.into())));
-    assert_eq!(world.detail("one"), (false, Proved::Untold));
+    assert_eq!(world.detail("one"), (false, Proved::NotCompared));
     assert_ne!(world.right(), right, "another content, another proof");
     // It was undone before the agent received it.
     world.plan.set(&source, Some(&SourceState::Read(before)));
