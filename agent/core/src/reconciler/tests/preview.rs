@@ -167,7 +167,7 @@ fn unsaved_rule_is_previewed_and_forgotten() {
             &[],
         ),
     );
-    assert_eq!(answer, ["a/s0 Rest", "b/s0 Rest", "later/s0 Wait"]);
+    assert_eq!(answer, ["a/s0 Noop", "b/s0 Noop", "later/s0 Wait"]);
     assert!(world.core.acked_pairs("r").is_empty());
 }
 
