@@ -15,6 +15,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
+use super::idle::calm;
 use super::{GAP, fits, gather_at_bare, milliseconds, reading};
 use crate::audit::Mark;
 use crate::speed::bar::Bar;
@@ -26,6 +27,8 @@ use crate::speed::verdict::Reading;
 use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[1, 4, 6, 17, 18];
+/// The hub is quiet when it has written nothing for this long.
+const QUIET: Duration = Duration::from_secs(5);
 const RULE: &str = "edited";
 const SOURCE: &str = "edited";
 /// Bytes of text in the source.
@@ -105,21 +108,24 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     Ok(readings)
 }
 
-/// Has so many agents connected and the rule ready in all of them.
+/// Connects this many agents, and waits until the rule is ready in all of them and the hub is quiet.
 async fn gather(crowd: &mut Crowd, lab: &mut Lab, size: usize) -> Result<()> {
     let members = lab.members(size).await?;
     let _bar = Bar::spinner("agents connect to the hub");
     crowd.add(members.into_iter().skip(crowd.len()));
     crowd.up_to_date(PATIENCE).await?;
     lab.ready(RULE, size).await?;
+    // Row 1 counts the writes for edits, and not those for members that have just connected.
+    calm(lab, QUIET).await?;
     at_rest(lab.pid()?).await.map(drop)
 }
 
 /// Also those that come late.
 async fn writes_since(lab: &Lab, mark: Mark) -> Result<usize> {
     tokio::time::sleep(GAP * 2).await;
-    eprintln!("writes of the hub: {}", lab.hub_writes_by_resource(mark)?);
-    lab.hub_writes(mark)
+    let writes = lab.hub_writes(mark)?;
+    println!("writes of the hub: {}", lab.hub_writes_by_resource(mark)?);
+    Ok(writes)
 }
 
 async fn hub_edits(

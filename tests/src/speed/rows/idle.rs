@@ -76,8 +76,8 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 }
 
 /// Waits until the hub has written every status about new agents: it writes nothing for this long.
-async fn calm(lab: &Lab, time: Duration) -> Result<()> {
-    let _bar = Bar::spinner("the hub says what it has to say");
+pub(super) async fn calm(lab: &Lab, time: Duration) -> Result<()> {
+    let _bar = Bar::spinner("the hub writes pending statuses");
     let wait = eventually("a hub that writes nothing", PATIENCE, async || {
         let mark = lab.fleet.hub().mark();
         tokio::time::sleep(time).await;
