@@ -193,14 +193,18 @@ impl Session {
 
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
-        let is_complete = self.hello_done
+        // The cheapest condition first: `is_waiting` visits every rule, and a session asks after
+        // each event.
+        let is_due = !self.window.has_ended_snapshot()
+            && self.hello_done
             && self.outbox.is_empty()
             && self.restriction != SendRestriction::Everything
             && !self.questions.has_left_out()
             && !self.is_waiting();
-        if !is_complete || !self.window.end_snapshot() {
+        if !is_due {
             return None;
         }
+        self.window.end_snapshot();
         let mut end = SnapshotEnd {
             intents: 0,
             digest: SetDigest::default(),

@@ -50,10 +50,13 @@ impl Window {
         !self.unacked.contains(&nonce)
     }
 
-    /// Records the end of the snapshot. Returns `false` if it was sent before.
-    pub fn end_snapshot(&mut self) -> bool {
-        let is_first = self.snapshot_ended.is_none();
+    /// Whether the end of the snapshot was sent.
+    pub fn has_ended_snapshot(&self) -> bool {
+        self.snapshot_ended.is_some()
+    }
+
+    /// Records that the end of the snapshot is sent.
+    pub fn end_snapshot(&mut self) {
         self.snapshot_ended.get_or_insert(self.last);
-        is_first
     }
 }
