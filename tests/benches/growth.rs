@@ -159,7 +159,7 @@ fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
             .rule(&uid)
             .and_then(|entry| entry.assignment(&to))
             .expect("a share");
-        session.update([(uid.clone(), Directive::Wanted(assignment))]);
+        session.update([(uid.clone(), Directive::Assigned(assignment))]);
         let mut sent = 0;
         while let Some(batch) = session.next_batch() {
             sent += batch

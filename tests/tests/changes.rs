@@ -271,7 +271,7 @@ async fn a_rule_whose_choice_of_clusters_is_edited_is_followed() -> Result<()> {
             }
         }
         match chosen.iter().filter(|chosen| **chosen).count() {
-            0 => _ = scene.hub.says_ready(&rule, "False", "NoClusters").await?,
+            0 => _ = scene.hub.wait_ready(&rule, "False", "NoClusters").await?,
             some => _ = scene.hub.all_applied(&rule, some).await?,
         }
     }
@@ -388,7 +388,7 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
     for (copy, before) in copies.iter().zip(&by_rule) {
         ensure!(copy["metadata"]["uid"] == before["metadata"]["uid"]);
     }
-    hub.says_failed(&rule, "Conflict", 2).await?;
+    hub.wait_failed(&rule, "Conflict", 2).await?;
     for (member, object) in scene.members.iter().zip(&deleted) {
         member.is_untouched(object).await?;
     }
@@ -483,7 +483,7 @@ async fn ordinary_edits_are_not_worth_an_event() -> Result<()> {
     }
     hub.delete(&Id::of(&source)?).await?;
     scene.vanishes(&source, &[home]).await?;
-    hub.says_ready(&rule, "False", "NoSources").await?;
+    hub.wait_ready(&rule, "False", "NoSources").await?;
     ensure!(
         hub.events_about(&rule).await?.is_empty(),
         "{:?}",

@@ -260,7 +260,7 @@ async fn contended_copy_is_not_corrected_without_end() -> Result<()> {
         Ok(())
     });
     counts.await?;
-    hub.says_ready(&rule, "False", "Contended")
+    hub.wait_ready(&rule, "False", "Contended")
         .await
         .map(|_| ())
 }

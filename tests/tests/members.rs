@@ -107,7 +107,7 @@ async fn a_cluster_that_is_relabelled_is_followed() -> Result<()> {
         );
     }
     let untouched = member.has_copy(&sources[2], home, &steady).await?;
-    hub.says_ready(&deletes, "False", "NoClusters").await?;
+    hub.wait_ready(&deletes, "False", "NoClusters").await?;
 
     let label = |tier: Value| json!({"metadata": {"labels": {"tier": tier}}});
     hub.change(&Id::member("member-1"), label(json!("gold")))
@@ -130,7 +130,7 @@ async fn a_cluster_that_is_relabelled_is_followed() -> Result<()> {
         })
         .await?;
     for rule in [&deletes, &retains] {
-        hub.says_ready(rule, "False", "NoClusters").await?;
+        hub.wait_ready(rule, "False", "NoClusters").await?;
     }
     hub.change(&Id::member("member-1"), label(json!("gold")))
         .await?;
@@ -311,7 +311,7 @@ async fn is_cordoned_and_catches_up(
     for place in [first, hub] {
         place.lacks(&there(&gone)?).await?;
     }
-    hub.says_ready(&rule, "False", "Cordoned").await?;
+    hub.wait_ready(&rule, "False", "Cordoned").await?;
     // What went there is counted a moment later.
     hub.sees("how each cluster fares", &rule, |observed| {
         let entry = entry_of(observed, "late")?;

@@ -69,7 +69,7 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
     hub.make(&draft).await?;
 
     // One namespace does not exist in one member: its copies wait, and fail nothing.
-    let waiting = hub.says_ready(&rule, "False", "CopiesWaiting").await?;
+    let waiting = hub.wait_ready(&rule, "False", "CopiesWaiting").await?;
     let summary = json!({
         "sources": 2, "clusters": 2, "clustersReady": 1,
         "copies": 8, "copiesApplied": 6, "copiesFailed": 0, "copiesWaiting": 2, "copiesDrifted": 0,
@@ -358,7 +358,7 @@ async fn revision_changes_when_an_edit_has_arrived_everywhere() -> Result<()> {
         .await?;
     let seen = async {
         scene.member(1).has_copy(&edited, home, &rule).await?;
-        let under_way = hub.says_ready(&rule, "False", "Progressing").await?;
+        let under_way = hub.wait_ready(&rule, "False", "Progressing").await?;
         ensure!(condition(&under_way, "Reconciling")?["status"] == "True");
         ensure!(
             under_way["status"]["revision"] == *revision,
@@ -369,7 +369,8 @@ async fn revision_changes_when_an_edit_has_arrived_everywhere() -> Result<()> {
             "{}",
             under_way["status"]
         );
-        hub.says_of(&rule, "member-1", "Ready", "AllApplied").await
+        hub.wait_for_cluster(&rule, "member-1", "Ready", "AllApplied")
+            .await
     };
     let seen = seen.await;
     fleet.agent_process(2).resume()?;
@@ -410,7 +411,7 @@ async fn rule_status_names_why_it_is_not_ready() -> Result<()> {
             .json(),
     )
     .await?;
-    let none = hub.says_ready(&rule, "False", "NoSources").await?;
+    let none = hub.wait_ready(&rule, "False", "NoSources").await?;
     ensure!(
         none["status"]["summary"]["sources"] == 0 && none["status"]["summary"]["clusters"] == 0
     );
@@ -420,7 +421,7 @@ async fn rule_status_names_why_it_is_not_ready() -> Result<()> {
     let source = hub
         .make(&Draft::config_map(home, "settings").json())
         .await?;
-    let nowhere = hub.says_ready(&rule, "False", "NoClusters").await?;
+    let nowhere = hub.wait_ready(&rule, "False", "NoClusters").await?;
     let message = condition(&nowhere, "Ready")?["message"]
         .as_str()
         .unwrap_or_default();
@@ -436,7 +437,7 @@ async fn rule_status_names_why_it_is_not_ready() -> Result<()> {
         json!({"spec": {"clusters": {"names": ["member-1"]}}}),
     )
     .await?;
-    let waits = hub.says_ready(&rule, "False", "CopiesWaiting").await?;
+    let waits = hub.wait_ready(&rule, "False", "CopiesWaiting").await?;
     ensure!(
         waits["status"]["summary"]["copiesWaiting"] == 1
             && waits["status"]["summary"]["copiesFailed"] == 0
@@ -485,7 +486,7 @@ async fn kubectl_shows_rules_and_members() -> Result<()> {
     )
     .await?;
     hub.all_applied(&Id::rule(home, "shown"), 6).await?;
-    hub.says_ready(&Id::cluster_rule("shown-too"), "False", "NoSources")
+    hub.wait_ready(&Id::cluster_rule("shown-too"), "False", "NoSources")
         .await?;
 
     let shown = fleet.hub().kubectl(&["-n", home, "get", "drule"]).await?;

@@ -358,9 +358,9 @@ async fn name_and_labels_of_a_cluster_fill_its_copies() -> Result<()> {
         &["to member-1", "app.yaml", &of, "no label zone"],
     )
     .await?;
-    hub.says_of(&rule, "member-1", "Failed", "VariableMissing")
+    hub.wait_for_cluster(&rule, "member-1", "Failed", "VariableMissing")
         .await?;
-    hub.says_of(&rule, "member-2", "Ready", "AllApplied")
+    hub.wait_for_cluster(&rule, "member-2", "Ready", "AllApplied")
         .await?;
     scene.member(1).is_untouched(&untouched).await?;
     hub.change(&id, json!({"data": {"app.yaml": "in ${HOME}"}}))

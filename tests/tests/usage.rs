@@ -49,7 +49,7 @@ async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
 }
 
 /// The same, in one line.
-async fn says_in_a_sentence(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
+async fn fails_with_one_line(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
     says(which, arguments, words).await?;
     let output = stage().await?.fails(which, arguments).await?;
     ensure!(
@@ -124,25 +124,25 @@ async fn a_kubeconfig_that_cannot_be_used_is_named() -> Result<()> {
     for file in files {
         let kubeconfig = format!("--kubeconfig={}", text(&file));
         let words = ["--kubeconfig", text(&file)];
-        says_in_a_sentence(
+        fails_with_one_line(
             Which::Hub,
             &["run", &kubeconfig, "--listen=127.0.0.1:0", OPS],
             &words,
         )
         .await?;
         let token = ["token", "create", "eu-1", &kubeconfig];
-        says_in_a_sentence(Which::Hub, &token, &words).await?;
+        fails_with_one_line(Which::Hub, &token, &words).await?;
         let join = format!("--join-string-file={}", text(&join));
-        says_in_a_sentence(Which::Agent, &["run", &kubeconfig, &join, OPS], &words).await?;
+        fails_with_one_line(Which::Agent, &["run", &kubeconfig, &join, OPS], &words).await?;
     }
     // Neither a file nor a pod.
-    says_in_a_sentence(
+    fails_with_one_line(
         Which::Hub,
         &["run", "--listen=127.0.0.1:0", OPS],
         &["--kubeconfig"],
     )
     .await?;
-    says_in_a_sentence(Which::Agent, &["run", OPS], &["--kubeconfig"]).await
+    fails_with_one_line(Which::Agent, &["run", OPS], &["--kubeconfig"]).await
 }
 
 const OPS: &str = "--ops-listen=127.0.0.1:0";
@@ -157,16 +157,16 @@ async fn a_port_that_is_in_use_is_named() -> Result<()> {
         format!("--listen={address}"),
         format!("--ops-listen={address}"),
     );
-    says_in_a_sentence(
+    fails_with_one_line(
         Which::Hub,
         &["run", &kubeconfig, &listen, OPS],
         &["--listen", &address, "in use"],
     )
     .await?;
     let hub = ["run", &kubeconfig, "--listen=127.0.0.1:0", &ops];
-    says_in_a_sentence(Which::Hub, &hub, &["--ops-listen", &address, "in use"]).await?;
+    fails_with_one_line(Which::Hub, &hub, &["--ops-listen", &address, "in use"]).await?;
     let kubeconfig = format!("--kubeconfig={}", text(&stage.agent_account));
-    says_in_a_sentence(
+    fails_with_one_line(
         Which::Agent,
         &["run", &kubeconfig, &ops],
         &["--ops-listen", &address, "in use"],

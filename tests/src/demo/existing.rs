@@ -50,7 +50,8 @@ pub async fn run(
             "\nNothing has been done; add --yes to go ahead.".to_owned(),
         ));
     }
-    let observed = with_logs(unless_interrupted(tell(narrator, &clusters, folder.path())).await);
+    let observed =
+        with_logs(unless_interrupted(run_steps(narrator, &clusters, folder.path())).await);
     narrator.pause();
     narrator.say("Removing what was made:");
     let removed = unless_interrupted(undo(narrator, &clusters, folder.path())).await;
@@ -66,12 +67,12 @@ pub async fn run(
     }
 }
 
-async fn tell(narrator: &mut Narrator, clusters: &Clusters, folder: &Path) -> Result<String> {
+async fn run_steps(narrator: &mut Narrator, clusters: &Clusters, folder: &Path) -> Result<String> {
     let built = tokio::task::spawn_blocking(binaries::build).await??;
     narrator.step("The hub and the agents, as processes of this machine");
     let stage = Stage::start(clusters, &built, folder, narrator).await?;
     clusters.hub.show(narrator, &["get", "member"]).await?;
-    seed::tell(narrator, clusters, &stage).await
+    seed::run_steps(narrator, clusters, &stage).await
 }
 
 fn plan(narrator: &Narrator, clusters: &Clusters) {

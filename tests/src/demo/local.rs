@@ -38,7 +38,7 @@ pub async fn run(narrator: &mut Narrator) -> Result<Ended> {
         narrator
             .title("Runnel: ConfigMaps and Secrets from one hub cluster to its member clusters");
         let fleet = LocalFleet::start(narrator, MEMBERS).await?;
-        with_logs(seed::tell(narrator, &fleet.clusters, &fleet.stage).await)
+        with_logs(seed::run_steps(narrator, &fleet.clusters, &fleet.stage).await)
     });
     Ok(observed
         .await?

@@ -26,7 +26,11 @@ const CHANGED: &str = "Y2hhbmdlZA==";
 ///
 /// # Errors
 /// When a step fails; with what was expected and what was seen last.
-pub async fn tell(narrator: &mut Narrator, clusters: &Clusters, stage: &Stage) -> Result<String> {
+pub async fn run_steps(
+    narrator: &mut Narrator,
+    clusters: &Clusters,
+    stage: &Stage,
+) -> Result<String> {
     let mut story = Story::begin(narrator, clusters).await?;
     story.rule().await.context("a rule and its first copies")?;
     story.edits().await.context("edits of sources")?;

@@ -137,7 +137,7 @@ async fn observed(arguments: &Arguments, narrator: &mut Narrator) -> Result<Opti
         return unless_interrupted(std::future::pending()).await;
     }
     // While the clusters are there, so that their logs can be kept.
-    let observed = with_logs(unless_interrupted(story::tell(&stage, narrator)).await);
+    let observed = with_logs(unless_interrupted(story::run_steps(&stage, narrator)).await);
     if arguments.hub.is_some() {
         narrator.say("what was made on your clusters is removed again");
         let tidied = guest::tidy(&stage).await;

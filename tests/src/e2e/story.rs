@@ -41,7 +41,7 @@ struct Story<'a> {
 ///
 /// # Errors
 /// When a step fails.
-pub async fn tell(stage: &Stage, narrator: &mut Narrator) -> Result<()> {
+pub async fn run_steps(stage: &Stage, narrator: &mut Narrator) -> Result<()> {
     let binaries = tokio::task::spawn_blocking(binaries::build).await??;
     let mut story = Story {
         stage,

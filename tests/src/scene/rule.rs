@@ -40,7 +40,7 @@ impl Place {
     ///
     /// # Errors
     /// When it does not in time, with the status as it is.
-    pub async fn says_ready(&self, rule: &Id, status: &str, reason: &str) -> Result<Value> {
+    pub async fn wait_ready(&self, rule: &Id, status: &str, reason: &str) -> Result<Value> {
         self.sees(&format!("Ready={status}, {reason}"), rule, |object| {
             is_ready(object, status, reason)
         })
@@ -52,7 +52,7 @@ impl Place {
     ///
     /// # Errors
     /// When it does not in time, with the status as it is.
-    pub async fn says_failed(&self, rule: &Id, reason: &str, failed: u64) -> Result<Value> {
+    pub async fn wait_failed(&self, rule: &Id, reason: &str, failed: u64) -> Result<Value> {
         self.sees(
             &format!("not ready with {failed} copies failed, {reason}"),
             rule,
@@ -104,7 +104,7 @@ impl Place {
     ///
     /// # Errors
     /// When it has not in time, with the entry as it is.
-    pub async fn says_of(
+    pub async fn wait_for_cluster(
         &self,
         rule: &Id,
         cluster: &str,

@@ -85,12 +85,15 @@ async fn hostile_hub_gains_no_object_by_adoption() -> Result<()> {
             OURS,
         ),
     );
-    alone.hub.hears("a conflict", "masked", conflict).await?;
+    alone
+        .hub
+        .wait_for_report("a conflict", "masked", conflict)
+        .await?;
     alone.place.is_untouched(&theirs).await?;
     alone.hub.remove("masked", DeletionPolicy::Delete);
     alone
         .hub
-        .hears("its end", "masked", |state| state.gone)
+        .wait_for_report("its end", "masked", |state| state.gone)
         .await?;
 
     // An equal object is adopted, and stays as it is whatever is sent afterwards.
@@ -103,7 +106,7 @@ async fn hostile_hub_gains_no_object_by_adoption() -> Result<()> {
             THEIRS,
         ),
     );
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     let adopted = keeps(&alone, &theirs).await?;
     ensure!(
         adopted["metadata"]["labels"]["runnel.dev/hub"] == json!(alone.hub.hub_id()),
@@ -117,13 +120,13 @@ async fn hostile_hub_gains_no_object_by_adoption() -> Result<()> {
         alone.hub.want("r", wanted(&alone, policy, &[], OURS));
         let failed =
             |state: &RuleState| state.counts.failed == 1 && state.failures[0].reason == reason;
-        alone.hub.hears("a refusal", "r", failed).await?;
+        alone.hub.wait_for_report("a refusal", "r", failed).await?;
         keeps(&alone, &theirs).await?;
     }
     alone.hub.remove("r", DeletionPolicy::Delete);
     alone
         .hub
-        .hears("the end of the rule", "r", |state| state.gone)
+        .wait_for_report("the end of the rule", "r", |state| state.gone)
         .await?;
     let left = keeps(&alone, &theirs).await?;
     let marks = left["metadata"].to_string();
@@ -147,7 +150,7 @@ async fn owner_replaces_an_adopted_object_and_keeps_it() -> Result<()> {
             "r",
             wanted(&alone, ConflictPolicy::AdoptIfEqual, &[], THEIRS),
         );
-        alone.hub.hears_applied("r", 1).await?;
+        alone.hub.wait_applied("r", 1).await?;
         if restarts {
             alone.crash_agent().await?;
         }
@@ -163,12 +166,12 @@ async fn owner_replaces_an_adopted_object_and_keeps_it() -> Result<()> {
         let failed = |state: &RuleState| {
             state.counts.failed == 1 && state.failures[0].reason == Reason::Conflict
         };
-        alone.hub.hears("a conflict", "r", failed).await?;
+        alone.hub.wait_for_report("a conflict", "r", failed).await?;
         alone.place.is_untouched(&replaced).await?;
         alone.hub.remove("r", DeletionPolicy::Delete);
         alone
             .hub
-            .hears("the end of the rule", "r", |state| state.gone)
+            .wait_for_report("the end of the rule", "r", |state| state.gone)
             .await?;
         keeps(&alone, &replaced).await?;
     }
@@ -197,8 +200,14 @@ async fn agent_without_a_policy_file_keeps_to_the_defaults() -> Result<()> {
     alone.hub.want("beside", beside);
     let denied =
         |state: &RuleState| state.counts.failed == 1 && state.failures[0].reason == Reason::Denied;
-    alone.hub.hears("overwriting denied", "r", denied).await?;
-    alone.hub.hears("creation denied", "beside", denied).await?;
+    alone
+        .hub
+        .wait_for_report("overwriting denied", "r", denied)
+        .await?;
+    alone
+        .hub
+        .wait_for_report("creation denied", "beside", denied)
+        .await?;
     alone.says(&alone.id("a", "one"), "1").await?;
     alone.place.is_untouched(&theirs).await
 }

@@ -14,7 +14,7 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
     alone
         .hub
         .want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
-    alone.hub.hears_applied("r", 4).await?;
+    alone.hub.wait_applied("r", 4).await?;
     let id = alone.id("a", "one");
     alone.says(&id, "1").await?;
 
@@ -24,7 +24,7 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
     for namespace in ["a", "b"] {
         alone.says(&alone.id(namespace, "one"), "2").await?;
     }
-    alone.hub.hears_applied("r", 4).await?;
+    alone.hub.wait_applied("r", 4).await?;
 
     // A surplus key, a changed value, a second field, foreign marks: what is ours is put back, the rest stays.
     alone
@@ -103,7 +103,10 @@ async fn foreign_objects_are_left_alone() -> Result<()> {
         .want("r", alone.rule(&["a", "b"], &[("one", "1")]));
     let copy = alone.says(&alone.id("a", "one"), "1").await?;
     let settled = |state: &RuleState| (state.counts.failed, state.counts.applied) == (1, 1);
-    let state = alone.hub.hears("a conflict", "r", settled).await?;
+    let state = alone
+        .hub
+        .wait_for_report("a conflict", "r", settled)
+        .await?;
     assert_eq!(state.failures[0].reason, Reason::Conflict);
     alone
         .place
@@ -122,7 +125,7 @@ async fn foreign_objects_are_left_alone() -> Result<()> {
     alone.hub.remove("r", DeletionPolicy::Delete);
     alone
         .hub
-        .hears("the rule to be gone", "r", |state| state.gone)
+        .wait_for_report("the rule to be gone", "r", |state| state.gone)
         .await?;
     alone.place.lacks(&alone.id("a", "one")).await?;
     alone.place.is_untouched(&clone).await?;
@@ -132,11 +135,11 @@ async fn foreign_objects_are_left_alone() -> Result<()> {
     alone.hub.want("q", alone.rule(&["b"], &[("one", "1")]));
     alone
         .hub
-        .hears("a conflict", "q", |state| state.counts.failed == 1)
+        .wait_for_report("a conflict", "q", |state| state.counts.failed == 1)
         .await?;
     alone.place.delete(&alone.id("b", "one")).await?;
     alone.says(&alone.id("b", "one"), "1").await?;
-    alone.hub.hears_applied("q", 1).await.map(drop)
+    alone.hub.wait_applied("q", 1).await.map(drop)
 }
 
 #[tokio::test]
@@ -145,11 +148,11 @@ async fn tombstones_delete_or_retain_and_equal_objects_are_taken_back() -> Resul
     alone
         .hub
         .want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
-    alone.hub.hears_applied("r", 4).await?;
+    alone.hub.wait_applied("r", 4).await?;
     alone
         .hub
         .want("r", alone.rule(&["a", "b"], &[("two", "1")]));
-    alone.hub.hears_applied("r", 2).await?;
+    alone.hub.wait_applied("r", 2).await?;
     alone.place.lacks(&alone.id("a", "one")).await?;
 
     let (left, changed) = (alone.id("a", "two"), alone.id("b", "two"));
@@ -157,7 +160,7 @@ async fn tombstones_delete_or_retain_and_equal_objects_are_taken_back() -> Resul
     alone.hub.remove("r", DeletionPolicy::Retain);
     alone
         .hub
-        .hears("the rule to be gone", "r", |state| state.gone)
+        .wait_for_report("the rule to be gone", "r", |state| state.gone)
         .await?;
     let object = alone.place.get(&left).await?;
     let notes = object["metadata"]["annotations"]
@@ -207,7 +210,7 @@ async fn tombstones_delete_or_retain_and_equal_objects_are_taken_back() -> Resul
     without.await?;
     let state = alone
         .hub
-        .hears("one taken back, one not", "q", |state| {
+        .wait_for_report("one taken back, one not", "q", |state| {
             state.counts.applied == 1 && state.counts.failed == 1
         })
         .await?;
@@ -224,7 +227,7 @@ async fn a_suspended_rule_touches_nothing_and_catches_up() -> Result<()> {
     let alone = Alone::start("suspended", &["a", "b"]).await?;
     let mut wanted = alone.rule(&["a"], &[("one", "1")]);
     alone.hub.want("r", wanted.clone());
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     wanted.terms = Terms {
         suspend: true,
         ..alone.terms(&["b"])
@@ -232,7 +235,7 @@ async fn a_suspended_rule_touches_nothing_and_catches_up() -> Result<()> {
     alone.hub.want("r", wanted.clone());
     alone
         .hub
-        .hears("the new terms", "r", |state| state.counts.applied == 0)
+        .wait_for_report("the new terms", "r", |state| state.counts.applied == 0)
         .await?;
     alone
         .place
@@ -257,14 +260,14 @@ async fn created_and_deleted_namespaces_are_followed() -> Result<()> {
     alone.hub.want("r", wanted.clone());
     let state = alone
         .hub
-        .hears("a waiting copy", "r", |state| state.counts.applied == 1)
+        .wait_for_report("a waiting copy", "r", |state| state.counts.applied == 1)
         .await?;
     assert_eq!((state.counts.copies, state.counts.waiting), (2, 1));
     for late in ["late", "x-1"] {
         alone.make_namespace(late).await?;
         alone.says(&alone.id(late, "one"), "1").await?;
     }
-    alone.hub.hears_applied("r", 3).await?;
+    alone.hub.wait_applied("r", 3).await?;
 
     // A namespace that is held in its deletion by an object with a finalizer.
     let blocker = Draft::config_map(&alone.ns("late"), "blocker").json();
@@ -283,7 +286,7 @@ async fn created_and_deleted_namespaces_are_followed() -> Result<()> {
         .await?;
     let state = alone
         .hub
-        .hears("a terminating namespace", "r", |state| {
+        .wait_for_report("a terminating namespace", "r", |state| {
             state.counts.failed == 1
         })
         .await?;
@@ -294,14 +297,14 @@ async fn created_and_deleted_namespaces_are_followed() -> Result<()> {
         .await?;
     alone
         .hub
-        .hears("a waiting copy again", "r", |state| {
+        .wait_for_report("a waiting copy again", "r", |state| {
             state.counts.waiting == 1 && state.counts.failed == 0
         })
         .await?;
     wanted.terms.create_namespaces = true;
     alone.hub.want("r", wanted);
     alone.says(&alone.id("late", "one"), "1").await?;
-    alone.hub.hears_applied("r", 3).await.map(drop)
+    alone.hub.wait_applied("r", 3).await.map(drop)
 }
 
 #[tokio::test]
@@ -331,7 +334,7 @@ async fn bad_object_is_named_without_content_and_delays_no_other() -> Result<()>
     alone.hub.want("r", wanted.clone());
     let state = alone
         .hub
-        .hears("all but two", "r", |state| {
+        .wait_for_report("all but two", "r", |state| {
             state.counts.applied == 30 && state.counts.failed == 2
         })
         .await?;
@@ -364,12 +367,12 @@ async fn bad_object_is_named_without_content_and_delays_no_other() -> Result<()>
     };
     wanted.intents = [(source("configmaps", "fixed"), content("1"))].into();
     alone.hub.want("r", wanted.clone());
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     wanted.intents = [(source("configmaps", "fixed"), content("2"))].into();
     alone.hub.want("r", wanted);
     let state = alone
         .hub
-        .hears("an immutable copy", "r", |state| state.counts.failed == 1)
+        .wait_for_report("an immutable copy", "r", |state| state.counts.failed == 1)
         .await?;
     assert_eq!(state.failures[0].reason, Reason::Immutable);
     alone.place.delete(&alone.id("a", "fixed")).await?;

@@ -34,7 +34,7 @@ impl Alone {
 async fn key_moved_to_binary_data_is_put_back() -> Result<()> {
     let alone = Alone::start("moved", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     let id = alone.id("a", "one");
     let moved = json!([
         {"op": "remove", "path": "/data/text"},
@@ -54,7 +54,7 @@ async fn key_moved_to_binary_data_is_put_back() -> Result<()> {
         .await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
     alone.is_exact(&id, "2").await?;
-    alone.hub.hears_applied("r", 1).await.map(drop)
+    alone.hub.wait_applied("r", 1).await.map(drop)
 }
 
 #[tokio::test]
@@ -62,19 +62,19 @@ async fn junk_that_fills_a_copy_is_removed() -> Result<()> {
     let alone = Alone::start("junk", &["a"]).await?;
     let large = "x".repeat(600 * 1024);
     alone.hub.want("r", alone.rule(&["a"], &[("one", &large)]));
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     let id = alone.id("a", "one");
     let junk = json!({"data": {"text": null, "junk": "y".repeat(900 * 1024)}});
     alone.place.change(&id, junk).await?;
     alone.is_exact(&id, &large).await?;
-    alone.hub.hears_applied("r", 1).await.map(drop)
+    alone.hub.wait_applied("r", 1).await.map(drop)
 }
 
 #[tokio::test]
 async fn annotations_that_leave_no_room_for_the_seal_are_removed() -> Result<()> {
     let alone = Alone::start("notes", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     let id = alone.id("a", "one");
     let strip = json!({"metadata": {"annotations": {
         "runnel.dev/seal": null, "runnel.dev/rule": null, "runnel.dev/source": null,
@@ -87,7 +87,7 @@ async fn annotations_that_leave_no_room_for_the_seal_are_removed() -> Result<()>
         notes["example.com/small"] == "stays" && notes["example.com/large"].is_null(),
         "{notes}"
     );
-    alone.hub.hears_applied("r", 1).await.map(drop)
+    alone.hub.wait_applied("r", 1).await.map(drop)
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn foreign_object_with_the_key_in_another_map_is_overwritten() -> Result<(
         ..wanted.terms
     };
     alone.hub.want("r", wanted);
-    alone.hub.hears_applied("r", 2).await?;
+    alone.hub.wait_applied("r", 2).await?;
     alone.is_exact(&alone.id("a", "one"), "1").await?;
     alone.is_exact(&alone.id("a", "two"), &text).await
 }
@@ -115,7 +115,7 @@ async fn foreign_object_with_the_key_in_another_map_is_overwritten() -> Result<(
 async fn illegal_source_changes_nothing_of_the_copy() -> Result<()> {
     let alone = Alone::start("illegal", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     let id = alone.id("a", "one");
     let before = alone.place.get(&id).await?;
     let mut wanted = alone.rule(&["a"], &[]);
@@ -130,7 +130,7 @@ async fn illegal_source_changes_nothing_of_the_copy() -> Result<()> {
     alone.hub.want("r", wanted);
     alone
         .hub
-        .hears("a failure", "r", |state| state.counts.failed == 1)
+        .wait_for_report("a failure", "r", |state| state.counts.failed == 1)
         .await?;
     let after = alone.place.get(&id).await?;
     ensure!(

@@ -20,7 +20,7 @@ async fn hanging_webhook_of_one_namespace_delays_no_other() -> Result<()> {
     alone
         .hub
         .want("q", alone.rule(&["fast"], &[("quick", "1")]));
-    alone.hub.hears_applied("q", 1).await?;
+    alone.hub.wait_applied("q", 1).await?;
     // It takes connections and never answers.
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (port, called) = (listener.local_addr()?.port(), Arc::new(AtomicUsize::new(0)));

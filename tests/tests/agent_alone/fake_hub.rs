@@ -242,7 +242,7 @@ impl FakeHub {
     }
 
     /// Waits until the agent has reported a state of a rule that meets a condition.
-    pub async fn hears(
+    pub async fn wait_for_report(
         &self,
         what: &str,
         uid: &str,
@@ -257,9 +257,9 @@ impl FakeHub {
     }
 
     /// Waits until every copy of a rule is applied.
-    pub async fn hears_applied(&self, uid: &str, copies: u32) -> Result<RuleState> {
+    pub async fn wait_applied(&self, uid: &str, copies: u32) -> Result<RuleState> {
         let what = format!("{copies} applied copies of {uid}");
-        self.hears(&what, uid, |state| {
+        self.wait_for_report(&what, uid, |state| {
             state.counts.copies == copies && state.counts.applied == copies
         })
         .await

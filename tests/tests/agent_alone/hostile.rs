@@ -166,7 +166,7 @@ async fn attack(alone: &Alone, mark: runnel_tests::audit::Mark) -> Result<()> {
     alone
         .hub
         .want("right", alone.rule(&["a"], &[("right", "1")]));
-    alone.hub.hears_applied("right", 1).await?;
+    alone.hub.wait_applied("right", 1).await?;
     runnel_tests::wait::eventually(
         "each attempt to be told",
         runnel_tests::scene::SOON,
@@ -310,11 +310,11 @@ async fn rights_apply_where_the_agents_check_is_off() -> Result<()> {
     alone
         .hub
         .want("right", alone.rule(&["a"], &[("right", "1")]));
-    alone.hub.hears_applied("right", 1).await?;
+    alone.hub.wait_applied("right", 1).await?;
     for namespace in outside {
         let state = alone
             .hub
-            .hears("what is forbidden", namespace, |state| {
+            .wait_for_report("what is forbidden", namespace, |state| {
                 state.counts.failed == 2
             })
             .await?;
@@ -333,7 +333,7 @@ async fn rights_apply_where_the_agents_check_is_off() -> Result<()> {
     for uid in ["policy", "identity"] {
         let state = alone
             .hub
-            .hears("what is denied", uid, |state| state.counts.failed == 2)
+            .wait_for_report("what is denied", uid, |state| state.counts.failed == 2)
             .await?;
         for failure in state.failures {
             let own = failure

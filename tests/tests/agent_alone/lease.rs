@@ -33,7 +33,7 @@ impl Alone {
 async fn second_agent_is_standby_and_edits_cost_one_write() -> Result<()> {
     let alone = Alone::start("two-agents", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     ensure!(
         alone.holder().await?.starts_with("two-agents-1_"),
         "{}",
@@ -63,7 +63,7 @@ async fn second_agent_is_standby_and_edits_cost_one_write() -> Result<()> {
 async fn ended_agent_releases_the_lease_to_the_standby() -> Result<()> {
     let mut alone = Alone::start("handed-on", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     let first = alone.take_agent()?;
     let mut second = Box::pin(alone.boot_agent("2"));
     ensure!(
@@ -88,7 +88,7 @@ async fn ended_agent_releases_the_lease_to_the_standby() -> Result<()> {
 async fn killed_agent_is_succeeded_by_its_own_pod_at_once() -> Result<()> {
     let mut alone = Alone::start("killed", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     alone.crash_agent().await?;
     // Less than the Lease lasts.
     timeout(Duration::from_secs(15), alone.start_agent())
@@ -113,7 +113,7 @@ async fn killed_agent_is_succeeded_by_its_own_pod_at_once() -> Result<()> {
 async fn agent_whose_lease_is_taken_ends_and_writes_nothing_more() -> Result<()> {
     let mut alone = Alone::start("taken", &["a"]).await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.hub.hears_applied("r", 1).await?;
+    alone.hub.wait_applied("r", 1).await?;
     let term = alone
         .leases()
         .get("runnel-agent")

@@ -63,7 +63,7 @@ async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
     };
     let state = alone
         .hub
-        .hears("four copies and four failures", "r", settled)
+        .wait_for_report("four copies and four failures", "r", settled)
         .await?;
     for namespace in ["a", "b"] {
         alone.says(&alone.id(namespace, "one"), "1").await?;
@@ -111,7 +111,10 @@ async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
     let settled = |state: &runnel_proto::model::RuleState| {
         state.counts.applied == 6 && state.counts.failed == 2
     };
-    alone.hub.hears("the third namespace", "r", settled).await?;
+    alone
+        .hub
+        .wait_for_report("the third namespace", "r", settled)
+        .await?;
     alone.says(&alone.id("c", "one"), "1").await?;
     assert_eq!(
         alone.place.get(&Id::secret("two-c", "two")).await?["data"]["k"],
@@ -151,7 +154,7 @@ async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
     };
     alone
         .hub
-        .hears("a missing Role in the fourth namespace", "r", output)
+        .wait_for_report("a missing Role in the fourth namespace", "r", output)
         .await
         .map(drop)
 }

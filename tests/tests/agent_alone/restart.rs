@@ -17,9 +17,9 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
         "r",
         alone.rule(&["a", "b", "new-*"], &[("one", "1"), ("two", "1")]),
     );
-    alone.hub.hears_applied("r", 4).await?;
+    alone.hub.wait_applied("r", 4).await?;
     alone.hub.want("q", alone.rule(&["a"], &[("lone", "1")]));
-    alone.hub.hears_applied("q", 1).await?;
+    alone.hub.wait_applied("q", 1).await?;
     alone.stop_agent().await?;
     alone.hub.stop();
 
@@ -58,7 +58,7 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
     // The hub returns with another desired state: pending work is done, and copies that it no
     // longer selects are removed.
     alone.hub.resume().await?;
-    alone.hub.hears_applied("r", 6).await?;
+    alone.hub.wait_applied("r", 6).await?;
     alone.says(&alone.id("a", "two"), "1").await?;
     assert!(
         alone
@@ -73,7 +73,7 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
         .want("r", alone.rule(&["a", "b"], &[("one", "2")]));
     alone.hub.resume().await?;
     alone.says(&alone.id("a", "one"), "2").await?;
-    alone.hub.hears_applied("r", 2).await?;
+    alone.hub.wait_applied("r", 2).await?;
     alone.place.lacks(&alone.id("new-1", "one")).await
 }
 
@@ -167,7 +167,7 @@ async fn a_crash_in_the_middle_of_a_removal_loses_nothing() -> Result<()> {
     alone
         .hub
         .want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
-    alone.hub.hears_applied("r", 4).await?;
+    alone.hub.wait_applied("r", 4).await?;
     let refusal = Refusal::of(&alone, "DELETE").await?;
     let mark = alone.plane.mark();
     alone.hub.remove("r", DeletionPolicy::Delete);
@@ -193,7 +193,7 @@ async fn a_crash_in_the_middle_of_a_removal_loses_nothing() -> Result<()> {
     alone.place.lacks(&alone.id("b", "two")).await?;
     alone
         .hub
-        .hears("the rule to be gone", "r", |state| state.gone)
+        .wait_for_report("the rule to be gone", "r", |state| state.gone)
         .await
         .map(drop)
 }
@@ -210,7 +210,7 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
         "r",
         alone.rule(&["a", "b", "c"], &[("one", "1"), ("two", "1")]),
     );
-    alone.hub.hears_applied("r", 6).await?;
+    alone.hub.wait_applied("r", 6).await?;
     alone
         .hub
         .want("r", alone.rule(&["a", "b", "c"], &[("two", "1")]));
@@ -222,7 +222,7 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
     };
     alone
         .hub
-        .hears("copies that wait for the limit", "r", waits)
+        .wait_for_report("copies that wait for the limit", "r", waits)
         .await?;
     let left = eventually("the deletion that the limit allows", SOON, async || {
         let left = stands(&alone, "one").await?;
@@ -258,7 +258,7 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
     for namespace in ["a", "b", "c"] {
         alone.place.lacks(&alone.id(namespace, "one")).await?;
     }
-    alone.hub.hears_applied("r", 3).await.map(drop)
+    alone.hub.wait_applied("r", 3).await.map(drop)
 }
 
 /// The namespaces with a ConfigMap.
@@ -284,7 +284,7 @@ async fn agent_alone_restores_copies_deleted_while_it_was_down() -> Result<()> {
         "r",
         alone.rule(&["a", "b", "c"], &[("one", "1"), ("two", "1")]),
     );
-    alone.hub.hears_applied("r", 6).await?;
+    alone.hub.wait_applied("r", 6).await?;
     // The copies of a rule that is not stored cannot be found.
     alone
         .place
@@ -363,7 +363,7 @@ async fn rule_removed_before_the_agent_recorded_it_is_removed() -> Result<()> {
     }
     alone
         .hub
-        .hears("the rule to be gone", "r", |state| state.gone)
+        .wait_for_report("the rule to be gone", "r", |state| state.gone)
         .await
         .map(drop)
 }
@@ -379,7 +379,7 @@ async fn a_restart_with_a_thousand_copies_writes_nothing() -> Result<()> {
     let pairs: Vec<_> = names.iter().map(|name| (name.as_str(), "1")).collect();
     let wanted = alone.rule(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"], &pairs);
     alone.hub.want("r", wanted);
-    alone.hub.hears_applied("r", 1000).await?;
+    alone.hub.wait_applied("r", 1000).await?;
     for crash in [true, false] {
         if crash {
             alone.crash_agent().await?
@@ -392,7 +392,7 @@ async fn a_restart_with_a_thousand_copies_writes_nothing() -> Result<()> {
             Ok((alone.hub.sessions() > sessions).then_some(()))
         })
         .await?;
-        alone.hub.hears_applied("r", 1000).await?;
+        alone.hub.wait_applied("r", 1000).await?;
         steadily(
             "no writes after a restart",
             Duration::from_secs(2),

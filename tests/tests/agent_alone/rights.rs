@@ -56,7 +56,10 @@ async fn kind_without_rights_is_reported_and_resumed_when_granted() -> Result<()
     alone.hub.want("r", wanted);
     alone.says(&alone.id("a", "one"), "1").await?;
     let is_partial = |state: &RuleState| (state.counts.applied, state.counts.failed) == (1, 1);
-    let state = alone.hub.hears("a missing right", "r", is_partial).await?;
+    let state = alone
+        .hub
+        .wait_for_report("a missing right", "r", is_partial)
+        .await?;
     assert_eq!(state.failures[0].reason, Reason::Forbidden);
 
     place
@@ -65,7 +68,7 @@ async fn kind_without_rights_is_reported_and_resumed_when_granted() -> Result<()
             json!({"rules": [rule(&["configmaps", "secrets"]), reads]}),
         )
         .await?;
-    alone.hub.hears_applied("r", 2).await?;
+    alone.hub.wait_applied("r", 2).await?;
     let copy = place.get(&Id::secret(&alone.ns("a"), "two")).await?;
     assert_eq!(copy["data"]["k"], "dg==");
     Ok(())

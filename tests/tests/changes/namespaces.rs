@@ -29,7 +29,7 @@ async fn late_or_relabeled_namespaces_are_followed() -> Result<()> {
     )
     .await?;
     // Only the exact name is known to be missing.
-    let observed = hub.says_ready(&rule, "False", "CopiesWaiting").await?;
+    let observed = hub.wait_ready(&rule, "False", "CopiesWaiting").await?;
     ensure!(
         observed["status"]["summary"]["copies"] == 1
             && observed["status"]["summary"]["copiesWaiting"] == 1
@@ -151,7 +151,7 @@ async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
     }
     // A namespace that was named is missed, one that a glob meant is not.
     let observed = hub
-        .says_ready(&narrow, "False", "NamespaceTerminating")
+        .wait_ready(&narrow, "False", "NamespaceTerminating")
         .await?;
     let entry = entry_of(&observed, "member-1")?;
     let message = entry["message"].as_str().unwrap_or_default();
@@ -175,7 +175,7 @@ async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
     for namespace in [exact, by_glob] {
         member.lacks(&Id::namespace(namespace)).await?;
     }
-    let observed = hub.says_ready(&narrow, "False", "CopiesWaiting").await?;
+    let observed = hub.wait_ready(&narrow, "False", "CopiesWaiting").await?;
     ensure!(
         observed["status"]["summary"]["copiesFailed"] == 0,
         "{}",

@@ -45,7 +45,7 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
         scene.arrives(&tick, &awake, &[home]).await
     };
     tick("clock-1").await?;
-    let observed = hub.says_ready(&rule, "False", "Suspended").await?;
+    let observed = hub.wait_ready(&rule, "False", "Suspended").await?;
     ensure!(
         condition(&observed, "Suspended")?["status"] == "True"
             && condition(&observed, "Reconciling").is_err()
@@ -79,7 +79,7 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
     // Now everything happens at once.
     hub.change(&rule, json!({"spec": {"suspend": true}}))
         .await?;
-    hub.says_ready(&rule, "False", "Suspended").await?;
+    hub.wait_ready(&rule, "False", "Suspended").await?;
     tick("clock-2").await?;
     let member = scene.member(1);
     let id = |name: &str| Id::config_map(home, name);
@@ -160,7 +160,7 @@ async fn a_suspended_rule_that_is_deleted_is_seen_to() -> Result<()> {
         .hub
         .change(&rule, json!({"spec": {"suspend": true}}))
         .await?;
-    scene.hub.says_ready(&rule, "False", "Suspended").await?;
+    scene.hub.wait_ready(&rule, "False", "Suspended").await?;
     scene.hub.delete(&rule).await?;
     scene.vanishes(&source, &[home]).await?;
     scene.hub.lacks(&rule).await

@@ -43,7 +43,7 @@ async fn foreign_object_is_untouched_until_it_is_deleted() -> Result<()> {
     for source in [&settings, &login, &free] {
         scene.member(2).has_copy(source, home, &rule).await?;
     }
-    let observed = hub.says_failed(&rule, "Conflict", 2).await?;
+    let observed = hub.wait_failed(&rule, "Conflict", 2).await?;
     let summary = &observed["status"]["summary"];
     ensure!(
         summary["copies"] == 6 && summary["copiesApplied"] == 4 && summary["copiesFailed"] == 2,
@@ -174,7 +174,7 @@ async fn cloned_copy_is_left_alone() -> Result<()> {
         json!({"spec": {"namespaces": {"names": [home, "cloned-target"]}}}),
     )
     .await?;
-    let observed = hub.says_ready(&rule, "False", "Conflict").await?;
+    let observed = hub.wait_ready(&rule, "False", "Conflict").await?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()
         .unwrap_or_default();
@@ -221,7 +221,7 @@ async fn replaced_copy_is_foreign_and_reported() -> Result<()> {
         .kubectl_stdin(&["replace", "-f", "-"], &theirs.to_string())
         .await?;
     let replaced = member.get(&Id::of(&source)?).await?;
-    let observed = hub.says_ready(&rule, "False", "Conflict").await?;
+    let observed = hub.wait_ready(&rule, "False", "Conflict").await?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()
         .unwrap_or_default();
@@ -257,7 +257,7 @@ async fn member_policy_against_overwriting_is_reported() -> Result<()> {
         .to(&["member-1"])
         .with("conflictPolicy", json!("Overwrite"));
     hub.make(&draft.json()).await?;
-    let observed = hub.says_ready(&rule, "False", "Denied").await?;
+    let observed = hub.wait_ready(&rule, "False", "Denied").await?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()
         .unwrap_or_default();

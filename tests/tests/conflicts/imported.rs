@@ -213,7 +213,7 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
             .await?;
         scene
             .hub
-            .says_ready(&Id::rule(home, "from-reflector"), "False", "Conflict")
+            .wait_ready(&Id::rule(home, "from-reflector"), "False", "Conflict")
             .await?;
         ensure!(
             copies(place, home).await? == before,

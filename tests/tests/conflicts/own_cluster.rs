@@ -131,7 +131,7 @@ async fn a_copy_is_never_a_source_so_rules_do_not_loop() -> Result<()> {
             .await?;
     }
     let observed = hub
-        .says_ready(&Id::rule("ring-c", "on"), "False", "NoSources")
+        .wait_ready(&Id::rule("ring-c", "on"), "False", "NoSources")
         .await?;
     ensure!(
         observed["status"]["summary"]["sources"] == 0,

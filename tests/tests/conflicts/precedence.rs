@@ -25,7 +25,7 @@ async fn grow_older(hub: &Place, rule: &Id) -> Result<()> {
 
 /// Waits until `loser` reports in these words that `winner` has the copy.
 async fn gives_way(hub: &Place, loser: &Id, winner: &Id, words: &str) -> Result<Value> {
-    let observed = hub.says_ready(loser, "False", "Superseded").await?;
+    let observed = hub.wait_ready(loser, "False", "Superseded").await?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()
         .unwrap_or_default();
@@ -184,7 +184,7 @@ async fn two_sources_with_one_copy_are_both_refused() -> Result<()> {
     let copy = member.has_copy(&first, "twice", &rule).await?;
 
     let second = hub.make(&other).await?;
-    let observed = hub.says_ready(&rule, "False", "AmbiguousSource").await?;
+    let observed = hub.wait_ready(&rule, "False", "AmbiguousSource").await?;
     let message = condition(&observed, "Ready")?["message"]
         .as_str()
         .unwrap_or_default();

@@ -97,7 +97,7 @@ async fn policy_refusal_fails_one_copy_without_its_content() -> Result<()> {
     for source in &good {
         member.has_copy(source, home, &rule).await?;
     }
-    let observed = hub.says_failed(&rule, "Denied", 1).await?;
+    let observed = hub.wait_failed(&rule, "Denied", 1).await?;
     let summary = &observed["status"]["summary"];
     ensure!(
         summary["copiesFailed"] == 1 && summary["copiesApplied"] == 9,
@@ -154,7 +154,7 @@ async fn exhausted_quota_is_reported_and_passes() -> Result<()> {
     )
     .await?;
     member.has_copy(&config, home, &rule).await?;
-    let observed = hub.says_ready(&rule, "False", "Denied").await?;
+    let observed = hub.wait_ready(&rule, "False", "Denied").await?;
     let message = condition(&observed, "Ready")?["message"]
         .as_str()
         .unwrap_or_default();
@@ -217,7 +217,7 @@ async fn immutable_copy_is_reported_and_recreated_when_deleted() -> Result<()> {
         hub.delete(&Id::of(&draft)?).await?;
         sources.push(hub.make(&draft).await?);
     }
-    let observed = hub.says_failed(&rule, "Immutable", 2).await?;
+    let observed = hub.wait_failed(&rule, "Immutable", 2).await?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()
         .unwrap_or_default();

@@ -9,7 +9,7 @@ use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use super::stage::{confirm, says, says_no_more};
+use super::stage::{confirm, says, wait_without_condition};
 
 const HOME: &str = "clusters";
 
@@ -99,11 +99,11 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     scene.member(2).is_untouched(&kept).await?;
     hub.has_event(&Id::member("member-2"), "PreviousMembership")
         .await?;
-    hub.says_of(&rule, "member-2", "Waiting", "Unconfirmed")
+    hub.wait_for_cluster(&rule, "member-2", "Waiting", "Unconfirmed")
         .await?;
     confirm(fleet.hub(), &message, "member-2").await?;
     scene.member(2).lacks(&Id::of(&goes)?).await?;
-    says_no_more(hub, "member-2", "PreviousMembership").await?;
+    wait_without_condition(hub, "member-2", "PreviousMembership").await?;
     hub.all_applied(&rule, 2).await?;
 
     // The second cluster comes with the first one's key.

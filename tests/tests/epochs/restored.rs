@@ -8,7 +8,7 @@ use runnel_tests::scene::{Draft, Id, Metrics, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use super::stage::{confirm, remembered, remembers_more, renewed, says, says_no_more};
+use super::stage::{confirm, remembered, remembers_more, renewed, says, wait_without_condition};
 
 const HOME: &str = "restored";
 const NOTICED: Duration = Duration::from_secs(60);
@@ -151,8 +151,8 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     );
     hub.has_event(&Id::member("member-1"), "RestoredFromBackup")
         .await?;
-    hub.says_ready(&stage.rule, "False", "Unconfirmed").await?;
-    hub.says_of(&stage.rule, "member-2", "Waiting", "Unconfirmed")
+    hub.wait_ready(&stage.rule, "False", "Unconfirmed").await?;
+    hub.wait_for_cluster(&stage.rule, "member-2", "Waiting", "Unconfirmed")
         .await?;
     stage.diverged(2, 2).await?;
     // An edit of what is held waits too.
@@ -175,7 +175,7 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
         scene.member(1).has_copy(source, HOME, &stage.rule).await?;
     }
     scene.member(1).lacks(&Id::of(&added)?).await?;
-    says_no_more(hub, "member-1", "RestoredFromBackup").await?;
+    wait_without_condition(hub, "member-1", "RestoredFromBackup").await?;
     stage.untouched(&copies, |member| member == 2).await?;
     confirm(fleet.hub(), &message, "--all").await?;
     for source in [&third, &deleted] {
@@ -183,7 +183,7 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     }
     scene.member(2).lacks(&Id::of(&added)?).await?;
     hub.all_applied(&stage.rule, 4).await?;
-    says_no_more(hub, "member-2", "RestoredFromBackup").await?;
+    wait_without_condition(hub, "member-2", "RestoredFromBackup").await?;
     stage.diverged(2, 0).await?;
     hub.delete(&Id::of(&deleted)?).await?;
     scene.vanishes(&deleted, &[HOME]).await?;

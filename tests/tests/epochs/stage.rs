@@ -76,7 +76,7 @@ pub async fn says(hub: &Place, member: &str, kind: &str, reason: &str) -> Result
 }
 
 /// Waits until a MemberCluster has no condition of this kind.
-pub async fn says_no_more(hub: &Place, member: &str, kind: &str) -> Result<Value> {
+pub async fn wait_without_condition(hub: &Place, member: &str, kind: &str) -> Result<Value> {
     hub.sees(&format!("no {kind}"), &Id::member(member), |object| {
         ensure!(
             condition(object, kind).is_err(),

@@ -61,7 +61,7 @@ async fn strip(stage: &Stage, rule: &Id) -> Result<()> {
     stage.scene.hub.lacks(rule).await
 }
 
-async fn says_unclaimed(stage: &Stage, rules: &[&Id]) -> Result<()> {
+async fn wait_orphaned(stage: &Stage, rules: &[&Id]) -> Result<()> {
     for number in 1..=MEMBERS {
         let member = Id::member(stage.fleet.member_name(number));
         stage
@@ -98,7 +98,7 @@ async fn hub_that_lost_a_rule_removes_nothing_and_reports_it() -> Result<()> {
     strip(&stage, &lost).await?;
     stage.fleet.start_hub().await?;
     stage.connected(MEMBERS).await?;
-    says_unclaimed(&stage, &[&lost]).await?;
+    wait_orphaned(&stage, &[&lost]).await?;
     stage.calm().await?;
     nothing_went(&recorders, "lost-target")?;
     // The first mark is the hub's.
@@ -124,7 +124,7 @@ async fn hub_that_lost_a_rule_removes_nothing_and_reports_it() -> Result<()> {
     stage.fleet.kill_agent(1)?;
     stage.fleet.start_agent(1).await?;
     stage.connected(MEMBERS).await?;
-    says_unclaimed(&stage, &[&lost]).await?;
+    wait_orphaned(&stage, &[&lost]).await?;
 
     // A new rule that selects the same takes them over. After that nothing is orphaned.
     let names = |draft: RuleDraft| draft.named(&["a", "b", "c"]).into(&["lost-target"]);
@@ -156,7 +156,7 @@ async fn a_rule_torn_out_of_a_running_hub_removes_nothing() -> Result<()> {
     stage.scene.hub.delete(&torn).await?;
     stage.scene.hub.lacks(&torn).await?;
     stage.fleet.hub_process().resume()?;
-    says_unclaimed(&stage, &[&torn]).await?;
+    wait_orphaned(&stage, &[&torn]).await?;
     stage.calm().await?;
     nothing_went(&recorders, "torn-target")?;
     ensure!(stage.metric("runnel_hub_tombstones_sent_total").await? == 0.0);
@@ -181,7 +181,7 @@ async fn a_hub_that_lost_every_rule_removes_nothing() -> Result<()> {
     ensure!(all.len() == 1);
     stage.fleet.start_hub().await?;
     stage.connected(MEMBERS).await?;
-    says_unclaimed(&stage, &[&first, &second]).await?;
+    wait_orphaned(&stage, &[&first, &second]).await?;
     stage.calm().await?;
     nothing_went(&recorders, "empty-1-target")?;
     ensure!(stage.metric("runnel_hub_tombstones_sent_total").await? == 0.0);

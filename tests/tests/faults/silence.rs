@@ -71,7 +71,7 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
         let object = stage
             .scene
             .hub
-            .says_ready(rule, "Unknown", "ClustersUnreachable")
+            .wait_ready(rule, "Unknown", "ClustersUnreachable")
             .await?;
         are_in_time(&object, "Ready", fault)?;
         let name = stage.fleet.member_name(number);
@@ -80,7 +80,7 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
         stage
             .scene
             .hub
-            .says_of(rule, name, "Unreachable", "SessionLost")
+            .wait_for_cluster(rule, name, "Unreachable", "SessionLost")
             .await?;
         // A rule never reports it before the cluster's own status.
         let member = stage.scene.hub.get(&Id::member(name)).await?;

@@ -38,7 +38,7 @@ async fn api_server_that_hangs_or_stops_makes_copies_unknown() -> Result<()> {
             api_server.stop_api_server()?
         }
         let object = hub
-            .says_ready(&rule, "Unknown", "MemberAPIUnavailable")
+            .wait_ready(&rule, "Unknown", "MemberAPIUnavailable")
             .await?;
         ensure!(
             begin.elapsed() < REPORTED,
@@ -50,7 +50,7 @@ async fn api_server_that_hangs_or_stops_makes_copies_unknown() -> Result<()> {
             message.contains(name) && message.contains("does not answer"),
             "{message}"
         );
-        hub.says_of(&rule, name, "Unreachable", "MemberAPIUnavailable")
+        hub.wait_for_cluster(&rule, name, "Unreachable", "MemberAPIUnavailable")
             .await?;
         hub.sees("without an API", &Id::member(name), |member| {
             let output = (
@@ -130,7 +130,7 @@ async fn kind_that_cannot_be_listed_stops_no_other_kind() -> Result<()> {
         .store(UNDECODABLE, Some("nothing that can be decoded"))
         .await?;
     stage.fleet.start_agent(1).await?;
-    hub.says_ready(&secrets, "Unknown", "MemberAPIUnavailable")
+    hub.wait_ready(&secrets, "Unknown", "MemberAPIUnavailable")
         .await?;
     let edited = stage.edit(&settings, "second").await?;
     member

@@ -48,7 +48,7 @@ async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
             .json(),
     )
     .await?;
-    let observed = hub.says_ready(&rule, "False", "Drifted").await?;
+    let observed = hub.wait_ready(&rule, "False", "Drifted").await?;
     let summary = &observed["status"]["summary"];
     ensure!(
         summary["copiesDrifted"] == 1
@@ -145,7 +145,7 @@ async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
     member
         .change(&Id::of(&config)?, json!({"data": {"color": "blue"}}))
         .await?;
-    hub.says_ready(&rule, "False", "Drifted").await?;
+    hub.wait_ready(&rule, "False", "Drifted").await?;
     hub.change(&rule, json!({"spec": {"driftPolicy": "Correct"}}))
         .await?;
     let source = hub.get(&Id::of(&config)?).await?;

@@ -40,7 +40,7 @@ async fn transfers_and_selector_edits_leave_no_gap() -> Result<()> {
     let in_b = hub.make(&from("handed-b")).await?;
     hub.make(&reading("handover-b", "handed-b", home).json())
         .await?;
-    hub.says_ready(&second, "False", "Superseded").await?;
+    hub.wait_ready(&second, "False", "Superseded").await?;
     hub.delete(&first).await?;
     hub.lacks(&first).await?;
     member.has_copy(&in_b, home, &second).await?;
@@ -56,12 +56,12 @@ async fn transfers_and_selector_edits_leave_no_gap() -> Result<()> {
     let third = Id::cluster_rule("handover-c");
     hub.make(&reading("handover-c", "handed-a", home).json())
         .await?;
-    hub.says_ready(&third, "False", "Superseded").await?;
+    hub.wait_ready(&third, "False", "Superseded").await?;
     let label = json!([{"namespaces": ["handed-a"], "resources": ["configmaps"], "selector": {"matchLabels": {"none": "such"}}}]);
     hub.change(&second, json!({"spec": {"sources": label}}))
         .await?;
     member.has_copy(&in_a, home, &third).await?;
-    hub.says_ready(&second, "False", "NoSources").await?;
+    hub.wait_ready(&second, "False", "NoSources").await?;
     recorder.was_never_missing(home, "common")?;
     ensure!(
         member.get(&Id::of(&in_a)?.within(home)).await?["metadata"]["uid"]
@@ -113,7 +113,7 @@ async fn edited_renamed_or_recreated_rule_leaves_no_gap() -> Result<()> {
     ] {
         hub.change(&first, json!({"spec": edit})).await?;
         if edit["suspend"] == true {
-            _ = hub.says_ready(&first, "False", "Suspended").await?
+            _ = hub.wait_ready(&first, "False", "Suspended").await?
         } else {
             _ = hub.all_applied(&first, 1).await?
         }
@@ -122,7 +122,7 @@ async fn edited_renamed_or_recreated_rule_leaves_no_gap() -> Result<()> {
 
     // Renamed: the same rule comes under another name, then the old one goes.
     hub.make(&draft("second").json()).await?;
-    hub.says_ready(&second, "False", "Superseded").await?;
+    hub.wait_ready(&second, "False", "Superseded").await?;
     hub.delete(&first).await?;
     hub.lacks(&first).await?;
     member.has_copy(&source, target, &second).await?;
@@ -140,7 +140,7 @@ async fn edited_renamed_or_recreated_rule_leaves_no_gap() -> Result<()> {
     hub.all_applied(&second, 1).await?;
     let third = Id::rule(home, "third");
     hub.make(&draft("third").json()).await?;
-    hub.says_ready(&third, "False", "Superseded").await?;
+    hub.wait_ready(&third, "False", "Superseded").await?;
     hub.delete(&second).await?;
     hub.lacks(&second).await?;
     member.has_copy(&source, target, &third).await?;

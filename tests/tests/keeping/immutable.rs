@@ -54,7 +54,7 @@ async fn immutable_copies_are_reported_or_recreated() -> Result<()> {
         hub.delete(&Id::of(again)?).await?;
         sources.push(hub.make(again).await?);
     }
-    let observed = hub.says_failed(&rule, "Immutable", 2).await?;
+    let observed = hub.wait_failed(&rule, "Immutable", 2).await?;
     let entry = entry_of(&observed, "member-1")?;
     ensure!(entry["failed"] == 2, "{entry}");
     ensure!(

@@ -70,7 +70,7 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
     )
     .await?;
     hub.delete(&Id::of(&sources[1])?).await?;
-    let observed = hub.says_ready(&first, "False", "Forbidden").await?;
+    let observed = hub.wait_ready(&first, "False", "Forbidden").await?;
     let entry = entry_of(&observed, "member-1")?;
     let message = entry["message"].as_str().unwrap_or_default();
     ensure!(message.contains("configmaps/lost-rights/goes"), "{entry}");
@@ -104,7 +104,7 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
     let edited = hub
         .change(&Id::of(&sources[0])?, json!({"data": {"k": "3"}}))
         .await?;
-    let observed = hub.says_ready(&first, "False", "Forbidden").await?;
+    let observed = hub.wait_ready(&first, "False", "Forbidden").await?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()
         .unwrap_or_default()

@@ -97,7 +97,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
         counts(observed, 0, 4)
     })
     .await?;
-    hub.says_ready(&rule, "False", "Conflict").await?;
+    hub.wait_ready(&rule, "False", "Conflict").await?;
     for (object, who) in before
         .iter()
         .zip(["helm", "argocd-controller", "helm", "helm"])
@@ -118,7 +118,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
         adopted["metadata"]["uid"] == before[0]["metadata"]["uid"],
         "it was made anew"
     );
-    let observed = hub.says_failed(&rule, "Conflict", 3).await?;
+    let observed = hub.wait_failed(&rule, "Conflict", 3).await?;
     let entry = entry_of(&observed, "member-1")?;
     ensure!(entry["failed"] == 3 && entry["applied"] == 1, "{entry}");
     counts(&observed, 1, 3)?;
@@ -153,7 +153,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
         taken["metadata"]["labels"][HUB_LABEL].is_string()
             && taken["metadata"]["uid"] == before[2]["metadata"]["uid"]
     );
-    let observed = hub.says_ready(&rule, "False", "Immutable").await?;
+    let observed = hub.wait_ready(&rule, "False", "Immutable").await?;
     counts(&observed, 3, 1)?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()
@@ -216,7 +216,7 @@ async fn own_objects_of_a_cluster_and_other_hubs_are_not_adopted() -> Result<()>
         .with("conflictPolicy", json!("AdoptIfEqual"))
         .with("immutablePolicy", json!("Recreate"));
     hub.make(&draft.json()).await?;
-    hub.says_ready(&rule, "False", "Conflict").await?;
+    hub.wait_ready(&rule, "False", "Conflict").await?;
     // The first word may be of only one of them.
     hub.sees("failed twice", &rule, |object| {
         ensure!(
@@ -232,7 +232,7 @@ async fn own_objects_of_a_cluster_and_other_hubs_are_not_adopted() -> Result<()>
     hub.change(&rule, json!({"spec": {"conflictPolicy": "Overwrite"}}))
         .await?;
     member.has_copy(&other, home, &rule).await?;
-    hub.says_ready(&rule, "False", "Conflict").await?;
+    hub.wait_ready(&rule, "False", "Conflict").await?;
     hub.sees("failed for the credential", &rule, |object| {
         let message = entry_of(object, "member-1")?["message"]
             .as_str()

@@ -140,7 +140,7 @@ async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
         .into(&["home", "made"]);
     hub.make(&draft.with("createNamespaces", json!(true)).json())
         .await?;
-    hub.says_ready(&rule, "False", "Conflict").await?;
+    hub.wait_ready(&rule, "False", "Conflict").await?;
     member.has_event(&Id::of(&foreign)?, "Conflict").await?;
     hub.has_event(&rule, "Conflict").await?;
     scene.arrives(&ours, &rule, &["home", "made"]).await?;

@@ -71,7 +71,7 @@ async fn live(scene: &Scene) -> Result<()> {
     let conflict = Id::of(&scene.hub.make(&rule("conflict").json()).await?)?;
     scene
         .hub
-        .says_ready(&conflict, "False", "Conflict")
+        .wait_ready(&conflict, "False", "Conflict")
         .await
         .map(drop)
 }

@@ -76,8 +76,9 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
             .await?;
     }
     let rule = Id::rule(home, "rule");
-    hub.says_of(&rule, "member-2", "Failed", "Conflict").await?;
-    hub.says_of(&rule, "member-1", "Ready", "AllApplied")
+    hub.wait_for_cluster(&rule, "member-2", "Failed", "Conflict")
+        .await?;
+    hub.wait_for_cluster(&rule, "member-1", "Ready", "AllApplied")
         .await?;
 
     // The administrator has a certificate and no token. Each replica leads there, also the one that does not lead.
@@ -304,8 +305,9 @@ async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
     // Another one forces content.
     mutates(fleet, scene, "forces", r#"Object{data: {"k": "forced"}}"#).await?;
     hub.change(&id, json!({"data": {"k": "third"}})).await?;
-    hub.says_of(&rule, "member-1", "Failed", "Denied").await?;
-    hub.says_of(&rule, "member-2", "Ready", "AllApplied")
+    hub.wait_for_cluster(&rule, "member-1", "Failed", "Denied")
+        .await?;
+    hub.wait_for_cluster(&rule, "member-2", "Ready", "AllApplied")
         .await?;
     outdated(fleet, "the first one to be told", |out| {
         let rows: Vec<Vec<&str>> = out

@@ -39,23 +39,23 @@ async fn prepare(scene: &Scene) -> Result<()> {
     let ready = make(rule("ready").into(&["quiet-*"])).await?;
     hub.all_applied(&ready, MEMBERS * 4).await?;
     let waiting = make(rule("waiting").into(&["quiet-a", "not-there"])).await?;
-    hub.says_ready(&waiting, "False", "CopiesWaiting").await?;
+    hub.wait_ready(&waiting, "False", "CopiesWaiting").await?;
     let conflict = make(rule("conflict").into(&["quiet-a"])).await?;
-    hub.says_of(&conflict, "member-1", "Failed", "Conflict")
+    hub.wait_for_cluster(&conflict, "member-1", "Failed", "Conflict")
         .await?;
     let suspended = make(rule("suspended").with("suspend", json!(true))).await?;
-    hub.says_ready(&suspended, "False", "Suspended").await?;
+    hub.wait_ready(&suspended, "False", "Suspended").await?;
     let nothing = make(rule("nothing")).await?;
-    hub.says_ready(&nothing, "False", "NoSources").await?;
+    hub.wait_ready(&nothing, "False", "NoSources").await?;
     let nowhere = make(
         RuleDraft::new("quiet", "nowhere")
             .named(&["ready"])
             .to(&["member-none"]),
     )
     .await?;
-    hub.says_ready(&nowhere, "False", "NoClusters").await?;
+    hub.wait_ready(&nowhere, "False", "NoClusters").await?;
     let refused = make(rule("refused")).await?;
-    hub.says_ready(&refused, "False", "NoSources").await?;
+    hub.wait_ready(&refused, "False", "NoSources").await?;
     let retained = make(
         rule("retained")
             .into(&["quiet-b"])

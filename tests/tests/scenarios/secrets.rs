@@ -74,7 +74,7 @@ async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
     hub.make(&secret("refused").json()).await?;
     let refused = rule_of("refused").await?;
     let entry = hub
-        .says_of(&refused, "member-1", "Failed", "Denied")
+        .wait_for_cluster(&refused, "member-1", "Failed", "Denied")
         .await?;
     ensure!(
         entry["message"]
@@ -93,7 +93,7 @@ async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
         .await?;
     hub.make(&secret("conflict").json()).await?;
     let conflict = rule_of("conflict").await?;
-    hub.says_of(&conflict, "member-1", "Failed", "Conflict")
+    hub.wait_for_cluster(&conflict, "member-1", "Failed", "Conflict")
         .await?;
 
     // Immutable in the member, and another type.
@@ -108,7 +108,7 @@ async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
         .data("value", canary.other())
         .with("type", json!("example.com/other"));
     hub.make(&other.json()).await?;
-    hub.says_of(&fixed, "member-1", "Failed", "Immutable")
+    hub.wait_for_cluster(&fixed, "member-1", "Failed", "Immutable")
         .await?;
 
     // Never distributed.
@@ -116,7 +116,7 @@ async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
     hub.make(&release.with("type", json!("helm.sh/release.v1")).json())
         .await?;
     let release = rule_of("release").await?;
-    hub.says_ready(&release, "False", "NoSources").await?;
+    hub.wait_ready(&release, "False", "NoSources").await?;
 
     // Large, binary, and an object that is none.
     let large = Draft::secret("aviary", "large").data("value", &canary.text().repeat(10_000));

@@ -86,7 +86,7 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     stage
         .scene
         .hub
-        .says_ready(&rule, "True", "AllApplied")
+        .wait_ready(&rule, "True", "AllApplied")
         .await?;
     agent.check()
 }

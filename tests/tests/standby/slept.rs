@@ -58,7 +58,7 @@ async fn standby_that_slept_takes_over_and_undoes_nothing() -> Result<()> {
     stage
         .scene
         .hub
-        .says_ready(&Id::rule(&stage.namespace, "late"), "True", "AllApplied")
+        .wait_ready(&Id::rule(&stage.namespace, "late"), "True", "AllApplied")
         .await?;
 
     let holdings = agent.stop().await.holdings;

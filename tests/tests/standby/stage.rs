@@ -186,7 +186,7 @@ impl Stage {
             .with("clusters", clusters);
         self.scene.hub.make(&rule.json()).await?;
         let id = Id::rule(&self.namespace, "all");
-        self.scene.hub.says_ready(&id, "True", "AllApplied").await?;
+        self.scene.hub.wait_ready(&id, "True", "AllApplied").await?;
         let observed = |rule: &Value| {
             let clusters = &rule["status"]["summary"]["clustersReady"];
             ensure!(

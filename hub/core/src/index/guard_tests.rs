@@ -183,7 +183,7 @@ impl World {
         let is_leaving = |uid: &RuleUid, name: &str| {
             let unwanted = matches!(
                 self.index.directive(uid, &name.into()),
-                Directive::Unwanted(_)
+                Directive::Removed(_)
             );
             unwanted
                 && self
@@ -230,7 +230,8 @@ impl World {
     }
 
     fn passes_source(&self, rule: &str, name: &str) -> bool {
-        let Directive::Wanted(assignment) = self.index.directive(&rule.into(), &MEMBERS[0].into())
+        let Directive::Assigned(assignment) =
+            self.index.directive(&rule.into(), &MEMBERS[0].into())
         else {
             return false;
         };
@@ -384,7 +385,7 @@ fn deliberate_deletes_are_limited_where_the_fleet_says_hold() {
     world.change(|index| index.set_fleet_terms(FleetTerms::default()));
     assert!(matches!(
         world.index.directive(&"big".into(), &"member-1".into()),
-        Directive::Unwanted(_)
+        Directive::Removed(_)
     ));
 }
 
@@ -511,7 +512,7 @@ fn prunes_of_agents_count_with_other_removals() {
         });
     };
     let named = |world: &World| {
-        let Directive::Wanted(assignment) =
+        let Directive::Assigned(assignment) =
             world.index.directive(&"one".into(), &MEMBERS[0].into())
         else {
             panic!()
@@ -628,7 +629,7 @@ fn removal_where_the_cluster_is_away_is_judged_when_it_is_back() {
     let is_unwanted = |world: &World| {
         matches!(
             world.index.directive(&"one".into(), &"member-2".into()),
-            Directive::Unwanted(_)
+            Directive::Removed(_)
         )
     };
     assert_eq!(world.leaving(), 1);

@@ -67,13 +67,13 @@ pub use source_cache::version_number;
 #[derive(Clone)]
 pub enum Directive {
     /// The cluster should have this.
-    Wanted(ClusterAssignment),
+    Assigned(ClusterAssignment),
     /// The cluster should have this, but is cordoned: it gets nothing new. Unwanted copies are
     /// removed.
     Cordoned(ClusterAssignment),
     /// The rule exists or is being deleted, and has no copies in this cluster any more: they are
     /// removed.
-    Unwanted(DeletionPolicy),
+    Removed(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
     Suspended(ClusterAssignment),
     /// The rule does not select the cluster any more, but the removal guard blocks the removal:
@@ -267,7 +267,7 @@ impl Index {
         let policy = entry.rule.terms.deletion_policy;
         let judged = entry.guard.decision();
         if entry.rule.deleting && judged.passes(&Item::Rule) {
-            return Directive::Unwanted(policy);
+            return Directive::Removed(policy);
         }
         if entry.unrendered.is_outdated()
             || (entry.target_clusters.clusters.contains_key(cluster) && entry.lacks(cluster))
@@ -285,7 +285,7 @@ impl Index {
                 // Only whether the rule is suspended is sent, to all clusters.
                 Directive::AwaitingWave(assignment)
             } else {
-                Directive::Wanted(assignment)
+                Directive::Assigned(assignment)
             };
         }
         let leaving = self
@@ -294,11 +294,11 @@ impl Index {
             .is_some_and(|cluster| cluster.leaving);
         // If deliberate deletes are under the limits, removals from a leaving cluster are, too.
         if leaving && !self.guard.terms.holds_deliberate {
-            Directive::Unwanted(policy)
+            Directive::Removed(policy)
         } else if entry.rule.terms.is_frozen() {
             Directive::Suspended(entry.share_of(cluster, &entry.plan, &entry.rule.terms))
         } else if judged.passes(&Item::Cluster(cluster.clone())) {
-            Directive::Unwanted(policy)
+            Directive::Removed(policy)
         } else {
             Directive::RemovalBlocked
         }
@@ -311,7 +311,7 @@ impl Index {
             .get(cluster)
             .and_then(|cluster| cluster.pending.get(uid));
         pending.map_or(Directive::Orphaned, |removal| {
-            Directive::Unwanted(removal.deletion_policy.into())
+            Directive::Removed(removal.deletion_policy.into())
         })
     }
 

@@ -433,7 +433,7 @@ fn rule_over_its_render_budget_sends_nothing() {
         assignment.is_unknown(&source(false, 0))
             && matches!(
                 index.directive(&"r".into(), &"c7".into()),
-                Directive::Wanted(_)
+                Directive::Assigned(_)
             )
     );
     // Back within it, all is sent again.
@@ -592,7 +592,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     index.observe(&source(false, 0), 1, labels(0));
     let effect = index.read(&source(false, 0), 1, labels(0), content("${cluster.name}"));
     assert!(
-        effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Wanted(_))
+        effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Assigned(_))
     );
     index.reset_removal_guards();
     assert!(
@@ -601,7 +601,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     );
     assert!(take(&mut index).clusters.contains(&"c0".into()));
     assert!(
-        matches!(directive(&index), Directive::Wanted(assignment) if assignment.plan.intents.len() == 1)
+        matches!(directive(&index), Directive::Assigned(assignment) if assignment.plan.intents.len() == 1)
     );
     // A job that was under way, and nothing to render after it: the rule is not left unknown.
     index.observe(&source(false, 0), 2, labels(0));
@@ -616,7 +616,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     let effect = index.take_rendered(&mut job.run());
     assert!(effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Unknown));
     take(&mut index);
-    assert!(matches!(directive(&index), Directive::Wanted(_)));
+    assert!(matches!(directive(&index), Directive::Assigned(_)));
 }
 
 #[test]

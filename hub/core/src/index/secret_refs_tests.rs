@@ -75,7 +75,7 @@ fn index() -> Index {
 /// The data of the copies of `login` in a cluster, or why there are none; `None` while that is being read.
 fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, String>> {
     let directive = index.directive(&RuleUid::from("r"), &ClusterName::from(cluster));
-    let Directive::Wanted(assignment) = directive else {
+    let Directive::Assigned(assignment) = directive else {
         panic!("it is not wanted")
     };
     let login = secret(namespace, "login");
@@ -236,7 +236,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
         WatchScope::everywhere("secrets"),
         ScopeState::Unreadable("no right".to_owned()),
     );
-    let Directive::Wanted(assignment) =
+    let Directive::Assigned(assignment) =
         index.directive(&RuleUid::from("r"), &ClusterName::from("eu-1"))
     else {
         panic!("wanted")

@@ -90,7 +90,7 @@ fn source(namespace: &str, name: &str) -> SourceRef {
 
 fn wanted(index: &Index, uid: &str, cluster: &str) -> Option<usize> {
     match index.directive(&RuleUid::from(uid), &ClusterName::from(cluster)) {
-        Directive::Wanted(assignment) => Some(assignment.intents().count()),
+        Directive::Assigned(assignment) => Some(assignment.intents().count()),
         _ => None,
     }
 }
@@ -162,7 +162,7 @@ fn rule_made_after_its_sources_waits_for_their_content() {
     index.set_source(source("a", "s"), labelled("x"), None);
     let effect = index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     assert_eq!(effect.read, BTreeSet::from([source("a", "s")]));
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+    let Directive::Assigned(assignment) = index.directive(&"r1".into(), &"one".into()) else {
         panic!("not wanted")
     };
     assert!(assignment.is_unknown(&source("a", "s")));
@@ -199,7 +199,7 @@ fn unwatchable_kind_makes_sources_unknown_not_unwanted() {
         ScopeState::Unreadable("forbidden".into()),
     );
     assert_eq!(effect.rules.len(), 1);
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+    let Directive::Assigned(assignment) = index.directive(&"r1".into(), &"one".into()) else {
         panic!("not wanted")
     };
     assert!(assignment.is_unknown(&source("a", "anything")));
@@ -217,7 +217,7 @@ fn limited_index() -> Index {
 
 fn plan_in_one(index: &Index, uid: &str) -> Arc<crate::plan::RulePlan> {
     match index.directive(&RuleUid::from(uid), &"one".into()) {
-        Directive::Wanted(assignment) => assignment.plan,
+        Directive::Assigned(assignment) => assignment.plan,
         _ => panic!("{uid} is not wanted"),
     }
 }
@@ -370,7 +370,7 @@ fn only_known_rules_remove_where_not_chosen() {
     assert!(effect.clusters.contains(&ClusterName::from("one")));
     assert!(matches!(
         index.directive(&"r1".into(), &"one".into()),
-        Directive::Unwanted(_)
+        Directive::Removed(_)
     ));
     assert!(matches!(
         index.directive(&"other".into(), &"one".into()),
@@ -411,7 +411,7 @@ fn approval_of_one_cluster_wakes_no_other() {
     );
     let effect = index.judge(&only("r1"), &holds, at(now + crate::guard::DELAY));
     assert_eq!(effect.clusters, BTreeSet::from(["one".into()]));
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+    let Directive::Assigned(assignment) = index.directive(&"r1".into(), &"one".into()) else {
         panic!("not wanted")
     };
     assert_eq!(assignment.prune(), Some(asked.digest));
@@ -459,7 +459,7 @@ fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
     assert!(index.may_go(&uid));
     assert!(matches!(
         index.directive(&"r1".into(), &"two".into()),
-        Directive::Unwanted(_)
+        Directive::Removed(_)
     ));
 }
 
@@ -676,7 +676,7 @@ fn content_older_than_a_new_leaders_list_is_unknown() {
             .len(),
         1
     );
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+    let Directive::Assigned(assignment) = index.directive(&"r1".into(), &"one".into()) else {
         panic!("not wanted")
     };
     assert!(
@@ -715,7 +715,7 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
     // Another process led meanwhile, and the agents may have newer content.
     index.mark_stale(&place);
     assert!(refuse(&mut index).clusters.contains(&"one".into()));
-    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else {
+    let Directive::Assigned(assignment) = index.directive(&"r1".into(), &"one".into()) else {
         panic!("not wanted")
     };
     assert!(
@@ -774,7 +774,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     ));
     let effect = index.set_gate(&uid, gate(&index, None));
     assert!(effect.clusters.contains(&"one".into()));
-    let Directive::Wanted(former) = directive(&index, "one") else {
+    let Directive::Assigned(former) = directive(&index, "one") else {
         panic!("not let in")
     };
     // The rollout is completed, and its state kept. An edit changes one source and adds another.
@@ -794,7 +794,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         "an edit shuts the gate"
     );
     index.set_gate(&uid, gate(&index, None));
-    let Directive::Wanted(failed) = directive(&index, "one") else {
+    let Directive::Assigned(failed) = directive(&index, "one") else {
         panic!("not let in")
     };
     assert!(failed.digest() != former.digest() && failed.rolled_back.is_none());
@@ -810,7 +810,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
             && !assignment.must_stay(&created)
     };
     assert!(
-        matches!(directive(&index, "one"), Directive::Wanted(assignment) if is_former(&assignment))
+        matches!(directive(&index, "one"), Directive::Assigned(assignment) if is_former(&assignment))
     );
     assert!(matches!(
         directive(&index, "two"),
@@ -829,7 +829,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     suspended.terms = terms(true, runnel_proto::model::ConflictPolicy::Fail);
     index.set_rule(suspended.clone());
     assert!(
-        matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.terms.suspend && is_former(&assignment))
+        matches!(directive(&index, "one"), Directive::Assigned(assignment) if assignment.terms.suspend && is_former(&assignment))
     );
     assert!(
         !index.rule(&uid).unwrap().awaits(&"two".into()),
@@ -837,7 +837,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     );
     index.set_rule(in_waves.clone());
     assert!(
-        matches!(directive(&index, "one"), Directive::Wanted(assignment) if is_former(&assignment))
+        matches!(directive(&index, "one"), Directive::Assigned(assignment) if is_former(&assignment))
     );
     // Without the state nothing is sent.
     for lost in [
@@ -854,7 +854,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
             Directive::AwaitingWave(_)
         ));
         index.set_completed_state(&uid, stored);
-        assert!(matches!(directive(&index, "one"), Directive::Wanted(_)));
+        assert!(matches!(directive(&index, "one"), Directive::Assigned(_)));
     }
     let other = gate(&index, Some("another state"));
     index.set_gate(&uid, other);
@@ -880,7 +880,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     // Without waves all clusters get the newest.
     index.set_rule(plain);
     assert!(
-        matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.rolled_back.is_none())
+        matches!(directive(&index, "one"), Directive::Assigned(assignment) if assignment.rolled_back.is_none())
     );
 }
 

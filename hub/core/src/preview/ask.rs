@@ -120,7 +120,7 @@ impl PreviewIndex {
                 ClusterEligibility::Idle,
                 "spec.suspend is true: what is there stays",
             ),
-            Directive::Unwanted(_) | Directive::RemovalBlocked
+            Directive::Removed(_) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) && !self.has(name) =>
             {
                 (
@@ -128,7 +128,7 @@ impl PreviewIndex {
                     "no DistributionGrant lets the rule send there",
                 )
             }
-            Directive::Unwanted(_) | Directive::RemovalBlocked
+            Directive::Removed(_) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) =>
             {
                 (
@@ -136,10 +136,10 @@ impl PreviewIndex {
                     "no DistributionGrant lets the rule send there any more",
                 )
             }
-            Directive::Unwanted(_) | Directive::RemovalBlocked if entry.rule.deleting => {
+            Directive::Removed(_) | Directive::RemovalBlocked if entry.rule.deleting => {
                 (ClusterEligibility::Asked, "")
             }
-            Directive::Unwanted(_) | Directive::RemovalBlocked => (
+            Directive::Removed(_) | Directive::RemovalBlocked => (
                 ClusterEligibility::Asked,
                 "spec.clusters does not choose it any more",
             ),
@@ -151,12 +151,12 @@ impl PreviewIndex {
                 ClusterEligibility::Asked,
                 "its rollout is rolled back: this is what a new change would do",
             ),
-            Directive::Wanted(_) | Directive::AwaitingWave(_)
+            Directive::Assigned(_) | Directive::AwaitingWave(_)
                 if self.focus.behind.contains(name) =>
             {
                 (ClusterEligibility::Asked, BEHIND)
             }
-            Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Orphaned => {
+            Directive::Assigned(_) | Directive::AwaitingWave(_) | Directive::Orphaned => {
                 (ClusterEligibility::Asked, "")
             }
         }
@@ -216,7 +216,7 @@ impl PreviewIndex {
             ..PreviewRequest::nothing(0, self.focus.uid.clone())
         };
         let (asked, left_out) = match directive {
-            Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) => {
+            Directive::Assigned(assignment) | Directive::AwaitingWave(assignment) => {
                 let terms = Terms::clone(&assignment.terms);
                 let mut room = QuestionBudget {
                     payloads: if dry_run { PAYLOADS } else { 0 },
@@ -242,7 +242,7 @@ impl PreviewIndex {
                 )
             }
             Directive::Cordoned(assignment) => self.with_removals(cluster, &assignment, nothing()),
-            Directive::Unwanted(policy) => (
+            Directive::Removed(policy) => (
                 PreviewRequest {
                     removal: Some(policy),
                     ..nothing()

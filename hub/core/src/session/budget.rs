@@ -29,7 +29,7 @@ impl Session {
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|stream| &stream.directive) {
             Some(Some(
-                Directive::Wanted(assignment)
+                Directive::Assigned(assignment)
                 | Directive::Cordoned(assignment)
                 | Directive::AwaitingWave(assignment),
             )) => {
@@ -119,7 +119,7 @@ impl Session {
             | Items::ClusterAssignment { beyond: pairs, .. } => {
                 let assignment = match &stream.directive {
                     Some(
-                        Directive::Wanted(assignment)
+                        Directive::Assigned(assignment)
                         | Directive::Cordoned(assignment)
                         | Directive::AwaitingWave(assignment),
                     ) => Some(assignment),

@@ -242,11 +242,11 @@ impl Session {
 
     fn reconcile(&mut self, uid: &RuleUid, directive: Directive) {
         let directive = self.restrict(uid, directive);
-        if !matches!(directive, Directive::Wanted(_)) {
+        if !matches!(directive, Directive::Assigned(_)) {
             self.beyond.remove(uid);
         }
         match &directive {
-            Directive::Wanted(assignment) => self.wanted(uid, assignment),
+            Directive::Assigned(assignment) => self.wanted(uid, assignment),
             Directive::Suspended(assignment) if self.rules.contains_key(uid) => {
                 self.send_terms(uid, assignment);
                 self.take_back(uid);
@@ -257,7 +257,7 @@ impl Session {
                 self.orphaned_intents.entry(uid.clone()).or_default();
             }
             Directive::Suspended(_) | Directive::RemovalBlocked => {}
-            Directive::Unwanted(policy) => self.unwanted(uid, *policy),
+            Directive::Removed(policy) => self.unwanted(uid, *policy),
             Directive::Cordoned(assignment) => self.cordoned(uid, assignment),
             Directive::Unknown => self.withdraw_all(uid),
             Directive::AwaitingWave(assignment) => {
@@ -267,7 +267,7 @@ impl Session {
             Directive::Orphaned => self.orphaned(uid),
         }
         let awaits = matches!(directive, Directive::AwaitingWave(_));
-        if !awaits && !matches!(directive, Directive::Wanted(_)) {
+        if !awaits && !matches!(directive, Directive::Assigned(_)) {
             self.wants.remove(uid);
         }
         if let Some(stream) = self.rules.get_mut(uid) {

@@ -135,7 +135,7 @@ impl Session {
     /// The assignment of a rule with which pairs are compared.
     fn assignment_of(&self, uid: &RuleUid) -> Option<&ClusterAssignment> {
         match self.rules.get(uid)?.directive.as_ref()? {
-            Directive::Wanted(assignment)
+            Directive::Assigned(assignment)
             | Directive::Cordoned(assignment)
             | Directive::AwaitingWave(assignment) => Some(assignment),
             _ => None,

@@ -65,11 +65,11 @@ impl RuleStreamState {
 
     /// Whether something must come in before the agent is up to date.
     pub(super) fn is_waiting(&self) -> bool {
-        let suspended = matches!(&self.directive, Some(Directive::Wanted(assignment) | Directive::Cordoned(assignment)) if assignment.terms.suspend);
+        let suspended = matches!(&self.directive, Some(Directive::Assigned(assignment) | Directive::Cordoned(assignment)) if assignment.terms.suspend);
         match (&self.directive, &self.items) {
             (_, Items::Asked(_)) => true,
             (
-                Some(Directive::Wanted(_) | Directive::Cordoned(_)),
+                Some(Directive::Assigned(_) | Directive::Cordoned(_)),
                 Items::Digest { .. } | Items::Uncertain,
             ) => !suspended,
             _ => false,

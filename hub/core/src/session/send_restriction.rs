@@ -50,12 +50,12 @@ impl Session {
     pub(super) fn restrict(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
         match (self.restriction, directive) {
             (SendRestriction::Everything, _) => Directive::Unknown,
-            (SendRestriction::Removals, Directive::Unwanted(_)) if self.keeps(uid) => {
+            (SendRestriction::Removals, Directive::Removed(_)) if self.keeps(uid) => {
                 self.kept_back = true;
                 Directive::Unknown
             }
             // Other terms may give namespaces up, and take copies along.
-            (SendRestriction::Removals, Directive::Wanted(assignment))
+            (SendRestriction::Removals, Directive::Assigned(assignment))
                 if self.keeps(uid) && self.has_other_terms(uid, &assignment) =>
             {
                 self.kept_back = true;

@@ -168,7 +168,7 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, SourceState)]) -> ClusterAss
 }
 
 fn wanted(uid: &str, items: &[(u8, SourceState)]) -> (RuleUid, Directive) {
-    (uid.into(), Directive::Wanted(share_of(uid, false, items)))
+    (uid.into(), Directive::Assigned(share_of(uid, false, items)))
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn late_answer_does_not_count_for_an_unsent_order() {
         agent.take(&batch);
         session.ack(batch.nonce);
     };
-    let unwanted = || [("r".into(), Directive::Unwanted(DeletionPolicy::Delete))];
+    let unwanted = || [("r".into(), Directive::Removed(DeletionPolicy::Delete))];
     session.update([wanted("r", &[(1, content(1))])]);
     send(&mut session, &mut agent);
     session.update(unwanted());
@@ -269,7 +269,7 @@ fn answer_to_the_first_removal_does_not_answer_the_second() {
     let mut session = agent.connect();
     for directive in [
         wanted("r", &[(1, content(1))]).1,
-        Directive::Unwanted(DeletionPolicy::Delete),
+        Directive::Removed(DeletionPolicy::Delete),
     ]
     .iter()
     .cycle()
@@ -298,7 +298,7 @@ fn session_is_free_of_a_rule_only_once_it_has_caught_up() {
     agent.drain(&mut session);
     assert!(!session.is_free_of(&uid, 2));
     session.catch_up(
-        [("r".into(), Directive::Unwanted(DeletionPolicy::Delete))],
+        [("r".into(), Directive::Removed(DeletionPolicy::Delete))],
         2,
     );
     assert!(!session.is_free_of(&uid, 2));
@@ -354,7 +354,7 @@ fn member_with_newer_state_is_sent_nothing() {
     let policy = DeletionPolicy::Delete;
     session.update([
         wanted("r1", &[(1, content(9))]),
-        ("r2".into(), Directive::Unwanted(policy)),
+        ("r2".into(), Directive::Removed(policy)),
         wanted("r3", &[(4, content(4))]),
     ]);
     session.want(&"r1".into(), vec![source(1)]);
@@ -379,7 +379,7 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
     let after = || {
         [
             wanted("r1", &[(1, content(9))]),
-            ("r2".into(), Directive::Unwanted(DeletionPolicy::Delete)),
+            ("r2".into(), Directive::Removed(DeletionPolicy::Delete)),
         ]
     };
     for (restriction, removed) in [
@@ -437,7 +437,7 @@ fn rejoined_member_keeps_only_its_former_copies() {
     ]);
     agent.drain(&mut session);
     assert_eq!((agent.removed.len(), session.has_kept_back()), (2, false));
-    session.update([("r2".into(), Directive::Unwanted(DeletionPolicy::Delete))]);
+    session.update([("r2".into(), Directive::Removed(DeletionPolicy::Delete))]);
     agent.drain(&mut session);
     assert_eq!((agent.removed.len(), session.has_kept_back()), (2, true));
 }
@@ -508,7 +508,7 @@ fn suspended_rule_sends_terms_only() {
     assert_eq!(agent.upserts, 2);
     session.update([(
         "r".into(),
-        Directive::Wanted(share_of("r", true, &[(2, content(2))])),
+        Directive::Assigned(share_of("r", true, &[(2, content(2))])),
     )]);
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
@@ -525,7 +525,7 @@ fn dry_run_sends_content_and_no_tombstones() {
             enforcement: Enforcement::DryRun,
             ..Terms::clone(&assignment.terms)
         };
-        Directive::Wanted(ClusterAssignment {
+        Directive::Assigned(ClusterAssignment {
             terms: NamedTerms::new(terms),
             ..assignment
         })
@@ -776,7 +776,7 @@ fn report_beyond_the_budget_is_taken_in_parts() {
     for rule in ["r", "s"] {
         accounts.session.update([(
             rule.into(),
-            Directive::Wanted(LongAccounts::assignment(rule)),
+            Directive::Assigned(LongAccounts::assignment(rule)),
         )]);
     }
     assert!(accounts.settle());
@@ -790,15 +790,17 @@ fn report_without_room_is_taken_when_there_is_room() {
     let unjudged = share_of("r", false, &[(1, content(1))]);
     accounts
         .session
-        .update([("r".into(), Directive::Wanted(unjudged))]);
-    accounts
-        .session
-        .update([("s".into(), Directive::Wanted(LongAccounts::assignment("s")))]);
+        .update([("r".into(), Directive::Assigned(unjudged))]);
+    accounts.session.update([(
+        "s".into(),
+        Directive::Assigned(LongAccounts::assignment("s")),
+    )]);
     accounts.settle();
     assert_eq!(accounts.left(), [100_001, 101]);
-    accounts
-        .session
-        .update([("r".into(), Directive::Wanted(LongAccounts::assignment("r")))]);
+    accounts.session.update([(
+        "r".into(),
+        Directive::Assigned(LongAccounts::assignment("r")),
+    )]);
     accounts.settle();
     assert_eq!(accounts.left(), [1, 1]);
 }
@@ -851,7 +853,7 @@ fn left_out_rules_free_no_room() {
 }
 
 fn unwanted(uid: &str) -> (RuleUid, Directive) {
-    (uid.into(), Directive::Unwanted(DeletionPolicy::Delete))
+    (uid.into(), Directive::Removed(DeletionPolicy::Delete))
 }
 
 fn is_gone(session: &mut Session, uid: &str) -> bool {
@@ -921,12 +923,12 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
     let uid = RuleUid::from("r");
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
+    session.update([(uid.clone(), Directive::Assigned(assignment(false, None)))]);
     agent.drain(&mut session);
-    session.update([(uid.clone(), Directive::Wanted(assignment(true, Some(1))))]);
+    session.update([(uid.clone(), Directive::Assigned(assignment(true, Some(1))))]);
     assert!(message(&mut session).is_empty(), "it is suspended");
     for (name, directive) in [
-        (1, Directive::Wanted(assignment(false, Some(1)))),
+        (1, Directive::Assigned(assignment(false, Some(1)))),
         (2, Directive::Cordoned(assignment(false, Some(2)))),
     ] {
         assert!(!session.pending_prune_changed(&uid, Some(digest(name))));
@@ -947,11 +949,11 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
             && !session.pending_prune_changed(&uid, Some(digest(4)))
     );
     // Canceled before it was sent.
-    session.update([(uid.clone(), Directive::Wanted(assignment(false, Some(4))))]);
-    session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
+    session.update([(uid.clone(), Directive::Assigned(assignment(false, Some(4))))]);
+    session.update([(uid.clone(), Directive::Assigned(assignment(false, None)))]);
     assert!(message(&mut session).is_empty());
     // It was judged with terms that the cordoned cluster has not received.
-    session.update([(uid.clone(), Directive::Wanted(assignment(true, None)))]);
+    session.update([(uid.clone(), Directive::Assigned(assignment(true, None)))]);
     assert!(message(&mut session).is_empty());
     session.update([(uid, Directive::Cordoned(assignment(false, Some(5))))]);
     assert!(message(&mut session).is_empty());
@@ -986,14 +988,14 @@ fn repeated_prune_approval_precedes_the_snapshot_end() {
         };
         session.hello(vec![state]);
         session.hello_done();
-        session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
+        session.update([(uid.clone(), Directive::Assigned(letting(1)))]);
         assert_eq!(message(&mut session), [digest(1)]);
         assert_eq!(
             session.pending_prune_changed(&uid, Some(digest(1))),
             again,
             "{first:?}"
         );
-        session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
+        session.update([(uid.clone(), Directive::Assigned(letting(1)))]);
         assert_eq!(message(&mut session).len(), usize::from(again));
         assert!(
             !session.pending_prune_changed(&uid, Some(digest(1))),
@@ -1013,7 +1015,7 @@ fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
     let uid = RuleUid::from("r");
     let mut session = Agent::default().connect();
     // By terms that are only remembered an agent lets nothing go, and asks for the same until the snapshot ends.
-    session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
+    session.update([(uid.clone(), Directive::Assigned(letting(1)))]);
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
     }
@@ -1023,7 +1025,7 @@ fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
         !session.prune_approval_consumed(&uid, digest(1)),
         "that end may be under way"
     );
-    session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
+    session.update([(uid.clone(), Directive::Assigned(letting(2)))]);
     let batch = session.next_batch().unwrap();
     assert!(
         !session.prune_approval_consumed(&uid, digest(2)),
@@ -1037,7 +1039,7 @@ fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
     assert!(session.prune_approval_consumed(&uid, digest(2)));
     assert!(!session.prune_approval_consumed(&uid, digest(2)), "once");
     // It was judged, and passed again.
-    session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
+    session.update([(uid.clone(), Directive::Assigned(letting(2)))]);
     assert_eq!(
         session.next_batch().unwrap().rules[0].prune,
         Some(digest(2))
@@ -1066,7 +1068,7 @@ fn headings_of_many_rules_are_sent_in_bounded_batches() {
             });
             session.update([(
                 uid.as_str().into(),
-                Directive::Wanted(ClusterAssignment {
+                Directive::Assigned(ClusterAssignment {
                     terms,
                     ..assignment
                 }),
@@ -1149,7 +1151,7 @@ fn directive(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Directive {
             )
         })
         .collect();
-    Directive::Wanted(share_of(&format!("r{rule}"), suspend, &items))
+    Directive::Assigned(share_of(&format!("r{rule}"), suspend, &items))
 }
 
 fn answer(agent: &Agent, session: &mut Session) {
@@ -1170,7 +1172,7 @@ fn warranted(batch: &Batch, directives: &BTreeMap<RuleUid, Directive>) -> bool {
         .rules
         .iter()
         .all(|delta| match directives.get(&delta.uid) {
-            Some(Directive::Wanted(assignment)) => {
+            Some(Directive::Assigned(assignment)) => {
                 let fits = |source: &SourceRef| {
                     assignment.content(source).is_none() && !assignment.is_unknown(source)
                 };
@@ -1180,7 +1182,7 @@ fn warranted(batch: &Batch, directives: &BTreeMap<RuleUid, Directive>) -> bool {
                         .iter()
                         .all(|tombstone| fits(&tombstone.source))
             }
-            Some(Directive::Unwanted(_)) => true,
+            Some(Directive::Removed(_)) => true,
             Some(Directive::Cordoned(assignment)) => {
                 let fits = |source: &SourceRef| {
                     assignment.content(source).is_none() && !assignment.is_unknown(source)
@@ -1235,7 +1237,10 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
     for by_terms in [false, true] {
         let mut agent = Agent::default();
         let mut session = agent.connect();
-        session.update([("r".into(), Directive::Wanted(share_of("r", false, &items)))]);
+        session.update([(
+            "r".into(),
+            Directive::Assigned(share_of("r", false, &items)),
+        )]);
         agent.drain(&mut session);
         let terms = agent.terms[&uid];
         // It is suspended where everybody has the same, or while it is rolled out.
@@ -1243,7 +1248,7 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
         session.update([(
             "r".into(),
             if by_terms {
-                Directive::Wanted(is_suspended)
+                Directive::Assigned(is_suspended)
             } else {
                 directive(is_suspended)
             },
@@ -1274,7 +1279,7 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
             for suspend in [true, false] {
                 again.update([(
                     "r".into(),
-                    Directive::Wanted(share_of("r", suspend, &items)),
+                    Directive::Assigned(share_of("r", suspend, &items)),
                 )]);
                 agent.drain(&mut again);
                 assert_eq!(agent.is_suspended[&uid], suspend);
@@ -1297,9 +1302,9 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
     for reconnects in [false, true] {
         let mut agent = Agent::default();
         let mut session = agent.connect();
-        session.update([("r".into(), Directive::Wanted(former.clone()))]);
+        session.update([("r".into(), Directive::Assigned(former.clone()))]);
         agent.drain(&mut session);
-        session.update([("r".into(), Directive::Wanted(failed.clone()))]);
+        session.update([("r".into(), Directive::Assigned(failed.clone()))]);
         agent.drain(&mut session);
         assert_eq!(agent.removed, [("r".into(), source(2))]);
         // A former copy whose removal is blocked.
@@ -1319,7 +1324,7 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
         assert!(
             agent.removed.is_empty() && agent.rules[&"r".into()][&source(1)] == Revision([2; 16])
         );
-        session.update([("r".into(), Directive::Wanted(rollback()))]);
+        session.update([("r".into(), Directive::Assigned(rollback()))]);
         agent.drain(&mut session);
         let one = Revision([1; 16]);
         assert_eq!(
@@ -1442,7 +1447,7 @@ proptest! {
                     session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Unwanted(rule) => {
-                    let directive = Directive::Unwanted(DeletionPolicy::Delete);
+                    let directive = Directive::Removed(DeletionPolicy::Delete);
                     directives.insert(format!("r{rule}").into(), directive.clone());
                     session.update([(format!("r{rule}").into(), directive)]);
                 }
@@ -1456,13 +1461,13 @@ proptest! {
                     session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Cordoned(rule, items) => {
-                    let Directive::Wanted(assignment) = directive(rule, &items, false) else { unreachable!() };
+                    let Directive::Assigned(assignment) = directive(rule, &items, false) else { unreachable!() };
                     let directive = Directive::Cordoned(assignment);
                     directives.insert(format!("r{rule}").into(), directive.clone());
                     session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Awaits(rule, items, suspend) => {
-                    let Directive::Wanted(assignment) = directive(rule, &items, suspend) else { unreachable!() };
+                    let Directive::Assigned(assignment) = directive(rule, &items, suspend) else { unreachable!() };
                     let directive = Directive::AwaitingWave(assignment);
                     directives.insert(format!("r{rule}").into(), directive.clone());
                     session.update([(format!("r{rule}").into(), directive)]);
@@ -1494,12 +1499,12 @@ proptest! {
         agent.drain(&mut session);
         for (uid, directive) in &directives {
             let stream_state = agent.rules.get(uid).cloned().unwrap_or_default();
-            if let Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) = directive {
+            if let Directive::Assigned(assignment) | Directive::AwaitingWave(assignment) = directive {
                 let is_suspended = agent.is_suspended.get(uid).filter(|_| !agent.orphaned.contains(uid));
                 prop_assert!(is_suspended.is_none_or(|is_suspended| *is_suspended == assignment.terms.suspend), "{} rests: {:?}", uid, is_suspended);
             }
             match directive {
-                Directive::Wanted(assignment) if !assignment.terms.suspend => {
+                Directive::Assigned(assignment) if !assignment.terms.suspend => {
                     for (source, content) in assignment.intents() {
                         prop_assert_eq!(stream_state.get(source), Some(&content.revision), "{} {}", uid, source);
                     }
@@ -1511,7 +1516,7 @@ proptest! {
                     let surplus = stream_state.keys().filter(|source| assignment.content(source).is_none());
                     prop_assert!(surplus.clone().all(|source| assignment.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
                 }
-                Directive::Unwanted(_) => prop_assert!(stream_state.is_empty(), "{} holds {:?}", uid, stream_state),
+                Directive::Removed(_) => prop_assert!(stream_state.is_empty(), "{} holds {:?}", uid, stream_state),
                 _ => {}
             }
         }
@@ -1588,7 +1593,7 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
         .or_default()
         .insert(source(4), unknown);
     session.resync(vec![agent.state(&"q".into())]);
-    session.update([("q".into(), Directive::Unwanted(DeletionPolicy::Delete))]);
+    session.update([("q".into(), Directive::Removed(DeletionPolicy::Delete))]);
     agent.drain(&mut session);
     assert!(!agent.rules.contains_key(&"q".into()));
 }
