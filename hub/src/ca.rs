@@ -56,7 +56,7 @@ pub enum AuthorityError {
 }
 
 impl AuthorityError {
-    /// Whether trying again may help without anybody doing anything.
+    /// Whether a retry can help without any change by a user.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Api(_) | Self::Busy { .. })
     }
@@ -187,7 +187,7 @@ async fn edit(
         let identity = stored::read(&data).map_err(unusable)?;
         match write(&api, IDENTITY, present, data).await {
             Ok(_) => return Ok(identity),
-            // Somebody else wrote, or removed it: begin with what is there now.
+            // Another client wrote or deleted it: start again with the current state.
             Err(error) if error.is_conflict() || error.is_not_found() && is_gone(&error) => {}
             Err(error) => return Err(error.into()),
         }

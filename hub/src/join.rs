@@ -50,7 +50,7 @@ pub struct Registrar {
     turns: [Turn<()>; TURNS],
 }
 
-/// Who asks to join.
+/// The client of a join.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     /// The address of the peer; `None` if another replica passes it on.

@@ -227,7 +227,7 @@ impl ObjectCache {
         self.rules.lock().get(uid).cloned()
     }
 
-    /// Looks at a rule without copying it.
+    /// Reads a rule without copying it.
     pub fn with_rule<V>(&self, uid: &RuleUid, look: impl FnOnce(Option<&RuleObject>) -> V) -> V {
         look(self.rules.lock().get(uid))
     }
@@ -319,7 +319,7 @@ impl ObjectCache {
         self.member_changes.load(Ordering::Acquire) + 1
     }
 
-    /// Looks at a member without copying it.
+    /// Reads a member without copying it.
     pub fn with_member<V>(
         &self,
         name: &ClusterName,
@@ -328,7 +328,7 @@ impl ObjectCache {
         look(self.members.lock().get(name).map(|known| &*known.object))
     }
 
-    /// Looks at each member.
+    /// Reads each member.
     pub fn each_member(&self, look: impl FnMut(&MemberCluster)) {
         self.members
             .lock()

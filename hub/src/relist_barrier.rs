@@ -1,13 +1,15 @@
-//! Rounds of lists: whoever takes the lead lists everything anew before it serves.
+//! Relists: a new leader relists everything before it serves agents.
 //!
-//! A watch may be behind without knowing it: its connection hangs, or it waits for its next try after the API server
-//! was away. While another replica leads that harms nobody. A leader that is behind would speak of sources that it has
-//! not heard of as if they were not there, and of contents as they were. So the right to lead begins a round: each watch
-//! starts with a new, consistent list, and nothing is served before the lists of the round are there.
+//! A watch may lag behind without an error: its connection hangs, or it waits for its next retry
+//! after the API server was unreachable. In a standby that does no harm. A leader with stale
+//! watches would treat unknown sources as deleted, and send former contents. So each lead begins a
+//! round: every watch starts with a new, consistent list, and nothing is served before all lists of
+//! the round are complete.
 //!
-//! A watch also lists anew by itself, when it cannot go on. Where that is because the API server was restored from a backup,
-//! the list is an older one, and nothing of it may be said. So what such a list says is taken in only when the Lease has
-//! been renewed after it was read: that fails where the Lease is older too.
+//! A watch also relists by itself when it cannot continue. If the API server was restored from a
+//! backup, that list is older, and nothing of it may be sent. So such a list takes effect only
+//! after a renewal of the Lease that began after the list was read. That renewal fails if the Lease
+//! is older too.
 use std::collections::BTreeMap;
 use std::time::Instant;
 

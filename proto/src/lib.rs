@@ -53,9 +53,9 @@ pub mod wire {
     }
 }
 
-/// The oldest protocol this build speaks.
+/// The oldest protocol version of this build.
 pub const PROTOCOL_MIN: u32 = 1;
-/// The newest protocol this build speaks.
+/// The newest protocol version of this build.
 pub const PROTOCOL_MAX: u32 = 1;
 
 /// The request metadata with the agent's history token; see `sync.proto`.

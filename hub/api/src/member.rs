@@ -209,7 +209,7 @@ pub struct PendingRemoval {
     /// The uid of the rule.
     #[schemars(transform = schema::text(128))]
     pub rule_uid: String,
-    /// What becomes of its copies.
+    /// The policy for its copies.
     pub deletion_policy: DeletionPolicy,
     /// How the rule was called: `namespace/name`, or `name` for a ClusterDistributionRule.
     #[serde(default, skip_serializing_if = "String::is_empty")]

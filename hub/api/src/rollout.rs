@@ -165,7 +165,8 @@ pub enum RolloutPhase {
     Reverting,
     /// It is rolled back, but for clusters that are not connected or could not take it.
     Reverted,
-    /// Every cluster that could be reached has it. Who was away takes it when there is room.
+    /// Every reachable cluster has it. A disconnected cluster gets it when it reconnects and there
+    /// is a slot.
     Completed,
 }
 

@@ -1,5 +1,5 @@
-//! The hub's part of the election: the Lease carries who has led (the leadership chain) and how a person's tools reach its holder.
-//! Who leads and when is decided by [`runnel_proto::lease`]. Pure.
+//! The hub's part of the election: the Lease has the history of leaders, and the address and the CA
+//! for clients of the query API. The rules of the election are in [`runnel_proto::lease`]. Pure.
 use std::time::Instant;
 
 use jiff::Timestamp;

@@ -1,14 +1,14 @@
 //! The decisions of the hub: no I/O, no clock, no randomness. Time is an argument.
 //!
-//! - [`plan`]: what one rule wants in each cluster.
+//! - [`plan`]: the desired copies of one rule in each cluster.
 //! - [`index`]: the rules, sources, grants and clusters, and their plans.
-//! - [`session`]: what one agent is sent next.
-//! - [`rollout`]: which clusters may have a change now.
-//! - [`guard`]: which removals need an approval.
+//! - [`session`]: the next messages to one agent.
+//! - [`rollout`]: the clusters that may have a change now.
+//! - [`guard`]: the removals that need an approval.
 //! - [`status`]: the contents of the statuses.
 //! - [`epoch`]: the history of leaders, and the divergences that it proves.
 //! - [`lease`]: the steps of a candidate, and the records of leaders in the Lease.
-//! - [`preview`]: what a change would do.
+//! - [`preview`]: the outcome of an unsaved change.
 #![cfg_attr(
     not(test),
     deny(

@@ -98,7 +98,7 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
         let members = look::members::<MemberCluster>(hub).await;
         match (rules.map(drop), members.map(drop)) {
             (Ok(()), Ok(())) => return Ok(()),
-            // Whoever may only install may not read them, and need not.
+            // A user who may only install may not read them, and need not.
             (Err(error), _) | (_, Err(error))
                 if begin.elapsed() > SERVED || error.to_string().contains("forbidden") =>
             {

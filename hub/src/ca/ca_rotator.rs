@@ -303,7 +303,7 @@ impl CaRotator {
         Ok(read.and_then(|read| stored::sound(&read, hub_id, now).map(|()| Some(read))))
     }
 
-    /// These are the authorities from now on.
+    /// Sets the CAs.
     fn adopt(&mut self, identity: Arc<HubIdentity>, known: TrustedAuthorities) {
         let before = self.authorities.known();
         if before == known {
@@ -364,7 +364,7 @@ impl CaRotator {
         }
     }
 
-    /// Tells once what is wrong with the identity, and once that it is right again.
+    /// Logs an error of the identity once, and its recovery once.
     fn log_identity_error(&mut self, wrong: Option<String>) {
         if self.logged == wrong {
             return;

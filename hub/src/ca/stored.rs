@@ -33,7 +33,7 @@ pub struct HubIdentity {
     pub addresses: Vec<String>,
 }
 
-/// Why a Secret does not hold an identity. Says nothing of what is in it.
+/// Why a Secret has no identity. Contains nothing of its content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoredError {
     /// A certificate without key, or a key without certificate.

@@ -54,7 +54,7 @@ impl From<Asked> for HubFrame {
     }
 }
 
-/// Who waits for an answer.
+/// The caller that waits for the answer.
 enum Asker {
     Inspected(oneshot::Sender<Inspected>),
     /// With the answer so far.
@@ -173,7 +173,7 @@ impl Inquiries {
             Some(Asker::Inspected(_))
         ) && let Some(Asker::Inspected(asker)) = open.waiting.remove(&answer.question)
         {
-            // Who does not wait any more needs no answer.
+            // A caller that no longer waits needs no answer.
             let _ = asker.send(answer);
         }
     }

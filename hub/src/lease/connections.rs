@@ -1,8 +1,9 @@
-//! How many connections one member may have that no session is registered on.
+//! Limits the connections of one member without a registered session.
 //!
-//! Any certificate that an authority ever signed for a member passes TLS, expired ones and those of keys that were replaced
-//! too, as the hub answers their holders what to do. So connections are counted by member and by key, and who has an old key
-//! takes no room from who has the new one.
+//! Every certificate that a CA ever signed for a member passes TLS, including expired ones and
+//! those of replaced keys, because the hub answers their holders with a hint. So connections are
+//! counted by member and by key: a holder of an old key takes no room from the holder of the new
+//! one.
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 

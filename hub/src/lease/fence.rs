@@ -168,7 +168,7 @@ impl ConnectionGuards {
         guard
     }
 
-    /// Looks after them for ever.
+    /// Checks all connections at the interval, until the process ends.
     pub async fn watch(&self) -> Infallible {
         self.watch_every(LOOK).await
     }
@@ -202,7 +202,8 @@ impl ConnectionGuards {
     }
 }
 
-/// Who is at the other end of a connection, and its leash. It is an extension of every request of the connection.
+/// The peer of a connection, with the guard of the connection. An extension of every request of the
+/// connection.
 #[derive(Clone)]
 pub struct Caller {
     /// Who.
@@ -391,7 +392,7 @@ mod tests {
         assert_eq!(members.enter(&registered), 0);
         let own = guard_state_of(1);
         assert_eq!(members.enter(&own), 0);
-        // Whoever has an old key of the member, or a hundred connections with one.
+        // An attacker with an old key of the member, or with a hundred connections of one key.
         let many: Vec<_> = (0..100).map(|_| guard_state_of(2)).collect();
         let ended: u64 = many
             .iter()

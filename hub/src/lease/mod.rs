@@ -1,20 +1,23 @@
-//! One leader among the hub's replicas: an election over a `Lease`, and what the others do meanwhile.
+//! One leader among the hub's replicas: an election over a `Lease`, and the work of the standbys.
 //!
-//! All replicas watch and read, so that each is warm; one of them leads, and only that one serves agents and writes to
-//! the hub's API. The others pass the connections of agents on to it ([`ConnectionRouter`]), so it does not matter to which replica
-//! a load balancer sends them.
+//! All replicas watch and read, so that each is warm. Only the leader serves agents and writes to
+//! the hub's API. The others pass the connections of agents on to it ([`ConnectionRouter`]), so a
+//! load balancer may send them to any replica.
 //!
-//! The timing is client-go's: who holds the Lease renews it every `retry`, and stops leading when no renewal succeeded
-//! for `renew`; another takes it when it has *seen* no change for `lease`, by its own monotonic clock. As `renew` is
-//! shorter than `lease` and is counted from before the request was sent, no two lead at one time, whatever the clocks of
-//! the nodes say. The *epoch* is the Lease's uid and the *term* its `leaseTransitions`, raised by each process that takes
-//! it: they stand in every frame, so that an agent notices a leader that was deposed. Every byte to an agent is fenced by
-//! the deadline ([`Fenced`]), so a process that was paused for longer says nothing when it wakes.
+//! The timing is client-go's. The holder renews the Lease every `retry`, and stops leading when no
+//! renewal succeeded for `renew`. Another replica takes the Lease when it has *observed* no change
+//! for `lease`, by its own monotonic clock. `renew` is shorter than `lease` and is counted from
+//! before the request was sent, so no two replicas lead at one time, independent of the clocks of
+//! the nodes. The *epoch* is the Lease's uid and the *term* its `leaseTransitions`, raised by each
+//! process that takes it. Every frame has both, so that an agent detects a deposed leader. Every
+//! byte to an agent is fenced by the deadline ([`Fenced`]), so a process that was paused for longer
+//! sends nothing when it continues.
 //!
-//! The Lease may be deleted, restored from a backup or filled with rubbish: a process never takes a term that it has seen
-//! in that epoch, and who sees a held Lease vanish waits for as long as its holder may go on. Who has led stands in it too,
-//! by which members notice a hub that was restored ([`runnel_hub_core::epoch`]); who leads and sees the Lease's version go back takes
-//! the lead anew.
+//! The Lease may be deleted, restored from a backup or overwritten. A process never takes a term
+//! that it has observed in that epoch. After it has observed that a held Lease was deleted, it
+//! waits for as long as its holder may continue. The Lease also has the history of leaders, by
+//! which members detect a restored hub ([`runnel_hub_core::epoch`]). A leader that observes a lower
+//! version of the Lease takes the lead again.
 mod connection_router;
 mod connections;
 mod elect;

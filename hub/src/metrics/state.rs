@@ -18,7 +18,7 @@ use runnel_hub_core::status::Sent;
 
 /// Reads the hub's state at each scrape.
 pub struct StateCollector {
-    /// What the hub knows.
+    /// The metrics of the hub's state.
     pub hub_state: Arc<HubState>,
     /// The statuses that it wrote.
     pub object_cache: Arc<ObjectCache>,
@@ -96,7 +96,7 @@ impl Collector for StateCollector {
         self.index_holds(&mut encoder)?;
         self.certificates().encode(&mut encoder)?;
         self.certificate_life().encode(&mut encoder)?;
-        // One that stands by hears of no agent: it has nothing to say about them.
+        // A standby has no sessions, so it publishes none of these.
         if !self.hub_state.leadership.leads() {
             return Ok(());
         }
@@ -182,7 +182,7 @@ impl StateCollector {
         Ok(())
     }
 
-    /// For how long nobody else could see or change what the hub knows.
+    /// How long the lock of the index was held.
     fn index_holds(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let holds = &self.hub_state.index_holds;
         let help = "How long one change held the lock of the hub's index, for which everything else in the hub waits";
@@ -219,7 +219,7 @@ impl StateCollector {
         samples
     }
 
-    /// Whether each rule is Ready, as its status says. A rule that rests on purpose is left out.
+    /// Whether each rule is Ready, by its status. Suspended rules are left out.
     fn rules(&self) -> Samples<2> {
         let help =
             "Whether a rule's condition Ready is True; a suspended rule and a dry run are left out";
@@ -247,7 +247,7 @@ impl StateCollector {
     /// What edits of each rule took; a rule that is gone has none.
     fn deliveries(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let index = self.hub_state.index.read();
-        // Who gets nothing any more would be waited for in vain.
+        // A cluster that gets nothing any more would never complete.
         self.metrics
             .rules_delivered(self.hub_state.drop_unsent(&index));
         let help = "From a source's new version in the hub's watch until the last connected cluster of the rule in which no copy \

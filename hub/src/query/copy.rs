@@ -44,7 +44,7 @@ impl Questions {
             .reviewer
             .allows(&user, "memberclusters", "", cluster.as_str())
             .await?;
-        // Nobody learns here which clusters there are.
+        // The answer must not disclose the names of clusters.
         if !member
             && !explanations
                 .iter()

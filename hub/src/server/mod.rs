@@ -80,7 +80,7 @@ impl PeerIdentity {
         }
     }
 
-    /// Whom limits are counted for.
+    /// The subject of the limits.
     fn caller(&self) -> MemberKey {
         MemberKey {
             uid: self.uid().into(),

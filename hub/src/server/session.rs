@@ -151,7 +151,7 @@ impl Running {
                 Some(Ok(frame)) => self.handle_frame(frame),
                 Some(Err(status)) => {
                     tracing::debug!(why = status.message(), "the stream broke");
-                    // Heard only where the connection lives, which is where the agent sent what cannot be read.
+                    // The counter lives with the connection that sent the unreadable items.
                     self.end(Status::invalid_argument(format!("the agent's frame cannot be read: {}", status.message())));
                 }
                 // So that the member is not without a session for even a moment.
@@ -165,7 +165,7 @@ impl Running {
         // A stream that was handed over has had its last frame, and before its Hello an agent is sent none.
         let talks = self.hello.is_some() && !self.out.is_handed_over();
         match signal {
-            // Looked at before each frame.
+            // Checked before each frame.
             Signal::Lead => {}
             Signal::Authorities if talks => self.send_authorities(),
             Signal::SignOfLifeOwed if talks => self.out.push(HubFrame::Alive),

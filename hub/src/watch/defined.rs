@@ -134,7 +134,7 @@ fn gone() -> watcher::Error {
     })))
 }
 
-/// Looks at a definition.
+/// Reads a definition.
 pub(super) async fn look(client: Client, name: &str) -> Definition {
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let only = ListParams::default().fields(&format!("metadata.name={name}"));

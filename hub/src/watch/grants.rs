@@ -31,9 +31,9 @@ const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 pub(super) struct Into<T> {
     /// What is watched, as its round is called.
     pub resource: &'static str,
-    /// One object is as given now; `None`: it is gone.
+    /// Sets one object; `None`: it is deleted.
     pub one: fn(&mut Index, &str, Option<T>) -> Effect,
-    /// These are all there are; `None`: they cannot be read.
+    /// Sets all of them; `None`: they cannot be read.
     pub all: fn(&mut Index, Option<BTreeMap<String, T>>) -> Effect,
     /// What is known of one, where a build cannot read what it is now.
     pub known: fn(&Index, &str) -> Option<T>,

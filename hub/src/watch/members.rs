@@ -65,7 +65,7 @@ pub async fn watch_members(
             Ok(Event::Apply(Own::Read(object))) => {
                 observe_member(*object, &hub_state, &object_cache)
             }
-            // It stays as it was.
+            // Its former state is kept.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
             Ok(Event::Delete(object)) => {
                 let name = ClusterName::from(object.name());
@@ -86,7 +86,7 @@ pub async fn watch_members(
     }
 }
 
-/// A member is as given now, unless something newer is known.
+/// Stores a member, unless a newer version is known.
 pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_cache: &ObjectCache) {
     // The managed fields are most of the object, and are not used here.
     object.metadata.managed_fields = None;

@@ -41,8 +41,8 @@ pub(crate) use rules::forget;
 pub use rules::watch_rules;
 pub use sources::{api_resource, watch_sources};
 
-/// Objects in one page of a list. Whoever may make an object can give it some megabytes of labels, annotations and field
-/// managers, and a page is held as a whole.
+/// The number of objects in one page of a list. A user who may create an object can give it some
+/// megabytes of labels, annotations and field managers, and a page is in memory as a whole.
 const PAGE: u32 = 20;
 /// The server ends a watch after this time, and a dead connection is detected 5 s later. Until then
 /// a revocation is not seen. The next watch continues where this one ended, which costs one small
@@ -79,7 +79,8 @@ where
     watcher::watcher(api, config).default_backoff()
 }
 
-/// The events of one watch, which begins anew with a new list in each round (see [`crate::rounds`]).
+/// The events of one watch, which starts again with a new list in each round (see
+/// [`crate::relist_barrier`]).
 pub(crate) struct RelistingWatch<K> {
     rounds: RelistSubscription,
     begin: Box<dyn Fn() -> BoxStream<'static, WatchEvent<K>> + Send>,

@@ -66,7 +66,7 @@ pub async fn watch_rules<K: RuleKind>(
                     && origins.read(&*object, &hub_state).await;
                 observe(&*object, is_origin_known, &hub_state, &object_cache);
             }
-            // It stays as it was.
+            // Its former state is kept.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
             Ok(Event::Delete(Own::Read(object))) => deleted(&*object, &hub_state, &object_cache),
             Ok(Event::Delete(Own::Unreadable(meta))) => {
@@ -154,10 +154,11 @@ fn observe<K: RuleKind>(
     }
 }
 
-/// A rule was deleted. An API server that is asked to delete an object decides by the finalizers that it has just read: one
-/// that is set in the same moment holds nothing, and is there still in the last state of the rule. Such a rule was deleted on
-/// purpose like any other, and its copies may be under way: it stays in the index until every cluster is free of it or has the
-/// order written down. Somebody who takes the finalizer off wants the copies to be left alone.
+/// Handles the deletion of a rule. An API server decides about a delete by the finalizers that it
+/// has just read. A finalizer that is set at the same moment does not prevent the deletion, and is
+/// in the last state of the rule all the same. Such a rule was deleted on purpose like any other,
+/// and its copies may be in flight. So it stays in the index until every cluster is free of it or
+/// has a stored order. A user who removes the finalizer wants to keep the copies.
 fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectCache) {
     let Some(uid) = object.uid().map(RuleUid::from) else {
         return;

@@ -8,8 +8,9 @@ use kube::api::{ApiResource, DynamicObject};
 use kube::core::{DynamicResourceScope, ObjectMeta};
 use serde::{Deserialize, Deserializer};
 
-/// The metadata of an object without annotations and `managedFields`. Whoever may create an object can give it some megabytes
-/// of both, and parsed they take a multiple of that: they are skipped.
+/// The metadata of an object without annotations and `managedFields`. A user who may create an
+/// object can give it some megabytes of both, and parsed they take a multiple of that: they are
+/// skipped.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct SourceMeta {
     #[serde(deserialize_with = "kept")]

@@ -147,7 +147,7 @@ impl RemovalRecorder {
         Ok(())
     }
 
-    /// Whoever has answered while the order was written answers no more.
+    /// A member that answered while the order was written does not answer again.
     fn settle_at_once(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) {
         let Some(live) = self.hub_state.sessions.get(name).map(|live| live.clone()) else {
             return;

@@ -184,7 +184,8 @@ impl Writer {
             ))
             .await;
         match done {
-            // Somebody was faster; the watch brings the newer object and with it another try.
+            // Another writer was faster; the watch delivers the newer object, which triggers a
+            // retry.
             Err(WriteError::Changed) => Ok(()),
             other => other.map(|_| ()),
         }

@@ -26,9 +26,9 @@ pub enum FrameError {
     /// An unsupported frame, or an empty one.
     #[error("the {peer} sent a frame that this {own} does not know: upgrade the {own}")]
     Unknown {
-        /// Who sent it.
+        /// The sender.
         peer: &'static str,
-        /// Who read it.
+        /// The reader.
         own: &'static str,
     },
     /// A part is missing, too long, or violates the protocol.
@@ -36,7 +36,7 @@ pub enum FrameError {
         "the {peer} sent an unreadable frame ({part}): upgrade hub and agent to versions that fit"
     )]
     Malformed {
-        /// Who sent it.
+        /// The sender.
         peer: &'static str,
         /// The field, as `sync.proto` calls it.
         part: &'static str,

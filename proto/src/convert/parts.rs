@@ -96,7 +96,7 @@ pub(super) fn named_source(wire: Option<&wire::Source>) -> SourceRef {
     }
 }
 
-/// Stands for the rule itself in a refusal.
+/// Represents the rule itself in a refusal.
 pub(super) fn no_source() -> SourceRef {
     SourceRef::new("", "", "")
 }

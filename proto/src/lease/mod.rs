@@ -85,7 +85,7 @@ pub struct Leader {
 pub enum Step {
     /// Nothing before this moment, unless the Lease is seen to change.
     Wait(Instant),
-    /// Looks at the Lease.
+    /// Reads the Lease.
     Look,
     /// Makes the Lease.
     Create(Lease),
@@ -264,7 +264,8 @@ impl Candidate {
             self.lead = None;
         }
         let since = match &self.seen {
-            // A sign of life is what its holder writes. Anybody may touch the Lease.
+            // Only the holder's own writes count as renewals, because any client may write the
+            // Lease.
             Seen::There(before, since)
                 if uid(before) == uid(&lease) && before.spec == lease.spec =>
             {

@@ -38,7 +38,7 @@ fn foreign(uid: &str, version: u64, holder: &str, term: i32) -> Lease {
         holder_identity: Some(holder.into()),
         lease_transitions: Some(term),
         lease_duration_seconds: Some(15),
-        // Whoever renews writes when.
+        // Renews, with the time of the write.
         renew_time: Some(MicroTime(
             Timestamp::from_second(i64::try_from(version).unwrap()).unwrap(),
         )),

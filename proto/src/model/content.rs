@@ -38,7 +38,7 @@ pub struct Content {
     pub fields: BTreeMap<String, Value>,
 }
 
-/// Why a payload cannot be read. Says nothing about what is in it.
+/// Why a payload cannot be read. Contains nothing of the payload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContentError {
     /// Larger than [`PAYLOAD_LIMIT`], or than its declared size.

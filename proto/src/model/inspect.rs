@@ -64,7 +64,7 @@ pub enum CopyOutcome {
     Failed,
     /// For a namespace that does not exist.
     Waiting,
-    /// Somebody changed it, and it is left so.
+    /// Another client changed it, and the rule tolerates that.
     Drifted,
     /// It must go and is still there.
     Removing,

@@ -21,7 +21,7 @@ closed_list! {
         Denied,
         /// The change is not possible on an immutable object or field.
         Immutable,
-        /// Somebody keeps changing the copy; it is put back ever more slowly.
+        /// Another client keeps changing the copy; its corrections back off.
         Contended,
         /// As many copies were deleted within an hour as the member's own policy allows; this one waits.
         DeleteLimit,
@@ -33,7 +33,7 @@ closed_list! {
         AmbiguousSource,
         /// Another rule with precedence selects the same copy.
         Superseded,
-        /// Somebody changed or deleted the copy, and the rule leaves it so.
+        /// Another client changed or deleted the copy, and the rule tolerates that.
         Drifted,
         /// The target namespace is being deleted.
         NamespaceTerminating,

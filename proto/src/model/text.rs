@@ -29,7 +29,7 @@ pub fn is_plain_text(text: &str) -> bool {
     text.chars().all(|c| plain_char(c) == Some(c))
 }
 
-/// What becomes of one character: what separates becomes a space, what is invisible goes.
+/// Replaces one character: separators by a space, invisible ones by nothing.
 fn plain_char(c: char) -> Option<char> {
     match c {
         c if c.is_control() => Some(' '),

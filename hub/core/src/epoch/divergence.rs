@@ -48,11 +48,11 @@ pub enum Divergence {
 
 /// The state of the hub when a member connects.
 pub struct Facts<'a> {
-    /// Who has led.
+    /// The leader history of the hub.
     pub line: &'a LeaderHistory,
     /// When this process took the lead, in Unix seconds.
     pub since: u64,
-    /// Who comes.
+    /// The recipient of the token.
     pub to: TokenRecipient,
 }
 

@@ -13,7 +13,7 @@ pub const LINE: &str = "runnel.dev/line";
 pub(super) const KEPT: usize = 256;
 /// The value of `last` if the Lease was deleted, so that the version is unknown.
 const GONE: u64 = u64::MAX;
-/// Stands for the epoch of the entry before.
+/// An abbreviation for the epoch of the entry before.
 const SAME_EPOCH: &str = "=";
 
 /// One time that the lead was taken.
@@ -53,7 +53,7 @@ impl LeaderTerm {
     }
 }
 
-/// Who has led, the newest last.
+/// The leaders, the newest last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaderHistory {
     /// The highest `last` of all dropped entries. A token up to this version is too old to be
@@ -170,7 +170,7 @@ impl LeaderHistory {
         self
     }
 
-    /// Who leads now.
+    /// Returns the current leader.
     pub fn newest(&self) -> Option<&LeaderTerm> {
         self.terms.last()
     }
@@ -189,7 +189,7 @@ impl LeaderHistory {
 /// Where the process that leads has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderPosition {
-    /// Who has led, this process last.
+    /// The leaders, this process last.
     pub line: LeaderHistory,
     /// The Lease's version at the last renewal.
     pub version: u64,

@@ -133,7 +133,7 @@ fn restored_hub_is_noticed_whatever_its_versions() {
         later.take(process);
     }
     assert_eq!(later.judge(&lost, to()).unwrap().name(), divergence.name());
-    // Whoever led only in the time that was lost is not known at all.
+    // A process that led only in the lost time is unknown.
     let mut hub = Hub {
         now: hub.now,
         ..backup
@@ -318,7 +318,7 @@ proptest! {
             match step {
                 0 => { process += 1; hub.take(process); }
                 1 => issued.push(hub.issue(to())),
-                // Somebody else writes to the Lease.
+                // Another client writes to the Lease.
                 2 => hub.version += 1,
                 _ => hub.renew(),
             }

@@ -1,18 +1,22 @@
-//! The removal guard: an *indirect* removal above a limit is blocked until a person approves exactly that set. Pure.
+//! The removal guard: an *indirect* removal above a limit is blocked until a user approves exactly
+//! that set. Pure.
 //!
-//! Nothing is removed that the guard has not passed. What a rule no longer wants comes in by [`RemovalGuard::remove`]
-//! with its [`Cause`] and stays in the clusters until it is judged. Deliberate deletes pass. Indirect removals of all
-//! rules are gathered for [`DELAY`] and judged together by [`FleetGuard`]: what one cause removes, with everything
-//! that went indirectly within [`WINDOW`], is counted per rule, per member cluster and in the fleet. Above a limit
-//! everything that the cause would remove is blocked, in every rule and cluster.
+//! Nothing is removed that the guard has not passed. Items that a rule no longer selects are added
+//! by [`RemovalGuard::remove`] with their [`Cause`] and stay in the clusters until they are judged.
+//! Deliberate deletes pass. Indirect removals of all rules are gathered for [`DELAY`] and judged
+//! together by [`FleetGuard`]. The removals of one cause, with all indirect removals within
+//! [`WINDOW`], are counted per rule, per member cluster and in the fleet. Above a limit everything
+//! that the cause would remove is blocked, in every rule and cluster.
 //!
 //! # What a digest approves
-//! The items that it was made of. It also names when they were first blocked, so that the same change, undone and
-//! made again, needs approval again. An undone change takes its items out; what stays blocked is then judged again.
+//! The items that it was computed from. It also includes the time at which they were first blocked,
+//! so that the same change, undone and made again, needs approval again. An undone change removes
+//! its items; the items that stay blocked are then judged again.
 //!
 //! # Another process
-//! The rule's status keeps the [`PendingApproval`]. A new leader blocks all indirect removals of such a rule until they
-//! are the set of that digest again, or until the agents have reported what they hold: then it judges them together.
+//! The rule's status has the [`PendingApproval`]. A new leader blocks all indirect removals of such
+//! a rule until they are the set of that digest again, or until the agents have reported their
+//! intents: then it judges them together.
 mod decision;
 mod digest;
 mod fleet;
@@ -371,7 +375,7 @@ impl RemovalGuard {
         (now.saturating_duration_since(*at) < WINDOW).then_some(copies)
     }
 
-    /// What is blocked is this many copies now. Says so to people, once it is complete.
+    /// Sets the number of blocked copies. The number is published once it is complete.
     pub fn describe(
         &mut self,
         uid: &str,

@@ -101,7 +101,7 @@ impl Index {
         }
     }
 
-    /// A grant or a member cluster is as given now.
+    /// Sets a grant or a member cluster.
     pub fn apply(&mut self, changed: ChangedObject) -> Effect {
         match changed {
             ChangedObject::Grant(name, grant) => self.set_grant(&name, grant.map(|grant| *grant)),

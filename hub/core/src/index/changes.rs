@@ -72,7 +72,8 @@ impl RuleEntry {
     }
 }
 
-/// Tells the guard what changed between two states of a rule. Returns whether something is to be judged.
+/// Reports to the guard the differences between two states of a rule. Returns whether removals must
+/// be judged.
 pub(super) fn record_changes(
     former: Option<&RuleEntry>,
     entry: &mut RuleEntry,

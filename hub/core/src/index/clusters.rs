@@ -63,7 +63,7 @@ impl Cluster {
 }
 
 impl Index {
-    /// A cluster is as given now.
+    /// Sets a cluster.
     pub fn set_cluster(&mut self, name: ClusterName, cluster: Cluster) -> Effect {
         let mut effect = Effect::default();
         let former = self.clusters.insert(name.clone(), cluster.clone());

@@ -271,7 +271,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Tells people what of a rule is blocked now. An approval that waited for just this counts.
+    /// Updates the message about the blocked removals of a rule. An approval of exactly this set
+    /// takes effect.
     fn describe(&mut self, uid: &RuleUid) {
         let Some(mut guard) = self.take_guard(uid) else {
             return;
@@ -432,7 +433,7 @@ impl Totals for FleetTotals<'_> {
         }
     }
 
-    /// Nobody checks what a member counts: one adds no more than all others together.
+    /// Nothing verifies the count of a member: one member adds no more than all others together.
     fn of_fleet(&self) -> u64 {
         *self.fleet.get_or_init(|| {
             let all: Vec<_> = self

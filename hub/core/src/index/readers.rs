@@ -1,8 +1,9 @@
-//! Which rules can need an object, by where they read and what all that they select has in common.
+//! Finds the rules that may need an object, by their scopes and by what all of their selected
+//! objects have in common.
 //!
-//! An edit asks only these, so that it costs the same whatever the number of rules beside them. Those that choose by names
-//! that are written out, or by a label that must be there, are found by that; globs and labels that must be absent are few,
-//! and asked about every object of their kind in their namespaces.
+//! An edit visits only these rules, so that its cost is independent of the number of other rules.
+//! Rules that select by literal names, or by a required label, are found by those. Rules with globs
+//! or absent labels are few, and are visited for every object of their kind in their namespaces.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

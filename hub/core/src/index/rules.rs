@@ -12,8 +12,8 @@ use crate::plan::{ClusterPlans, RemovalTerms, Rule, RulePlan, SourceState, plan}
 use crate::rollout::Gate;
 
 impl Index {
-    /// A rule is as given now. Where its copies have to be rendered, and that is not done here, it stays as it was until
-    /// they are.
+    /// Sets a rule. If its copies must be rendered outside the lock, the rule keeps its former
+    /// state until they are.
     pub fn set_rule(&mut self, rule: Rule) -> Effect {
         if rule.sends_as_selected() {
             self.rendering.forget(&rule.uid);
@@ -23,7 +23,7 @@ impl Index {
         self.set_rendered_rule(rule)
     }
 
-    /// A rule is as given now, and what is sent of this selection was rendered.
+    /// Sets a rule whose copies are rendered.
     pub(super) fn put_rule(
         &mut self,
         rule: Rule,

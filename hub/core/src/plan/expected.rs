@@ -1,5 +1,6 @@
-//! What agents show that have applied all of a plan: one sum for each kind, kept as the plan changes, so that a report costs one
-//! comparison whatever the number of sources; and one keyed digest for all clusters that get all of it.
+//! The expected proof of agents that have applied all of a plan: one sum for each kind, updated
+//! with the plan, so that a report costs one comparison, independent of the number of sources; and
+//! one keyed digest for all clusters that get all of it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 

@@ -1,12 +1,13 @@
-//! What a rule wants: pure, total, deterministic.
+//! The plan of a rule: pure, total, deterministic.
 //!
-//! [`plan`] takes a rule and the sources and gives the rule's [`RulePlan`]. A rule has **one** plan, shared by all its
-//! clusters, because nothing in it depends on a cluster. What does are the terms: a cluster's [`ClusterAssignment`] is the plan and
-//! the terms in that cluster, and its desired set is a list of such shares. Namespaces are not expanded here: that is
-//! done in the member cluster, where they live.
+//! [`plan`] takes a rule and the sources and returns the rule's [`RulePlan`]. A rule has **one**
+//! plan, shared by all its clusters, because nothing in it depends on a cluster. The terms do: a
+//! cluster's [`ClusterAssignment`] is the plan and the terms in that cluster, and its desired set
+//! is a list of such assignments. Namespaces are expanded in the member cluster, where they are.
 //!
-//! Where copies are shaped, or two sources may want one copy, what is selected is not what is sent: the [`ClusterPlans`] of the
-//! rule makes the one of the other, and clusters for which the outcome is equal share it.
+//! If copies are shaped, or two sources may have one copy, the selected content differs from the
+//! sent content: the [`ClusterPlans`] of the rule derive one from the other, and clusters with
+//! equal results share them.
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod cluster_assignment;

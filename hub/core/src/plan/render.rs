@@ -1,5 +1,5 @@
-//! Renders the contents of copies: once for each source and everything that the rule reads of a cluster, whatever the number
-//! of clusters for which that is equal.
+//! Renders the contents of copies: once for each source and each combination of cluster values that
+//! the rule reads, independent of the number of clusters with equal values.
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

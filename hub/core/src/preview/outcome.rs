@@ -212,7 +212,7 @@ impl PreviewIndex {
     }
 }
 
-/// What becomes of each copy, as the guard has decided.
+/// The outcome of each copy, by the decision of the guard.
 fn rows(
     preview: &PreviewIndex,
     answers: BTreeMap<ClusterName, AgentAnswer>,

@@ -318,7 +318,7 @@ fn plan_lists_waves_and_clusters_without_copies() {
     assert_eq!(reply, expected);
     let (asked, _) = ask(&preview, "one", false);
     assert_eq!(asked.intents.len(), 1);
-    // Nobody is tried before his turn, or gets content.
+    // No cluster is tried before its wave, or gets content.
     let (asked, _) = ask(&preview, "one", true);
     assert!(
         !asked.dry_run

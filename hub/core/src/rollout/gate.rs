@@ -18,7 +18,7 @@ pub enum AdmittedClusters {
 pub struct Gate {
     /// The target.
     pub revision: String,
-    /// Who may have it.
+    /// The clusters that may have it.
     pub reach: AdmittedClusters,
     /// Whether time alone brings no next step: only what a cluster or a person does.
     pub is_settled: bool,
@@ -46,7 +46,7 @@ impl Gate {
         self.revision == target && self.reach == AdmittedClusters::All
     }
 
-    /// Who is under way to this target, or back from it, and since when.
+    /// The clusters that apply this target or return from it, with the start of that.
     pub(super) fn under_way(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
         match &self.reach {
             AdmittedClusters::Only(these)

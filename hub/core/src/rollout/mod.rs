@@ -1,42 +1,52 @@
-//! A change of a rule that travels in waves: which clusters may have it now, and when the next wave begins. Pure: the
-//! clock is an argument, and what the agents said is an [`Observation`].
+//! The rollout of a rule in waves: which clusters may have the newest change now, and when the next
+//! wave begins. Pure: the clock is an argument, and the reports of agents are an [`Observation`].
 //!
-//! A change is another *target*: what the rule selects, how copies are made of it, and its terms (but for `suspend`, which
-//! is an emergency stop and goes everywhere at once). Which clusters are chosen, their labels and what is granted there are
-//! no part of it: who is newly chosen waits for its turn while a rollout is under way and gets the newest at once after it.
-//! What the removal guard blocks is no part of it either; when it is approved, that is another target.
+//! Each change is a new *target*: what the rule selects, how copies are rendered, and its terms
+//! (except `suspend`, an emergency stop that takes effect everywhere at once). The chosen clusters,
+//! their labels and their grants are no part of the target: a newly chosen cluster waits for its
+//! wave during a rollout and gets the newest target at once after it. Items that the removal guard
+//! blocks are no part of it either; their approval makes another target.
 //!
-//! Clusters stand in one order ([`RolloutPosition`]): by the value of a label, in natural order, then by name. So what has been
-//! reached is one cursor, which stands in the rule's status and survives a restart and a change of leader without a list of
-//! clusters. [`step`] is the whole machine: from what stands in the status, what is under way and what is seen it makes
-//! what the status should say and which clusters may have the target ([`Gate`]).
+//! Clusters have one order ([`RolloutPosition`]): by the value of a label, in natural order, then
+//! by name. So the progress is one cursor in the rule's status, which survives a restart and a
+//! change of leader without a list of clusters. [`step`] is the whole state machine: from the
+//! status, the current work and the observation it computes the new status and the clusters that
+//! may have the target ([`Gate`]).
 //!
 //! # Guarantees
-//! - Nothing of a target is sent to a cluster that its gate does not let in, and a gate is good for one target only: an
-//!   edit shuts it by itself. A process that has not read the status has no gate, and so sends nothing.
-//! - A gate lets in nobody new beyond the cursor that it was made with; whoever uses it has written that cursor down before.
-//! - Who was let in stays so, and counts, where another label moves it behind the cursor. A new leader, which does not know
-//!   that, sends it nothing until its turn comes again; when the rollout is rolled back, it is rolled back with the others, as it
-//!   reports that it does not have the former state. Who is newly chosen and stands behind the cursor waits for its turn. Where the rollout is
-//!   stopped it keeps what it has, and where it is rolled back it gets the former state.
-//! - At no time have more than `maxConcurrency` clusters been let in without having settled, those included of which a new
-//!   leader hears that they are at work ([`Observation::at_work`]). A cluster that was passed over
-//!   because it was away comes in when there is room, and not all of them at once when a network comes back; also when the
-//!   rollout has been completed without them.
-//! - Nobody is let in while more than `maxFailures` of the clusters that were reached fail: a rollout that was completed
-//!   stops when those who come back fail.
-//! - An edit begins with the first wave, however far the one before was: nobody else has tried the newest. So edits that come
-//!   faster than a wave takes never reach the second one; how often in a row that happened, and since when, is told.
-//! - It ends, or waits for a person: who is away is passed over after [`AWAY_LIMIT`], and who does not settle counts as
-//!   failed after [`STUCK_LIMIT`]. Only while no cluster at all is connected does it wait for one.
-//! - Where the removal guard blocks something, what a cluster has cannot be compared with the target. Such a cluster counts neither as
-//!   applied nor as failed, and has settled when it was at no work for [`QUIET_FOR`] after it was let in.
-//! - With `onFailure: Revert`, too many failures roll the target back: every cluster gets the state of the last completed rollout
-//!   again, in order and no more at a time than `maxConcurrency`; a cluster that was away gets it when it is back. No cluster is
-//!   sent the target from then on, also after a restart, until a newer one supersedes it or a person tries it again.
-//! - Without that state a rollout stops instead: none was completed before, it does not fit into the hub's storage, or what is
-//!   stored cannot be read. A rollout that was completed is not rolled back, whatever fails later.
-//! - While only an event can bring the next step, nothing is computed ([`Gate::is_settled`]).
+//! - Nothing of a target is sent to a cluster that its gate does not admit, and a gate is valid for
+//!   one target only: an edit invalidates it. A process that has not read the status has no gate,
+//!   and sends nothing.
+//! - A gate admits no new cluster beyond the cursor that it was made with. Its user has written
+//!   that cursor before.
+//! - An admitted cluster stays admitted, and counts, if another label moves it behind the cursor. A
+//!   new leader, which does not know that, sends it nothing until its wave comes again. In a
+//!   rollback it is rolled back with the others, because it reports that it does not have the
+//!   former state. A newly chosen cluster behind the cursor waits for its wave. It keeps its copies
+//!   when the rollout is stopped, and gets the former state when it is rolled back.
+//! - At no time are more than `maxConcurrency` clusters admitted and not settled, including those
+//!   that report their work to a new leader ([`Observation::at_work`]). A cluster that was passed
+//!   over while it was disconnected is admitted when there is a slot, so not all of them come at
+//!   once when a network returns. The same applies after the rollout was completed without them.
+//! - No cluster is admitted while more than `maxFailures` of the reached clusters fail: a completed
+//!   rollout stops when returning clusters fail.
+//! - An edit begins with the first wave, however far the rollout before it was, because no cluster
+//!   has tried the newest target. So edits that come faster than a wave takes never reach the
+//!   second one. The status has the number of such edits in a row, and the time of the first.
+//! - It ends, or waits for a user: a disconnected cluster is passed over after [`AWAY_LIMIT`], and
+//!   a cluster that does not settle counts as failed after [`STUCK_LIMIT`]. Only while no cluster
+//!   at all is connected does it wait for one.
+//! - If the removal guard blocks something, the state of a cluster cannot be compared with the
+//!   target. Such a cluster counts neither as applied nor as failed, and has settled when it had no
+//!   work for [`QUIET_FOR`] after its admission.
+//! - With `onFailure: Revert`, too many failures roll the target back: every cluster gets the state
+//!   of the last completed rollout again, in order and at most `maxConcurrency` at a time; a
+//!   disconnected cluster gets it when it reconnects. No cluster is sent the target from then on,
+//!   also after a restart, until a newer one supersedes it or a user retries it.
+//! - Without that state a rollout stops instead: none was completed before, it does not fit into
+//!   the hub's storage, or the stored state cannot be read. A completed rollout is not rolled back
+//!   by later failures.
+//! - While only an event can cause the next step, nothing is computed ([`Gate::is_settled`]).
 mod api;
 mod archive;
 mod back;

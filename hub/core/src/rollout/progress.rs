@@ -14,7 +14,7 @@ pub struct Progress {
     pub wave: u64,
     /// The label that orders.
     pub order_by: Option<String>,
-    /// Who is not behind this has been reached.
+    /// Clusters up to this one have been reached.
     pub cursor: Option<RolloutPosition>,
     /// The clusters that the rule chooses.
     pub clusters: u64,

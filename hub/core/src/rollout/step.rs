@@ -46,11 +46,11 @@ pub struct Observation<'a> {
 /// The clusters that were reached, by how they are.
 #[derive(Default)]
 pub(super) struct Reached {
-    /// Who may have the target.
+    /// The clusters that may have the target.
     pub(super) admitted: BTreeMap<ClusterName, Instant>,
-    /// Who was let in and has not settled.
+    /// The admitted clusters that have not settled.
     pub(super) in_flight: Vec<ClusterName>,
-    /// Who has not been let in, in order.
+    /// The clusters that are not admitted, in order.
     pub(super) waiting: Vec<ClusterName>,
     pub(super) failed: u64,
 }
@@ -130,7 +130,8 @@ pub fn step(
         Phase::Progressing
     };
     count(&mut progress, &reached, seen);
-    // Who is let in and has not settled may yet count as failed, or as away, without doing anything.
+    // An admitted cluster that has not settled may still count as failed or as disconnected later,
+    // without an event.
     let is_over = matches!(
         progress.phase,
         Phase::Stopped | Phase::Paused | Phase::Completed

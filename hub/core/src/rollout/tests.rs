@@ -159,7 +159,7 @@ impl World {
         connected.for_each(|health| *health = Health::Pending);
     }
 
-    /// Who may have the target, by name.
+    /// The names of the clusters that may have the target.
     fn admitted(&self) -> Vec<&str> {
         let lets_in = |turn: &&RolloutPosition| {
             self.gate
@@ -522,7 +522,7 @@ fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
     );
     world.is("c6", Health::Applied);
     assert_eq!(world.step(), Phase::Completed);
-    // Who comes back after that needs room all the same.
+    // A cluster that reconnects after that still needs a slot.
     assert!(!world.admitted().contains(&"c1"));
     world.is("c1", Health::Pending);
     assert_eq!(world.step(), Phase::Completed);
@@ -694,7 +694,7 @@ fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
         (3, 1)
     );
     assert!(world.gate.as_ref().unwrap().is_settled);
-    // Who was away goes back when it is here again.
+    // A disconnected cluster is rolled back when it reconnects.
     world.is("c3", Health::Pending);
     assert_eq!(world.step(), Phase::Reverted);
     assert!(world.admitted().contains(&"c3"));
@@ -919,7 +919,7 @@ fn new_leader_reports_no_less_until_all_can_connect() {
         "of another target nothing was counted"
     );
 
-    // Who came behind the cursor counts as well, and so does what failed.
+    // A cluster that moved behind the cursor counts as well, and so does a failed one.
     let mut world = World::new(
         2,
         Rollout {

@@ -388,7 +388,7 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
     ] {
         let mut session = agent.connect();
         session.set_restriction(restriction);
-        // Told twice, it is kept twice.
+        // Sent twice, it is kept twice.
         session.update(after());
         agent.drain(&mut session);
         session.update(after());

@@ -61,7 +61,7 @@ pub struct SessionFacts {
     pub cluster_uid: String,
     /// The fingerprint of its key.
     pub key: String,
-    /// Tells the agent's process from others.
+    /// Identifies the agent's process.
     pub boot_id: String,
     /// When the certificate of the session expires.
     pub certificate_expires: Timestamp,

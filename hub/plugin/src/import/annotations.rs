@@ -7,7 +7,7 @@ const REPLICATOR: &str = "replicator.v1.mittwald.de/";
 const REFLECTOR: &str = "reflector.v1.k8s.emberstack.com/";
 const SYNCER: &str = "kubed.appscode.com/";
 
-/// Who copies today.
+/// The copiers that can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Copier {
     /// kubernetes-replicator (mittwald).
@@ -146,7 +146,7 @@ pub type Objects = BTreeMap<Id, Marked>;
 /// One source, and where it is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyRequest {
-    /// Who copies it today.
+    /// The copier of today.
     pub copier: Copier,
     /// The source.
     pub source: Id,

@@ -168,7 +168,7 @@ fn namespace_neither_named_nor_labelled_is_no_source() {
 
 #[test]
 fn two_sources_of_one_copy_are_left_out_by_name() {
-    // Somebody forgot that the operator copies to team-10 as well.
+    // The operator also copies to team-10, which the user did not name.
     let names = [
         "secrets/platform/login",
         "secrets/platform/ca",

@@ -272,7 +272,7 @@ proptest! {
                 prop_assert!(ids(&known).contains(&signed), "its certificate is refused");
                 prop_assert!(!member.trusted.is_disjoint(&served), "it believes nothing that the hub has");
             }
-            // When everybody has followed, nothing is left of the former ones.
+            // When every member has followed, nothing is left of the former ones.
             if members.iter().all(|m| m.signed.is_none() || m.signed == Some(id(signing))) && members.iter().any(|m| m.signed.is_some()) {
                 prop_assert_eq!(known.entries().len(), 1);
             }

@@ -1,4 +1,4 @@
-//! Who may ask what a rule would do, and which rule that is.
+//! The rights for plans, and the rule that a plan is about.
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;

@@ -145,7 +145,7 @@ proptest! {
             world.happen(event);
             world.check()?;
         }
-        // Whatever happened: when all goes well again, a process leads soon.
+        // After any history, a process leads soon once requests succeed again.
         world.election.settle();
         let limit = world.election.now + 2 * TIMING.lease + TIMING.renew;
         while world.leads().is_empty() {

@@ -1,7 +1,7 @@
 //! Disables core dumps: the memory of hub and agent contains keys and the content of Secrets.
 
-/// Tells the kernel never to write this process's memory to a core dump, and to let only root trace it. A limit of
-/// zero for core dumps would not do: a node that pipes dumps into a program ignores it.
+/// Lets the kernel never write this process's memory to a core dump, and only root trace it. A
+/// limit of zero for core dumps is not enough: a node that pipes dumps into a program ignores it.
 pub fn forbid_core_dumps() {
     #[cfg(target_os = "linux")]
     if let Err(error) =

@@ -60,7 +60,7 @@ impl Drop for Awaited {
 /// Why a port cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody else has it.
+    /// Another process has it.
     #[error("cannot listen on {address}: the port is in use: choose another {flag}")]
     InUse {
         /// What was asked for.

@@ -127,7 +127,7 @@ pub enum LogError {
         "{LOG_FILTER} is not a log filter ({0}): write a level such as `info`, or `info,runnel_hub=debug`"
     )]
     Filter(#[from] tracing_subscriber::filter::ParseError),
-    /// Somebody else was first.
+    /// Logging was started before.
     #[error("logs are already set up: {0}")]
     Twice(#[from] TryInitError),
 }

@@ -16,7 +16,7 @@ use super::waiting::Origin;
 pub(super) struct Anonymous {
     most: usize,
     life: Duration,
-    /// The oldest first. Who is dropped from here ends.
+    /// The oldest first. A connection that is dropped here ends.
     here: VecDeque<(Origin, oneshot::Sender<()>)>,
 }
 

@@ -43,7 +43,7 @@ pub struct Shape {
     overrides: Vec<Override>,
 }
 
-/// What becomes of labels, or of annotations.
+/// The transformation of labels, or of annotations.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Marks {
     add: BTreeMap<String, String>,

@@ -232,12 +232,12 @@ impl Simulated {
             let same = |before: &Progress| {
                 before.phase == Phase::Completed && before.revision == reported_progress.revision
             };
-            // Who did not come to an end is one of the failures that were allowed.
+            // A cluster that did not finish is one of the allowed failures.
             let allowed = before.as_ref().is_some_and(same) || behind <= reported_progress.failed;
             prop_assert!(allowed, "completed, and {behind} are behind");
         }
         if self.hub.gate.as_ref().unwrap().reach == AdmittedClusters::All {
-            // Whoever is let in without being counted is there already.
+            // A cluster that is admitted without being counted has the target already.
             let was_open = gate
                 .as_ref()
                 .is_some_and(|gate| gate.is_open(&self.hub.target));
@@ -293,7 +293,7 @@ impl Simulated {
                 before.revision == reported_progress.revision && before.has_reached(turn)
             })
         };
-        // Who fails already when its wave begins is counted from then on.
+        // A cluster that fails already when its wave begins is counted from then on.
         let counts =
             |turn: &RolloutPosition| had_reached(turn) || were_in.contains(turn.cluster.as_str());
         let failed = self
@@ -310,7 +310,7 @@ impl Simulated {
             sent.is_empty() || !self.hub.rollout.paused,
             "paused, and it went on"
         );
-        // Nobody beyond the cursor that is written down, and the wave is of one value.
+        // No cluster beyond the written cursor is admitted, and the wave has one label value.
         let completed = reported_progress.is_completed();
         prop_assert!(
             completed || new.iter().all(|name| reached(name)),

@@ -264,7 +264,8 @@ fn turn(value: &str, cluster: &str) -> RolloutPosition {
     }
 }
 
-/// Who the next step lets in, of the three clusters in their order; by a leader that has just begun, or another.
+/// The clusters that the next step admits, of the three clusters in their order; by a leader that
+/// has just begun, or another.
 fn admitted(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
