@@ -131,7 +131,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
     let end = line.end(REFUSED).await?;
     let hub = format!("this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}");
     let words = [
-        "the agent speaks protocols 900 to 901",
+        "the agent uses protocols 900 to 901",
         &hub,
         "upgrade the hub",
     ];
