@@ -191,7 +191,7 @@ async fn two_sources_with_one_copy_are_both_refused() -> Result<()> {
     for part in [
         "configmaps/twice-a/settings",
         "configmaps/twice-b/settings",
-        "stays as it is",
+        "left unchanged",
     ] {
         ensure!(message.contains(part), "{message}");
     }
