@@ -147,7 +147,7 @@ async fn copies_are_renamed_without_a_gap_and_named_by_cluster() -> Result<()> {
     // A name that cannot be: nothing is sent, and what is there stays.
     let copy = member.get(&Id::config_map(home, "app-next")).await?;
     hub.change(&rule, name("App-${source.name}")).await?;
-    let words = ["spec.transform.name", &of, "App-app", "stays as it is"];
+    let words = ["spec.transform.name", &of, "App-app", "left unchanged"];
     is_refused(hub, &rule, "InvalidName", &words).await?;
     member.is_untouched(&copy).await?;
     // Two sources that would get one name.
