@@ -1,4 +1,5 @@
-//! The hub's identity in its Secret, and the authorities that members rely on while one replaces another.
+//! The hub's identity in its Secret, and the certificate authorities (CAs) that members trust while
+//! one CA replaces another.
 mod ca_rotator;
 mod overlap;
 mod secrets;
@@ -18,20 +19,21 @@ pub use overlap::TrustedAuthorities;
 use stored::{Data, Fresh};
 pub use stored::{HubIdentity, StoredError};
 
-/// The Secret that holds the hub's identity: back it up, as every member trusts what is in it.
+/// Name of the Secret with the hub's identity. Back it up, because every member trusts its CA.
 pub const IDENTITY_SECRET: &str = "runnel-hub-identity";
-/// The Secret that holds the authorities that members may rely on, and what serves those that rely on a former one. Written
-/// by the replica that leads.
+/// Name of the Secret with the CAs that members may trust, and the serving certificates that former
+/// CAs signed. The leader writes it.
 pub const AUTHORITIES_SECRET: &str = "runnel-hub-authorities";
-/// The only entry of [`AUTHORITIES_SECRET`].
+/// The only key in the data of [`AUTHORITIES_SECRET`].
 const AUTHORITIES_ENTRY: &str = "authorities.json";
-/// Two processes may write the Secret at once; each try starts from what is there.
+/// The limit of attempts at a write. Two processes may write the Secret at once; each attempt
+/// starts from the current state.
 const TRIES: usize = 5;
 
-/// Why there is no identity.
+/// Why the identity cannot be read or created.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// May pass by itself.
+    /// The API server failed. A retry may succeed.
     #[error(
         "{0}; the hub needs to get, list, watch, create, patch and update its two Secrets in its own namespace"
     )]
@@ -39,18 +41,18 @@ pub enum AuthorityError {
     /// An administrator must repair the Secret.
     #[error("the Secret {namespace}/{IDENTITY_SECRET} does not hold a usable identity: {source}")]
     Stored {
-        /// Where the Secret is.
+        /// The namespace of the Secret.
         namespace: String,
-        /// What is wrong with it.
+        /// The cause.
         source: StoredError,
     },
-    /// The system gives no random numbers.
+    /// The operating system returned no random numbers.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// Other processes kept writing.
+    /// Another client changed the Secret before each of the attempts to write it.
     #[error("the Secret {namespace}/{IDENTITY_SECRET} is changed by another client all the time")]
     Busy {
-        /// Where the Secret is.
+        /// The namespace of the Secret.
         namespace: String,
     },
 }
@@ -66,7 +68,7 @@ impl AuthorityError {
 /// and all get the same one.
 ///
 /// # Errors
-/// [`AuthorityError`]; its `is_passing` shows whether a retry can help.
+/// [`AuthorityError`]; [`AuthorityError::is_passing`] returns whether a retry can help.
 pub async fn load_or_create(
     client: &Client,
     namespace: &str,
@@ -74,7 +76,7 @@ pub async fn load_or_create(
     edit(client, namespace, AUTHORITY_LIFE, |_| None).await
 }
 
-/// The hub's identity, or `None` where no hub has made one yet. Writes nothing.
+/// Returns the hub's identity, or `None` if no hub has created one. Writes nothing.
 ///
 /// # Errors
 /// As [`load_or_create`].
@@ -94,7 +96,7 @@ pub async fn load(client: &Client, namespace: &str) -> Result<Option<HubIdentity
     })
 }
 
-/// The hub's identity with these addresses recorded, so that join strings made later carry them.
+/// Records these addresses in the hub's identity and returns it. Later join strings contain them.
 ///
 /// # Errors
 /// As [`load_or_create`].
@@ -106,8 +108,8 @@ pub async fn advertise(
     started(client, namespace, addresses, AUTHORITY_LIFE).await
 }
 
-/// The hub's identity when a hub starts: with these addresses recorded, if there are any, and an authority that lives for
-/// this long, if there is none.
+/// Returns the hub's identity when a hub starts. Records these addresses, if there are any, and
+/// creates a CA with the validity `life` if there is none.
 ///
 /// # Errors
 /// As [`load_or_create`].
@@ -124,10 +126,10 @@ pub async fn started(
     .await
 }
 
-/// The authorities that were written down, if they were and can be read.
+/// Returns the stored CAs; `None` if the Secret is missing or unreadable.
 ///
 /// # Errors
-/// [`ApiError`], when the API server does not answer or refuses.
+/// [`ApiError`], when the API server refuses the request or does not answer.
 pub async fn known(
     client: &Client,
     namespace: &str,
@@ -154,7 +156,7 @@ fn known_in(secret: &Secret) -> Option<TrustedAuthorities> {
     known
 }
 
-/// Completes the Secret and adds what `change` returns, in at most one write.
+/// Adds the missing entries of the Secret and those that `change` returns, in at most one write.
 async fn edit(
     client: &Client,
     namespace: &str,
@@ -187,7 +189,7 @@ async fn edit(
         let identity = stored::read(&data).map_err(unusable)?;
         match write(&api, IDENTITY, present, data).await {
             Ok(_) => return Ok(identity),
-            // Another client wrote or deleted it: start again with the current state.
+            // Another client wrote or deleted the Secret: start again with the current state.
             Err(error) if error.is_conflict() || error.is_not_found() && is_gone(&error) => {}
             Err(error) => return Err(error.into()),
         }
@@ -197,7 +199,7 @@ async fn edit(
     })
 }
 
-/// Whether the answer is about the Secret, and not about its namespace.
+/// Whether a 404 answer is about the Secret, and not about its namespace.
 fn is_gone(error: &ApiError) -> bool {
     let kind = error
         .status()
@@ -206,12 +208,12 @@ fn is_gone(error: &ApiError) -> bool {
     kind == Some("secrets")
 }
 
-/// One of the hub's own Secrets: its name and type.
+/// The name and type of one of the hub's own Secrets.
 type Own = (&'static str, &'static str);
 const IDENTITY: Own = (IDENTITY_SECRET, "kubernetes.io/tls");
 const AUTHORITIES: Own = (AUTHORITIES_SECRET, "Opaque");
 
-/// Returns the Secret as it was written.
+/// Writes the Secret and returns it as the API server stored it.
 async fn write(
     api: &Api<Secret>,
     (name, secret_type): Own,
@@ -219,7 +221,7 @@ async fn write(
     data: Data,
 ) -> Result<Secret, ApiError> {
     match present {
-        // The resourceVersion that was read guards the write.
+        // The resourceVersion that was read makes the write fail if the Secret has changed.
         Some(secret) => {
             let secret = Secret {
                 data: Some(data),
@@ -247,7 +249,8 @@ async fn write(
                 metadata: ObjectMeta {
                     name: Some(name.to_owned()),
                     labels: Some(labels),
-                    // No object has this version: with it an apply creates or fails, and never merges into what is there.
+                    // No object has version 1. With it an apply creates the Secret or fails; it
+                    // never merges.
                     resource_version: Some("1".to_owned()),
                     ..ObjectMeta::default()
                 },
@@ -255,7 +258,8 @@ async fn write(
                 data: Some(data),
                 ..Secret::default()
             };
-            // An apply names what it creates, so that the right to create can be limited to this name.
+            // An apply request contains the name, so RBAC can limit the right to create to this
+            // name.
             let params = PatchParams::apply(FIELD_MANAGER);
             within(
                 format!("create Secret {name}"),

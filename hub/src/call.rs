@@ -1,33 +1,33 @@
-//! One call to the hub's API server: its time limit, and what may go wrong.
+//! Calls to the hub's API server, with a time limit and an error type.
 use std::future::Future;
 use std::time::Duration;
 
 /// The field manager of the hub's own Secrets and grants.
 pub(crate) const FIELD_MANAGER: &str = "runnel-hub";
-/// A call to the API server that takes longer fails.
+/// The time limit of one call to the API server.
 const CALL_LIMIT: Duration = Duration::from_secs(15);
 
-/// Why the API server did not do what was asked.
+/// Why a call to the API server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// It answered with an error, or not at all.
+    /// The API server returned an error, or could not be reached.
     #[error("cannot {action}: {source}")]
     Kube {
-        /// What was tried.
+        /// The action, for the message.
         action: String,
-        /// The answer.
+        /// The error of the client.
         source: Box<kube::Error>,
     },
-    /// It took too long.
+    /// The call exceeded the time limit.
     #[error("cannot {action}: the API server did not answer within {} seconds", CALL_LIMIT.as_secs())]
     Timeout {
-        /// What was tried.
+        /// The action, for the message.
         action: String,
     },
 }
 
 impl ApiError {
-    /// The API server's own answer, if there was one.
+    /// Returns the `Status` of the API server, if it returned one.
     pub(crate) fn status(&self) -> Option<&kube::core::Status> {
         match self {
             Self::Kube { source, .. } => match source.as_ref() {
@@ -42,7 +42,7 @@ impl ApiError {
         self.status().is_some_and(|status| status.code == 409)
     }
 
-    /// Whether a right is missing.
+    /// Whether the API server denied the call (403).
     pub fn is_forbidden(&self) -> bool {
         self.status().is_some_and(|status| status.code == 403)
     }
@@ -52,7 +52,7 @@ impl ApiError {
     }
 }
 
-/// One call to the API server, within a time limit.
+/// Runs one call to the API server with a time limit.
 pub(crate) async fn within<T>(
     action: impl Into<String>,
     call: impl Future<Output = Result<T, kube::Error>>,

@@ -170,17 +170,19 @@ pub struct Create {
     pub manifest: Option<PathBuf>,
 }
 
-/// The longest life of a certificate: thirty days.
+/// The longest validity of a member's certificate: thirty days.
 const LONGEST_LIFE: Duration = Duration::from_secs(720 * 60 * 60);
-/// The longest that an expired certificate can be renewed: a year.
+/// The longest time for which an expired certificate can be renewed: one year.
 const LONGEST_LIMIT: Duration = Duration::from_secs(8760 * 60 * 60);
-/// Members have thirty days at least to follow a change, and what an authority signs may live for thirty.
+/// The shortest validity of a CA: ninety days. Members get at least thirty days to follow a change,
+/// and certificates that the CA signs may be valid for thirty.
 const SHORTEST_AUTHORITY: Duration = Duration::from_secs(2160 * 60 * 60);
 const LONGEST_AUTHORITY: Duration = Duration::from_secs(876_000 * 60 * 60);
-/// Longer than any sensible pause between a delete and a re-create.
+/// The longest grace period of a deleted source, far above a usual delete and re-create.
 const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// With brackets round an IPv6 address that has none, as Kubernetes gives a pod's.
+/// Adds brackets to an IPv6 address without them, because Kubernetes reports pod IPs without
+/// brackets.
 fn bracketed(text: &str) -> String {
     match text.rsplit_once(':') {
         Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => format!("[{host}]:{port}"),
@@ -214,7 +216,7 @@ fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
-/// The name stands before a random part in the Lease.
+/// Checks a pod name. The Lease contains it before a random part.
 fn name(text: &str) -> Result<String, String> {
     if is_subdomain(text) {
         Ok(text.to_owned())
@@ -223,7 +225,7 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A number of bytes, with the units that Kubernetes has for memory.
+/// Parses a number of bytes, with the units of Kubernetes for memory.
 fn bytes(text: &str) -> Result<Bytes, String> {
     let units = [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30)];
     let unit = units
@@ -257,7 +259,7 @@ const UNITS: [(&str, u64); 5] = [
     ("ms", 1),
 ];
 
-/// Reads a duration as the charts write it: numbers with their units, such as 1h30m.
+/// Parses a duration as the charts write it: numbers with their units, such as 1h30m.
 ///
 /// # Errors
 /// A sentence with the expected format.
@@ -293,7 +295,8 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// For how long a certificate is good: long enough to be renewed, short enough to matter.
+/// Parses the validity of a certificate: long enough for a renewal, and short enough to limit the
+/// use of a stolen one.
 fn life(text: &str) -> Result<Duration, String> {
     match any_duration(text)? {
         parsed if (Duration::from_secs(4)..=LONGEST_LIFE).contains(&parsed) => Ok(parsed),
@@ -301,7 +304,7 @@ fn life(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// For how long an authority is good: far longer than what it signs.
+/// Parses the validity of a CA, which must be far longer than that of the certificates it signs.
 fn authority_life(text: &str) -> Result<Duration, String> {
     match any_duration(text)? {
         parsed if (SHORTEST_AUTHORITY..=LONGEST_AUTHORITY).contains(&parsed) => Ok(parsed),

@@ -38,15 +38,15 @@ pub use settings::Settings;
 use runnel_hub_core::lease::Lead;
 use runnel_hub_core::status::{Deliveries, ReportStore};
 
-/// A session as the rest of the hub sees it.
+/// The session of a connected agent, as the other tasks of the hub access it.
 pub struct LiveSession {
     /// Distinguishes this session from a later one of the same cluster.
     pub number: u64,
-    /// What the agent has, and what it must be sent.
+    /// The agent's acked set, and what must be sent to it.
     pub session: OrderedMutex<Session, SESSION>,
-    /// Questions to the agent.
+    /// Requests to the agent.
     pub inquiries: Inquiries,
-    /// Woken when a directive for its cluster changed, or a question was added.
+    /// Woken when a directive for its cluster changed, or a request was added.
     pub wake: Notify,
 }
 
@@ -60,34 +60,34 @@ pub struct HubState {
     pub index: OrderedRwLock<Index, INDEX>,
     /// The last reports of the agents.
     pub report_store: OrderedMutex<ReportStore, REPORT_STORE>,
-    /// Edits of sources that are on their way to connected clusters.
+    /// Edits of sources that were not yet applied in all connected clusters.
     pub deliveries: OrderedMutex<Deliveries, DELIVERIES>,
-    /// Times of edits of sources whose new content is being read.
+    /// Time of the edit of each source for which the hub still reads the new content.
     pub edits: OrderedMutex<BTreeMap<SourceRef, Instant>, LEAF>,
     /// The newest session of each cluster.
     pub sessions: DashMap<ClusterName, Arc<LiveSession>>,
-    /// The work of the hub's tasks.
+    /// The work queues of the hub's tasks.
     pub queues: Queues,
-    /// The status of the `Fleet` that its watch showed last.
+    /// The last status of the `Fleet` that the watch delivered.
     pub fleet_status: watch::Sender<Option<FleetStatus>>,
-    /// Time of the first edit of each rule whose copies are being rendered.
+    /// Time of the first edit of each rule that is not rendered yet.
     rendered_edits: OrderedMutex<BTreeMap<RuleUid, Instant>, LEAF>,
-    /// Requests to list all objects that may be sources again.
+    /// Counts the requests to relist all possible sources.
     pub relist: watch::Sender<u64>,
-    /// How long the index was locked for writing.
+    /// Durations of the write locks of the index.
     pub index_holds: Holds,
-    /// The namespaces and kinds in which some rule selects sources.
+    /// The namespaces and kinds in which at least one rule selects sources.
     pub needed: watch::Sender<BTreeSet<WatchScope>>,
-    /// Whether this process leads, and what it must do before it serves.
+    /// Whether this process leads, and which lists it needs before it serves.
     pub leadership: Leadership,
-    /// The hub's certificate authorities, DER, the signing one first; empty until they are read.
+    /// The hub's CAs, DER, the signing one first; empty until they are read.
     pub authorities: watch::Sender<Vec<Bytes>>,
-    /// Woken when the time of the next judgement of removals changed.
+    /// Woken when the time of the next check of removals changed.
     pub deadline_changed: Notify,
 }
 
 impl HubState {
-    /// The state of a hub that has listed nothing yet.
+    /// Returns the state of a hub that has not listed any objects.
     pub fn new(settings: Settings) -> Arc<Self> {
         let hasher =
             RevisionHasher::new(settings.revision_key.clone()).with_budget(settings.render_budget);
@@ -132,8 +132,8 @@ impl HubState {
         }
     }
 
-    /// Begins to serve once everything was listed since this process took the lead. Returns whether
-    /// it begins now.
+    /// Starts to serve once all lists are complete since this process took the lead. Returns
+    /// whether it starts with this call.
     pub fn serve_if_listed(&self) -> bool {
         let _turn = self.leadership.lock.lock();
         if self.leadership.serving_since().is_some() || !self.leadership.leads() {
@@ -158,7 +158,7 @@ impl HubState {
         }
         self.change_quietly(Index::reset_removal_guards);
         self.leadership.ready.send_replace(Some(Instant::now()));
-        // Removals that were under way are judged again.
+        // Removals that were in progress are judged again.
         let rules = self
             .index
             .read()
@@ -173,8 +173,8 @@ impl HubState {
         true
     }
 
-    /// Changes the index, and wakes the tasks that the effect concerns. Rules that a shared change
-    /// affects are updated one by one, so that the lock is never held for all of them.
+    /// Changes the index, and wakes the tasks that the effect concerns. A change that affects many
+    /// rules updates them one by one, so that the lock is released in between.
     pub fn change(&self, change: impl FnOnce(&mut Index) -> Effect) {
         let mut follow = self.change_once(change);
         while let Some(uid) = follow.pop_first() {
@@ -182,7 +182,7 @@ impl HubState {
         }
     }
 
-    /// Changes the index without any effect.
+    /// Changes the index without any effect on other tasks.
     pub fn change_quietly<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
         let mut index = self.index.write();
         let _hold = self.index_holds.begin();
@@ -192,7 +192,7 @@ impl HubState {
     fn change_once(&self, change: impl FnOnce(&mut Index) -> Effect) -> BTreeSet<RuleUid> {
         let mut effect = self.change_quietly(|index| {
             let mut effect = change(index);
-            // Before this process serves, a missing object is part of the initial state and no
+            // Before this process serves, a missing object is part of the initial state and not a
             // removal.
             if self.leadership.serving_since().is_some() {
                 let rules = std::mem::take(&mut effect.judge);
@@ -244,7 +244,7 @@ impl HubState {
         self.queues.dirty_rules.add(effect.rules);
     }
 
-    /// Adds namespaces and kinds in which a rule selects sources.
+    /// Adds namespaces and kinds in which a rule selects sources, so that they are watched.
     pub fn need(&self, places: BTreeSet<WatchScope>) {
         self.needed.send_if_modified(|known| {
             let before = known.len();
@@ -253,8 +253,8 @@ impl HubState {
         });
     }
 
-    /// Starts to measure the delivery of an edit whose content was read. It counts for the connected
-    /// clusters in which it changes a copy.
+    /// Starts to measure the delivery of an edit after its content was read. The measurement
+    /// includes the connected clusters in which the edit changes a copy.
     pub fn follow_edit(&self, index: &Index, source: &SourceRef, effect: &Effect) {
         let Some(since) = self.edits.lock().remove(source) else {
             return;
@@ -271,7 +271,7 @@ impl HubState {
             .for_each(|uid| self.follow_rule(index, uid, since));
     }
 
-    /// Starts to measure the delivery of an edit to a rule whose copies are now rendered.
+    /// Starts to measure the delivery of an edit to a rule after its copies were rendered.
     pub fn follow_rendered(&self, index: &Index, uid: &RuleUid) {
         let since = self.rendered_edits.lock().remove(uid);
         since
@@ -296,8 +296,8 @@ impl HubState {
         }
     }
 
-    /// Drops the deliveries that are no longer sent. Returns the rules whose deliveries are
-    /// complete without them, with their durations.
+    /// Drops deliveries that are no longer sent. Returns the rules that become complete by this,
+    /// with the durations of their deliveries.
     pub fn drop_unsent(&self, index: &Index) -> Vec<(RuleUid, Duration)> {
         let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
         deliveries.retain(|cluster, uid| {

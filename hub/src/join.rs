@@ -30,17 +30,19 @@ use runnel_api::{KeyRecord, MemberCluster};
 
 /// The longest certificate request that is parsed, in bytes.
 const REQUEST_LIMIT: usize = 8 * 1024;
-/// The number of concurrent reads of unknown token ids. They are read at all because the watch may
-/// lag behind a join that was just allowed.
+/// The number of concurrent joins with unknown token ids. The hub checks them against the API
+/// server, because the watch may lag behind a join that was just allowed.
 const STRANGERS: usize = 4;
-/// How long such a one waits.
+/// How long such a join may wait before it is checked.
 const STRANGER_LIMIT: Duration = Duration::from_secs(5);
-/// Joins of one cluster write in turn; clusters share so many turns.
+/// The number of locks for the writes of joins. The joins of one cluster share a lock, so their
+/// writes are in sequence.
 const TURNS: usize = 16;
-/// The hub's own status writes may come between reading and writing.
+/// The limit of attempts at a write. The hub's own status writes may come between a read and a
+/// write.
 const TRIES: usize = 5;
 
-/// Gives certificates to members.
+/// Issues certificates to members.
 pub struct Registrar {
     members: Api<MemberCluster>,
     authorities: Arc<Authorities>,
@@ -53,19 +55,19 @@ pub struct Registrar {
 /// The client of a join.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
-    /// The address of the peer; `None` if another replica passes it on.
+    /// The address of the peer; `None` if another replica forwards the connection.
     pub address: Option<IpAddr>,
-    /// Whether the watch has the token's id as that of the cluster's join.
+    /// Whether the token's id is that of the cluster's join in the watched state.
     pub known: bool,
 }
 
-/// What a join would write, and answer when that is written.
+/// The status that a join writes, and the answer after the write.
 struct PlannedWrite {
     status: Value,
     answer: Result<SignedCertificate, JoinRefusal>,
 }
 
-/// Why no certificate was given.
+/// Why no certificate was issued.
 enum Failure {
     Refused(JoinRefusal),
     Request(IdentityError),
@@ -98,7 +100,7 @@ impl From<Failure> for Status {
             Failure::Request(error @ (IdentityError::Request | IdentityError::RequestKey)) => {
                 Status::invalid_argument(error.to_string())
             }
-            // The rest is about the hub's own authority, not about the request.
+            // Other errors are about the hub's own CA, not about the request.
             Failure::Request(error) => {
                 tracing::error!(%error, "cannot sign certificates");
                 Status::unavailable("the hub cannot sign certificates now: see the hub's log")
@@ -112,7 +114,7 @@ impl From<Failure> for Status {
     }
 }
 
-/// What a refusal is called in gRPC.
+/// Returns the gRPC status of a refusal.
 pub fn refused(refusal: &JoinRefusal) -> Status {
     let text = refusal.to_string();
     let status = match refusal {
@@ -150,7 +152,8 @@ pub(crate) fn with_reason(mut status: Status, reason: &'static str) -> Status {
 }
 
 impl Registrar {
-    /// Signs with the newest of these authorities, and records keys in the status of the `MemberCluster`s.
+    /// Signs with the current CA of `authorities`, and records keys in the status of the
+    /// `MemberCluster`s.
     pub fn new(client: Client, authorities: Arc<Authorities>, lives: CertificateLifetimes) -> Self {
         let (attempts, strangers) = (Mutex::default(), Semaphore::new(STRANGERS));
         let turns = std::array::from_fn(|_| Turn::default());
@@ -164,7 +167,7 @@ impl Registrar {
         }
     }
 
-    /// How long a certificate lives.
+    /// Returns the validity of a certificate.
     #[must_use]
     pub fn certificate_life(&self) -> std::time::Duration {
         self.lives.certificate
@@ -236,8 +239,8 @@ impl Registrar {
             };
             let step = self.step(&member, cluster, token, request)?;
             if turn.is_none() {
-                // Only requests with a known token id lead to a write. No others wait, or delay
-                // others.
+                // Only requests with a known token id lead to a write. So other requests neither
+                // wait here nor delay a join.
                 turn = Some(self.turn(cluster).lock().await);
                 continue;
             }
@@ -249,7 +252,7 @@ impl Registrar {
         Err(Failure::Busy)
     }
 
-    /// What this token and request do to a member as it is.
+    /// Computes the status change and the answer for this token and request.
     fn step(
         &self,
         member: &MemberCluster,
@@ -265,9 +268,9 @@ impl Registrar {
             (Ok((member, join)), _) => {
                 let (signed, record) = self.sign(member, cluster, request)?;
                 let redeemed = redeem(member, cluster, join, record, now)?;
-                // A join is a new beginning: keys that were retired before no longer matter.
+                // A join starts over: keys that were retired before are no longer relevant.
                 let identity = json!({"keys": redeemed.keys, "retired": null});
-                // It may also be another cluster that joins now.
+                // A different cluster may join under this name.
                 let status =
                     json!({"tokens": redeemed.tokens, "identity": identity, "clusterUid": null});
                 Ok(PlannedWrite {
@@ -424,7 +427,8 @@ impl Registrar {
         Ok((signed, record))
     }
 
-    /// Writes to the status of exactly the object that was read; `false`: it has changed since.
+    /// Writes the status of exactly the object that was read. Returns `false` if that has changed
+    /// since.
     async fn record(
         &self,
         member: &MemberCluster,

@@ -1,5 +1,5 @@
-//! The hub's I/O: watches of the hub's API server, streams to the agents, writes of statuses. What it decides is in
-//! [`runnel_hub_core`].
+//! The hub's I/O: watches of the hub's API server, streams to the agents, and writes of statuses.
+//! [`runnel_hub_core`] has the decisions.
 
 pub mod ca;
 pub mod call;

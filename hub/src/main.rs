@@ -1,4 +1,4 @@
-//! `runnel-hub`: the hub, and the commands beside it.
+//! `runnel-hub`: the hub and its other commands.
 mod run;
 
 use std::process::ExitCode;
@@ -23,7 +23,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and version succeed; wrong usage ends with 1, as every other unusable input.
+/// Prints help, the version or a usage error. Wrong usage exits with 1, like any other invalid
+/// input.
 fn usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     if error.use_stderr() {

@@ -25,13 +25,13 @@ use runnel_proto::{closed_list, wire};
 
 pub use state::StateCollector;
 
-/// From a few milliseconds, as on one machine, to the minutes of a member that is hardly reachable.
+/// From a few milliseconds, as on one machine, to the minutes of a member with a bad connection.
 const DELIVERY_BUCKETS: [f64; 14] = [
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 ];
 
-/// The same of all clusters of a rule together, to the hour that waves of a rollout take. Few, as there is one series of each for
-/// every rule that is edited.
+/// Buckets for all clusters of a rule together, up to the hour that the waves of a rollout may
+/// take. The number is small because every edited rule has its own series.
 const RULE_DELIVERY_BUCKETS: [f64; 10] =
     [0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0];
 
@@ -46,11 +46,11 @@ struct LimitLabels {
 }
 
 closed_list! {
-    /// What a peer may take of the hub, each up to a limit.
+    /// The limits for one peer.
     pub enum PeerLimit {
-        /// Frames that the hub cannot read; they are passed over.
+        /// Frames that the hub cannot read; they are ignored.
         Frames,
-        /// Items of frames that the hub cannot read, or with names that are none; they are passed over.
+        /// Items of frames that the hub cannot read or whose names are invalid; they are ignored.
         Items,
         /// Connections of one member without a session; the oldest is closed.
         Connections,
@@ -71,13 +71,13 @@ closed_list! {
         Reports,
         /// Statuses that one session may change; they are written later.
         Statuses,
-        /// Questions of one session for permission; they are judged later.
+        /// Approval requests of one session; they are judged later.
         Judgements,
-        /// Details of reports; the counts are kept without them.
+        /// Details of reports; they are dropped, and their counts are kept.
         Details,
-        /// Connections that a standby passes on; they are closed.
+        /// Connections that a standby forwards; they are closed.
         Forwarded,
-        /// Connections on the port for other replicas that do not come from one; they are closed.
+        /// Connections on the replica port that do not come from a replica; they are closed.
         Replicas,
     }
 }
@@ -93,7 +93,7 @@ pub struct HubMetrics {
     upserts: Counter,
     tombstones: Counter,
     delivery: Histogram,
-    /// Of the rules that had an edit since the start.
+    /// The delivery times of the rules that were edited since the start.
     rules: Mutex<BTreeMap<RuleUid, Histogram>>,
 }
 
@@ -161,7 +161,7 @@ impl HubMetrics {
         Arc::new(metrics)
     }
 
-    /// A peer has reached a limit, so many times.
+    /// Counts that a peer has reached a limit `times` times.
     pub fn limited(&self, limit: PeerLimit, times: u64) {
         if times > 0 {
             self.limits
@@ -172,7 +172,7 @@ impl HubMetrics {
         }
     }
 
-    /// How often a limit was reached.
+    /// Returns how often a limit was reached.
     pub fn times_limited(&self, limit: PeerLimit) -> u64 {
         self.limits
             .get_or_create(&LimitLabels {
@@ -181,22 +181,22 @@ impl HubMetrics {
             .get()
     }
 
-    /// Agents refused so many items of what they were sent.
+    /// Counts items that agents refused.
     pub fn refused_by_agents(&self, items: u64) {
         self.refusals.inc_by(items);
     }
 
-    /// An agent connected (1) or went away (-1).
+    /// Changes the number of connected agents by 1 or -1.
     pub fn connected(&self, change: i64) {
         self.sessions.inc_by(change);
     }
 
-    /// An edit of a source has been applied in one cluster.
+    /// Records that an edit of a source has been applied in one cluster.
     pub fn delivered(&self, took: Duration) {
         self.delivery.observe(took.as_secs_f64());
     }
 
-    /// An edit of a source has been applied in the last cluster of a rule.
+    /// Records that an edit of a source has been applied in the last cluster of a rule.
     pub fn rule_delivered(&self, rule: &RuleUid, took: Duration) {
         let mut rules = self.rules.lock();
         let histogram = rules
@@ -205,13 +205,13 @@ impl HubMetrics {
         histogram.observe(took.as_secs_f64());
     }
 
-    /// The same of several.
+    /// Records the durations of several rules.
     pub fn rules_delivered(&self, took: Vec<(RuleUid, Duration)>) {
         took.into_iter()
             .for_each(|(rule, took)| self.rule_delivered(&rule, took));
     }
 
-    /// What edits of each rule took until its last cluster had them. Those of rules that are not known are forgotten.
+    /// Returns the delivery times of each rule. Drops those of unknown rules.
     fn rule_deliveries(&self, is_known: impl Fn(&RuleUid) -> bool) -> Vec<(RuleUid, Histogram)> {
         let mut rules = self.rules.lock();
         rules.retain(|uid, _| is_known(uid));
@@ -221,7 +221,7 @@ impl HubMetrics {
             .collect()
     }
 
-    /// A frame goes out.
+    /// Counts a sent frame, its bytes and the changes that it contains.
     pub fn frame_sent(&self, frame: &HubFrame, wire: &wire::HubFrame) {
         let name = match frame {
             HubFrame::SnapshotBegin(_) => "snapshot_begin",

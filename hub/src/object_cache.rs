@@ -23,9 +23,9 @@ pub trait RuleKind:
 {
     /// The kind's plural.
     const RESOURCE: &'static str;
-    /// Reads the rule; `None` for an object that no API server gives out.
+    /// Reads the rule; `None` for an object that no API server returns.
     fn rule(&self, runnel_namespace: &str) -> Option<Rule>;
-    /// Its status, if it has one.
+    /// Returns the status of the object, or an empty one.
     fn current_status(&self) -> RuleStatus;
 }
 
@@ -53,21 +53,23 @@ impl RuleKind for runnel_api::ClusterDistributionRule {
     }
 }
 
-/// How many members that are gone are remembered: more than go while an answer is under way.
+/// The number of deleted members whose uids are stored: more than are deleted while one request is
+/// in flight.
 const GONE: usize = 4096;
 
 /// A rule's object.
 #[derive(Clone)]
 pub struct RuleObject {
-    /// How the API server calls its kind.
+    /// The API resource of its kind.
     pub api: ApiResource,
-    /// Its namespace; none for a cluster-scoped rule.
+    /// Its namespace; `None` for a cluster-scoped rule.
     pub namespace: Option<String>,
     /// Its name.
     pub name: String,
-    /// Its status: what this process wrote last, or found when it took the lead; without the lead, what was seen.
+    /// Its status. For the leader: the last status that it wrote, or that it found when it took the
+    /// lead. For a standby: the observed one.
     pub status: RuleStatus,
-    /// The status was overwritten by another writer, and must be written again.
+    /// The status by which another writer overwrote ours, which must then be written again.
     pub replaced: Option<Box<RuleStatus>>,
     /// Whether it carries Runnel's finalizer.
     pub has_finalizer: bool,
@@ -75,26 +77,28 @@ pub struct RuleObject {
     pub finalizers: Vec<String>,
     /// Whether it is being deleted, and since when (Unix seconds).
     pub deleting: bool,
-    /// When its deletion was asked for.
+    /// The deletion timestamp.
     pub deleted_at: Option<jiff::Timestamp>,
-    /// When this process first saw it with the finalizer, if it saw it without before.
+    /// When this process first observed the finalizer, if it observed the rule without it before.
     pub finalizer_seen: Option<Instant>,
-    /// The API server has deleted it though it carries the finalizer: only what it leaves in the clusters is still there.
+    /// Whether the API server has deleted the rule despite the finalizer. Then only its copies in
+    /// the clusters are left.
     pub is_gone: bool,
-    /// The version that was seen.
+    /// The observed resourceVersion.
     pub resource_version: Option<String>,
-    /// The version that the last write of the status gave.
+    /// The version that the last write of the status returned.
     written_version: u64,
-    /// Whether a write of the status is under way: what is seen meanwhile may be that write.
+    /// Whether a write of the status is in flight. A version that is observed meanwhile may be that
+    /// write.
     writing: bool,
-    /// Whether it was seen and written before the list that is under way.
+    /// Whether it was observed or written before the current list began, so that it may be stale.
     doubtful: bool,
-    /// For Events.
+    /// The reference for Events.
     pub reference: ObjectReference,
 }
 
 impl RuleObject {
-    /// What the writer needs of an object.
+    /// Returns the parts of an object that the writer needs.
     pub fn of<K: RuleKind>(object: &K, has_finalizer: bool) -> Self {
         let deleted_at = object.meta().deletion_timestamp.as_ref().map(|time| time.0);
         Self {
@@ -133,30 +137,31 @@ impl RuleObject {
 
 /// A member's object.
 struct MemberObject {
-    /// Shared with its readers, which read each object every few seconds.
+    /// In an `Arc`, because readers read each object every few seconds.
     object: Arc<MemberCluster>,
-    /// Whether it was seen before the list that is under way.
+    /// Whether it was observed before the current list began, so that it may be stale.
     doubtful: bool,
 }
 
-/// The objects that the writer writes about.
+/// The cache of the objects that the writer writes.
 ///
-/// A list returns what exists now, independent of the versions that were seen before: after a
+/// A list returns what exists now, independent of the versions that were observed before: after a
 /// restore of etcd versions are lower. So the state at the begin of a list is stale, and every
 /// later object replaces it.
 #[derive(Default)]
 pub struct ObjectCache {
     rules: Mutex<BTreeMap<RuleUid, RuleObject>>,
     members: Mutex<BTreeMap<ClusterName, MemberObject>>,
-    /// How often a member has changed.
+    /// The number of changes of members.
     member_changes: AtomicU64,
-    /// The uids of members that are gone, the newest last: the answer to a read or a write of before may still be under way.
+    /// The uids of deleted members, the newest last. The answer to an earlier read or write of them
+    /// may still be in flight.
     gone: Mutex<VecDeque<String>>,
     turn: OrderedMutex<(), MEMBER_UPDATE>,
 }
 
 impl ObjectCache {
-    /// Stores a rule that a watch delivered. A status that was written after this version is kept.
+    /// Stores a rule that a watch delivered. The status of a newer write by this process is kept.
     /// While this process `leads`, no other process writes statuses, so its own status is always
     /// kept. Returns whether the former state was stale.
     pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject, leads: bool) -> bool {
@@ -183,14 +188,14 @@ impl ObjectCache {
         })
     }
 
-    /// A write of a rule's status begins, or has failed.
+    /// Records that a write of a rule's status begins (`true`) or has ended (`false`).
     pub fn writes_rule(&self, uid: &RuleUid, writing: bool) {
         if let Some(known) = self.rules.lock().get_mut(uid) {
             known.writing = writing;
         }
     }
 
-    /// A list of the rules of a kind begins.
+    /// Marks the rules of a kind as stale at the begin of a list.
     pub fn mark_rules_stale<K: RuleKind>(&self) {
         let kind = K::kind(&());
         let mut rules = self.rules.lock();
@@ -201,7 +206,7 @@ impl ObjectCache {
     }
 
     /// Stores the written status of a rule, with the version of the write. Returns whether another
-    /// writer has replaced it already.
+    /// writer has already replaced it.
     pub fn wrote_rule(&self, uid: &RuleUid, status: RuleStatus, version: Option<String>) -> bool {
         let mut rules = self.rules.lock();
         let Some(known) = rules.get_mut(uid) else {
@@ -210,19 +215,19 @@ impl ObjectCache {
         known.status = status;
         known.written_version = version_number(version.as_deref());
         (known.doubtful, known.writing) = (false, false);
-        // What was seen meanwhile was this write, or one before it.
+        // What was observed meanwhile was this write, or an earlier one.
         if known.version() <= known.written_version {
             known.replaced = None;
         }
         known.replaced.is_some()
     }
 
-    /// A rule is gone.
+    /// Removes a deleted rule.
     pub fn remove_rule(&self, uid: &RuleUid) {
         self.rules.lock().remove(uid);
     }
 
-    /// A rule, if it is there.
+    /// Returns a rule, if it exists.
     pub fn rule(&self, uid: &RuleUid) -> Option<RuleObject> {
         self.rules.lock().get(uid).cloned()
     }
@@ -232,7 +237,7 @@ impl ObjectCache {
         look(self.rules.lock().get(uid))
     }
 
-    /// How a rule is called, for logs.
+    /// Returns the namespace and name of a rule for logs, or its uid if it is unknown.
     pub fn name_of(&self, uid: &RuleUid) -> String {
         let rules = self.rules.lock();
         rules.get(uid).map_or_else(
@@ -244,7 +249,7 @@ impl ObjectCache {
         )
     }
 
-    /// The rules that are being deleted.
+    /// Returns the rules that are being deleted.
     pub fn deleting(&self) -> Vec<RuleUid> {
         let rules = self.rules.lock();
         rules
@@ -254,11 +259,11 @@ impl ObjectCache {
             .collect()
     }
 
-    /// The known rules of a kind that are not among these.
+    /// Returns the known rules of a kind that are not in `seen`.
     pub fn rules_not_in<K: RuleKind>(&self, seen: &BTreeSet<RuleUid>) -> Vec<RuleUid> {
         let kind = K::kind(&());
         let rules = self.rules.lock();
-        // A list does not contain an object that was deleted.
+        // A rule that the API server deleted despite its finalizer is in no list.
         let known = rules
             .iter()
             .filter(|(_, object)| object.api.kind == kind && !object.is_gone);
@@ -266,7 +271,7 @@ impl ObjectCache {
         gone.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// A list of the members begins.
+    /// Marks the members as stale at the begin of a list.
     pub fn mark_members_stale(&self) {
         self.members
             .lock()
@@ -275,8 +280,8 @@ impl ObjectCache {
         self.gone.lock().clear();
     }
 
-    /// Stores a member that was seen or written. Returns false, and changes nothing, if a later
-    /// version or the deletion is certain.
+    /// Stores a member that was observed or written. Returns `false`, and changes nothing, if a
+    /// later version is stored or the member was deleted.
     pub fn set_member(&self, name: ClusterName, object: MemberCluster) -> bool {
         let version =
             |object: &MemberCluster| version_number(object.metadata.resource_version.as_deref());
@@ -304,7 +309,8 @@ impl ObjectCache {
         true
     }
 
-    /// Held while a member is changed here and in the index, so that both have the same object.
+    /// Locks changes of members. The holder changes a member here and in the index, so that both
+    /// have the same object.
     pub fn turn(&self) -> Ordered<MutexGuard<'_, ()>> {
         self.turn.lock()
     }
@@ -314,7 +320,8 @@ impl ObjectCache {
         self.turn.is_locked()
     }
 
-    /// Names what the members are; never zero. As long as it is the same, each is as it was. Ask before looking at one.
+    /// Returns a version of all members, never zero. It changes with every change of a member.
+    /// Callers read it before they read a member.
     pub fn members_version(&self) -> u64 {
         self.member_changes.load(Ordering::Acquire) + 1
     }
@@ -337,7 +344,7 @@ impl ObjectCache {
             .for_each(look);
     }
 
-    /// A member is gone, and does not come back before the next list.
+    /// Removes a deleted member. An earlier version of it is not stored again before the next list.
     pub fn remove_member(&self, name: &ClusterName) {
         let mut members = self.members.lock();
         let uid = members
@@ -350,7 +357,7 @@ impl ObjectCache {
         gone.drain(..surplus);
     }
 
-    /// A member, if it is there.
+    /// Returns a member, if it exists.
     pub fn member(&self, name: &ClusterName) -> Option<Arc<MemberCluster>> {
         self.members
             .lock()
@@ -358,12 +365,13 @@ impl ObjectCache {
             .map(|known| known.object.clone())
     }
 
-    /// The known members.
+    /// Returns the names of the known members.
     pub fn members(&self) -> Vec<ClusterName> {
         self.members.lock().keys().cloned().collect()
     }
 
-    /// The known members that a list did not name, and whether they were known before it began.
+    /// Returns the known members that are not in `seen`, and whether each was known before the list
+    /// began.
     pub fn members_not_in(&self, seen: &BTreeSet<ClusterName>) -> Vec<(ClusterName, bool)> {
         let members = self.members.lock();
         let missing = members.iter().filter(|(name, _)| !seen.contains(*name));
@@ -421,7 +429,7 @@ mod tests {
             !object_cache.set_member(name.clone(), member(39))
                 && object_cache.set_member(name.clone(), member(41))
         );
-        // What was taken in since the list began is newer than what it shows.
+        // An object that was observed since the list began is newer than the one in the list.
         object_cache.mark_members_stale();
         assert!(
             object_cache.set_member(name.clone(), member(43))
@@ -446,7 +454,7 @@ mod tests {
         let version = object_cache.members_version();
         object_cache.remove_member(&name);
         assert!(object_cache.members_version() > version);
-        // The answer of an earlier write arrives now.
+        // The answer to an earlier write arrives now.
         assert!(
             !object_cache.set_member(name.clone(), member(91))
                 && object_cache.member(&name).is_none()
@@ -455,7 +463,7 @@ mod tests {
         relist.metadata.uid = Some("u2".to_owned());
         assert!(object_cache.set_member(name.clone(), relist));
         assert!(!object_cache.set_member(name.clone(), member(93)));
-        // A backup may have brought it back.
+        // A restore from a backup may have created it again.
         object_cache.mark_members_stale();
         assert!(object_cache.set_member(name.clone(), member(40)));
     }
@@ -466,7 +474,7 @@ mod tests {
         object_cache.set_rule(uid.clone(), rule(80, 3), true);
         let status = rule(90, 5).status;
         object_cache.wrote_rule(&uid, status, Some("90".to_owned()));
-        // The watch is behind the write.
+        // The watch lags behind the write.
         assert!(!object_cache.set_rule(uid.clone(), rule(85, 4), true));
         let known = object_cache.rule(&uid).unwrap();
         assert_eq!(
@@ -500,7 +508,7 @@ mod tests {
         let written = |version: u32, generation| {
             (rule(version, generation).status, Some(version.to_string()))
         };
-        // The watch shows the write before its answer is read.
+        // The watch delivers the write before its answer is read.
         object_cache.writes_rule(&uid, true);
         object_cache.set_rule(uid.clone(), rule(90, 5), true);
         assert!(!object_cache.is_replaced(&uid));
@@ -513,7 +521,7 @@ mod tests {
         let known = object_cache.rule(&uid).unwrap();
         assert!(object_cache.is_replaced(&uid) && known.status.observed_generation == Some(5));
         assert_eq!(known.newest_version().as_deref(), Some("92"));
-        // Written again; then replaced while a write is under way.
+        // The status is written again, then replaced while a write is in flight.
         let (status, version) = written(93, 5);
         assert!(!object_cache.wrote_rule(&uid, status, version) && !object_cache.is_replaced(&uid));
         object_cache.writes_rule(&uid, true);
@@ -524,7 +532,7 @@ mod tests {
                 && object_cache.wrote_rule(&uid, status, version)
                 && object_cache.is_replaced(&uid)
         );
-        // A process that does not lead stores what it receives.
+        // A process that does not lead stores the received status.
         object_cache.set_rule(uid.clone(), rule(96, 7), false);
         assert!(
             !object_cache.is_replaced(&uid)

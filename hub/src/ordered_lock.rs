@@ -1,10 +1,10 @@
-//! Locks with a fixed order, so that two tasks never wait for one another. Debug builds check the
-//! order at each lock: the ranks of the locks of a thread only rise.
+//! Locks with a fixed order, so that tasks cannot deadlock. Debug builds check the order at each
+//! lock: a thread may only take a lock with a higher rank than those it holds.
 use std::ops::{Deref, DerefMut};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Rank of the lock under which a process takes the lead or begins to serve.
+/// Rank of the lock for the change of the right to lead and the start of service.
 pub const LEADERSHIP: u8 = 1;
 /// Rank of the lock under which a member changes both in the object cache and in the index.
 pub const MEMBER_UPDATE: u8 = 2;
@@ -12,22 +12,23 @@ pub const MEMBER_UPDATE: u8 = 2;
 pub const LEADER_POSITION: u8 = 3;
 /// Rank of the index.
 pub const INDEX: u8 = 4;
-/// Rank of what one agent holds.
+/// Rank of the state of one agent's session.
 pub const SESSION: u8 = 5;
 /// Rank of the agents' last reports.
 pub const REPORT_STORE: u8 = 6;
-/// Rank of the edits on their way.
+/// Rank of the deliveries that are not complete.
 pub const DELIVERIES: u8 = 7;
 /// Rank of the divergences.
 pub const DIVERGENCES: u8 = 8;
 /// Rank of locks under which no other lock is taken.
 pub const LEAF: u8 = u8::MAX;
 
-/// A [`Mutex`] of a rank.
+/// A [`Mutex`] with a rank.
 #[derive(Default)]
 pub struct OrderedMutex<T, const RANK: u8>(Mutex<T>);
 
-/// An [`RwLock`] of a rank. A thread that reads does not read again: a writer may wait in between.
+/// An [`RwLock`] with a rank. A thread must not take the read lock twice, because a writer may wait
+/// in between.
 #[derive(Default)]
 pub struct OrderedRwLock<T, const RANK: u8>(RwLock<T>);
 
@@ -40,20 +41,20 @@ impl<T, const RANK: u8> OrderedMutex<T, RANK> {
 
 #[cfg(test)]
 impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
-    /// Whether a reader would not wait.
+    /// Whether a read lock would be granted without waiting.
     pub(crate) fn is_free_to_read(&self) -> bool {
         self.0.try_read().is_some()
     }
 }
 
-/// Access to what an ordered lock protects.
+/// The guard of an ordered lock.
 pub struct Ordered<G> {
     guard: G,
     _rank: LockRank,
 }
 
 impl<T, const RANK: u8> OrderedMutex<T, RANK> {
-    /// A lock around a value.
+    /// Creates a lock with a value.
     pub fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }
@@ -69,7 +70,7 @@ impl<T, const RANK: u8> OrderedMutex<T, RANK> {
 }
 
 impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
-    /// A lock around a value.
+    /// Creates a lock with a value.
     pub fn new(value: T) -> Self {
         Self(RwLock::new(value))
     }
@@ -107,7 +108,7 @@ impl<G: DerefMut> DerefMut for Ordered<G> {
     }
 }
 
-/// The entry of one lock among those that its thread holds.
+/// The rank of one lock in the list of its thread, until it is dropped.
 #[cfg(debug_assertions)]
 struct LockRank(u8);
 
@@ -166,7 +167,7 @@ mod tests {
         for _ in 0..2 {
             let (read, locked) = (index.read(), session.lock());
             assert_eq!((*read, *locked), (1, 2));
-            // They are given back in any order.
+            // Guards may be dropped in any order.
             drop(read);
             drop(locked);
         }

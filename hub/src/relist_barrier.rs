@@ -18,16 +18,16 @@ use tokio::sync::watch;
 
 use runnel_hub_core::plan::WatchScope;
 
-/// A watch of the hub's.
+/// One of the hub's watches.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Watched {
     /// The objects of one of Runnel's own kinds, by its plural.
     Own(&'static str),
-    /// The sources in a place.
+    /// The sources in a scope.
     Sources(WatchScope),
 }
 
-/// Which round is on, and which lists it has had.
+/// The current round, and the round of the last list of each watch.
 #[derive(Default)]
 pub struct RelistBarrier {
     asked: watch::Sender<u64>,
@@ -36,12 +36,13 @@ pub struct RelistBarrier {
 }
 
 impl RelistBarrier {
-    /// Asks every watch for a new list.
+    /// Starts a round: every watch relists.
     pub fn begin(&self) {
         self.asked.send_modify(|round| *round += 1);
     }
 
-    /// The renewal of the right to lead that was sent at this moment succeeded; `None`: this process does not lead.
+    /// Records when the last successful renewal of the right to lead was sent; `None` if this
+    /// process does not lead.
     pub fn renewed(&self, sent: Option<Instant>) {
         self.renewed.send_if_modified(|known| {
             let changed = *known != sent;
@@ -50,7 +51,7 @@ impl RelistBarrier {
         });
     }
 
-    /// The round that is on and its changes, and the renewals.
+    /// Returns receivers of the current round and of the renewals.
     pub fn subscribe(&self) -> RelistSubscription {
         RelistSubscription {
             asked: self.asked.subscribe(),
@@ -58,12 +59,12 @@ impl RelistBarrier {
         }
     }
 
-    /// A watch has delivered the list of this round, or was refused in it.
+    /// Records that a watch has delivered its list of a round, or was refused in it.
     pub fn done(&self, watched: Watched, round: u64) {
         self.done.lock().insert(watched, round);
     }
 
-    /// Whether all of these have had their list in the round that is on.
+    /// Whether all these watches have delivered their list in the current round.
     pub fn have_all(&self, watches: impl IntoIterator<Item = Watched>) -> bool {
         let round = *self.asked.borrow();
         let done = self.done.lock();
@@ -73,11 +74,11 @@ impl RelistBarrier {
     }
 }
 
-/// What a watch follows.
+/// The signals that a watch follows.
 pub struct RelistSubscription {
-    /// The round that is on.
+    /// The current round.
     pub asked: watch::Receiver<u64>,
-    /// When the last renewal that succeeded was sent.
+    /// When the last successful renewal was sent.
     pub renewed: watch::Receiver<Option<Instant>>,
 }
 
@@ -97,7 +98,7 @@ mod tests {
         rounds.begin();
         assert!(!both());
         rounds.done(a.clone(), 1);
-        // The list of the round before comes late.
+        // A list of the previous round arrives late.
         rounds.done(b.clone(), 0);
         assert!(!both());
         rounds.done(b.clone(), 1);

@@ -38,23 +38,24 @@ use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// When an idle connection to the API server is closed. The server itself ends a watch before.
+/// The limit after which an idle connection to the API server is closed. The server ends a watch
+/// earlier.
 const READ_TIMEOUT: Duration = Duration::from_secs(75);
-/// How long to wait before the API server is tried again at the start.
+/// The delay between attempts to reach the API server at the start.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How often a quiet connection is pinged; one on which nothing comes in is noticed within 25 s.
+/// The interval of pings on an idle connection. A dead connection is detected within 25 s.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
-/// Windows bound what an agent can make the hub buffer.
+/// The windows limit the bytes that an agent can make the hub buffer.
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 128 * 1024;
 const STREAMS: u32 = 8;
 
-/// The task that gives the Lease away at the end.
+/// The task that releases the Lease at the end.
 const ELECTION: &str = "election";
 
 type Tasks = JoinSet<(&'static str, anyhow::Result<()>)>;
 
-/// Runs the hub until a signal ends it.
+/// Runs the hub until a signal stops it.
 pub async fn run(options: Run) -> anyhow::Result<()> {
     let signals = Signals::install().context("cannot catch signals")?;
     let shutdown = CancellationToken::new();
@@ -90,8 +91,8 @@ pub async fn run(options: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for the tasks. Before the shutdown none may end; after it all must within the drain limit, but for the hand-over of the
-/// Lease, which has a longer one.
+/// Waits for the tasks. No task may end before the shutdown. After it all tasks must end within the
+/// drain limit; the release of the Lease has a longer limit.
 async fn supervise(
     tasks: &mut Tasks,
     shutdown: &CancellationToken,
@@ -110,7 +111,7 @@ async fn supervise(
     let handed_over = AtomicBool::new(false);
     let drained = tokio::time::timeout(drain_limit, drain(tasks, &handed_over, false)).await;
     if drained.is_err() {
-        // Without the Lease the next leader waits for as long as it would have lasted.
+        // If the Lease is not released, the next leader waits until it expires.
         if !handed_over.load(Ordering::Relaxed) {
             let more = hand_over_limit.saturating_sub(drain_limit);
             let _ = tokio::time::timeout(more, drain(tasks, &handed_over, true)).await;
@@ -121,7 +122,7 @@ async fn supervise(
     Ok(())
 }
 
-/// Waits for the tasks to end: all of them, or until the Lease is given away.
+/// Waits for the tasks to end. With `for_the_lease` it returns as soon as the Lease is released.
 async fn drain(tasks: &mut Tasks, handed_over: &AtomicBool, for_the_lease: bool) {
     while let Some(ended) = tasks.join_next().await {
         handed_over.fetch_or(matches!(ended, Ok((ELECTION, _))), Ordering::Relaxed);
@@ -131,12 +132,12 @@ async fn drain(tasks: &mut Tasks, handed_over: &AtomicBool, for_the_lease: bool)
     }
 }
 
-/// Returns a client for the hub cluster with our user agent and without retries.
+/// Returns a client for the hub cluster with the user agent of the hub and without retries.
 pub async fn client(access: &Access) -> anyhow::Result<Client> {
     timed_client(access, &WatchTimes::default()).await
 }
 
-/// As above; the client also reports when its watches last received something.
+/// Returns a client like [`client`] that also records when its watches last received data.
 async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<Client> {
     let mut config = match &access.kubeconfig {
         Some(path) => {
@@ -144,7 +145,7 @@ async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<C
             let own_proxy = proxy_of(&file);
             let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
             let mut config = config.map_err(|error| unusable(path, &error))?;
-            // A proxy of the environment is for other ways than that to the API server.
+            // A proxy of the environment is not for the connection to the API server.
             config.proxy_url = config.proxy_url.filter(|_| own_proxy);
             config
         }
@@ -152,7 +153,7 @@ async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<C
             .context("there is no ServiceAccount here: run in a pod of the hub cluster, or give --kubeconfig FILE")?,
     };
     config.default_retry = false;
-    // Longer than the longest idle watch: a connection without data for this long is dead.
+    // This is longer than the longest idle watch: a connection without data for this long is dead.
     config.read_timeout = Some(READ_TIMEOUT);
     let name = HeaderValue::from_static(concat!("runnel-hub/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
@@ -180,8 +181,8 @@ fn proxy_of(file: &Kubeconfig) -> bool {
         .is_some_and(|cluster| cluster.proxy_url.is_some())
 }
 
-/// Why a kubeconfig cannot be used. Of the cause only the first line: the others quote the file, which holds
-/// credentials.
+/// Returns the error for an unusable kubeconfig. It contains only the first line of the cause,
+/// because the others quote the file, which has credentials.
 fn unusable(path: &Path, cause: &dyn std::fmt::Display) -> anyhow::Error {
     let cause = cause
         .to_string()
@@ -195,7 +196,8 @@ fn unusable(path: &Path, cause: &dyn std::fmt::Display) -> anyhow::Error {
     )
 }
 
-/// The hub's identity and the hub cluster's uid; waits for an API server that is away.
+/// Returns the hub's identity and the hub cluster's uid. Retries while the API server is
+/// unreachable.
 async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity, String)> {
     let namespace = &options.access.namespace;
     loop {
@@ -222,7 +224,8 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
     }
 }
 
-/// The authorities that were written down; waits for an API server that is away.
+/// Returns the stored CAs; `None` also if the hub may not read them. Retries while the API server
+/// is unreachable.
 async fn trusted_authorities(options: &Run, client: &Client) -> Option<TrustedAuthorities> {
     loop {
         match ca::known(client, &options.access.namespace).await {
@@ -442,7 +445,7 @@ async fn start(
     Ok(())
 }
 
-/// Spawns a task that ends only with the process.
+/// Spawns a task that must not end before the process.
 fn forever(
     tasks: &mut Tasks,
     shutdown: CancellationToken,
@@ -458,7 +461,7 @@ fn forever(
 }
 
 /// Lets the process become the leader once every needed watch has delivered a complete list or was
-/// refused. Lets a leader serve once all of them have relisted.
+/// refused. Then it lets a leader serve once all of them have relisted.
 async fn until_listed(
     hub_state: Arc<HubState>,
     readiness: Readiness,
@@ -508,7 +511,7 @@ async fn serve(
         .serve_with_incoming_shutdown(fenced, shutdown.cancelled_owned());
     tokio::select! {
         served = serving => served.context("the gRPC server failed"),
-        // As long as there are connections, the last ones of a hub that ends included.
+        // The guards are checked as long as there are connections, also during the shutdown.
         never = guards.watch() => match never {},
     }
 }
@@ -530,7 +533,7 @@ mod tests {
         });
         tasks.spawn(async { std::future::pending().await });
         shutdown.cancel();
-        // A task that never ends is not waited for.
+        // The supervisor does not wait for a task that never ends.
         let limits = (Duration::from_millis(1), Duration::from_secs(600));
         supervise(&mut tasks, &shutdown, limits).await.unwrap();
         assert!(given_away.load(Ordering::Relaxed));

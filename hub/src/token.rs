@@ -15,14 +15,15 @@ use crate::call::{ApiError, FIELD_MANAGER, within};
 pub use request::{Checked, RequestError, TokenRequest};
 use runnel_api::{Join, MemberCluster, MemberClusterSpec};
 
-/// The field manager of the writes. Other clients may create or delete the cluster in between.
+/// The limit of attempts at a write. Other clients may create or delete the cluster in between.
 const TRIES: usize = 3;
 
-/// Makes a join string for a cluster: makes its `MemberCluster`, or takes the one that is there, adds the labels, and
-/// allows one join. A join string that was made before is no longer good. `namespace` is the hub's own.
+/// Creates a join string for a cluster. Creates its `MemberCluster`, or updates the existing one:
+/// it adds the labels and allows one join. An earlier join string becomes invalid. `namespace` is
+/// the hub's own.
 ///
 /// # Errors
-/// One sentence that names what is wrong and what to do.
+/// One sentence with the cause and a hint.
 pub async fn create(
     client: Client,
     namespace: &str,
@@ -40,9 +41,9 @@ pub async fn create(
 
 /// A join that is declared in Git.
 pub struct Declared {
-    /// For a Secret of the member.
+    /// The join string, for a Secret of the member.
     pub join_string: String,
-    /// For the hub: the `MemberCluster`, YAML. There is no secret in it.
+    /// The manifest of the `MemberCluster` for the hub, YAML. It contains no secret.
     pub manifest: String,
 }
 
@@ -69,14 +70,14 @@ pub async fn declare(
     })
 }
 
-/// A join string, and the join that it is good for.
+/// Creates a join string, and the join that it allows.
 fn make(request: &Checked, identity: &HubIdentity) -> anyhow::Result<(String, Join)> {
     let addresses = addresses(request, identity)?;
     let token = Token::generate()?;
     let expires_at = Timestamp::now()
         .checked_add(request.ttl)
         .context("--ttl is out of range: choose 1h")?;
-    // The API server keeps whole seconds.
+    // The API server stores whole seconds.
     let expires_at = Time(Timestamp::from_second(expires_at.as_second())?);
     let join = Join {
         token_hash: token.hash(),

@@ -1,5 +1,5 @@
-//! Keeps the authorities: watches the Secrets, switches to what a person, a program or the hub itself puts there, keeps
-//! what members still need of the former ones, and serves with all of them.
+//! Rotates CAs. Watches the Secrets, and switches to the CA that a user, a program or the hub
+//! itself stores there. Keeps former CAs while members need them. The hub serves with all of them.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -32,7 +32,7 @@ const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
 /// timers noticing.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// What signs now, and what members rely on.
+/// The CA that signs now, and the CAs that members may trust.
 pub struct Authorities {
     view: ArcSwap<View>,
     unusable: AtomicBool,
@@ -52,7 +52,7 @@ impl Authorities {
         })
     }
 
-    /// Only this one, without a rotation.
+    /// Returns the CA of this identity as the only one, without a rotation.
     pub fn of(identity: HubIdentity) -> Arc<Self> {
         let known = TrustedAuthorities::default()
             .switched(identity.authority.certificate(), SystemTime::now());
@@ -64,12 +64,12 @@ impl Authorities {
         self.view.load().identity.clone()
     }
 
-    /// The authorities that members may rely on, the one that signs now first.
+    /// Returns the CAs that members may trust, the signing one first.
     pub fn known(&self) -> TrustedAuthorities {
         self.view.load().known.clone()
     }
 
-    /// Their certificates, DER.
+    /// Returns the certificates of these CAs, DER.
     pub fn certificates(&self) -> Vec<Bytes> {
         let view = self.view.load();
         view.known
@@ -85,23 +85,23 @@ impl Authorities {
     }
 }
 
-/// What a [`CaRotator`] needs of the hub.
+/// The inputs of a [`CaRotator`].
 pub struct Parts {
-    /// For the Secrets.
+    /// The client for the Secrets.
     pub client: Client,
-    /// What the hub's tasks share.
+    /// The shared state of the hub's tasks.
     pub hub_state: Arc<HubState>,
     /// The members, whose certificates show which CAs they need.
     pub object_cache: Arc<ObjectCache>,
-    /// How long members can use what they have.
+    /// The validity of certificates, and how long expired ones can be renewed.
     pub lives: CertificateLifetimes,
-    /// How long an authority of the hub's own lives.
+    /// The validity of a CA that the hub creates.
     pub authority_life: Duration,
-    /// Events for people.
+    /// The queue of Events.
     pub events: mpsc::Sender<(ObjectReference, Notice)>,
 }
 
-/// Keeps the authorities.
+/// Rotates the hub's CAs.
 pub struct CaRotator {
     parts: Parts,
     api: Api<Secret>,
@@ -111,17 +111,17 @@ pub struct CaRotator {
     tls: Arc<ServerTls>,
     /// When the serving certificate is renewed.
     renew_at: SystemTime,
-    /// Whether the Secret of authorities was there: one that goes then was removed on purpose.
+    /// Whether the Secret of CAs existed. If it disappears later, a user deleted it on purpose.
     was_stored: bool,
     /// The last logged error.
     logged: Option<String>,
 }
 
 impl CaRotator {
-    /// Makes a serving certificate. `stored` are the authorities that were written down.
+    /// Creates a serving certificate. `stored` contains the stored CAs.
     ///
     /// # Errors
-    /// [`TlsError`], when the authority cannot sign, as when its own time is over.
+    /// [`TlsError`], when the CA cannot sign, for example because it has expired.
     pub fn new(
         parts: Parts,
         identity: HubIdentity,
@@ -164,17 +164,17 @@ impl CaRotator {
         })
     }
 
-    /// For the listener.
+    /// Returns the TLS state for the listener.
     pub fn tls(&self) -> Arc<ServerTls> {
         self.tls.clone()
     }
 
-    /// For the code that signs certificates and sends the trusted CAs to members.
+    /// Returns the CAs, for the code that signs certificates and sends the trusted CAs to members.
     pub fn authorities(&self) -> Arc<Authorities> {
         self.authorities.clone()
     }
 
-    /// Keeps them for ever.
+    /// Rotates CAs until the process ends.
     pub async fn run(mut self) {
         let mut lead = self.parts.hub_state.leadership.lead.subscribe();
         loop {
@@ -196,14 +196,15 @@ impl CaRotator {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
                 () = self.identity.changed() => {}
                 () = self.stored.changed() => {}
-                // Both are listed again: another replica may have written what this one has not seen yet.
+                // Both Secrets are relisted: another replica may have written a state that this one
+                // has not observed.
                 _ = lead.changed() => {}
             }
         }
     }
 
-    /// Reads the Secrets once. Returns an error of the identity; the hub continues with its former
-    /// one. `None`: their content is unknown.
+    /// Reads the Secrets once. Returns an error of the identity, with which the hub keeps its
+    /// former one; `None` if the content of the Secrets is unknown.
     async fn look(&mut self) -> Result<Option<Result<(), StoredError>>, ApiError> {
         let now = SystemTime::now();
         let (Some(secret), Some(_)) = (self.identity.known(), self.stored.known()) else {
@@ -228,7 +229,7 @@ impl CaRotator {
             None => self.authorities.known(),
         };
         if !self.parts.hub_state.leadership.leads() {
-            // The leader writes down what it switches to, and only then it counts.
+            // The leader stores a CA before it switches to it. Other replicas switch after that.
             if base.is_current(identity.authority.certificate()) {
                 self.adopt(identity, base);
             }
@@ -246,7 +247,8 @@ impl CaRotator {
         Ok(Some(judged))
     }
 
-    /// What should be known from now on.
+    /// Returns the CAs to store: with the CA of `identity` as the signing one, and without CAs that
+    /// no member needs.
     fn next(
         &self,
         base: TrustedAuthorities,
@@ -266,7 +268,7 @@ impl CaRotator {
                 Err(error) => tracing::error!(%error, "the hub's authority cannot sign"),
             }
         }
-        // Before the members are listed, no CA seems to be needed.
+        // Before the members are listed, it is unknown which CAs they need.
         if next.entries().len() == 1 || hub_state.leadership.serving_since().is_none() {
             return next;
         }
@@ -277,7 +279,8 @@ impl CaRotator {
         next.retired(&needs, overlap, now)
     }
 
-    /// The identity in the Secret. Nothing: it is being made by the replica that leads.
+    /// Returns the identity in the Secret. The leader creates a new CA if one is due. Other
+    /// replicas return `None` until then.
     async fn read_identity(
         &mut self,
         secret: Option<Secret>,
@@ -303,7 +306,7 @@ impl CaRotator {
         Ok(read.and_then(|read| stored::sound(&read, hub_id, now).map(|()| Some(read))))
     }
 
-    /// Sets the CAs.
+    /// Switches to these CAs.
     fn adopt(&mut self, identity: Arc<HubIdentity>, known: TrustedAuthorities) {
         let before = self.authorities.known();
         if before == known {
@@ -347,7 +350,8 @@ impl CaRotator {
         });
     }
 
-    /// Renews the serving certificate at half of its validity. Open connections are not affected.
+    /// Renews the serving certificate at half of its validity. Open connections keep the former
+    /// one.
     fn serve_again(&mut self) {
         let now = SystemTime::now();
         if now < self.renew_at {
@@ -399,7 +403,7 @@ impl CaRotator {
             name: Some(IDENTITY_SECRET.to_owned()),
             ..ObjectReference::default()
         };
-        // Where too many wait, the log has it.
+        // If the queue is full, the log still contains the message.
         let _ = self.parts.events.try_send((
             reference,
             Notice {
@@ -419,7 +423,7 @@ fn certificates(known: &TrustedAuthorities) -> Vec<CertificateDer<'static>> {
         .collect()
 }
 
-/// What to serve with: a fresh certificate of the authority that signs now, then what the former ones left behind.
+/// Returns the serving certificates: a new one of the signing CA, then those of former CAs.
 fn pairs(
     identity: &HubIdentity,
     known: &TrustedAuthorities,
@@ -440,7 +444,7 @@ fn pairs(
     Ok(pairs)
 }
 
-/// Half of the life of the first of these, which begins now.
+/// Returns the time at half of the validity of the first certificate, which starts now.
 fn half_way(now: SystemTime, pairs: &[ServingPair]) -> SystemTime {
     let end = pairs.first().map_or(now, |pair| pair.not_after);
     now + end.duration_since(now).unwrap_or_default() / 2

@@ -1,10 +1,10 @@
 //! The overlap of certificate authorities: the signing one is the first in a list. Former ones stay
 //! in the list, with a serving certificate that they signed in time, while a member needs them.
 //!
-//! A member needs an authority while it may present a certificate of it: it trusted that authority
-//! when it got the certificate, and perhaps no later one. A member with a certificate of the newest
-//! authority has stored all authorities of that time. So the certificates on record determine which
-//! authorities are kept, and no member has to be asked.
+//! A member needs a CA while it may present a certificate of it: it trusted that CA when it got the
+//! certificate, and perhaps no later one. A member with a certificate of the newest CA has stored
+//! all CAs of that time. So the recorded certificates determine which CAs are kept, and no member
+//! has to be asked.
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
@@ -17,10 +17,11 @@ use serde::{Deserialize, Serialize};
 use crate::membership::tokens::is_redeemed;
 use runnel_api::MemberCluster;
 
-/// The most CAs that are kept. A fifteenth rotation while no member follows drops the oldest.
+/// The limit of CAs. The sixteenth rotation while no member follows drops the oldest.
 pub const LIMIT: usize = 16;
 
-/// What serves the members that trust an authority and none after it. Without `Debug`: it holds a key.
+/// The serving certificate and key for members that trust a former CA and no later one. Without
+/// `Debug`, because it contains a key.
 pub struct OverlapIdentity {
     leaf: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
@@ -43,21 +44,21 @@ impl PartialEq for OverlapIdentity {
     }
 }
 
-/// One authority.
+/// One CA.
 #[derive(Clone, PartialEq)]
 pub struct Entry {
     /// The fingerprint of its certificate.
     pub id: Fingerprint,
     /// Its certificate.
     pub certificate: CertificateDer<'static>,
-    /// When that ends.
+    /// The end of the validity of that certificate.
     pub not_after: SystemTime,
-    /// Since when another one signs; nothing for the one that signs now.
+    /// When another CA replaced this one; `None` for the signing CA.
     pub replaced: Option<SystemTime>,
     spare: Option<OverlapIdentity>,
 }
 
-/// The authorities that members may rely on, the one that signs now first.
+/// The CAs that members may trust, the signing one first.
 #[derive(Clone, Default, PartialEq)]
 pub struct TrustedAuthorities(Vec<Entry>);
 
@@ -127,7 +128,8 @@ impl Entry {
         }
     }
 
-    /// What to serve its members with, if it signed something that is good now.
+    /// Returns the serving certificate for the members of this CA, if one that is valid now was
+    /// stored.
     pub fn serving(&self, now: SystemTime) -> Option<ServingPair> {
         let spare = self.spare.as_ref().filter(|spare| now < spare.not_after)?;
         let chain = vec![spare.leaf.clone(), self.certificate.clone()];
@@ -140,7 +142,7 @@ impl Entry {
 }
 
 impl TrustedAuthorities {
-    /// Reads what [`Self::write`] has written; nothing, if any of it is something else.
+    /// Parses the output of [`Self::write`]. Returns `None` if any part is invalid.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let written: Written = serde_json::from_slice(bytes).ok()?;
         let entries = written
@@ -151,25 +153,27 @@ impl TrustedAuthorities {
         Some(Self(entries))
     }
 
-    /// For the Secret. It holds keys, but never an authority's.
+    /// Serializes the CAs for the Secret. The result contains keys of serving certificates, but no
+    /// key of a CA.
     pub fn write(&self) -> Vec<u8> {
         let authorities = self.0.iter().map(Entry::write).collect();
         serde_json::to_vec(&Written { authorities }).expect("lists of texts and numbers serialize")
     }
 
-    /// The authorities, the one that signs now first.
+    /// Returns the CAs, the signing one first.
     pub fn entries(&self) -> &[Entry] {
         &self.0
     }
 
-    /// Whether this is the authority that signs now.
+    /// Whether this certificate is that of the signing CA.
     pub fn is_current(&self, certificate: &CertificateDer<'_>) -> bool {
         self.0
             .first()
             .is_some_and(|first| &first.certificate == certificate)
     }
 
-    /// This authority signs from now on; the one that did stays behind it. One that signed before may come back.
+    /// Makes this CA the signing one. The previous one stays in the list after it. The CA may
+    /// already be in the list, as a former one.
     #[must_use]
     pub fn switched(mut self, certificate: &CertificateDer<'static>, now: SystemTime) -> Self {
         if self.is_current(certificate) {
@@ -188,8 +192,9 @@ impl TrustedAuthorities {
         self
     }
 
-    /// Whether the authority that signs now should make a serving certificate for the time when another one has replaced
-    /// it: its key may be gone then. One must last for `overlap` at any time.
+    /// Whether the signing CA must issue another serving certificate in advance. It is used after
+    /// the CA is replaced, when its key may be unavailable. At any time one must be valid for at
+    /// least `overlap`.
     pub fn needs_overlap(&self, overlap: Duration, now: SystemTime) -> bool {
         let Some(first) = self.0.first() else {
             return false;
@@ -201,12 +206,12 @@ impl TrustedAuthorities {
             .is_none_or(|spare| spare.not_after < enough)
     }
 
-    /// For how long such a certificate is made.
+    /// Returns the validity of such a certificate.
     pub fn overlap_validity(overlap: Duration) -> Duration {
         overlap * 2
     }
 
-    /// The authority that signs now made this.
+    /// Stores a serving certificate that the signing CA issued in advance.
     #[must_use]
     pub fn with_overlap(mut self, pair: ServingPair) -> Self {
         if let (Some(first), Some(leaf)) = (self.0.first_mut(), pair.chain.into_iter().next()) {
@@ -219,7 +224,8 @@ impl TrustedAuthorities {
         self
     }
 
-    /// Drops replaced CAs that no member needs, and expired ones.
+    /// Drops former CAs that no member needs, that have expired, or that were replaced at least
+    /// `overlap` ago.
     #[must_use]
     pub fn retired(mut self, needs: &Needs, overlap: Duration, now: SystemTime) -> Self {
         self.0.retain(|entry| {
@@ -232,14 +238,15 @@ impl TrustedAuthorities {
     }
 }
 
-/// Until when members need which authorities; nothing instead of one means any.
+/// Until when members need each CA. The key `None` stands for a CA that is unknown, so it keeps all
+/// CAs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Needs(BTreeMap<Option<Fingerprint>, SystemTime>);
 
 impl Needs {
-    /// A member may connect with its certificates, which can be renewed for this long after their
-    /// end. A holder of its join string may connect with that, which pins a CA that is unknown
-    /// here.
+    /// Adds the needs of an accepted member. It may connect with its certificates, which can be
+    /// renewed for `renewable` after their end. The holder of its open join string may also
+    /// connect. That string pins a CA that is unknown here.
     pub fn add(&mut self, member: &MemberCluster, renewable: Duration) {
         if !member.spec.accepted || member.metadata.deletion_timestamp.is_some() {
             return;

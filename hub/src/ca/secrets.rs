@@ -1,4 +1,5 @@
-//! The watch of one of the hub's own Secrets: while nothing changes, the hub does not read it.
+//! The watch of one of the hub's own Secrets. The hub does not read the Secret again while it is
+//! unchanged.
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -8,26 +9,26 @@ use crate::relist_barrier::RelistSubscription;
 use crate::watch::{RelistingWatch, WatchEvent, events_of, failure, refusal};
 use runnel_hub_core::index::version_number;
 
-/// One Secret of the hub, as its watch shows it. A new right to lead begins with a new list.
+/// One Secret of the hub, as its watch delivers it. A new right to lead starts a new list.
 pub(super) struct SecretWatch {
     name: &'static str,
     events: RelistingWatch<Secret>,
     state: SecretState,
 }
 
-/// What the events of a watch of one Secret amount to.
+/// The state that results from the events of a watch of one Secret.
 #[derive(Default)]
 struct SecretState {
     /// The Secret, if it exists.
     present: Option<Secret>,
     /// Whether a list has been complete since the watch began.
     is_listed: bool,
-    /// What the list that is under way has shown.
+    /// The Secret in the list that is not complete yet.
     coming: Option<Secret>,
 }
 
 impl SecretWatch {
-    /// A watch of the Secret of this name.
+    /// Creates a watch of the Secret with this name.
     pub(super) fn new(api: Api<Secret>, name: &'static str, rounds: RelistSubscription) -> Self {
         let events = RelistingWatch::new(rounds, move || events_of(api.clone(), name).boxed());
         Self {
@@ -37,7 +38,7 @@ impl SecretWatch {
         }
     }
 
-    /// Completes when the Secret may have changed. May be dropped and called again.
+    /// Completes when the Secret may have changed. The future may be dropped and created again.
     pub(super) async fn changed(&mut self) {
         loop {
             let event = self.events.next().await;
@@ -64,13 +65,13 @@ impl SecretWatch {
         }
     }
 
-    /// Returns the current Secret, or that there is none; `None` before a list has shown whether it
-    /// exists.
+    /// Returns the current Secret, or `Some(None)` if it does not exist. Returns `None` before a
+    /// list is complete.
     pub(super) fn known(&self) -> Option<Option<&Secret>> {
         self.state.is_listed.then_some(self.state.present.as_ref())
     }
 
-    /// The hub itself has written this: the watch shows it later.
+    /// Stores a Secret that the hub itself has written, before the watch delivers it.
     pub(super) fn wrote(&mut self, secret: Secret) {
         self.state.see(Some(secret));
     }
@@ -81,7 +82,8 @@ fn version(secret: &Secret) -> u64 {
 }
 
 impl SecretState {
-    /// Takes in an event of the watch, or that it has begun again. Returns whether the Secret may have changed.
+    /// Handles an event of the watch, or its restart (`None`). Returns whether the Secret may have
+    /// changed.
     fn observe(&mut self, event: Option<WatchEvent<Secret>>) -> bool {
         match event {
             None => {
@@ -97,7 +99,7 @@ impl SecretState {
                 return true;
             }
             Some(Ok(Event::Apply(secret))) => return self.see(Some(secret)),
-            // It was made again since.
+            // The Secret was created again since.
             Some(Ok(Event::Delete(secret))) if self.is_newer_than(&secret) => {}
             Some(Ok(Event::Delete(_))) => return self.see(None),
             Some(Err(_)) => {}
@@ -111,7 +113,7 @@ impl SecretState {
             .is_some_and(|present| version(present) > version(other))
     }
 
-    /// This is the Secret now, unless a newer state of it is known. Returns whether it is news.
+    /// Stores the state of the Secret, unless a newer one is stored. Returns whether it was stored.
     fn see(&mut self, secret: Option<Secret>) -> bool {
         if secret
             .as_ref()
@@ -146,7 +148,8 @@ mod tests {
         }
     }
 
-    /// The version that is known; 0 for a Secret that does not exist, `None` while it is unknown.
+    /// Returns the known version: 0 for a Secret that does not exist, `None` while the state is
+    /// unknown.
     fn known(state: &SecretState) -> Option<u64> {
         state
             .is_listed
@@ -207,7 +210,7 @@ mod tests {
             &mut state,
             vec![Event::Init, Event::InitApply(secret(90)), Event::InitDone],
         );
-        // The right to lead is new: what was known may be behind.
+        // The right to lead is new: the stored state may be stale.
         assert!(!state.observe(None));
         assert_eq!(known(&state), None);
         // The API server was restored from a backup.
@@ -218,7 +221,7 @@ mod tests {
         assert_eq!(known(&state), None);
         takes_in(&mut state, vec![Event::InitDone]);
         assert_eq!(known(&state), Some(40));
-        // A list by the watch itself, as after an error: the former state is kept until the list is
+        // The watch itself relists, as after an error: the former state is kept until the list is
         // complete.
         takes_in(&mut state, vec![Event::Init]);
         assert_eq!(known(&state), Some(40));

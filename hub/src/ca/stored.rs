@@ -1,4 +1,4 @@
-//! What lies in the hub's identity Secret: read, and made whole where something is missing.
+//! Reads the hub's identity from the data of its Secret, and creates missing entries.
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
@@ -7,33 +7,33 @@ use runnel_proto::model::RevisionKey;
 use runnel_transport::identity::{Authority, IdentityError, MemberKey, is_address, is_hub_id};
 use runnel_transport::tls::is_signed_by;
 
-/// The authority's certificate, PEM; the names are those of a `kubernetes.io/tls` Secret.
+/// The CA's certificate, PEM; the names are those of a `kubernetes.io/tls` Secret.
 const CERTIFICATE: &str = "tls.crt";
-/// The authority's key, PEM.
+/// The CA's private key, PEM.
 const KEY: &str = "tls.key";
 /// The hub's id.
 const HUB_ID: &str = "hub-id";
-/// The key of revisions, 32 bytes.
+/// The key for revisions, 32 bytes.
 const REVISION_KEY: &str = "revision-key";
-/// Where agents reach the hub, one `host:port` a line.
+/// The addresses of the hub for agents, one `host:port` a line.
 const ADDRESSES: &str = "addresses";
 
 /// The data of a Secret.
 pub type Data = BTreeMap<String, ByteString>;
 
-/// The hub's identity. Without `Debug`.
+/// The hub's identity. Without `Debug`, because it contains keys.
 pub struct HubIdentity {
     /// The hub's id.
     pub hub_id: String,
-    /// Signs the certificates of the hub and its members.
+    /// The CA that signs the certificates of the hub and its members.
     pub authority: Authority,
-    /// Makes revisions.
+    /// The key for revisions.
     pub revision_key: RevisionKey,
     /// The addresses of the hub for agents, `host:port` each; empty until they are configured.
     pub addresses: Vec<String>,
 }
 
-/// Why a Secret has no identity. Contains nothing of its content.
+/// Why the data of a Secret is not a valid identity. Contains no part of the data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoredError {
     /// A certificate without key, or a key without certificate.
@@ -41,38 +41,39 @@ pub enum StoredError {
         "it has only one of {CERTIFICATE} and {KEY}: restore the other, or remove both to make a new authority"
     )]
     HalfAuthority,
-    /// An entry is there and unusable.
+    /// An entry exists and is invalid.
     #[error("its entry {0} is not usable: restore it from a backup")]
     Entry(&'static str),
-    /// It is of another hub.
+    /// The identity belongs to another hub.
     #[error(
         "its entry {HUB_ID} is not the one with which the hub started: restore it from a backup"
     )]
     OtherHub,
-    /// The authority does not work.
+    /// A check of the CA failed.
     #[error("{0}")]
     Unsound(&'static str),
-    /// The authority does not work.
+    /// The CA cannot be used.
     #[error("{0}: restore {CERTIFICATE} and {KEY} from a backup")]
     Authority(#[from] IdentityError),
 }
 
-/// Fresh parts, of which those are taken that are missing.
+/// New values for missing entries.
 pub struct Fresh {
     /// A hub id.
     pub hub_id: String,
     /// A key for revisions.
     pub revision_key: [u8; 32],
-    /// The time.
+    /// The current time.
     pub now: SystemTime,
-    /// How long an authority lives.
+    /// The validity of a new CA.
     pub life: Duration,
 }
 
-/// The entries that are missing for a whole identity; empty when it is whole. What is there stays as it is.
+/// Returns the missing entries of an identity; empty if it is complete. Existing entries stay
+/// unchanged.
 ///
 /// # Errors
-/// [`StoredError`], when only half of an authority is there or no new one can be made.
+/// [`StoredError`], when the certificate or the key of a CA is missing, or no CA can be created.
 pub fn missing(data: &Data, fresh: Fresh) -> Result<Data, StoredError> {
     let mut added = Data::new();
     let hub_id = match data.get(HUB_ID) {
@@ -101,10 +102,10 @@ pub fn missing(data: &Data, fresh: Fresh) -> Result<Data, StoredError> {
     Ok(added)
 }
 
-/// The identity in a whole Secret.
+/// Parses a complete identity.
 ///
 /// # Errors
-/// [`StoredError`], which names the entry that cannot be used.
+/// [`StoredError`], with the invalid entry.
 pub fn read(data: &Data) -> Result<HubIdentity, StoredError> {
     let hub_id = text(data, HUB_ID)?;
     if !is_hub_id(&hub_id) {
@@ -114,7 +115,7 @@ pub fn read(data: &Data) -> Result<HubIdentity, StoredError> {
         .get(REVISION_KEY)
         .map(|bytes| &bytes.0[..])
         .unwrap_or_default();
-    // A short key would let values be guessed from their revisions.
+    // With a short key values could be guessed from their revisions.
     if revision_key.len() < 16 {
         return Err(StoredError::Entry(REVISION_KEY));
     }
@@ -134,8 +135,9 @@ pub fn read(data: &Data) -> Result<HubIdentity, StoredError> {
     })
 }
 
-/// Returns what must be written while the hub runs: a new CA, if the former one was deleted or half
-/// of the validity of a self-signed one is over. A CA from another source is renewed there.
+/// Returns the entries to write while the hub runs: a new CA, if the former one was deleted or half
+/// of the validity of a self-signed one is over. A CA from another source must be renewed by that
+/// source.
 ///
 /// # Errors
 /// [`StoredError`], when the rest of the identity is missing or unusable, or belongs to another
@@ -163,8 +165,8 @@ pub fn renewed(
     })
 }
 
-/// Whether an identity that was just read can replace the one with which the hub started: it
-/// belongs to the same hub, and its holders trust what it signs.
+/// Checks that an identity can replace the one with which the hub started: it belongs to the same
+/// hub, and the certificates of its CA verify.
 ///
 /// # Errors
 /// [`StoredError`], with the cause.
@@ -205,7 +207,7 @@ fn authority(hub_id: &str, life: Duration, now: SystemTime) -> Result<Data, Stor
         .into())
 }
 
-/// The entry that records addresses.
+/// Returns the entry with these addresses.
 pub fn addresses(addresses: &[String]) -> Data {
     Data::from([(
         ADDRESSES.to_owned(),
@@ -339,7 +341,7 @@ mod tests {
         ));
     }
 
-    /// The PEM of an authority as another program makes it.
+    /// Returns the certificate and key of a CA from another program, PEM.
     fn foreign() -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::default();

@@ -1,13 +1,14 @@
-//! Measures how long the lock of the index was held, which delays everything else in the hub.
+//! Measures how long the lock of the index is held, because all other tasks of the hub wait for it.
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::histogram::Histogram;
 
-/// From what an edit takes to what would cost the lead.
+/// Bucket limits in seconds: from the usual time of an edit to the time at which a renewal of the
+/// Lease would be late.
 const BUCKETS: [f64; 8] = [0.0001, 0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
 
-/// How long a lock was held.
+/// Durations for which a lock was held.
 #[derive(Debug)]
 pub struct Holds {
     histogram: Histogram,
@@ -25,7 +26,7 @@ impl Default for Holds {
 }
 
 impl Holds {
-    /// The lock is taken; it is held until what this returns is dropped.
+    /// Starts a measurement, which ends when the returned guard is dropped.
     pub fn begin(&self) -> Hold<'_> {
         Hold {
             holds: self,
@@ -33,18 +34,18 @@ impl Holds {
         }
     }
 
-    /// How long it was held, each time.
+    /// Returns the histogram of all durations.
     pub fn histogram(&self) -> &Histogram {
         &self.histogram
     }
 
-    /// The longest that it was held since the start.
+    /// Returns the longest duration since the start of the process.
     pub fn longest(&self) -> Duration {
         Duration::from_nanos(self.longest.load(Ordering::Relaxed))
     }
 }
 
-/// A lock that is held.
+/// Measures one lock until it is dropped.
 pub struct Hold<'h> {
     holds: &'h Holds,
     since: Instant,

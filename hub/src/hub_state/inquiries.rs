@@ -11,28 +11,28 @@ use runnel_proto::model::{
 };
 use tokio::sync::oneshot;
 
-/// How many questions may be open to one agent.
+/// The limit of open requests to one agent.
 const AT_A_TIME: usize = 32;
-/// And how many of these that cost more.
+/// The limit of open previews, which cost more than inspections. They count in the limit above too.
 const PREVIEWS_AT_A_TIME: usize = 8;
 
-/// The largest question: a frame has some words beside it.
+/// The size limit of a request in bytes. The rest of a frame is for its other fields.
 const QUESTION_BYTES: usize = FRAME_LIMIT - 64 * 1024;
 
-/// Why an agent is not asked.
+/// Why a request is not sent to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unasked {
-    /// Too many questions are open to it.
+    /// Too many requests to the agent are open.
     Busy,
-    /// The question does not fit into one frame, which would end the stream.
+    /// The request does not fit into one frame. Such a frame would end the stream.
     TooLarge,
 }
 
-/// What is asked.
+/// A request to an agent.
 pub enum Asked {
-    /// How a copy is.
+    /// Inspects a copy.
     Inspect(Inspect),
-    /// What would become of a rule's copies.
+    /// Previews the copies of a rule.
     PreviewRequest(Box<PreviewRequest>),
 }
 
@@ -57,7 +57,7 @@ impl From<Asked> for HubFrame {
 /// The caller that waits for the answer.
 enum Asker {
     Inspected(oneshot::Sender<Inspected>),
-    /// With the answer so far.
+    /// With the parts of the answer that were received.
     PreviewResult(oneshot::Sender<PreviewResult>, Vec<PreviewedCopy>),
 }
 
@@ -72,14 +72,14 @@ impl Asker {
 
 #[derive(Default)]
 struct Open {
-    /// Of the question before.
+    /// The number of the previous request.
     number: u64,
     to_send: VecDeque<Asked>,
     waiting: BTreeMap<u64, Asker>,
 }
 
 impl Open {
-    /// Makes room for one more question and gives its number.
+    /// Reserves one more request and returns its number; `None` if too many are open.
     fn begin(&mut self) -> Option<u64> {
         self.waiting.retain(|_, asker| asker.waits());
         let Self {
@@ -94,7 +94,7 @@ impl Open {
     }
 }
 
-/// The questions that are open to one agent. With the session they end unanswered.
+/// The open requests to one agent. The end of the session drops them without an answer.
 pub struct Inquiries(Mutex<Open>);
 
 impl Inquiries {
@@ -107,12 +107,13 @@ impl Inquiries {
         }))
     }
 
-    /// The questions of a new session.
+    /// Returns an empty list for a new session, with a random first number.
     pub fn of_a_session() -> Self {
         Self::after(RandomState::new().hash_one(()))
     }
 
-    /// Has the agent asked how a copy is; the session is to be woken for it. `None`: too many questions are open.
+    /// Requests an inspection of a copy; the caller must wake the session. Returns `None` if too
+    /// many requests are open.
     pub fn ask(&self, copy: SourceRef) -> Option<oneshot::Receiver<Inspected>> {
         let mut open = self.0.lock();
         let question = open.begin()?;
@@ -126,7 +127,7 @@ impl Inquiries {
     /// Requests a preview of copies.
     ///
     /// # Errors
-    /// [`Unasked`]; nothing is queued then.
+    /// [`Unasked`]; no request is queued.
     pub fn preview(
         &self,
         mut asked: Box<PreviewRequest>,
@@ -173,7 +174,7 @@ impl Inquiries {
             Some(Asker::Inspected(_))
         ) && let Some(Asker::Inspected(asker)) = open.waiting.remove(&answer.question)
         {
-            // A caller that no longer waits needs no answer.
+            // The caller may have stopped waiting.
             let _ = asker.send(answer);
         }
     }

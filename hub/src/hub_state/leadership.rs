@@ -11,10 +11,10 @@ use tokio::sync::{Notify, watch};
 use crate::ordered_lock::{DIVERGENCES, LEADER_POSITION, LEADERSHIP, OrderedMutex, OrderedRwLock};
 use crate::relist_barrier::{RelistBarrier, Watched};
 
-/// The list of completed rollouts, for the [`RelistBarrier`].
+/// The list of the completed rollouts, for the [`RelistBarrier`].
 pub const COMPLETED_STATES: Watched = Watched::Own("completed rollouts");
 
-/// The resources of the hub that must be listed before it serves.
+/// The hub's own resources that must be listed before it serves.
 const OWN_RESOURCES: [&str; 6] = [
     "memberclusters",
     "distributionrules",
@@ -24,30 +24,32 @@ const OWN_RESOURCES: [&str; 6] = [
     "namespaces",
 ];
 
-/// Whether this process leads, and what it must do before it serves.
+/// Whether this process leads, and which lists it needs before it serves.
 #[derive(Default)]
 pub struct Leadership {
     /// The right to lead, if this process has it; see [`Leadership::leads`]. A renewal moves its
     /// deadline without a notification.
     pub lead: watch::Sender<Option<Lead>>,
-    /// Another replica that leads.
+    /// The other replica that leads, if any.
     pub leader: watch::Sender<Option<Leader>>,
     /// The position of this process in the history of leaders, while it leads.
     pub leader_position: OrderedRwLock<Option<LeaderPosition>, LEADER_POSITION>,
-    /// Signs that the hub's state is older than what members were sent.
+    /// The newest divergence of each member: a sign that the hub state is older than what members
+    /// were sent.
     pub divergences: OrderedMutex<Divergences, DIVERGENCES>,
-    /// Since when this process serves: since it listed everything after it took the lead.
+    /// Since when this process serves: all lists have been complete since it took the lead.
     pub ready: watch::Sender<Option<Instant>>,
-    /// The lists that must be complete before it serves.
+    /// The lists that must be complete before this process serves.
     pub relist_barrier: RelistBarrier,
-    /// Woken when a watch has delivered a complete list or was refused, and when the lead was taken.
+    /// Woken when a watch has delivered a complete list or was refused, and when this process took
+    /// the lead.
     pub progress: Notify,
-    /// Taking the lead and beginning to serve do not overlap.
+    /// Serializes the change of the right to lead and the start of service.
     pub(super) lock: OrderedMutex<(), LEADERSHIP>,
 }
 
 impl Leadership {
-    /// Since when the hub serves. Before that no agent could connect.
+    /// Returns since when the hub serves. No agent could connect earlier.
     pub fn serving_since(&self) -> Option<Instant> {
         *self.ready.borrow()
     }
@@ -57,7 +59,7 @@ impl Leadership {
         self.current_lead().is_some()
     }
 
-    /// The right to lead, if this process has it now.
+    /// Returns the right to lead, if it is valid now.
     pub fn current_lead(&self) -> Option<Lead> {
         self.lead
             .borrow()
@@ -65,7 +67,8 @@ impl Leadership {
             .filter(|lead| Instant::now() < lead.valid_until)
     }
 
-    /// Whether this process still has this right to lead, by the clock. Callers ask before each send.
+    /// Whether this process still has this right to lead, by the clock. Callers check it before
+    /// each send.
     pub fn holds(&self, lead: &Lead) -> bool {
         self.lead
             .borrow()
@@ -73,7 +76,7 @@ impl Leadership {
             .is_some_and(|now| now.is_same(lead) && Instant::now() < now.valid_until)
     }
 
-    /// Moves the deadline of the current right. Returns `false` if `lead` is another right.
+    /// Extends the current right to lead. Returns `false` if `lead` is another right.
     pub(super) fn renew(&self, lead: &Option<Lead>) -> bool {
         let is_same = match (&*self.lead.borrow(), lead) {
             (Some(current), Some(lead)) => current.is_same(lead),
@@ -89,21 +92,22 @@ impl Leadership {
         is_same
     }
 
-    /// The former right has ended.
+    /// Ends the current right to lead.
     pub(super) fn end(&self) {
         self.ready.send_replace(None);
         self.lead.send_replace(None);
         *self.divergences.lock() = Divergences::default();
     }
 
-    /// A new right begins, with a relist of everything.
+    /// Starts a new right to lead, with a relist of everything.
     pub(super) fn begin(&self, lead: Option<Lead>) {
         self.relist_barrier.begin();
         self.lead.send_replace(lead);
         self.progress.notify_one();
     }
 
-    /// Whether the hub's own resources and these sources were listed since the lead was taken.
+    /// Whether the hub's own resources and these sources were listed since this process took the
+    /// lead.
     pub(super) fn has_listed(&self, sources: Vec<WatchScope>) -> bool {
         let definitions = [
             DistributionRule::crd_name(),

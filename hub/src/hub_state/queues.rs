@@ -17,19 +17,19 @@ pub struct Queues {
     pub dirty_rules: Pending<RuleUid>,
     /// Members whose status may be stale.
     pub dirty_members: Pending<ClusterName>,
-    /// Rules whose state of the last completed rollout must be stored or deleted.
+    /// Rules whose last completed state must be stored or deleted.
     pub completed_rules: Pending<RuleUid>,
     /// Stored removal orders that their clusters have carried out.
     pub settled_removals: Pending<(ClusterName, RuleUid)>,
     /// Removal orders of deleted rules, to be stored for clusters that are not connected.
     pub removal_orders: Pending<(ClusterName, RuleUid)>,
-    /// Removal orders that do not fit into the object of their cluster; the rules keep their
+    /// Removal orders that exceed the limit of the object of their cluster. Their rules keep their
     /// finalizers.
     pub removal_overflow: Pending<(ClusterName, RuleUid)>,
 }
 
 impl Queues {
-    /// Drops the work that belongs to a former right to lead.
+    /// Drops the work of a former right to lead.
     pub fn clear_orders(&self) {
         self.settled_removals.take();
         self.removal_orders.take();
@@ -38,7 +38,7 @@ impl Queues {
     }
 }
 
-/// A set of pending items with a wake-up for its task.
+/// A set of pending items that wakes its task.
 pub struct Pending<T> {
     items: OrderedMutex<BTreeSet<T>, LEAF>,
     wake: Notify,
@@ -64,27 +64,27 @@ impl<T: Ord> Pending<T> {
         }
     }
 
-    /// Wakes the task without a new item, because a condition that it waits for may hold.
+    /// Wakes the task without a new item, because a condition for pending work may be true now.
     pub fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// Takes all items.
+    /// Removes and returns all items.
     pub fn take(&self) -> BTreeSet<T> {
         std::mem::take(&mut *self.items.lock())
     }
 
-    /// Maps all items, and leaves them in the set.
+    /// Returns `view` of all items, which stay in the set.
     pub fn peek<V>(&self, view: impl Fn(&T) -> V) -> Vec<V> {
         self.items.lock().iter().map(view).collect()
     }
 
-    /// Drops the items that are done.
+    /// Removes the items for which `done` returns true.
     pub fn remove(&self, done: impl Fn(&T) -> bool) {
         self.items.lock().retain(|item| !done(item));
     }
 
-    /// Completes when an item was added since the last call.
+    /// Completes when an item was added, or the task was woken, since the last call.
     pub async fn added(&self) {
         self.wake.notified().await;
     }

@@ -1,4 +1,4 @@
-//! What is fixed for the life of the process.
+//! Settings that stay constant while the process runs.
 use std::time::Duration;
 
 use runnel_proto::model::RevisionKey;
@@ -8,7 +8,7 @@ use runnel_hub_core::guard::Limit;
 use runnel_hub_core::plan::RENDER_BUDGET;
 use runnel_hub_core::plan::Scope;
 
-/// What is fixed for the life of the process.
+/// Settings that stay constant while the process runs.
 pub struct Settings {
     /// Runnel's own namespace on the hub.
     pub namespace: String,
@@ -18,13 +18,13 @@ pub struct Settings {
     pub cluster_uid: String,
     /// The namespaces in which sources are watched.
     pub scope: Scope,
-    /// How long a deleted source still counts as existing.
+    /// The grace period for which a deleted source still counts as existing.
     pub source_gone_grace: Duration,
-    /// How long after its end a member's certificate can still be renewed.
+    /// The time for which an expired certificate of a member can still be renewed.
     pub expired_renewal_limit: Duration,
-    /// What no rule's removalLimit can raise.
+    /// The upper limit for the removalLimit of every rule.
     pub removal_ceiling: Limit,
-    /// The most bytes of content that is rendered for single clusters, for one rule.
+    /// The limit of compressed bytes that are rendered for one rule whose copies differ by cluster.
     pub render_budget: u64,
     /// The key for revisions.
     pub revision_key: RevisionKey,
@@ -32,7 +32,7 @@ pub struct Settings {
 
 #[cfg(test)]
 impl Settings {
-    /// Those of a hub that serves everything, at once and without a limit.
+    /// Returns settings of a hub that serves all namespaces, without grace periods and limits.
     pub fn for_tests() -> Self {
         Self {
             namespace: "runnel-system".to_owned(),

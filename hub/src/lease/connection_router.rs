@@ -1,7 +1,7 @@
 //! Routes incoming connections. The leader serves them; a standby replica forwards them to the
 //! leader, unchanged and before any TLS.
 //!
-//! A connection to the replicas' own port is served or closed, never forwarded, so that connections
+//! A connection to the replica port is served or closed, never forwarded, so that connections
 //! cannot run in circles. Only a connection that begins with the seal of a replica is served there:
 //! see `passed_on`.
 use std::io;
@@ -24,25 +24,27 @@ use super::passed_on::{PREAMBLE, open_files, origin, passed_on_limit, preamble};
 use crate::hub_state::HubState;
 use crate::metrics::{HubMetrics, PeerLimit};
 
-/// Connections at a time that are held or handed to the server, of a process that leads; more wait in the kernel's queue.
+/// The limit of concurrent connections if the limit of open files is unknown. At the limit a leader
+/// accepts no more, and they wait in the kernel's queue; a standby closes them.
 const CONNECTIONS: usize = 8192;
-/// Connections on the replica port whose origin is not announced yet. Further ones are closed.
+/// The limit of connections on the replica port that have not announced their origin. Further ones
+/// are closed.
 const ARRIVALS: usize = 1024;
-/// How long a replica may take to announce the origin.
+/// The time limit for a replica to announce the origin.
 const ARRIVAL: Duration = Duration::from_secs(3);
-/// Between two lines about connections that are not passed on.
+/// The interval between log lines about connections that are not forwarded.
 const COMPLAINTS: Duration = Duration::from_secs(60);
 /// Connections that wait for their TLS handshake.
 const QUEUE: usize = 64;
-/// How long a connection is held while there is no leader. Agents wait no longer.
+/// The time for which a connection waits while there is no leader. Agents do not wait longer.
 const ACCEPT_DELAY: Duration = Duration::from_secs(20);
-/// How long the leader may take to accept a connection.
+/// The time limit for a connection to the leader.
 const DIAL: Duration = Duration::from_secs(3);
-/// Between tries to reach the leader.
+/// The interval between attempts to reach the leader.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Both ends send keepalives more often, so a connection on which nothing moves for so long is dead.
+/// The time without data after which a connection is dead. Both ends send keepalives more often.
 const IDLE: Duration = Duration::from_secs(90);
-/// How long a connection to a replica that leads no more may go on: its last words are under way.
+/// The time for which a connection to a former leader continues, so that its last frames arrive.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Pause after an accept error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -56,7 +58,7 @@ impl Accept for Accepted {
     async fn accept(&mut self) -> io::Result<Incoming> {
         match self.0.recv().await {
             Some(incoming) => Ok(incoming),
-            // The door is closed, and the process ends.
+            // The router has ended, and the process ends.
             None => std::future::pending().await,
         }
     }
@@ -72,7 +74,7 @@ pub struct ConnectionRouter {
 }
 
 impl ConnectionRouter {
-    /// A door with its listener for agents, and the one for other replicas.
+    /// Creates a router with the listener for agents and the one for other replicas.
     pub fn new(
         public: TcpListener,
         replicas: Option<TcpListener>,
@@ -92,7 +94,7 @@ impl ConnectionRouter {
         )
     }
 
-    /// Takes connections for ever.
+    /// Routes connections until the process ends.
     pub async fn run(self) {
         let (mut tasks, mut arrivals) = (JoinSet::new(), JoinSet::new());
         let most = tokio::fs::read_to_string("/proc/self/limits")
@@ -112,7 +114,8 @@ impl ConnectionRouter {
                     Ok(incoming) if tasks.len() < most => {
                         drop(tasks.spawn(admit(incoming, self.hub_state.clone(), self.served.clone())));
                     }
-                    // Closed at once, so that an agent with another address tries that one.
+                    // The connection is closed at once, so that an agent with another address tries
+                    // that one.
                     Ok(_) => {
                         self.metrics.limited(PeerLimit::Forwarded, 1);
                         if complained.is_none_or(|at| at.elapsed() >= COMPLAINTS) {
@@ -138,7 +141,7 @@ impl ConnectionRouter {
     }
 }
 
-/// Serves a connection that another replica passes on, with the origin that the replica announces.
+/// Serves a connection that another replica forwards, with the origin that the replica announces.
 /// Returns whether a replica of this hub announced one.
 async fn arrive(
     mut tcp: TcpStream,
@@ -164,7 +167,7 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<Incoming> {
 }
 
 async fn log_accept_error(error: &io::Error) {
-    // The peer hung up before it was accepted: nothing is wrong here.
+    // The peer closed the connection before it was accepted. That is no error of the hub.
     if matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
@@ -175,7 +178,7 @@ async fn log_accept_error(error: &io::Error) {
     sleep(PAUSE).await;
 }
 
-/// Serves a connection, passes it on to the leader, or holds it until there is one.
+/// Serves a connection, forwards it to the leader, or holds it until there is a leader.
 async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) {
     let stop_waiting = Instant::now() + ACCEPT_DELAY;
     let (mut lead, mut leader) = (
@@ -209,14 +212,15 @@ async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Se
     }
 }
 
-/// Passes bytes both ways until both ends are done, nothing moves, or another replica leads.
+/// Copies bytes in both directions until both ends are closed, no data arrives for long, or another
+/// replica leads.
 async fn splice(
     (tcp, from): Incoming,
     mut onward: TcpStream,
     leader: &Leader,
     hub_state: &HubState,
 ) {
-    // A system that refuses this only answers later.
+    // Without this option data is only sent later, so an error is ignored.
     let _ = (tcp.set_nodelay(true), onward.set_nodelay(true));
     if onward
         .write_all(&preamble(from, &hub_state.settings.revision_key))
@@ -249,7 +253,7 @@ async fn splice(
     }
 }
 
-/// Completes when nothing moved for long.
+/// Completes when the number of bytes in `moved` stays the same for [`IDLE`].
 async fn idle(moved: &AtomicU64) {
     let mut before = moved.load(Ordering::Relaxed);
     loop {
@@ -262,7 +266,7 @@ async fn idle(moved: &AtomicU64) {
     }
 }
 
-/// A connection that counts what it reads.
+/// A connection that counts the bytes that it reads.
 struct Counted<'a> {
     tcp: TcpStream,
     moved: &'a AtomicU64,

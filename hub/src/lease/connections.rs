@@ -1,9 +1,8 @@
 //! Limits the connections of one member without a registered session.
 //!
-//! Every certificate that a CA ever signed for a member passes TLS, including expired ones and
-//! those of replaced keys, because the hub answers their holders with a hint. So connections are
-//! counted by member and by key: a holder of an old key takes no room from the holder of the new
-//! one.
+//! Every certificate that a CA ever signed for a member passes TLS. That includes expired ones and
+//! those of replaced keys, because the hub sends their holders a hint. So connections are counted
+//! by member and by key. A holder of an old key cannot use the quota of the new one.
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -11,13 +10,13 @@ use runnel_transport::identity::{Fingerprint, PeerCertificate, SpiffeId};
 
 use super::fence::GuardState;
 
-/// Connections without a session that one key may have: one for its next session, one for a renewal, and those that a broken
-/// network leaves behind.
+/// The limit of connections without a session for one key: one for its next session, one for a
+/// renewal, and those that a network failure leaves behind.
 pub(super) const PER_KEY: usize = 6;
-/// The same of all keys of one member.
+/// The limit of connections without a session for all keys of one member.
 pub(super) const PER_MEMBER: usize = 16;
 
-/// Which key of which member a certificate is for.
+/// The member and the key of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemberKey {
     /// Uid of the `MemberCluster`.
@@ -27,7 +26,7 @@ pub struct MemberKey {
 }
 
 impl MemberKey {
-    /// That of a certificate; none for one that is not a member's.
+    /// Returns the member and key of a certificate; `None` if it is not that of a member.
     pub fn of(certificate: &PeerCertificate) -> Option<Self> {
         match &certificate.id {
             SpiffeId::Cluster { uid, .. } => Some(Self {
@@ -44,8 +43,8 @@ impl MemberKey {
 pub(super) struct MemberConnections(BTreeMap<Arc<str>, Vec<Weak<GuardState>>>);
 
 impl MemberConnections {
-    /// One more is there. Ends the oldest without a session where the key, or the member, has too many, and returns how many
-    /// it has ended.
+    /// Adds a connection. Ends the oldest ones without a session above the limits of the key and
+    /// the member. Returns the number of ended connections.
     pub(super) fn enter(&mut self, new: &Arc<GuardState>) -> u64 {
         let Some(member) = new.member() else { return 0 };
         let known = self.0.entry(member.uid.clone()).or_default();
@@ -76,7 +75,7 @@ impl MemberConnections {
         }
     }
 
-    /// Forgets connections that are gone.
+    /// Drops connections that have closed.
     pub(super) fn drop_gone(&mut self) {
         self.0.retain(|_, known| {
             known.retain(|guard_state| guard_state.strong_count() > 0);

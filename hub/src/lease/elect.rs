@@ -19,23 +19,23 @@ use runnel_hub_core::lease::{Candidate, Holder, LEASE, Lead, Step, Timing, intro
 
 /// The server ends a watch after this long.
 const WATCH_SECONDS: u32 = 290;
-/// How long the sessions may take to end before the Lease is released.
+/// The time limit for the sessions to end before the Lease is released.
 const GOODBYE: Duration = Duration::from_millis(1500);
-/// Time in which the last frames of the sessions are sent.
+/// The time in which the last frames of the sessions are sent.
 const FLUSH: Duration = Duration::from_millis(100);
 /// The interval of the check whether the sessions have ended.
 const GLANCE: Duration = Duration::from_millis(10);
-/// Tries to give the Lease away; what fails only makes the next leader wait.
+/// The limit of attempts to release the Lease. If all fail, the next leader waits for its expiry.
 const TRIES: usize = 3;
-/// How long a process that ends may take to give the Lease away, at an API server that is slow: less than the 30 seconds after
-/// which a pod is killed.
+/// The time limit for an ending process to release the Lease at a slow API server. It is less than
+/// the 30 seconds after which a pod is killed.
 pub const HAND_OVER_LIMIT: Duration = Duration::from_secs(20);
 
-/// The identity of this process in the Lease. Without a name of its own it uses the host name,
-/// which other processes may share.
+/// Returns the identity of this process in the Lease. Without `name` it uses the host name, which
+/// other processes may share.
 ///
 /// # Errors
-/// When the system has no random numbers.
+/// When the operating system returns no random numbers.
 pub fn holder(
     name: Option<String>,
     address: Option<String>,
@@ -55,7 +55,7 @@ pub fn holder(
     })
 }
 
-/// One process's part in the election.
+/// The participation of one process in the election.
 pub struct Election {
     leases: Api<Lease>,
     candidate: Candidate,
@@ -63,18 +63,18 @@ pub struct Election {
     hub_state: Arc<HubState>,
 }
 
-/// How a request about the Lease ended.
+/// The result of a request about the Lease.
 enum Answer {
-    /// With the Lease, if there is one.
+    /// The Lease, if it exists.
     Lease(Option<Box<Lease>>),
-    /// The Lease is not as it was seen.
+    /// The Lease has changed since it was observed.
     Changed,
-    /// Anything else.
+    /// Any other error.
     Failed,
 }
 
 impl Election {
-    /// A part in the election over the Lease of this namespace.
+    /// Creates a participant of the election over the Lease in this namespace.
     pub fn new(
         client: Client,
         namespace: &str,
@@ -91,8 +91,8 @@ impl Election {
         }
     }
 
-    /// Takes part until `shutdown`, and then hands over. Leads only when `known` reports that the
-    /// process has enough state.
+    /// Participates until `shutdown`, and then releases the Lease. Leads only when `known` reports
+    /// that the process has complete lists.
     pub async fn run(mut self, mut known: watch::Receiver<bool>, shutdown: CancellationToken) {
         let mut events = std::pin::pin!(events(self.leases.clone()));
         loop {
@@ -192,7 +192,7 @@ impl Election {
         )
     }
 
-    /// Sends one request, within a part of the time in which a renewal must succeed.
+    /// Sends one request. Its time limit is a part of the time in which a renewal must succeed.
     async fn ask(
         &self,
         verb: &str,
@@ -228,7 +228,7 @@ impl Election {
     fn publish(&self) {
         let lead = self.candidate.lead(Instant::now()).cloned();
         self.publish_position(lead.as_ref());
-        // Before anything is sent with this lead.
+        // The position must be set before anything is sent in this term.
         *self.hub_state.leadership.leader_position.write() =
             self.candidate.position(Instant::now());
         self.hub_state.leadership.relist_barrier.renewed(
@@ -298,7 +298,7 @@ impl Election {
                     tracing::info!("the Lease is given away");
                     break;
                 }
-                // A renewal that was cut off may have arrived.
+                // A renewal that was canceled may have reached the API server.
                 Answer::Changed => match self.ask("read", self.leases.get_opt(LEASE)).await {
                     Answer::Lease(seen) => self
                         .candidate

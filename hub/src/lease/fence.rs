@@ -1,4 +1,5 @@
-//! The fence around every connection of an agent: not one byte is written when the right to lead is over.
+//! The fence around every connection of an agent: no byte is written after the right to lead has
+//! ended.
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
@@ -25,31 +26,32 @@ use crate::metrics::{HubMetrics, PeerLimit};
 /// failed check in a row ends it, which leaves the session time for its last frame.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long a connection of a member may last without a registered session. A renewal takes
-/// seconds, and a new stream starts the time again.
+/// The time for which a connection of a member may last without a registered session. A renewal
+/// takes seconds. Each new stream restarts the time.
 const IDLE_LIFE: Duration = Duration::from_secs(60);
 
 type Allowed = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// The handle of the sessions on a connection. A stream without a window from its peer is not
-/// polled for frames, so it cannot end itself. The connection then ends it, with all frames that
-/// wait for the window.
+/// The handle by which sessions end their connection. A stream whose peer grants no window is not
+/// polled for frames, so it cannot end itself. Then the end of the connection ends it, with all
+/// frames that wait for the window.
 #[derive(Clone)]
 pub struct ConnectionGuard(Arc<GuardState>);
 
-/// One connection, as its leash sees it.
+/// The state of one connection that its guard checks.
 pub(super) struct GuardState {
-    /// Whose it is; none for a peer without a certificate, which has a short life anyway.
+    /// The member and key of the peer; `None` for a peer without a member certificate, whose
+    /// connection is short-lived anyway.
     member: Option<MemberKey>,
-    /// Sessions on it that are registered.
+    /// The number of registered sessions on the connection.
     sessions: AtomicUsize,
-    /// When it ends, unless a session is registered by then.
+    /// When the connection ends if no session is registered by then.
     idle_until: Mutex<Instant>,
     allowed: Mutex<Option<Allowed>>,
     /// The result of the last check.
     refused: AtomicBool,
     over: AtomicBool,
-    /// The connection's task.
+    /// The task of the connection.
     task: AtomicWaker,
 }
 
@@ -64,24 +66,24 @@ impl Drop for RegisteredSession {
 }
 
 impl ConnectionGuard {
-    /// From now on the connection lasts only while this is so.
+    /// Ends the connection when `allowed` returns false in two checks in a row.
     pub fn guard_with(&self, allowed: impl Fn() -> bool + Send + Sync + 'static) {
         *self.0.allowed.lock() = Some(Arc::new(allowed));
     }
 
-    /// A session is registered on the connection, for as long as what this returns lives.
+    /// Registers a session on the connection until the returned value is dropped.
     #[must_use]
     pub fn registered(&self) -> RegisteredSession {
         self.0.sessions.fetch_add(1, Ordering::AcqRel);
         RegisteredSession(self.0.clone())
     }
 
-    /// A stream on the connection comes along: it has as long as a new one to register.
+    /// Restarts the time limit for the registration, because a new stream began.
     pub fn extend(&self) {
         self.0.extend();
     }
 
-    /// An error when the connection is over. The task is woken when it is.
+    /// Returns an error if the connection has ended. The task is woken when that happens.
     fn check_deadline(&self, context: &Context<'_>) -> io::Result<()> {
         self.0.task.register(context.waker());
         if self.0.over.load(Ordering::Acquire) {
@@ -108,17 +110,17 @@ impl GuardState {
         }
     }
 
-    /// The key of the member's certificate.
+    /// Returns the member and key of the peer.
     pub(super) fn member(&self) -> Option<&MemberKey> {
         self.member.as_ref()
     }
 
-    /// Whether it has no registered session and is not ended.
+    /// Whether the connection has no registered session and has not ended.
     pub(super) fn is_idle(&self) -> bool {
         self.sessions.load(Ordering::Acquire) == 0 && !self.over.load(Ordering::Acquire)
     }
 
-    /// The connection ends.
+    /// Ends the connection.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.task.wake();
@@ -128,7 +130,8 @@ impl GuardState {
         *self.idle_until.lock() = Instant::now() + IDLE_LIFE;
     }
 
-    /// Returns whether the connection ends now because no session was registered on it in time.
+    /// Checks the connection, and ends it if it is no longer allowed or idle for too long. Returns
+    /// whether it was idle for too long.
     fn look(&self, now: Instant) -> bool {
         let is_late = self.member.is_some() && self.is_idle() && *self.idle_until.lock() <= now;
         let allowed = self.allowed.lock().clone();
@@ -152,12 +155,13 @@ struct Table {
 }
 
 impl ConnectionGuards {
-    /// No leashes yet. What they end is counted here.
+    /// Creates an empty table. Ended connections are counted in `metrics`.
     pub fn counting(metrics: Arc<HubMetrics>) -> Self {
         Self(Arc::default(), metrics)
     }
 
-    /// The leash of a new connection. A member with too many of them loses another one for it.
+    /// Creates the guard of a new connection. Above its limits the member loses its oldest
+    /// connection without a session.
     fn guard(&self, peer: Option<&PeerCertificate>) -> ConnectionGuard {
         let member = peer.and_then(MemberKey::of);
         let guard = ConnectionGuard(Arc::new(GuardState::new(member)));
@@ -202,11 +206,10 @@ impl ConnectionGuards {
     }
 }
 
-/// The peer of a connection, with the guard of the connection. An extension of every request of the
-/// connection.
+/// The peer and the guard of a connection. Every request on the connection has it as an extension.
 #[derive(Clone)]
 pub struct Caller {
-    /// Who.
+    /// The peer.
     pub peer: Peer,
     /// Ends the connection.
     pub guard: ConnectionGuard,
@@ -221,7 +224,7 @@ pub struct Fenced {
     guard: ConnectionGuard,
 }
 
-/// The connections that were made while this process leads, each on one of these leashes.
+/// Wraps the connections that are accepted while this process leads. Each gets a guard.
 pub fn fenced(
     connections: impl Stream<Item = io::Result<Connection>> + Send,
     hub_state: Arc<HubState>,
@@ -343,7 +346,7 @@ mod tests {
             }
         };
         let mut over = Box::pin(over);
-        // Without a session, and with one that is allowed.
+        // First without a session, then with an allowed one.
         assert!(timeout(some_looks, &mut over).await.is_err());
         let allowed = Arc::new(AtomicBool::new(true));
         let asked = allowed.clone();
@@ -379,7 +382,7 @@ mod tests {
         assert!(!guard_state.look(before) && guard_state.is_idle());
         let session = ConnectionGuard(guard_state.clone()).registered();
         assert!(!guard_state.look(after), "it has a session");
-        // The session ended, and the connection stays for a while.
+        // The session has ended, and the connection stays open for a while.
         drop(session);
         assert!(!guard_state.look(before) && guard_state.look(after) && !guard_state.is_idle());
     }
@@ -392,7 +395,7 @@ mod tests {
         assert_eq!(members.enter(&registered), 0);
         let own = guard_state_of(1);
         assert_eq!(members.enter(&own), 0);
-        // An attacker with an old key of the member, or with a hundred connections of one key.
+        // An attacker has an old key of the member, or opens a hundred connections with one key.
         let many: Vec<_> = (0..100).map(|_| guard_state_of(2)).collect();
         let ended: u64 = many
             .iter()

@@ -1,8 +1,8 @@
 //! One leader among the hub's replicas: an election over a `Lease`, and the work of the standbys.
 //!
-//! All replicas watch and read, so that each is warm. Only the leader serves agents and writes to
-//! the hub's API. The others pass the connections of agents on to it ([`ConnectionRouter`]), so a
-//! load balancer may send them to any replica.
+//! All replicas watch and read, so that each can take over at once. Only the leader serves agents
+//! and writes to the hub's API. The others forward the connections of agents to it
+//! ([`ConnectionRouter`]), so a load balancer may send them to any replica.
 //!
 //! The timing is client-go's. The holder renews the Lease every `retry`, and stops leading when no
 //! renewal succeeded for `renew`. Another replica takes the Lease when it has *observed* no change

@@ -1,16 +1,16 @@
-//! The header of a forwarded connection: its origin, under a seal that only replicas of this hub
-//! can make. So limits by address also work behind a standby replica, and no other peer is served
-//! by the port for replicas.
+//! The header of a forwarded connection: its origin, with a seal that only replicas of this hub can
+//! make. So limits by address also work behind a standby replica, and the replica port serves no
+//! other peer.
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use runnel_proto::model::RevisionKey;
 
 const MAGIC: [u8; 8] = *b"passed-1";
 const WORDS: usize = 8 + 16 + 2;
-/// How long the preamble is, in bytes.
+/// The length of the preamble in bytes.
 pub(super) const PREAMBLE: usize = WORDS + 16;
 
-/// The preamble of a connection from this address.
+/// Returns the preamble of a connection from this address.
 pub(super) fn preamble(from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
     let mut bytes = [0; PREAMBLE];
     let address = match from.ip() {
@@ -25,10 +25,11 @@ pub(super) fn preamble(from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
     bytes
 }
 
-/// The origin of a connection; `None`, if no replica of this hub announced it.
+/// Returns the origin of a connection; `None` if the seal is not that of a replica of this hub.
 pub(super) fn origin(preamble: &[u8; PREAMBLE], key: &RevisionKey) -> Option<SocketAddr> {
     let (words, seal) = preamble.split_at(WORDS);
-    // Sealed again, so that the time of the comparison reveals nothing.
+    // Both seals are sealed again before the comparison, so that its duration reveals nothing about
+    // them.
     let is_ours = words.starts_with(&MAGIC) && key.seal(&key.seal(words)) == key.seal(seal);
     let address: [u8; 16] = words.get(8..24)?.try_into().ok()?;
     let port: [u8; 2] = words.get(24..)?.try_into().ok()?;
@@ -39,13 +40,13 @@ pub(super) fn origin(preamble: &[u8; PREAMBLE], key: &RevisionKey) -> Option<Soc
     is_ours.then_some(origin)
 }
 
-/// How many connections a standby passes on at a time, of a process that may open so many files: each takes two, and some
-/// 20 KiB for what is under way.
+/// Returns how many connections a standby forwards at a time with this limit of open files. Each
+/// needs two files and about 20 KiB of buffers.
 pub(super) fn passed_on_limit(open_files: usize) -> usize {
     (open_files.saturating_sub(1024) / 2).clamp(64, 20_000)
 }
 
-/// The soft limit of open files, as `/proc/self/limits` shows it.
+/// Parses the soft limit of open files from `/proc/self/limits`.
 pub(super) fn open_files(limits: &str) -> Option<usize> {
     let line = limits
         .lines()

@@ -1,17 +1,17 @@
 //! Limits the failed attempts of an address.
 //!
-//! The limit only protects the API server. A token with the id of the cluster's join is checked
-//! whatever its address did before, so no client can lock out another one behind the same address.
-//! The status of the cluster counts the attempts that invalidate a token, see `tokens`.
+//! The limit only protects the API server. A token with the id of the cluster's join is always
+//! checked. So no client can lock out another one behind the same address by failed attempts. The
+//! status of the cluster counts the attempts that invalidate a token, see `tokens`.
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Wrong tokens before further ones are not checked.
+/// The number of wrong tokens after which further ones are not checked.
 const ALLOWED: u32 = 30;
-/// For how long they count.
+/// The time for which wrong tokens count.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
-/// What is remembered at most; the oldest is forgotten first.
+/// The limit of stored addresses; the oldest is dropped first.
 const REMEMBERED: usize = 1024;
 
 /// Wrong tokens by address.
@@ -19,13 +19,13 @@ const REMEMBERED: usize = 1024;
 pub struct Attempts(BTreeMap<IpAddr, (Instant, u32)>);
 
 impl Attempts {
-    /// Whether another attempt is checked.
+    /// Whether another attempt from this address is checked.
     pub fn allows(&self, from: IpAddr, now: Instant) -> bool {
         let seen = self.0.get(&from);
         seen.is_none_or(|(since, count)| now.duration_since(*since) >= WINDOW || *count < ALLOWED)
     }
 
-    /// Remembers a wrong token.
+    /// Counts a wrong token from this address.
     pub fn failed(&mut self, from: IpAddr, now: Instant) {
         self.0
             .retain(|_, (since, _)| now.duration_since(*since) < WINDOW);

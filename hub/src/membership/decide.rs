@@ -19,70 +19,70 @@ pub enum JoinRefusal {
     )]
     WrongToken(String),
     /// The id of the token is right, and its secret is wrong. The client gets the same answer as
-    /// above.
+    /// for [`Self::WrongToken`].
     #[error(
         "the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`"
     )]
     WrongSecret(String),
-    /// Too many wrong secrets, now or before a restart.
+    /// Too many wrong secrets were tried, now or before a restart.
     #[error(
         "the token for cluster {0} is burnt, as five wrong secrets were tried for it: make a new join string with \
          `runnel-hub token create {0}`"
     )]
     Burnt(String),
-    /// No more can be remembered, and none be forgotten.
+    /// The limit of stored tokens is reached, and none of them has expired.
     #[error(
         "cluster {0} has used 16 tokens that have not expired yet: wait until the first of them in status.tokens of the \
          MemberCluster expires"
     )]
     TooManyTokens(String),
-    /// Too late.
+    /// The token has expired.
     #[error(
         "the token for cluster {0} has expired: make a new join string with `runnel-hub token create {0}`"
     )]
     Expired(String),
-    /// Another key was faster.
+    /// The token was already used with another key.
     #[error(
         "the token for cluster {0} was already used with another key: make a new join string with `runnel-hub token \
          create {0}`, and find out who used it if it was not you"
     )]
     Spent(String),
-    /// Too many wrong tokens.
+    /// Too many wrong tokens came from the address of the client.
     #[error(
         "too many wrong tokens came from here, the last for cluster {0}: make a new join string with `runnel-hub token \
          create {0}`"
     )]
     TooManyTries(String),
-    /// Not accepted now.
+    /// The cluster is not accepted at the moment.
     #[error(
         "cluster {0} is not accepted: set spec.accepted of the MemberCluster to true on the hub"
     )]
     NotAccepted(String),
-    /// On its way out.
+    /// The `MemberCluster` is being deleted.
     #[error(
         "cluster {0} is being deleted on the hub: create it again and join with a new join string"
     )]
     Deleting(String),
-    /// The certificate is for a cluster that was deleted, or for another hub's.
+    /// The certificate belongs to a cluster that was deleted, or to another hub.
     #[error(
         "the certificate is for a cluster {0} that is no longer there: join again with a new join string"
     )]
     Gone(String),
-    /// The key is not known for the cluster (any more).
+    /// The key is not on record for the cluster, or no longer.
     #[error(
         "the certificate's key is not known for cluster {0}: join again with a new join string"
     )]
     UnknownKey(String),
-    /// The key was retired for a newer one. A client that still has it made a copy.
+    /// A newer key has replaced the key. A client that still uses it has a copy of it.
     #[error(
         "the certificate's key was replaced by cluster {0} and must not be used again: if its agent was restored from a \
          backup, join again with a new join string; if not, an attacker has a copy of the key"
     )]
     RetiredKey(String),
-    /// The certificate's time is over.
+    /// The certificate has expired.
     #[error("the certificate of cluster {0} has expired: renew it, which an agent does by itself")]
     CertificateExpired(String),
-    /// It is over for so long that it is not renewed either.
+    /// The certificate expired so long ago that it cannot be renewed.
     #[error(
         "the certificate of cluster {0} expired longer ago than the hub renews (--expired-renewal-limit): make a new \
          join string with `runnel-hub token create {0}`, and give it to the agent"
@@ -91,7 +91,7 @@ pub enum JoinRefusal {
 }
 
 impl JoinRefusal {
-    /// Why, in the word that `sync.proto` has for it.
+    /// Returns the reason code of `sync.proto`.
     pub fn code(&self) -> &'static str {
         match self {
             Self::WrongToken(_) | Self::WrongSecret(_) => "wrong-token",
@@ -118,7 +118,7 @@ impl JoinRefusal {
     }
 }
 
-/// What a join changes in the status.
+/// The parts of the status that a join changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Redeemed {
     /// The new `status.tokens`.
@@ -127,11 +127,11 @@ pub struct Redeemed {
     pub keys: Vec<KeyRecord>,
 }
 
-/// The join that this token opens.
+/// Returns the join that this token allows.
 ///
 /// # Errors
-/// [`JoinRefusal`], the same for a cluster that is not there and a token that is wrong; [`JoinRefusal::WrongSecret`] is to be
-/// counted.
+/// [`JoinRefusal`]. It is the same for a missing cluster and for a wrong token. The caller must
+/// count a [`JoinRefusal::WrongSecret`].
 pub fn check_token<'a>(
     member: Option<&'a MemberCluster>,
     cluster: &str,
@@ -147,7 +147,7 @@ pub fn check_token<'a>(
         return Err(JoinRefusal::Burnt(cluster.to_owned()));
     }
     if !right && (late || tokens::is_redeemed(used, join)) {
-        // Nothing is left to guess.
+        // The token is used or expired, so wrong secrets for it are not counted.
         return Err(JoinRefusal::WrongToken(cluster.to_owned()));
     }
     if !tokens::has_room(used, join, now) {
@@ -167,7 +167,7 @@ pub fn check_token<'a>(
 /// key of the cluster, so a new join string also excludes the holders of the old keys.
 ///
 /// # Errors
-/// [`JoinRefusal::Spent`], when another key was faster.
+/// [`JoinRefusal::Spent`], when another key has redeemed the token.
 pub fn redeem(
     member: &MemberCluster,
     cluster: &str,
@@ -190,7 +190,7 @@ pub fn redeem(
     })
 }
 
-/// The record of a key that was certified.
+/// Returns the record of a certified key.
 pub fn key_record(key: Fingerprint, now: Timestamp, expires_at: Timestamp) -> KeyRecord {
     KeyRecord {
         fingerprint: key.to_string(),
@@ -200,8 +200,9 @@ pub fn key_record(key: Fingerprint, now: Timestamp, expires_at: Timestamp) -> Ke
     }
 }
 
-/// The keys with this one added as the newest: expired ones go, and the oldest when there are too many, but never the
-/// caller's. Their order is that of their making, which [`super::keys::used`] goes by.
+/// Returns the keys with a new one as the last. Drops expired keys, and the oldest ones above the
+/// limit, but never the key of the caller. The keys stay in the order of their creation, on which
+/// [`super::keys::used`] relies.
 pub fn renewed(
     keys: &[KeyRecord],
     caller: &Fingerprint,
@@ -227,7 +228,7 @@ pub fn renewed(
     kept
 }
 
-/// Whether the holder of this verified certificate is the named cluster, now, and may have a
+/// Whether the holder of this verified certificate is the named cluster at this time and may have a
 /// session.
 ///
 /// # Errors
@@ -245,8 +246,8 @@ pub fn admit(
     Ok(())
 }
 
-/// Whether the holder of this verified certificate may have a new one: as for a session, or when
-/// the certificate has expired no longer ago than `limit`.
+/// Whether the holder of this verified certificate may have a new one. The conditions are those of
+/// a session, but the certificate may have expired up to `limit` ago.
 ///
 /// # Errors
 /// [`JoinRefusal`], with the cause.
@@ -264,7 +265,7 @@ pub fn admit_renewal<'a>(
     Ok(member)
 }
 
-/// Whether a certificate ended longer ago than this.
+/// Whether a certificate ended at least `since` ago.
 fn is_over(peer: &PeerCertificate, since: Duration, now: Timestamp) -> bool {
     let end = peer
         .not_after
@@ -273,7 +274,8 @@ fn is_over(peer: &PeerCertificate, since: Duration, now: Timestamp) -> bool {
     end.is_some_and(|end| end <= now)
 }
 
-/// Until when a member that has not connected can still renew what it has; `None`: it never had anything.
+/// Returns until when a member that has not connected can still renew a certificate; `None` if it
+/// never got one.
 pub fn renewable_until(keys: &[KeyRecord], limit: Duration) -> Option<Timestamp> {
     let newest = keys.iter().map(|key| key.expires_at.0).max()?;
     Some(newest.checked_add(limit).unwrap_or(Timestamp::MAX))
@@ -313,7 +315,7 @@ fn is_member<'a, 'b>(
     }
 }
 
-/// The keys that a cluster is known by.
+/// Returns the keys on record for a cluster.
 pub fn keys(member: &MemberCluster) -> &[KeyRecord] {
     let identity = member
         .status

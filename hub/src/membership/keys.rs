@@ -66,7 +66,7 @@ pub fn seen(identity: &Identity, key: &str, now: Timestamp) -> Option<Identity> 
     Some(changed)
 }
 
-/// Whether the member once gave this key up.
+/// Whether the member has retired this key.
 pub fn is_retired(member: &MemberCluster, key: &Fingerprint) -> bool {
     let key = key.to_string();
     let identity = member

@@ -1,4 +1,4 @@
-//! What a member needs to be let in: tokens, keys and certificates. Decides only; [`crate::join`] writes.
+//! Tokens, keys and certificates of members. This module only decides; [`crate::join`] writes.
 use std::time::Duration;
 
 pub mod attempts;
@@ -6,12 +6,12 @@ pub mod decide;
 pub mod keys;
 pub mod tokens;
 
-/// How long what a member gets is good.
+/// The lifetimes of the certificates of members.
 #[derive(Clone, Copy, Debug)]
 pub struct CertificateLifetimes {
-    /// How long a certificate lives; the agent renews it at half of that.
+    /// The validity of a certificate; the agent renews it at half of that.
     pub certificate: Duration,
-    /// How long after its end it can still be renewed.
+    /// The time after its end for which it can still be renewed.
     pub expired_renewal: Duration,
 }
 

@@ -1,12 +1,13 @@
-//! The used tokens of a cluster. Each token is redeemed once and can be guessed only a few times,
-//! across restarts of the hub and changes of `spec.join`. A join that Git restores is no new join.
+//! The used tokens of a cluster. Each token is redeemed once, and only a few wrong secrets are
+//! accepted, across restarts of the hub and changes of `spec.join`. A join that Git restores is not
+//! a new join.
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_transport::identity::Token;
 
 use runnel_api::{Join, MemberCluster, UsedToken, limits};
 
-/// Wrong secrets that burn a token.
+/// The number of wrong secrets that invalidates a token.
 pub const WRONG_SECRETS: i32 = 5;
 
 /// Whether the token has the id of this join, with the right secret or a wrong one. A client that
@@ -15,7 +16,7 @@ pub fn is_named(join: &Join, token: &Token) -> bool {
     token.matches(&join.token_hash) || join.token_id.as_deref() == Some(token.id())
 }
 
-/// What the status remembers.
+/// Returns the tokens in the status.
 pub fn used(member: &MemberCluster) -> &[UsedToken] {
     member
         .status
@@ -28,32 +29,33 @@ fn find<'a>(used: &'a [UsedToken], join: &Join) -> Option<&'a UsedToken> {
     used.iter().find(|used| used.token_hash == join.token_hash)
 }
 
-/// Whether so many wrong secrets came that even the right one is refused.
+/// Whether so many wrong secrets were tried that even the right one is refused.
 pub fn is_burnt(used: &[UsedToken], join: &Join) -> bool {
     find(used, join)
         .is_some_and(|used| used.key_fingerprint.is_none() && used.wrong_secrets >= WRONG_SECRETS)
 }
 
-/// Whether some key has redeemed it.
+/// Whether a key has redeemed the join.
 pub fn is_redeemed(used: &[UsedToken], join: &Join) -> bool {
     find(used, join).is_some_and(|used| used.key_fingerprint.is_some())
 }
 
-/// Whether the join is remembered, or can be without forgetting one that has not expired.
+/// Whether the join is stored, or can be stored without dropping a token that has not expired.
 pub fn has_room(used: &[UsedToken], join: &Join, now: Timestamp) -> bool {
     used.len() < limits::TOKENS
         || find(used, join).is_some()
         || used.iter().any(|used| is_over(used, now))
 }
 
-/// What is to be remembered of a join, as far as it is known.
+/// Returns the record of a join, from the status or a new one.
 pub fn record(member: &MemberCluster, join: &Join) -> UsedToken {
     let known = find(used(member), join).cloned();
     let mut record = known.unwrap_or_else(|| UsedToken {
         token_hash: join.token_hash.clone(),
         ..UsedToken::default()
     });
-    // A longer life in the spec makes nothing new of it.
+    // A longer validity in the spec extends the record of the token and does not create another
+    // one.
     let end = record
         .expires_at
         .take()
@@ -62,7 +64,8 @@ pub fn record(member: &MemberCluster, join: &Join) -> UsedToken {
     record
 }
 
-/// The memory with one more wrong secret, and how many there were.
+/// Returns the stored tokens with one more wrong secret for this join, and the number of its wrong
+/// secrets.
 pub fn wronged(member: &MemberCluster, join: &Join, now: Timestamp) -> (Vec<UsedToken>, i32) {
     let mut record = record(member, join);
     record.wrong_secrets = record.wrong_secrets.saturating_add(1);
@@ -70,8 +73,8 @@ pub fn wronged(member: &MemberCluster, join: &Join, now: Timestamp) -> (Vec<Used
     (with(member, record, now), count)
 }
 
-/// The memory with this record. It holds more than it must: only where there is no room, the first to expire goes, and
-/// never one that has not.
+/// Returns the stored tokens with this record. At the limit the first expired ones are dropped. A
+/// token that has not expired is never dropped.
 pub fn with(member: &MemberCluster, record: UsedToken, now: Timestamp) -> Vec<UsedToken> {
     let mut all: Vec<UsedToken> = used(member)
         .iter()
@@ -129,7 +132,7 @@ mod tests {
         let all = with(&member, record(&member, &join(16, 200)), at(101));
         assert_eq!(all.len(), limits::TOKENS);
         assert!(find(&all, &join(0, 0)).is_none() && find(&all, &join(1, 0)).is_some());
-        // Remembered a second time, it takes no second place, and the longest life counts.
+        // A second record of the same join replaces the first one, and the later end is kept.
         let again = with(&with_used(all), record(&member, &join(3, 50)), at(0));
         assert_eq!(again.len(), limits::TOKENS);
         assert_eq!(

@@ -1,4 +1,5 @@
-//! What is read from the hub's state at each scrape: members, rules, copies, removals, certificates.
+//! Metrics that are read from the hub's state at each scrape: members, rules, copies, removals,
+//! certificates.
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,17 +19,17 @@ use runnel_hub_core::status::Sent;
 
 /// Reads the hub's state at each scrape.
 pub struct StateCollector {
-    /// The metrics of the hub's state.
+    /// The state of the hub.
     pub hub_state: Arc<HubState>,
-    /// The statuses that it wrote.
+    /// The statuses that the hub wrote.
     pub object_cache: Arc<ObjectCache>,
-    /// What it serves with.
+    /// The serving certificates.
     pub tls: Arc<ServerTls>,
-    /// What signs.
+    /// The CAs.
     pub authorities: Arc<Authorities>,
-    /// What was counted.
+    /// The counters.
     pub metrics: Arc<HubMetrics>,
-    /// How long a member's certificate lives.
+    /// The validity of a member's certificate.
     pub certificate_life: Duration,
 }
 
@@ -77,7 +78,8 @@ impl<const LABELS: usize> Samples<LABELS> {
     }
 }
 
-/// Adds up a count of each rule. The index is not kept from others for all rules at a time.
+/// Returns the sum of a count over all rules. It locks the index for one rule at a time, so that
+/// writers do not wait for all rules.
 fn sum_of_rules(hub_state: &HubState, count: impl Fn(&RuleEntry) -> usize) -> usize {
     let uids: Vec<_> = hub_state
         .index
@@ -96,7 +98,7 @@ impl Collector for StateCollector {
         self.index_holds(&mut encoder)?;
         self.certificates().encode(&mut encoder)?;
         self.certificate_life().encode(&mut encoder)?;
-        // A standby has no sessions, so it publishes none of these.
+        // A standby has no sessions, so it publishes no state.
         if !self.hub_state.leadership.leads() {
             return Ok(());
         }
@@ -182,7 +184,7 @@ impl StateCollector {
         Ok(())
     }
 
-    /// How long the lock of the index was held.
+    /// Encodes how long the lock of the index was held.
     fn index_holds(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let holds = &self.hub_state.index_holds;
         let help = "How long one change held the lock of the hub's index, for which everything else in the hub waits";
@@ -204,7 +206,7 @@ impl StateCollector {
         )?)
     }
 
-    /// Whether each cluster that the hub talks to is connected.
+    /// Returns whether the agent of each accepted cluster is connected.
     fn members(&self) -> Samples<1> {
         let help = "Whether the agent of an accepted cluster is connected";
         let mut samples = Samples::new("runnel_member_connected", help, ["member"]);
@@ -219,11 +221,11 @@ impl StateCollector {
         samples
     }
 
-    /// Whether each rule is Ready, by its status. Suspended rules are left out.
+    /// Returns whether each rule is Ready, by its status. Suspended rules are left out.
     fn rules(&self) -> Samples<2> {
         let help =
             "Whether a rule's condition Ready is True; a suspended rule and a dry run are left out";
-        // Not `namespace`: that label is the one of the pod that was scraped.
+        // The label is not `namespace`, because that is the label of the scraped pod.
         let mut samples = Samples::new("runnel_rule_ready", help, ["rule_namespace", "rule"]);
         let index = self.hub_state.index.read();
         for (uid, entry) in index
@@ -244,10 +246,10 @@ impl StateCollector {
         samples
     }
 
-    /// What edits of each rule took; a rule that is gone has none.
+    /// Encodes the delivery times of each rule. A deleted rule has no series.
     fn deliveries(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let index = self.hub_state.index.read();
-        // A cluster that gets nothing any more would never complete.
+        // A delivery to a cluster that is not sent to any more would never complete.
         self.metrics
             .rules_delivered(self.hub_state.drop_unsent(&index));
         let help = "From a source's new version in the hub's watch until the last connected cluster of the rule in which no copy \
@@ -358,7 +360,8 @@ mod tests {
             calls.set(calls.get() + 1);
             if let Some(change) = writer.take() {
                 std::thread::spawn(change);
-                // Until it waits for this rule, and everybody else for it.
+                // Wait until the writer waits for this reader, so that later readers wait for the
+                // writer.
                 while hub_state.index.is_free_to_read() {
                     std::thread::yield_now();
                 }

@@ -10,48 +10,49 @@ use runnel_proto::model::{
 use runnel_hub_core::index::{Index, RuleEntry};
 use runnel_hub_core::plan::UnsupportedSource;
 
-/// The cluster is rolled back, or is to be.
+/// The state of a copy in a cluster that is rolled back, or will be.
 const REVERTED: &str = "Reverted";
 
-/// The most sources of one rule that are explained, and the most rules.
+/// The limits of explained sources for one rule, and of explanations for one copy.
 const SOURCES: usize = 4;
 const RULES: usize = 64;
 
 /// The explanation of a copy by one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleExplanation {
-    /// The rule.
+    /// The uid of the rule.
     pub uid: RuleUid,
-    /// Its name.
+    /// The kind, namespace and name of the rule.
     pub rule: RuleName,
     /// The source.
     pub source: SourceRef,
-    /// One word: the state that the agent reports, or why nothing is sent; see `proto/query.proto`.
+    /// The state that the agent reports, or the reason why no copy is sent; see
+    /// `proto/query.proto`.
     pub state: &'static str,
-    /// A sentence for a person.
+    /// A sentence for users.
     pub message: String,
-    /// Names the content that it should have.
+    /// The revision of the desired content.
     pub revision: Option<Revision>,
 }
 
-/// Why a rule does not send a copy; `None`: the hub has no reason.
+/// The state and message if a rule does not send a copy; `None` if the hub has no reason.
 type Obstacle = Option<(&'static str, String)>;
 
 impl RuleExplanation {
-    /// Whether the rule goes to the cluster at all.
+    /// Whether the rule targets the cluster at all.
     pub fn goes_there(&self) -> bool {
         !matches!(self.state, "ClusterNotChosen" | "ClusterNotGranted")
     }
 
-    /// Whether the rule would have a copy in the namespace, so that its readers may see the state
-    /// of the namespace.
+    /// Whether the rule targets the namespace, so that users who may read the rule may see the
+    /// state of the namespace.
     pub fn has_namespace(&self) -> bool {
         self.goes_there() && !matches!(self.state, "NamespaceNotChosen" | "NotGranted" | "Deleted")
     }
 }
 
-/// Explains a copy by each of these rules that has a source for it. `look` reads the current index,
-/// once for each rule, so that the lock of the index is not held for all of them.
+/// Explains a copy by each of these rules that has a source for it. `look` reads the current index.
+/// It is called once for each rule, so that the index is not locked for all of them.
 pub fn explain_rules(
     rules: impl IntoIterator<Item = RuleUid>,
     look: impl Fn(&dyn Fn(&Index) -> Vec<RuleExplanation>) -> Vec<RuleExplanation>,
@@ -96,8 +97,8 @@ fn of_rule(
         .collect()
 }
 
-/// The sources of a rule whose copies have this name; sources of other namespaces only if the rule
-/// names the target namespaces.
+/// Returns the sources of a rule whose copies have this name. Sources of other namespaces are
+/// included only if the rule selects the target namespaces.
 fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeSet<SourceRef> {
     let sent = entry.assignment(cluster).map(|assignment| assignment.plan);
     let made = sent
@@ -110,7 +111,7 @@ fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeS
         .selected()
         .chain(render_errors)
         .filter(|source| source.name == copy.name);
-    // What is sent under another name is not meant by its own.
+    // A source whose copy is renamed has no copy with its own name.
     let renamed = |source: &SourceRef| {
         sent.iter()
             .flat_map(|plan| plan.intents.keys())
@@ -215,7 +216,8 @@ fn obstacle(
     }
 }
 
-/// Why the namespace gets no copy, without its labels, which only the agent has.
+/// Returns why the rule does not target the namespace. Only the agent has the labels of the
+/// namespace, so they are not checked.
 fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
     let Some(choice) = &terms.namespaces else {
         return None;
@@ -242,7 +244,7 @@ fn why_refused(refused: UnsupportedSource) -> &'static str {
     }
 }
 
-/// The report of the agent comes before the conclusions of the hub.
+/// Merges the answer of the agent, which has priority over the conclusions of the hub.
 pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
     for wish in explanations {
         let because = answer.states.iter().find(|state| state.rule == wish.uid);
@@ -266,7 +268,7 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
     }
 }
 
-/// The agent's report is about what the rollback sent.
+/// Adds the rollback to the agent's report, which is about the content that the rollback sent.
 fn with_rollback(wish: &mut RuleExplanation, why: &str) {
     if wish.state == word(CopyOutcome::Applied) {
         wish.state = REVERTED;
@@ -277,7 +279,7 @@ fn with_rollback(wish: &mut RuleExplanation, why: &str) {
     };
 }
 
-/// The agent does not have a copy that the hub would send.
+/// Returns why the agent does not have a copy that the hub would send.
 fn unsaid(namespace: NamespaceState) -> (&'static str, String) {
     let why = match namespace {
         NamespaceState::Missing => {
@@ -307,7 +309,7 @@ fn word(outcome: CopyOutcome) -> &'static str {
     }
 }
 
-/// How a namespace of a member is, in a word.
+/// Returns the name of the state of a member's namespace.
 pub fn namespace_text(namespace: NamespaceState) -> &'static str {
     match namespace {
         NamespaceState::Unknown => "",
@@ -446,7 +448,7 @@ mod tests {
             because(&[("f-renamed", "NotReported")])
         );
         assert_eq!(states(&index, "one", "x", "nothing"), because(&[]));
-        // No selector finds kube-*.
+        // No selector matches kube-*.
         assert!(
             states(&index, "one", "kube-system", "s")
                 .contains(&("b-labels".to_owned(), "NamespaceNotChosen"))
@@ -473,7 +475,7 @@ mod tests {
             );
             found
         };
-        // One rule is gone when it is read, and no more rules are read than explained.
+        // One rule does not exist any more when it is read. No more rules are read than explained.
         let rules = ["gone".into()]
             .into_iter()
             .chain(index.rules().map(|(uid, _)| uid.clone()));

@@ -1,5 +1,5 @@
-//! The origin of one copy, or why it does not exist: the state of the hub, and the answer of the
-//! cluster's agent.
+//! Explains the origin of one copy, or why it does not exist, by the state of the hub and the
+//! answer of the cluster's agent.
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::because::{self, RuleExplanation};
 use super::review::{self, User};
 use super::{Questions, address, aside, resource_of};
 
-/// How long an agent may take to answer.
+/// The time limit for the answer of an agent.
 const ANSWER: Duration = Duration::from_secs(5);
 
 impl Questions {
@@ -64,7 +64,8 @@ impl Questions {
             .lock()
             .session(&cluster, Instant::now())
             .is_some();
-        // Nor how namespaces are where none of the caller's rules has a copy.
+        // It must not disclose the state of a namespace either, if no rule that the caller may get
+        // has a copy there.
         let may_look = |explanations: &[RuleExplanation]| {
             member
                 || explanations.iter().any(|explanation| {
@@ -140,7 +141,7 @@ impl Questions {
         .await
     }
 
-    /// The rules among these that the caller may get.
+    /// Returns the rules of these explanations that the caller may get.
     async fn visible(
         &self,
         user: &User,

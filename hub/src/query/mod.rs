@@ -1,5 +1,5 @@
-//! Answers queries about rules from the hub's memory, beyond their statuses; see
-//! `proto/query.proto`.
+//! Answers queries about rules from the hub's memory. The answers have more details than the
+//! statuses of the rules; see `proto/query.proto`.
 //!
 //! A user who may `get` a rule may query it. The hub's API server authenticates and authorizes the
 //! caller.
@@ -28,34 +28,34 @@ pub use review::{AUDIENCE, Reviewer};
 use runnel_hub_core::guard::Item;
 use runnel_hub_core::status::{ClusterDetail, ReportStore, details};
 
-/// Clusters, or what is held, on a page.
+/// The limit of clusters or blocked items on one page.
 const PAGE: usize = 256;
 
-/// The largest question: a rule of the longest kind.
+/// The size limit of a request in bytes, large enough for the largest rule.
 const QUESTION_LIMIT: usize = 256 * 1024;
-/// Rules that are planned at a time.
+/// The limit of concurrent plans.
 const PLANS: usize = 4;
 
-/// The kinds of rules, with the resource by which rights to them are given.
+/// The kinds of rules, with the resource to which RBAC refers.
 const KINDS: [(&str, &str); 2] = [
     ("DistributionRule", "distributionrules"),
     ("ClusterDistributionRule", "clusterdistributionrules"),
 ];
 
-/// The gRPC service.
+/// The gRPC service for queries.
 pub struct Questions {
     hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
     reviewer: Reviewer,
-    /// The ServiceAccount in the hub's namespace that is trusted with plans.
+    /// The ServiceAccount in the hub's namespace that has the rights of an administrator in plans.
     planner: Option<String>,
-    /// Queries that need more than the hub's memory.
+    /// Limits the queries that need more than the hub's memory.
     plans: Semaphore,
 }
 
 impl Questions {
-    /// A service that answers callers whom `reviewer` authorizes, and about plans also the
-    /// ServiceAccount `planner` in the hub's namespace.
+    /// Creates a service that answers callers whom `reviewer` authorizes. In plans the
+    /// ServiceAccount `planner` in the hub's namespace has the rights of an administrator.
     pub fn new(
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
@@ -71,7 +71,7 @@ impl Questions {
         }
     }
 
-    /// The service for a tonic router.
+    /// Returns the service for a tonic router.
     pub fn into_service(self) -> QueryServer<Self> {
         QueryServer::new(self).max_decoding_message_size(QUESTION_LIMIT)
     }
@@ -92,7 +92,7 @@ impl Questions {
         Some(details(&view, &report_store, Instant::now()))
     }
 
-    /// What is held of a rule, in full.
+    /// Returns all blocked removals of a rule.
     fn entries(&self, rule: &RuleName) -> Option<AllBlocked> {
         self.hub_state.leadership.serving_since()?;
         let index = self.hub_state.index.read();
@@ -117,7 +117,7 @@ impl Questions {
         Some(all)
     }
 
-    /// The rule that is asked about, where the caller may get it and this hub can answer.
+    /// Returns the rule of a request, if the caller may get it and this hub can answer.
     async fn asked(&self, request: &Request<wire::RuleQuestion>) -> Result<RuleName, Status> {
         let wire::RuleQuestion {
             kind,
@@ -156,7 +156,7 @@ impl Questions {
     }
 }
 
-/// The resource by which rights to a rule are given.
+/// Returns the resource to which RBAC refers for a rule.
 fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
     let known = KINDS
         .iter()
@@ -169,7 +169,7 @@ fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
     })
 }
 
-/// Runs slow work for which nothing else in the hub waits.
+/// Runs slow work on a thread for blocking tasks, so that no other task of the hub waits for it.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
     tokio::task::spawn_blocking(work)
         .await
@@ -180,7 +180,7 @@ fn broken() -> Status {
     Status::internal("the hub could not answer this: ask again")
 }
 
-/// The address of a caller; `None` if another replica passes the call on.
+/// Returns the address of a caller; `None` if another replica forwards the call.
 fn address<T>(request: &Request<T>) -> Option<IpAddr> {
     let caller = request.extensions().get::<Caller>()?;
     Some(caller.peer.address.ip()).filter(|address| !address.is_unspecified())
@@ -212,10 +212,10 @@ fn failure(failure: &runnel_proto::model::Failure) -> wire::RuleFailure {
     }
 }
 
-/// All that is held of a rule.
+/// All blocked removals of a rule.
 #[derive(Default)]
 struct AllBlocked {
-    /// What releases it.
+    /// The digests by which they can be approved.
     digests: Vec<String>,
     copies: u64,
     items: Vec<wire::BlockedItem>,
@@ -227,7 +227,7 @@ impl AllBlocked {
         self.copies = self.copies.saturating_add(copies);
     }
 
-    /// At least one page if something is blocked, because the page holds the digest.
+    /// Returns at least one page if removals are blocked, because each page contains the digest.
     fn pages(&self) -> Vec<wire::RuleBlockedPage> {
         let (digest, copies) = (
             self.digests.join(","),

@@ -1,5 +1,5 @@
-//! What a rule would do: what the API server and the agents are asked for it. What follows from that
-//! is decided in [`runnel_hub_core::preview`].
+//! Requests from the API server and the agents what is needed to preview a rule.
+//! [`runnel_hub_core::preview`] has the decisions.
 mod change;
 mod rights;
 
@@ -29,59 +29,60 @@ use runnel_hub_core::preview::{
     PreviewIndex, Row, SourceRow,
 };
 
-/// How long a whole question may take.
+/// The time limit for one query.
 const QUESTION: Duration = Duration::from_secs(30);
-/// How long an agent may take to answer.
+/// The time limit for the answer of an agent.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long one read of the hub's own API server may take.
+/// The time limit for one read of the hub's own API server.
 const LOOK: Duration = Duration::from_secs(5);
-/// Objects that are listed in one place, and sources that are read, for one question.
+/// The limit of objects that are listed in one scope for one query.
 const OBJECTS: usize = 5000;
-/// Objects on one page of such a list.
+/// The number of objects on one page of such a list.
 const OBJECTS_AT_A_TIME: u32 = 50;
 static PAGES: Semaphore = Semaphore::const_new(1);
-/// The most bytes of contents, compressed, that are read for one question; what is beyond them is not known.
+/// The limits of compressed content and of sources that are read for one query. Sources beyond them
+/// are unknown.
 const READ_BYTES: usize = 64 * 1024 * 1024;
 const READS: usize = 2000;
-/// Reads, and agents that are asked, at a time.
+/// The limits of concurrent reads and of agents that are asked at the same time.
 const READS_AT_A_TIME: usize = 8;
 const AGENTS_AT_A_TIME: usize = 64;
-/// The clusters that are asked, and the copies that are returned, for one plan.
+/// The limits of clusters that are asked, and of copies that are returned, for one plan.
 const CLUSTERS: usize = 1000;
 const COPIES: usize = 20_000;
-/// The copies that are returned with a diff.
+/// The limit of copies that are returned with a diff.
 const DIFFS: usize = 2000;
-/// Rows on a page, which fits into one message with the longest diff of each.
+/// The number of rows on a page. A page with the longest diff of each row fits into one message.
 const PAGE: usize = 100;
-/// The message for a cluster in which nothing was tried.
+/// The message for a cluster in which no dry run took place.
 const UNTRIED: &str = "its writes were not tried: it awaits its turn in the rollout";
-/// The sources that are returned.
+/// The limit of returned sources.
 const SOURCES: usize = 500;
 
-/// What one cluster answered.
+/// The answer of one cluster.
 struct ClusterAnswer {
     cluster: wire::PlanCluster,
     reply: Option<AgentAnswer>,
 }
 
-/// What the agents answered about one rule.
+/// The answers of the agents about one rule.
 struct RuleAnswers {
     uid: RuleUid,
-    /// How it is called, where it is one of several.
+    /// The name of the rule, if the plan is about several.
     name: Option<RuleName>,
     answers: Vec<ClusterAnswer>,
 }
 
-/// What agents are asked with.
+/// The state of the requests to agents.
 struct Hearing {
     preview: Arc<PreviewIndex>,
     asking: Arc<Asking>,
-    /// For how many copies there is room left.
+    /// The number of copies and diffs that may still be returned.
     room: Mutex<AnswerBudget>,
     by: Deadline,
 }
 
-/// What agents held of one rule.
+/// What agents have reported about their copies of each rule, by cluster.
 struct ReportedHoldings {
     blocked: BTreeMap<(RuleUid, ClusterName), Holding>,
 }
@@ -122,7 +123,7 @@ impl Questions {
             self.unsaved(&user, &asked.object).await?
         };
         self.may_read_sources(&user, &rule).await?;
-        // The question is what the rule does once it is enforced, or deleted.
+        // The plan shows the effect of the rule after it is enforced, or deleted.
         let rule = if asked.delete && asked.object.is_empty() {
             rule.deleted()
         } else {
@@ -135,7 +136,8 @@ impl Questions {
             .await
     }
 
-    /// What a grant or a member cluster would do: page by page for each rule of which agents are asked.
+    /// Previews a change of a grant or member cluster. Returns the pages of each rule about which
+    /// agents are asked.
     async fn change_pages(
         &self,
         change: Change,
@@ -173,7 +175,7 @@ impl Questions {
         Ok(pages)
     }
 
-    /// Judges all rules of a preview together, and asks agents about these.
+    /// Judges all rules of a preview together, and asks agents about `rules`.
     async fn preview_pages(
         &self,
         preview: PreviewIndex,
@@ -230,7 +232,7 @@ impl Questions {
             .await
     }
 
-    /// What agents hold of the rule that is tried, as it is known now.
+    /// Returns what agents have reported about the rules of the preview.
     fn known(&self, preview: &PreviewIndex) -> ReportedHoldings {
         let report_store = self.hub_state.report_store.lock();
         let mut blocked = BTreeMap::new();
@@ -247,7 +249,8 @@ impl Questions {
         ReportedHoldings { blocked }
     }
 
-    /// Reads what no saved rule has needed so far. What is not found in time is unknown.
+    /// Lists and reads the sources that no saved rule has needed so far. Those that are not read in
+    /// time are unknown.
     async fn list_and_read(
         &self,
         mut preview: PreviewIndex,
@@ -310,7 +313,7 @@ impl Questions {
         let mut params = ListParams::default().limit(OBJECTS_AT_A_TIME);
         let (mut sources, mut seen) = (Vec::new(), 0);
         loop {
-            // Each object may be some megabytes: one page of all questions at a time.
+            // Each object may have some megabytes. So all queries together read one page at a time.
             let _turn = PAGES.acquire().await.map_err(|_| "the hub ends")?;
             let list = tokio::time::timeout(LOOK, api.list_metadata(&params)).await;
             let list = list.map_err(|_| "the API server did not answer in time")?;
@@ -326,7 +329,7 @@ impl Questions {
             }));
             match list.metadata.continue_.filter(|more| !more.is_empty()) {
                 None => return Ok(sources),
-                // With a part of the sources, the others would look deleted.
+                // With an incomplete list, the other sources would count as deleted.
                 Some(_) if seen >= OBJECTS => return Err("there are too many of them"),
                 more => params.continue_token = more,
             }
@@ -346,7 +349,7 @@ impl Questions {
         }
     }
 
-    /// Asks the agent of a cluster, if there is one to be asked.
+    /// Asks the agent of a cluster. Returns the reason in the answer if the agent is not asked.
     async fn receive(
         &self,
         hearing: &Hearing,

@@ -1,4 +1,4 @@
-//! Asks the API server for the user of a token and for the user's rights.
+//! Requests the user of a token and the user's rights from the API server.
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use tonic::metadata::MetadataMap;
 
 use crate::membership::attempts::Attempts;
 
-/// The audience of a token that is valid only for queries.
+/// The audience of tokens that are valid only for queries.
 pub const AUDIENCE: &str = "runnel-hub";
-/// The longest token that is checked, in bytes.
+/// The limit of the length of a token in bytes.
 const TOKEN_LIMIT: usize = 16 * 1024;
-/// Reviews at a time: strangers can reach this port.
+/// The limit of concurrent reviews, because clients without rights can reach this port.
 const REVIEWS: usize = 4;
-/// How long a caller may wait for its turn, and how long each request to the API server may take.
+/// The time limit for a caller in the queue, and for each request to the API server.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Returns the token of a caller.
@@ -54,13 +54,13 @@ pub(super) fn bearer(metadata: &MetadataMap) -> Result<String, Status> {
 pub(super) struct User(UserInfo);
 
 impl User {
-    /// What he is called.
+    /// Returns the user name.
     pub(super) fn name(&self) -> &str {
         self.0.username.as_deref().unwrap_or_default()
     }
 }
 
-/// A right to check. An empty namespace: in all namespaces; an empty name: on all objects.
+/// A right to check. An empty namespace means all namespaces, and an empty name all objects.
 pub(super) struct Access<'a> {
     pub(super) verb: &'a str,
     pub(super) group: &'a str,
@@ -69,7 +69,7 @@ pub(super) struct Access<'a> {
     pub(super) name: &'a str,
 }
 
-/// Asks the API server about callers.
+/// Authenticates and authorizes callers by the API server.
 pub struct Reviewer {
     client: Client,
     tokens: Api<TokenReview>,
@@ -79,7 +79,7 @@ pub struct Reviewer {
 }
 
 impl Reviewer {
-    /// Asks with this client.
+    /// Creates a reviewer with this client.
     pub fn new(client: Client) -> Self {
         Self {
             tokens: Api::all(client.clone()),
@@ -185,7 +185,7 @@ impl Reviewer {
         self.is_allowed(user.0.clone(), attributes).await
     }
 
-    /// A client with the hub's own rights.
+    /// Returns a client with the hub's own rights.
     pub(super) fn client(&self) -> Client {
         self.client.clone()
     }
@@ -252,7 +252,7 @@ fn silent() -> Status {
 }
 
 fn unasked(resource: &str, error: &kube::Error) -> Status {
-    // The request holds the caller's token; what the API server answers does not.
+    // The request contains the caller's token; the answer of the API server does not.
     match error {
         kube::Error::Api(status) if status.code == 403 => {
             tracing::error!(

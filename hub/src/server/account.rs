@@ -1,4 +1,5 @@
-//! The reports of an agent: its intents when it connects, its rules' states, and its refusals.
+//! Handles the reports of an agent: its acked set at the start of a session, the states of its
+//! rules, and its refusals.
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use runnel_hub_core::index::Effect;
 use runnel_hub_core::session::RULES_LIMIT;
 use runnel_hub_core::status::{Sent, SessionFacts};
 
-/// The longest version or uid that is taken from an agent, as the API takes it.
+/// The limit of the length of a version or uid from an agent, as in the API.
 const TEXT_LIMIT: usize = 128;
 
 fn short(mut text: String) -> String {
@@ -27,7 +28,8 @@ fn short(mut text: String) -> String {
 }
 
 impl Running {
-    /// The agent has reported its intents: from now on the hub counts it as connected.
+    /// Registers the session after the agent has reported its acked set. From then on the hub
+    /// counts the agent as connected.
     pub(super) fn register(&mut self) {
         let Some(hello) = self.hello.clone() else {
             return;
@@ -40,11 +42,11 @@ impl Running {
             return self.end(Status::aborted("another session of this cluster took over"));
         }
         self.lasts();
-        // From here on a change of the member wakes the session; what changed before is seen now.
+        // From here on a change of the member wakes the session. This check covers earlier changes.
         if let Err(refusal) = admission(&self.hub_state, &self.object_cache, &self.identity) {
             return self.cut(&refusal);
         }
-        // A divergence may have been confirmed since the agent's Hello was judged. No other check
+        // A user may have confirmed a divergence since the agent's Hello was judged. No other check
         // follows.
         if self.is_confirmed() {
             return self.require_reconnect();
@@ -99,13 +101,14 @@ impl Running {
                 .change(|index| index.holds_only(&cluster, &with_copies));
         }
         self.hub_state.mark_rules_of(&cluster);
-        // The requests of agents are judged together with what waits now, and answered after that.
+        // The requests of agents are judged together with the pending removals, and answered after
+        // that.
         self.judge_asked(&cluster, &rules);
         self.update();
         self.claim_acked();
     }
 
-    /// The agent has reported its intents of some rules again.
+    /// Handles another report of the acked intents of some rules.
     pub(super) fn resynced(&mut self, states: Vec<RuleState>) {
         let cluster = &self.identity.cluster;
         let uids: Vec<_> = states
@@ -136,7 +139,7 @@ impl Running {
         self.judge_orphaned();
     }
 
-    /// The agent has lost watches of its cluster, or has them back.
+    /// Records that the agent has lost watches of its cluster, or that they work again.
     pub(super) fn lost_watches(&self, watches: Vec<LostWatch>) {
         let cluster = &self.identity.cluster;
         let resources: Vec<_> = watches.iter().map(|watch| watch.resource).collect();
@@ -152,7 +155,7 @@ impl Running {
         }
     }
 
-    /// Becomes the session of its cluster, unless a later one is there.
+    /// Makes this the session of its cluster, unless a later one exists.
     fn become_current(&mut self) -> bool {
         match self.hub_state.sessions.entry(self.identity.cluster.clone()) {
             Entry::Occupied(present) if present.get().number > self.live.number => return false,
@@ -164,7 +167,8 @@ impl Running {
         true
     }
 
-    /// Answers for rules that only the agent or a stored order names.
+    /// Sends directives for rules that only the agent has. Settles stored orders for rules that the
+    /// agent does not have.
     pub(super) fn claim_acked(&self) {
         let index = self.hub_state.index.read();
         let cluster = &self.identity.cluster;
@@ -178,7 +182,7 @@ impl Running {
             .map(|uid| (uid.clone(), index.directive(uid, cluster)))
             .collect();
         session.update(directives);
-        // A left out rule may be the one of an order.
+        // A rule that was left out of the report may be that of an order.
         let is_whole = session.left_out_rules() == 0;
         let pending = index
             .cluster(cluster)
@@ -194,7 +198,7 @@ impl Running {
         self.settle(done);
     }
 
-    /// Sends rules that were beyond the agent's limit and have room now. Marks the statuses of the
+    /// Sends rules that were beyond the agent's limit and now fit. Marks the statuses of the
     /// others.
     pub(super) fn send_rules_beyond_limit(&mut self) {
         let with_room = self.live.session.lock().beyond_with_room();
@@ -231,7 +235,8 @@ impl Running {
         for mut state in rules {
             let uid = state.uid.clone();
             if state.gone && self.live.session.lock().gone(&uid, state.last_batch) {
-                // Also where nothing was ever reported of it: the rule may wait for just this.
+                // The status is marked even if nothing was reported about the rule before, because
+                // its release may wait for this report.
                 changed.push(uid.clone());
                 let ordered = self
                     .hub_state
@@ -280,7 +285,7 @@ impl Running {
         self.come_again_for_left_out();
     }
 
-    /// What was named and lapsed is named again, where it still may go.
+    /// Sends the current directives of these rules, if the hub still serves the cluster.
     fn resend(&self, rules: Vec<RuleUid>) {
         let index = self.hub_state.index.read();
         if !rules.is_empty() && index.talks_to(&self.identity.cluster, self.identity.uid()) {
@@ -293,7 +298,7 @@ impl Running {
         }
     }
 
-    /// What waits for the hub's word is judged when it is another set than it was.
+    /// Judges the removals for which the agent requests approval, if the set has changed.
     pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
         let judge: BTreeSet<_> = {
             let (index, report_store) = (
@@ -316,7 +321,8 @@ impl Running {
         }
     }
 
-    /// Notes what the agent waits for. Returns false for a rule of which it should hold nothing.
+    /// Records the request of the agent for approval. Returns `false` for a rule of which the agent
+    /// should have no copies.
     fn record_waiting(
         &self,
         state: &RuleState,
@@ -331,7 +337,7 @@ impl Running {
             .namespace_prunes
             .as_ref()
             .map(|namespace_prunes| namespace_prunes.digest);
-        // What was approved and waits all the same.
+        // The agent requests approval again for removals that were approved.
         if waits.is_some_and(|asked| session.prune_approval_consumed(&state.uid, asked)) {
             again.insert(state.uid.clone());
         }
@@ -355,8 +361,8 @@ impl Running {
         }
     }
 
-    /// The intents of a rule that does not select this cluster can be judged now that the cluster
-    /// counts as connected. The status of a leaving cluster shows the rest of its copies.
+    /// Judges the copies of rules that do not select this cluster, because the cluster counts as
+    /// connected now. Also marks the status of a leaving cluster, which shows its remaining copies.
     fn judge_unchosen(&self, cluster: &ClusterName, rules: &[RuleUid]) {
         let (unchosen, leaves): (Vec<_>, bool) = {
             let index = self.hub_state.index.read();
@@ -382,7 +388,8 @@ impl Running {
         }
     }
 
-    /// Whether the agent shows something else than it reports as applied.
+    /// Whether the digest in the agent's newest report of a rule differs from that of the sent
+    /// content.
     fn differs(&self, rule: &RuleUid) -> bool {
         let index = self.hub_state.index.read();
         let entry = index.rule(rule);
@@ -392,12 +399,12 @@ impl Running {
         })
     }
 
-    /// Counts an edit as applied in the session's cluster, or in all clusters of its rule. Returns
-    /// whether the hub has the rule.
+    /// Records the delivery of an edit in the session's cluster, and in all clusters of its rule if
+    /// it is complete. Returns whether the hub has the rule.
     fn measure(&self, state: &RuleState) -> bool {
         let index = self.hub_state.index.read();
         let entry = index.rule(&state.uid);
-        // What a rollback sends is no edit.
+        // A rollback is not an edit.
         let edited = entry.filter(|entry| entry.rollback().is_none());
         let assignment = || edited.and_then(|entry| entry.assignment(&self.identity.cluster));
         let took = self.hub_state.deliveries.lock().reported(

@@ -1,4 +1,5 @@
-//! Whether an agent may follow this hub, and what it is given to remember of it; see [`runnel_hub_core::epoch`].
+//! Determines whether an agent may follow this hub, and which history token it gets; see
+//! [`runnel_hub_core::epoch`].
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use crate::object_cache::ObjectCache;
 use runnel_hub_core::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
 use runnel_hub_core::session::{SendRestriction, Session};
 
-/// What an agent shows that it remembers, if this hub's key has sealed it.
+/// Returns the history token of an agent, if this hub's key has sealed it.
 pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<HistoryToken> {
     let bytes = metadata.get_bin(HISTORY_TOKEN_METADATA)?.to_bytes().ok()?;
     let history_token = HistoryToken::open(&bytes, &hub_state.settings.revision_key);
@@ -26,8 +27,8 @@ pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<Hist
     history_token
 }
 
-/// Returns the divergence of a member, and whether the hub will keep the issuer's entry for long.
-/// `None`: this process does not lead.
+/// Returns the divergence of a member, and whether the hub keeps the entry of the token's issuer
+/// for long. Returns `None` if this process does not lead.
 fn judge_member(
     hub_state: &HubState,
     to: TokenRecipient,
@@ -75,7 +76,8 @@ fn note(hub_state: &HubState, cluster: &ClusterName, divergence: &Divergence) {
     }
 }
 
-/// As for an agent that only a user can help: it checks for a new join string now and then.
+/// Returns a refusal with the code for a problem that only a user can solve. The agent then checks
+/// from time to time for a new join string.
 fn refusal(message: String) -> Status {
     with_reason(
         Status::new(Code::FailedPrecondition, message),
@@ -84,8 +86,8 @@ fn refusal(message: String) -> Status {
 }
 
 impl Server {
-    /// An agent is refused. If it has more state than this hub, the hub may have lost state:
-    /// nothing is revoked then.
+    /// Returns the status of a refused agent. If the agent has newer state than this hub, the hub
+    /// may have lost state. Then the status does not revoke anything.
     pub(super) fn refused_or_forgotten(
         &self,
         identity: &PeerIdentity,
@@ -113,23 +115,23 @@ impl Server {
     }
 }
 
-/// How far the agent may follow this hub, and what the agent is given to remember of it.
+/// How far the agent may follow this hub, and which history token it gets.
 #[derive(Debug)]
 pub(super) struct EpochCheck {
-    /// The history token that the agent showed.
+    /// The history token that the agent sent.
     history_token: Option<HistoryToken>,
     /// The recipient of the tokens that this session gives.
     recipient: TokenRecipient,
     /// Why the agent may not follow this hub in everything.
     divergence: Option<Divergence>,
-    /// Whether removals in a cluster that joined again were kept back.
+    /// Whether removals were withheld in a cluster that joined again.
     kept_back: bool,
-    /// Whether the agent gets a token at the end of the snapshot, also if nothing changed.
+    /// Whether the agent gets a token at the end of the snapshot even if nothing changed.
     gives_history_token: bool,
 }
 
 impl EpochCheck {
-    /// The check of a session whose agent sent `history_token`.
+    /// Creates the check of a session whose agent sent `history_token`.
     pub(super) fn new(history_token: Option<HistoryToken>) -> Self {
         Self {
             history_token,
@@ -140,17 +142,17 @@ impl EpochCheck {
         }
     }
 
-    /// What the session must not send.
+    /// Returns what the session must not send.
     pub(super) fn restriction(&self) -> SendRestriction {
         self.divergence
             .as_ref()
             .map_or(SendRestriction::Nothing, Divergence::restriction)
     }
 
-    /// Whether a token goes with `frame`.
+    /// Whether a token is sent with `frame`.
     fn gives_with(&self, frame: &HubFrame) -> bool {
         match frame {
-            // Each stream repeats that a rule is unknown: that is no change of this hub.
+            // Each stream repeats that a rule is unknown, so that is no change of this hub.
             HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_unclaimed(delta)),
             HubFrame::SnapshotEnd(_) => self.gives_history_token,
             _ => false,
@@ -170,7 +172,7 @@ impl EpochCheck {
         }
     }
 
-    /// Ends the restriction of a cluster that joined again, of which nothing was kept back. Returns
+    /// Ends the restriction of a cluster that joined again, if no removal was withheld. Returns
     /// whether it did.
     fn end_if_nothing_kept_back(&mut self, session: &Session) -> bool {
         let ends = matches!(self.divergence, Some(Divergence::PreviousMembership { .. }))
@@ -215,9 +217,9 @@ impl Running {
         })
     }
 
-    /// Judges the agent's token, after its Hello has named its cluster.
+    /// Judges the agent's token after the agent's Hello, which has the uid of its cluster.
     pub(super) fn judge_member(&mut self, cluster_uid: &str) {
-        // It becomes a part of a command that an administrator is shown.
+        // The uid becomes a part of a command that is displayed to an administrator.
         let is_plain = cluster_uid.len() <= 64
             && cluster_uid
                 .chars()
@@ -253,11 +255,12 @@ impl Running {
             return;
         };
         let Some(divergence) = divergence else {
-            // An agent without a new token for very long would keep one that the hub has dropped.
+            // The hub drops old entries. An agent that gets no new token for long would keep a
+            // token of a dropped entry.
             self.epoch.gives_history_token = !is_of_newer;
             return;
         };
-        // What was confirmed is to be forgotten there.
+        // After the confirmation a new token replaces the one that caused the divergence.
         self.epoch.gives_history_token = is_confirmed(&self.object_cache, cluster, &divergence);
         if self.epoch.gives_history_token {
             tracing::warn!(
@@ -272,7 +275,7 @@ impl Running {
         self.epoch.divergence = Some(divergence);
     }
 
-    /// The session counts as connected.
+    /// Records the restriction of a session that counts as connected.
     pub(super) fn record_restriction(&self) {
         let cluster = &self.identity.cluster;
         match self.epoch.restriction() {
@@ -289,7 +292,8 @@ impl Running {
         }
     }
 
-    /// A cluster that joined again is a divergence only if it has copies that are not desired.
+    /// Records the divergence of a cluster that joined again, but only if it has copies that are
+    /// not desired.
     pub(super) fn record_kept_back(&mut self) {
         let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.epoch.divergence
         else {
@@ -315,14 +319,14 @@ impl Running {
         }
     }
 
-    /// Whether an administrator has confirmed meanwhile: the agent is to come again.
+    /// Whether an administrator has confirmed the divergence since. Then the agent must reconnect.
     pub(super) fn is_confirmed(&self) -> bool {
         self.epoch.divergence.as_ref().is_some_and(|divergence| {
             is_confirmed(&self.object_cache, &self.identity.cluster, divergence)
         })
     }
 
-    /// Requires the agent to open another stream at once, which is judged again.
+    /// Makes the agent open another stream at once, which is judged again.
     pub(super) fn require_reconnect(&mut self) {
         self.out.end_with(HubFrame::Drain(0), Status::ok(""));
     }
@@ -330,7 +334,7 @@ impl Running {
     /// Sends the hub's CAs to the agent, unless there is a divergence.
     pub(super) fn send_authorities(&mut self) {
         let all = self.hub_state.authorities.borrow().clone();
-        // Of a hub that is one of two the agent takes no other authorities.
+        // An agent with such a divergence does not trust other CAs of this hub.
         if !all.is_empty() && self.epoch.restriction() != SendRestriction::Everything {
             self.out.push(HubFrame::Authorities(all));
         }
@@ -355,7 +359,7 @@ impl Running {
     }
 }
 
-/// Whether the rule would only be sent as unknown to the hub.
+/// Whether the delta contains only that the hub does not know the rule.
 fn is_only_unclaimed(delta: &RuleDelta) -> bool {
     let says_terms = delta.terms.is_some() || delta.prune.is_some();
     let says_copies =

@@ -1,5 +1,6 @@
-//! What an agent sends, and how much of it is taken in: frames that cannot be read are passed over, a session reads as fast as
-//! an honest agent reports and no faster, and what its reports cause is spread over time.
+//! Limits what an agent sends. Frames that cannot be read after the Hello are ignored. A session
+//! reads only as fast as a correct agent reports. The work that its reports cause is spread over
+//! time.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,13 +17,13 @@ use crate::metrics::{HubMetrics, PeerLimit};
 use runnel_hub_core::rate_limit::{Rate, RateLimit};
 use runnel_hub_core::session::RULES_LIMIT;
 
-/// The rule states and refusals that a session reads: all of an agent with 20,000 rules at the
-/// beginning at once, and 2,000 a second from then on.
+/// The rule states and refusals that a session reads: at first all of an agent with 20,000 rules at
+/// once, then 2,000 a second.
 const READS: Rate = Rate {
     burst: 60_000,
     every: Duration::from_micros(500),
 };
-/// Statuses that a session marks as out of date. Each may cost a write.
+/// The statuses that a session marks as stale. Each may cost a write.
 const STATUSES: Rate = Rate {
     burst: 5000,
     every: Duration::from_millis(10),
@@ -33,26 +34,26 @@ const JUDGEMENTS: Rate = Rate {
     burst: 1000,
     every: Duration::from_millis(50),
 };
-/// How long an early frame waits beyond its time, so that several continue together.
+/// How much longer a delayed frame waits, so that several are handled together.
 const TOGETHER: Duration = Duration::from_millis(100);
-/// Refusals that one session logs.
+/// The number of refusals that one session logs.
 const REFUSALS_LOGGED: u64 = 10;
-/// Pairs of a rule that cost as much as one state.
+/// The number of pairs of a rule that cost as much as one state.
 const PAIRS: usize = 16;
-/// Rules that were left out of an agent's report, beyond which a reconnect of the agent is
-/// worthwhile.
+/// The agent must reconnect as soon as this many of the rules that were left out of its report fit,
+/// or all of them.
 const WORTH_COMING_AGAIN: usize = 1000;
 
-/// What one session may take.
+/// The limits of one session.
 pub(super) struct Bounds {
     peers: Arc<Peers>,
-    /// Until the session is registered.
+    /// The unregistered stream, until the session is registered.
     stream: Option<UnregisteredStream>,
     guard: Option<ConnectionGuard>,
-    /// From then on.
+    /// The registration of the session, from then on.
     session: Option<RegisteredSession>,
     reads: RateLimit,
-    /// When the session reads on.
+    /// When the session reads again.
     pub(super) read_at: Option<Instant>,
     statuses: RateLimit,
     judgements: RateLimit,
@@ -60,13 +61,13 @@ pub(super) struct Bounds {
     late_statuses: BTreeSet<RuleUid>,
     /// Rules that are judged later.
     late_judgements: BTreeSet<RuleUid>,
-    /// When something late is due.
+    /// When the delayed rules are due.
     pub(super) late_at: Option<Instant>,
     refusals: u64,
 }
 
 impl Bounds {
-    /// Those of a stream that begins on a connection.
+    /// Returns the limits of a stream that begins on a connection.
     pub(super) fn new(
         peers: Arc<Peers>,
         stream: Option<UnregisteredStream>,
@@ -88,19 +89,19 @@ impl Bounds {
         }
     }
 
-    /// Completes when newer streams have taken the place of this one.
+    /// Completes when newer streams have superseded this one.
     pub(super) async fn superseded(&self) {
         UnregisteredStream::superseded(self.stream.as_ref()).await;
     }
 
-    /// The agent continues its report.
+    /// Restarts the time limit, because the agent continues its report.
     fn extend(&self) {
         if let Some(guard) = &self.guard {
             guard.extend();
         }
     }
 
-    /// The session counts as connected.
+    /// Registers the session, which then counts as connected.
     pub(super) fn registered(&mut self) {
         self.stream = None;
         self.session = self.guard.as_ref().map(ConnectionGuard::registered);
@@ -117,7 +118,7 @@ impl Bounds {
         self.read_at = read_at;
     }
 
-    /// Returns the rules whose status may be marked now. The others wait.
+    /// Returns the rules whose status may be marked now. The others are delayed.
     fn statuses_now(&mut self, rules: Vec<RuleUid>, metrics: &HubMetrics) -> Vec<RuleUid> {
         let now = Instant::now();
         let (soon, late): (Vec<_>, Vec<_>) =
@@ -128,7 +129,7 @@ impl Bounds {
         soon
     }
 
-    /// The rules that may be judged now; the others wait.
+    /// Returns the rules that may be judged now. The others are delayed.
     fn judgements_now(
         &mut self,
         rules: BTreeSet<RuleUid>,
@@ -156,7 +157,7 @@ impl Bounds {
     }
 }
 
-/// What a frame costs, in states of rules, besides one for the frame itself.
+/// Returns the cost of a frame in rule states, besides one for the frame itself.
 fn cost_of(frame: &AgentFrame) -> usize {
     match frame {
         AgentFrame::AckedRules(states, _) | AgentFrame::Report(states) => states.len(),
@@ -222,13 +223,15 @@ impl Running {
         }
     }
 
-    /// Newer streams of this member began before the agent reported its intents on this one.
+    /// Ends the stream, because newer streams of this member began before the agent reported its
+    /// acked set on this one.
     pub(super) fn superseded(&mut self) {
         let text = "other streams of this cluster began before the agent had reported its intents on this one";
         self.end(Status::resource_exhausted(text));
     }
 
-    /// Whether a line about this member may be logged now. The next one counts what was not logged.
+    /// Whether a line about this member may be logged now. Logs the number of lines that were
+    /// skipped since the last one.
     pub(super) fn may_log(&self) -> bool {
         let line = self.bounds.peers.line(self.identity.uid(), Instant::now());
         if let Some(skipped) = line.filter(|skipped| *skipped > 0) {
@@ -237,13 +240,13 @@ impl Running {
         line.is_some()
     }
 
-    /// A frame of a newer agent, or of a broken one: as if it had not been sent.
+    /// Counts and ignores a frame of a newer or broken agent that cannot be read.
     fn pass_over_frame(&self, error: &FrameError) {
         self.metrics.limited(PeerLimit::Frames, 1);
         tracing::debug!(%error, "a frame of an agent is passed over");
     }
 
-    /// Items of a frame that could not be read: as if they had not been sent.
+    /// Counts and ignores items of a frame that cannot be read.
     fn pass_over_items(&self, items: usize) {
         self.metrics.limited(PeerLimit::Items, items as u64);
         if items > 0 {
@@ -251,7 +254,8 @@ impl Running {
         }
     }
 
-    /// What the agent refused. A session logs the first few; the others are counted.
+    /// Handles the refusals of the agent. A session logs the first few; the others are only
+    /// counted.
     fn refused(&mut self, refused: &[Refusal]) {
         for refusal in refused {
             self.bounds.refusals += 1;
@@ -273,18 +277,19 @@ impl Running {
         self.metrics.refused_by_agents(refused.len() as u64);
     }
 
-    /// The status of these rules may be out of date. A session that changes very many is shown with a delay.
+    /// Marks the statuses of these rules as stale. Above the rate limit the statuses are marked
+    /// later.
     pub(super) fn mark_statuses(&mut self, rules: Vec<RuleUid>) {
         let soon = self.bounds.statuses_now(rules, &self.metrics);
         self.hub_state.queues.dirty_rules.add(soon);
     }
 
-    /// The rules of these that may be judged now; the others are judged later.
+    /// Returns the rules that may be judged now. The others are judged later.
     pub(super) fn judged_now(&mut self, rules: BTreeSet<RuleUid>) -> BTreeSet<RuleUid> {
         self.bounds.judgements_now(rules, &self.metrics)
     }
 
-    /// Deferred frames continue.
+    /// Handles the delayed rules that are due.
     pub(super) fn catch_up_late(&mut self) {
         let late = std::mem::take(&mut self.bounds.late_statuses);
         self.mark_statuses(late.into_iter().collect());
@@ -296,7 +301,8 @@ impl Running {
         self.bounds.set_late(Instant::now());
     }
 
-    /// An agent with more rules than a session stores reports them again when there is room.
+    /// Makes an agent with more rules than a session stores reconnect when enough of the left-out
+    /// rules fit.
     pub(super) fn come_again_for_left_out(&mut self) {
         let session = self.live.session.lock();
         let left_out = session.left_out_rules().min(WORTH_COMING_AGAIN);

@@ -44,13 +44,13 @@ use crate::object_cache::ObjectCache;
 use crate::watch::observe_member;
 use runnel_api::MemberCluster;
 
-/// How long a call waits for a hub that is starting.
+/// The time limit for a call to wait for a hub that is starting.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long a read of the API server may take.
+/// The time limit of a read of the API server.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
-/// The gRPC service.
+/// The gRPC service for agents.
 pub struct Server {
     hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
@@ -67,12 +67,13 @@ pub struct Server {
 struct PeerIdentity {
     cluster: ClusterName,
     certificate: Arc<PeerCertificate>,
-    /// The version of the members ([`ObjectCache::members_version`]) with which it was last found to be allowed.
+    /// The version of the members ([`ObjectCache::members_version`]) at the last successful
+    /// admission.
     admitted_at: Arc<AtomicU64>,
 }
 
 impl PeerIdentity {
-    /// Uid of the `MemberCluster` that the certificate was made for.
+    /// Returns the uid of the `MemberCluster` in the certificate.
     fn uid(&self) -> &str {
         match &self.certificate.id {
             SpiffeId::Cluster { uid, .. } => uid,
@@ -80,7 +81,7 @@ impl PeerIdentity {
         }
     }
 
-    /// The subject of the limits.
+    /// Returns the member and key to which limits apply.
     fn caller(&self) -> MemberKey {
         MemberKey {
             uid: self.uid().into(),
@@ -90,7 +91,7 @@ impl PeerIdentity {
 }
 
 impl Server {
-    /// A service that ends its sessions when `shutdown` is cancelled.
+    /// Creates a service that ends its sessions when `shutdown` is cancelled.
     pub fn new(
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
@@ -112,7 +113,7 @@ impl Server {
         }
     }
 
-    /// The service for a tonic router.
+    /// Returns the service for a tonic router.
     pub fn into_service(self) -> Calls {
         Calls::of(self)
     }
@@ -158,8 +159,8 @@ impl Server {
         })
     }
 
-    /// Whether the caller is let in. The watch may be a moment behind a join, so a refusal is checked with the API
-    /// server itself.
+    /// Checks that the member is admitted. The watch may lag behind a join, so a refusal is checked
+    /// with the API server itself.
     async fn admit(&self, identity: &PeerIdentity) -> Result<(), Status> {
         if admission(&self.hub_state, &self.object_cache, identity).is_ok() {
             return Ok(());
@@ -207,8 +208,8 @@ impl Server {
         Err(status)
     }
 
-    /// Whether the certificate of a known member may be renewed now. A refusal of an unknown one
-    /// costs a request to the API server, and is repeated without one.
+    /// Checks that the certificate of a member may be renewed now. A refusal of an unknown member
+    /// costs a request to the API server, so it is repeated without one for a while.
     fn may_renew(&self, identity: &PeerIdentity, caller: &MemberKey) -> Result<(), Status> {
         let now = Instant::now();
         if let Some(status) =
@@ -241,8 +242,8 @@ impl Server {
         Ok(())
     }
 
-    /// The connection of a session lasts no longer than its admission and its certificate, whatever
-    /// the session waits for.
+    /// Makes the connection of a session end with its admission and its certificate, even while the
+    /// session waits.
     fn attach_guard(&self, guard: &lease::ConnectionGuard, identity: PeerIdentity) {
         let (hub_state, object_cache) = (self.hub_state.clone(), self.object_cache.clone());
         guard.guard_with(move || admission(&hub_state, &object_cache, &identity).is_ok());
@@ -253,8 +254,8 @@ fn not_leading() -> Status {
     Status::unavailable("this replica of the hub does not lead any more: connect again")
 }
 
-/// Whether a session with this identity is allowed now. Every connection asks each second, so the
-/// member is read only after a change of some member.
+/// Checks that a session with this identity is allowed now. Every connection is checked each
+/// second, so the member is read only after a change of some member.
 fn admission(
     hub_state: &HubState,
     object_cache: &ObjectCache,
@@ -279,7 +280,7 @@ impl Runnel for Server {
         &self,
         request: Request<wire::JoinRequest>,
     ) -> Result<Response<wire::CertificateResponse>, Status> {
-        // A join writes, which only the leader may.
+        // A join writes, and only the leader may write.
         self.until_ready().await?;
         self.hub_state
             .leadership
@@ -319,7 +320,7 @@ impl Runnel for Server {
             .registrar
             .renew(&identity.certificate, request.into_inner())
             .await;
-        // A certificate that is too old to be renewed shows in the member's status.
+        // The member's status reports a certificate that is too old for a renewal.
         self.hub_state
             .queues
             .dirty_members

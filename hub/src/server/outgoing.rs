@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::HubFrame;
 use tonic::Status;
 
-/// How long a stream that was handed over stays open for the stream that replaces it.
+/// The time for which a stream stays open after the handover, for the stream that replaces it.
 const HANDOVER_LIMIT: Duration = Duration::from_secs(30);
 
 /// The frames to send, in order, and the status that follows them.
@@ -18,7 +18,7 @@ pub(super) struct Outgoing {
     handover_deadline: Option<Instant>,
 }
 
-/// What a stream sends next.
+/// The next item of a stream.
 pub(super) enum Next {
     Frame(HubFrame),
     End(Status),
@@ -30,19 +30,19 @@ impl Outgoing {
         self.frames.push_back(frame);
     }
 
-    /// Drops the frames that wait, and ends the stream with `status`.
+    /// Drops the pending frames, and ends the stream with `status`.
     pub(super) fn end(&mut self, status: Status) {
         self.frames.clear();
         self.status = Some(status);
     }
 
-    /// Drops the frames that wait, sends `frame`, and ends the stream with `status`.
+    /// Drops the pending frames, sends `frame`, and ends the stream with `status`.
     pub(super) fn end_with(&mut self, frame: HubFrame, status: Status) {
         self.end(status);
         self.push(frame);
     }
 
-    /// Ends the stream without an error after the frames that wait.
+    /// Ends the stream without an error after the pending frames.
     pub(super) fn finish(&mut self) {
         self.status = Some(Status::ok(""));
     }
@@ -61,12 +61,12 @@ impl Outgoing {
         frame.or_else(|| self.status.take().map(Next::End))
     }
 
-    /// Whether no frame waits and frames may follow.
+    /// Whether no frame is pending and frames may follow.
     pub(super) fn is_idle(&self) -> bool {
         self.frames.is_empty() && !self.is_ending() && !self.is_handed_over()
     }
 
-    /// Whether the stream ends after the frames that wait.
+    /// Whether the stream ends after the pending frames.
     pub(super) fn is_ending(&self) -> bool {
         self.status.is_some()
     }
@@ -76,7 +76,7 @@ impl Outgoing {
         self.handover_deadline.is_some()
     }
 
-    /// When a stream that was handed over ends, also without the stream that replaces it.
+    /// Returns when a stream ends after a handover, even without the stream that replaces it.
     pub(super) fn handover_deadline(&self) -> Option<Instant> {
         self.handover_deadline
     }

@@ -13,49 +13,52 @@ use crate::lease::MemberKey;
 use crate::metrics::{HubMetrics, PeerLimit};
 use runnel_hub_core::rate_limit::{LogLimits, Rate, RateLimits};
 
-/// For how long a refusal is given again as it is.
+/// The time for which a refusal is repeated unchanged.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
-/// Refusals that are remembered at a time.
+/// The limit of stored refusals.
 const REFUSALS: usize = 4096;
-/// One key is renewed once, or twice when the answer was lost.
+/// A key is renewed once, or twice when the answer was lost.
 const RENEWALS_OF_A_KEY: Rate = Rate {
     burst: 2,
     every: Duration::from_secs(60),
 };
-/// Each renewal is a write, and gives another key.
+/// Each renewal is a write, and certifies another key.
 const RENEWALS_OF_A_MEMBER: Rate = Rate {
     burst: 10,
     every: Duration::from_secs(10),
 };
-/// Lines about one member that are no news to the hub's administrator any more.
+/// The log lines about one member. More of them contain no news for the hub's administrator.
 const LINES: Rate = Rate {
     burst: 20,
     every: Duration::from_secs(6),
 };
-/// An agent renews when half of a certificate's life is over, and a new session follows: in each such part of that life there
-/// is room for one more of anything.
+/// The number of parts into which the validity of a certificate is divided; each part allows one
+/// more call of each kind. An agent renews at half of the validity and opens a new session after
+/// that.
 const PARTS_OF_A_LIFE: u32 = 8;
 
-/// This rate; a higher one where certificates live so short that a well-behaved agent needs it.
+/// Returns this rate, or a higher one if certificates expire so soon that a correct agent needs it.
 fn at_least(rate: Rate, certificate_life: Duration) -> Rate {
     Rate {
         every: rate.every.min(certificate_life / PARTS_OF_A_LIFE),
         ..rate
     }
 }
-/// Unregistered streams of one key: the next one, and one that a broken network left behind.
+/// The limit of unregistered streams of one key: the next one, and one that a network failure left
+/// behind.
 const STREAMS_OF_A_KEY: usize = 2;
-/// The same of one member.
+/// The limit of unregistered streams of one member.
 const STREAMS_OF_A_MEMBER: usize = 4;
 
-/// A call that can be refused, and when the certificate ends that it was made with: one key may have several.
+/// A call that can be refused, with the expiry of the certificate of the caller, because one key
+/// may have several certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Call {
     Renew(SystemTime),
     Session(SystemTime),
 }
 
-/// What is remembered of callers.
+/// Limits callers by their recent calls.
 pub(super) struct Peers {
     metrics: Arc<HubMetrics>,
     refused: Mutex<BTreeMap<(Call, MemberKey), (Instant, Status)>>,
@@ -66,7 +69,7 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// `certificate_life` is how long the certificates of agents live.
+    /// Creates the limits. `certificate_life` is the validity of the certificates of agents.
     pub(super) fn new(metrics: Arc<HubMetrics>, certificate_life: Duration) -> Self {
         let limits = |rate| at_least(rate, certificate_life);
         Self {
@@ -79,7 +82,7 @@ impl Peers {
         }
     }
 
-    /// What this caller was refused with a moment ago.
+    /// Returns the status with which this caller was refused recently.
     pub(super) fn refused_before(
         &self,
         call: Call,
@@ -93,7 +96,7 @@ impl Peers {
         Some(status)
     }
 
-    /// A caller is refused now.
+    /// Stores a refusal of a caller.
     pub(super) fn refuse(&self, call: Call, caller: &MemberKey, status: &Status, now: Instant) {
         let mut refused = self.refused.lock();
         if refused.len() >= REFUSALS {
@@ -104,7 +107,8 @@ impl Peers {
         }
     }
 
-    /// Whether a certificate may be renewed now. Only clients that would get one are counted.
+    /// Whether a certificate may be renewed now. Only callers that are allowed to renew are
+    /// counted.
     pub(super) fn may_renew(&self, caller: &MemberKey, now: Instant) -> bool {
         let (mut keys, mut members) = (
             self.renewals_of_keys.lock(),
@@ -119,7 +123,8 @@ impl Peers {
         may
     }
 
-    /// Whether a line about this member may be logged: then how many were not since the last one.
+    /// Returns whether a line about this member may be logged: the number of skipped lines since
+    /// the last one, or `None`.
     pub(super) fn line(&self, uid: &str, now: Instant) -> Option<u64> {
         let line = self.lines.lock().line(&uid.into(), now);
         if line.is_none() {
@@ -145,7 +150,7 @@ impl Peers {
 #[derive(Default)]
 struct Streams {
     number: u64,
-    /// The oldest first.
+    /// The streams of each member, the oldest first.
     of_members: BTreeMap<Arc<str>, Vec<(u64, MemberKey, CancellationToken)>>,
 }
 
@@ -182,7 +187,8 @@ impl Streams {
     }
 }
 
-/// A stream whose agent has not reported its intents; dropped when it has, or when the stream ends.
+/// A stream whose agent has not reported its acked set. It is dropped when the agent has, or when
+/// the stream ends.
 pub(super) struct UnregisteredStream {
     streams: Arc<Mutex<Streams>>,
     uid: Arc<str>,
@@ -191,7 +197,7 @@ pub(super) struct UnregisteredStream {
 }
 
 impl UnregisteredStream {
-    /// Completes when newer streams of the member have taken its place.
+    /// Completes when newer streams of the member have superseded this one.
     pub(super) async fn superseded(stream: Option<&Self>) {
         match stream {
             Some(stream) => stream.superseded.cancelled().await,
@@ -233,7 +239,7 @@ mod tests {
         for number in 0..100 {
             let now = start + Duration::from_secs(2) * u32::from(number);
             assert!(peers.may_renew(&key("a", number), now), "renewal {number}");
-            // The end of a session, and the next one.
+            // The end of a session, and the start of the next one.
             assert!(
                 peers.line("a", now).is_some() && peers.line("a", now).is_some(),
                 "line {number}"
@@ -289,7 +295,7 @@ mod tests {
             .filter(|_| peers.may_renew(&key("a", 1), start))
             .count();
         assert_eq!(of_one, 2);
-        // Each renewal gives a key that can be renewed.
+        // Each renewal certifies a key that can be renewed again.
         let of_chain = (2..200)
             .filter(|number| peers.may_renew(&key("a", *number), start))
             .count();
@@ -318,7 +324,7 @@ mod tests {
             (STREAMS_OF_A_KEY, 38)
         );
         assert!(!other.superseded.is_cancelled() && !streams[39].superseded.is_cancelled());
-        // One that registered makes room.
+        // A stream that registered no longer counts.
         drop(streams.pop());
         streams.push(peers.stream(key("a", 1)));
         assert_eq!(open(&streams), STREAMS_OF_A_KEY);

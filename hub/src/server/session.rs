@@ -27,19 +27,19 @@ use runnel_hub_core::epoch::HistoryToken;
 use runnel_hub_core::index::Effect;
 use runnel_hub_core::session::{HelloStates, SendRestriction, Session};
 
-/// How long an agent may take for each frame of its report. These frames are small.
+/// The time limit for each frame of an agent's report. These frames are small.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
-/// Over which time agents come back after a planned close.
+/// The time over which agents reconnect after a planned close.
 const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 
-/// A running session.
+/// The state of a running session.
 pub(super) struct Running {
     pub(super) hub_state: Arc<HubState>,
     pub(super) object_cache: Arc<ObjectCache>,
     pub(super) metrics: Arc<HubMetrics>,
     pub(super) identity: PeerIdentity,
     pub(super) live: Arc<LiveSession>,
-    /// The right to lead under which the session began, and with which it ends.
+    /// The right to lead under which the session began. The session ends with it.
     lead: Lead,
     inbound: Streaming<wire::AgentFrame>,
     signals: Signals,
@@ -49,13 +49,13 @@ pub(super) struct Running {
     pub(super) bounds: Bounds,
     pub(super) epoch: EpochCheck,
     pub(super) out: Outgoing,
-    /// When time alone ends the session: at the limit for the report of the agent, and after it at
-    /// the end of the certificate. Set once, because a session waits several times for each frame
+    /// The time limit of the session: the limit for the report of the agent, and after it the end
+    /// of the certificate. It is set once, because a session waits several times for each frame
     /// that it sends.
     limit: Pin<Box<tokio::time::Sleep>>,
-    /// The agent closed its half of a stream that was handed over.
+    /// Whether the agent has closed its half of a stream after a handover.
     half_closed: bool,
-    /// What the session logs is logged in it, with the name of the cluster.
+    /// The span for the session's log lines, with the name of the cluster.
     span: tracing::Span,
 }
 
@@ -98,7 +98,7 @@ impl Running {
         }
     }
 
-    /// The frames to the agent, until the session ends.
+    /// Returns the frames to the agent, until the session ends.
     pub(super) fn frames(self) -> impl Stream<Item = Result<wire::HubFrame, Status>> + Send {
         futures::stream::unfold(Some(self), |state| async move {
             let mut running = state?;
@@ -151,10 +151,12 @@ impl Running {
                 Some(Ok(frame)) => self.handle_frame(frame),
                 Some(Err(status)) => {
                     tracing::debug!(why = status.message(), "the stream broke");
-                    // The counter lives with the connection that sent the unreadable items.
+                    // The agent receives this status only if the connection still works. Then the
+                    // cause is a frame that cannot be read.
                     self.end(Status::invalid_argument(format!("the agent's frame cannot be read: {}", status.message())));
                 }
-                // So that the member is not without a session for even a moment.
+                // The session stays open until the next one replaces it, so that the member always
+                // has one.
                 None if self.out.is_handed_over() => self.half_closed = true,
                 None => self.out.finish(),
             },
@@ -162,10 +164,10 @@ impl Running {
     }
 
     fn take_signal(&mut self, signal: &Signal) {
-        // A stream that was handed over has had its last frame, and before its Hello an agent is sent none.
+        // After a handover the last frame was sent. Before its Hello an agent is sent nothing.
         let talks = self.hello.is_some() && !self.out.is_handed_over();
         match signal {
-            // Checked before each frame.
+            // The session checks its right to lead before each frame.
             Signal::Lead => {}
             Signal::Authorities if talks => self.send_authorities(),
             Signal::SignOfLifeOwed if talks => self.out.push(HubFrame::Alive),
@@ -180,15 +182,16 @@ impl Running {
         }
     }
 
-    /// The agent has reported its intents: from now on the session lasts as long as its
-    /// certificate.
+    /// Extends the session to the end of its certificate, after the agent has reported its acked
+    /// set.
     pub(super) fn lasts(&mut self) {
         self.limit
             .as_mut()
             .reset(tokio::time::Instant::now() + remaining_validity(&self.identity));
     }
 
-    /// The agent has reported more of its intents. A slow link takes longer for all of them.
+    /// Restarts the time limit, because the agent continues its report. A slow link takes longer
+    /// for the whole report.
     pub(super) fn extend_hello(&mut self) {
         self.limit.as_mut().reset(
             tokio::time::Instant::now() + HELLO_LIMIT.min(remaining_validity(&self.identity)),
@@ -208,8 +211,9 @@ impl Running {
         }
     }
 
-    /// A session with much to send checks before each frame for a revocation, an expiry, or the end
-    /// of the lead. It reads the clock itself, because the process may have been paused.
+    /// Checks for a revocation, an expiry, or the end of the right to lead. A session with much to
+    /// send does so before each frame. It reads the clock itself, because the process may have been
+    /// paused.
     fn check_admission(&mut self) {
         if !self.leads() || self.out.is_ending() {
             return;
@@ -222,7 +226,8 @@ impl Running {
         }
     }
 
-    /// Whether the right to lead under which the session began still holds; the session ends where it does not.
+    /// Whether the right to lead under which the session began is still valid. If not, the session
+    /// ends.
     pub(super) fn leads(&mut self) -> bool {
         let leads = self.hub_state.leadership.holds(&self.lead);
         if !leads {
@@ -235,7 +240,8 @@ impl Running {
         self.out.end(status);
     }
 
-    /// The session is no longer allowed. The revocation is the last frame to a revoked cluster.
+    /// Ends a session that is no longer allowed. The last frame to a revoked cluster is the
+    /// revocation.
     pub(super) fn cut(&mut self, refusal: &JoinRefusal) {
         if self.may_log() {
             tracing::warn!(why = %refusal, "a session is cut");
@@ -249,8 +255,8 @@ impl Running {
         }
     }
 
-    /// The index changed: checks whether the session is still allowed, and whether there is
-    /// something to send.
+    /// Handles a change of the index: checks whether the session is still allowed, and whether it
+    /// must send something.
     fn woken(&mut self) {
         let newest = self
             .hub_state
@@ -274,7 +280,7 @@ impl Running {
 
     pub(super) fn update(&mut self) {
         let index = self.hub_state.index.read();
-        // The index may be newer than the state that the admission read.
+        // The index may be newer than the state that the admission check read.
         if !index.talks_to(&self.identity.cluster, self.identity.uid()) {
             return;
         }
@@ -291,7 +297,8 @@ impl Running {
         drop(index);
         let mut session = self.live.session.lock();
         session.catch_up(directives, version);
-        // No other report shows that this cluster has nothing of a rule that waits for its release.
+        // No other report shows that this cluster has no copies of a rule that waits for its
+        // release.
         let free: Vec<_> = deleted
             .into_iter()
             .filter(|uid| session.is_free_of(uid, version))
@@ -303,12 +310,12 @@ impl Running {
         self.send_rules_beyond_limit();
         self.judge_orphaned();
         if has_forgotten {
-            // What was forgotten long ago is not among them.
+            // The list does not contain rules that were dropped long ago.
             self.claim_acked();
         }
     }
 
-    /// Judges the agent's intents that are not desired. Permitted removals are sent with the next
+    /// Judges the agent's intents that are not desired. Approved removals are sent with the next
     /// update.
     pub(super) fn judge_orphaned(&self) {
         let orphaned_intents = self.live.session.lock().take_orphaned_intents();
@@ -329,7 +336,7 @@ impl Running {
         });
     }
 
-    /// Puts the next frames into `out`.
+    /// Adds the next frames to `out`.
     fn fill(&mut self) {
         if !self.registered || !self.out.is_idle() {
             return;
@@ -380,7 +387,7 @@ impl Running {
     }
 }
 
-/// For how long a session's certificate is still good.
+/// Returns for how long the certificate of a session is still valid.
 fn remaining_validity(identity: &PeerIdentity) -> Duration {
     identity
         .certificate
@@ -390,7 +397,7 @@ fn remaining_validity(identity: &PeerIdentity) -> Duration {
 }
 
 impl Drop for Running {
-    /// An ending session may only remove itself.
+    /// An ending session must not remove a later one.
     fn drop(&mut self) {
         if !self.registered {
             return;

@@ -1,4 +1,4 @@
-//! The signals to a session, apart from its agent's frames and the index.
+//! Signals to a session, apart from its agent's frames and changes of the index.
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, SelectAll};
@@ -9,23 +9,23 @@ use tokio_util::sync::CancellationToken;
 
 use crate::hub_state::HubState;
 
-/// Something that seldom happens.
+/// A rare signal.
 pub(super) enum Signal {
     /// The right to lead has changed.
     Lead,
     /// The hub's authorities have changed.
     Authorities,
-    /// The agent waits for a sign of life: see [`Meter::needs_ping`].
+    /// The agent must be sent a keepalive frame: see [`Meter::needs_ping`].
     SignOfLifeOwed,
     /// The process ends.
     Shutdown,
 }
 
-/// The signals of one session. A session waits again after each frame. To subscribe to every signal each time would cost
-/// more than the frame, so it subscribes to each once.
+/// The signals of one session. A session waits again after each frame. A new subscription to every
+/// signal would cost more than the frame, so the session subscribes once.
 pub(super) type Signals = SelectAll<BoxStream<'static, Signal>>;
 
-/// The signals of a session on a connection with this meter, until `shutdown` is cancelled.
+/// Returns the signals of a session on a connection with this meter, until `shutdown` is cancelled.
 pub(super) fn signals(
     hub_state: &HubState,
     meter: Arc<Meter>,

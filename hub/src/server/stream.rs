@@ -1,9 +1,9 @@
 //! The HTTP call of a session. tonic serves every other call.
 //!
-//! tonic keeps a buffer of the size of the largest sent frame while a stream lasts: a hub with ten
-//! thousand agents would keep gigabytes of unused memory after their first delivery. Here the bytes
-//! of a frame exist from the moment at which the connection asks for them until they are sent. An
-//! idle stream has none.
+//! tonic keeps a buffer of the size of the largest sent frame while a stream is open. So a hub with
+//! ten thousand agents would keep gigabytes of unused memory after their first delivery. Here a
+//! frame is encoded when the connection requests it, and dropped when it is sent. An idle stream
+//! has no buffer.
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,18 +27,19 @@ use tower::Service;
 
 use super::Server;
 
-/// The call of a session.
+/// The path of the session call.
 const SESSION: &str = "/runnel.v1.Runnel/Session";
-/// Agents' frames are small; the receive buffer keeps the size of the largest.
+/// The limit of an agent's frame. It is small, because the receive buffer keeps the size of the
+/// largest frame.
 const RECEIVE_LIMIT: usize = 64 * 1024;
-/// The initial size of the receive buffer. Most agents send little.
+/// The initial size of the receive buffer, because most agents send little.
 const RECEIVE_BUFFER: usize = 512;
-/// Before each message: whether it is compressed, and its length.
+/// The size of the header of each message: a compression flag and its length.
 const HEADER: usize = 5;
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-/// The gRPC service.
+/// The gRPC service, with its own handler for sessions.
 #[derive(Clone)]
 pub struct Calls {
     server: Arc<Server>,
@@ -46,7 +47,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// The service of this server.
+    /// Creates the service of this server.
     pub(super) fn of(server: Server) -> Self {
         let server = Arc::new(server);
         let others = RunnelServer::from_arc(server.clone());
@@ -123,7 +124,7 @@ impl Decoder for FrameDecoder {
     }
 }
 
-/// The frames to the agent, and at the end the status.
+/// A response body with the frames to the agent, and the status in the trailers.
 struct FrameBody<S> {
     frames: Option<S>,
 }
@@ -157,7 +158,7 @@ impl<S: Stream<Item = Result<HubFrame, Status>> + Unpin> http_body::Body for Fra
     }
 }
 
-/// A message as gRPC frames it.
+/// Encodes a message with its gRPC header.
 fn bytes_of(frame: &HubFrame) -> Result<Bytes, Status> {
     let length = frame.encoded_len();
     let length_prefix = u32::try_from(length).ok().filter(|_| length <= FRAME_LIMIT);
@@ -179,7 +180,7 @@ mod tests {
     use futures::FutureExt;
     use futures::stream;
 
-    /// The frames of a body, in order: lengths of data, and the status at the end.
+    /// Returns the frames of a body in order: lengths of data, and the status at the end.
     fn frames(text: Vec<Result<HubFrame, Status>>) -> Vec<String> {
         let mut body = FrameBody {
             frames: Some(stream::iter(text)),

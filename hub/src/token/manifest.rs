@@ -6,10 +6,10 @@ use serde_json::json;
 
 use runnel_api::{Join, MemberCluster};
 
-/// The YAML of a cluster that may join.
+/// Returns the YAML of a cluster that may join.
 ///
 /// # Errors
-/// Never: these values can all be written.
+/// None: all these values serialize.
 pub fn member_cluster(
     cluster: &str,
     labels: BTreeMap<String, String>,

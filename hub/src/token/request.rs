@@ -1,4 +1,4 @@
-//! What a person asks for on the command line, checked.
+//! Validates the arguments of `runnel-hub token create`.
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
@@ -7,7 +7,7 @@ use runnel_transport::identity::{is_address, is_cluster_name};
 use crate::config::any_duration;
 use runnel_hub_core::names::is_name_part;
 
-/// The command line of `runnel-hub token create`, as it was typed.
+/// The arguments of `runnel-hub token create`, not validated.
 #[derive(Clone, Debug, Default)]
 pub struct TokenRequest {
     /// Name of the `MemberCluster`.
@@ -20,49 +20,49 @@ pub struct TokenRequest {
     pub advertise: Vec<String>,
 }
 
-/// The same, understood.
+/// The validated arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
     /// Name of the `MemberCluster`.
     pub cluster: String,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// How long the token is good.
+    /// The validity of the token.
     pub ttl: SignedDuration,
-    /// Where agents reach the hub; empty: as recorded.
+    /// The addresses of the hub for agents; empty: those in the hub's identity.
     pub advertise: Vec<String>,
 }
 
-/// Why the command line cannot be used, with the argument and a hint.
+/// Why the arguments are invalid, with the argument and a hint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The cluster's name.
+    /// The name of the cluster is invalid.
     #[error(
         "`{0}` is not a cluster name: use at most 63 lower-case letters, digits, `-` and `.`, such as eu-3"
     )]
     Cluster(String),
-    /// A label's form.
+    /// A label is malformed.
     #[error("--label `{0}` is not a label: write key=value, such as --label env=prod")]
     Label(String),
-    /// Two values.
+    /// A label has two values.
     #[error("--label {0} is given twice with different values: give it once")]
     LabelTwice(String),
-    /// The time.
+    /// The time is malformed.
     #[error("--ttl `{0}` is not a time: write for example 30m or 1h")]
     Ttl(String),
-    /// Too short or too long.
+    /// The time is too short or too long.
     #[error("--ttl `{0}` is out of range: choose between 1m and 24h")]
     TtlRange(String),
-    /// An address.
+    /// An address is malformed.
     #[error("--advertise `{0}` is not an address: write host:port, such as hub.example.com:8443")]
     Advertise(String),
 }
 
 impl TokenRequest {
-    /// Understands the command line.
+    /// Validates the arguments.
     ///
     /// # Errors
-    /// [`RequestError`], for the first part that is wrong.
+    /// [`RequestError`], for the first argument that is wrong.
     pub fn check(&self) -> Result<Checked, RequestError> {
         if !is_cluster_name(&self.cluster) {
             return Err(RequestError::Cluster(self.cluster.clone()));

@@ -1,4 +1,5 @@
-//! Events on rules (events.k8s.io), beside the path of the statuses: a slow API for Events delays nothing else.
+//! Publishes Events on rules (events.k8s.io). It is separate from the writes of statuses, so a slow
+//! API for Events delays nothing else.
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -9,10 +10,10 @@ use tokio::sync::mpsc;
 use super::within;
 use runnel_hub_core::status::Notice;
 
-/// Events that may wait.
+/// The limit of queued Events.
 pub const WAITING: usize = 256;
 
-/// The number of stored notes, which distinguish a repeat from a new note.
+/// The limit of stored notes, by which a repeat is distinguished from a new note.
 const NOTES: usize = 4096;
 
 /// The last note under each reason of each object.
@@ -20,8 +21,8 @@ const NOTES: usize = 4096;
 struct Notes(BTreeMap<(String, &'static str), String>);
 
 impl Notes {
-    /// Stores a note. Returns whether there was another one: an Event that is repeated keeps its
-    /// first note.
+    /// Stores a note. Returns whether it replaces a different one. The recorder keeps the first
+    /// note of an Event that is repeated.
     fn replaces(&mut self, reference: &ObjectReference, notice: &Notice) -> bool {
         if self.0.len() >= NOTES {
             self.0.clear();
@@ -38,8 +39,8 @@ impl Notes {
     }
 }
 
-/// Publishes Events for ever; repeats are merged by the recorder, other notes are Events of their own. `instance` names this
-/// process.
+/// Publishes Events until the process ends. The recorder merges repeats; a different note becomes
+/// an Event of its own. `instance` is the name of this process.
 pub async fn publish_events(
     client: Client,
     instance: String,
@@ -53,7 +54,7 @@ pub async fn publish_events(
     let mut notes = Notes::default();
     while let Some((reference, notice)) = events.recv().await {
         if notes.replaces(&reference, &notice) {
-            // It starts every series again.
+            // A new recorder starts a new series for every Event.
             recorder = Recorder::new(client.clone(), reporter.clone());
         }
         let event = Event {

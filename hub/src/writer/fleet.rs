@@ -1,4 +1,5 @@
-//! The status of the `Fleet`: the overview, and what waits for approval. It is written at most once a second.
+//! Writes the status of the `Fleet`: the overview, and the pending approvals. It is written at most
+//! once a second.
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use serde_json::json;
 use super::{BEAT, ObjectCache, WriteError, describe, ignoring_missing, serves};
 use crate::hub_state::HubState;
 
-/// What the writer of the overview needs.
+/// Writes the status of the `Fleet`.
 pub struct FleetWriter {
     client: Client,
     hub_state: Arc<HubState>,
@@ -20,7 +21,7 @@ pub struct FleetWriter {
 }
 
 impl FleetWriter {
-    /// A writer.
+    /// Creates a writer.
     pub fn new(client: Client, hub_state: Arc<HubState>, object_cache: Arc<ObjectCache>) -> Self {
         Self {
             client,
@@ -29,7 +30,7 @@ impl FleetWriter {
         }
     }
 
-    /// Writes for ever.
+    /// Writes the status until the process ends.
     pub async fn run(self) {
         let mut beat = tokio::time::interval(BEAT);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -40,7 +41,7 @@ impl FleetWriter {
                 written = None;
                 continue;
             }
-            // Another leader may have written since.
+            // Another leader may have written the status since.
             let since = self.hub_state.leadership.serving_since();
             if served != since {
                 (served, written) = (since, None);
@@ -63,7 +64,8 @@ impl FleetWriter {
         }
     }
 
-    /// Whether clusters may still connect to a hub that has just begun to serve: until then the status stays.
+    /// Whether more clusters may connect to a hub that has just begun to serve. Until then the
+    /// status stays unchanged.
     fn is_settling(&self, status: &FleetStatus) -> bool {
         let is_young = self
             .hub_state

@@ -1,4 +1,4 @@
-//! Writes about one member.
+//! Writes the status of one member.
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource};
 use runnel_proto::model::{ClusterName, KINDS, RuleName};
@@ -12,7 +12,7 @@ use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{MemberCluster, MemberClusterStatus};
 use runnel_hub_core::status::{MemberView, Notice, Now, SETTLING, fold_member};
 
-/// The conditions of a member that mean nothing good.
+/// The conditions of a member that report a problem.
 const ALARMS: [ConditionType; 5] = [
     ConditionType::PossibleKeyTheft,
     ConditionType::KeyShared,
@@ -56,8 +56,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Retires the older keys of a member at the first session with a newer one. No other writer
-    /// changes them meanwhile, because the write requires the version that was read.
+    /// Retires the older keys of a member at the first session with a newer one. The write requires
+    /// the version that was read, so no other writer can change the keys in between.
     async fn retire_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
         let Some(member) = self.object_cache.member(name) else {
             return Ok(());
@@ -94,7 +94,7 @@ impl Writer {
         Ok(())
     }
 
-    /// An Event, once, when a condition appears that a person must see to.
+    /// Publishes an Event for each condition that has appeared and that needs an administrator.
     fn publish_alarms(&self, before: &MemberCluster, after: &MemberCluster) {
         for alarm in ALARMS {
             let raised = |member: &MemberCluster| {
@@ -135,8 +135,8 @@ impl Writer {
             accepted: cluster.accepted,
             cordoned: cluster.cordoned,
             leaving: cluster.leaving,
-            // A session that was ended on purpose does not return by itself, so its end is written
-            // at once.
+            // A session that the hub ended on purpose does not return by itself. So its end is
+            // written at once.
             session: report_store
                 .session(name, now.instant)
                 .filter(|_| cluster.accepted),

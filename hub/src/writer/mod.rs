@@ -35,23 +35,23 @@ use crate::hub_state::{HubState, until};
 use crate::object_cache::{ObjectCache, RuleObject};
 use runnel_hub_core::status::{Notice, Now, Pace, SETTLING, is_settled};
 
-/// Writes at a time.
+/// The limit of concurrent writes.
 const WRITES: usize = 8;
-/// Changes within this time are handled together.
+/// The time within which changes are handled together.
 const GATHER: Duration = Duration::from_millis(10);
 /// The interval of checks that depend on time: unreachable clusters, the end of settling, pending
 /// deletions.
 const BEAT: Duration = Duration::from_secs(1);
 /// The interval at which every member is checked, independent of its reports.
 pub const LOOK: Duration = Duration::from_secs(15);
-/// How long one write may take.
+/// The time limit of one write.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The number of conflicts in a row after which the hub logs a warning: the watch delivers the
-/// newer object within a moment, or never.
+/// The number of conflicts in a row after which the hub logs a warning. The watch usually delivers
+/// the newer object within a moment; if it does not, it never will.
 const CONFLICTS: u32 = 10;
 
-/// What the writer needs.
+/// Writes the statuses and finalizers.
 pub struct Writer {
     client: Client,
     hub_state: Arc<HubState>,
@@ -79,30 +79,30 @@ enum Retry {
 /// The work that is due for a rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
-    /// Whether a deleted one can be released; its status waits.
+    /// Only the release of a deleted rule; its status is not due.
     Release,
-    /// All of it. `overdue`: a change has been in progress for so long that the status must report
-    /// it.
+    /// Release and status. `overdue`: a change has been in progress for so long that the status
+    /// must report it.
     Whole { overdue: bool },
 }
 
-/// What came of it.
+/// The result of the work on a rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Looked {
     /// A deleted rule must still be released, and its status must be checked.
     Unreleased,
-    /// There is no more to do.
+    /// No work is left.
     Nothing,
     /// Its status was written.
     Written,
 }
 
-/// Whether a rule waits to lose the finalizer.
+/// Whether the rule is deleted and still has the finalizer.
 fn is_to_be_released(rule: &RuleObject) -> bool {
     rule.deleting && rule.has_finalizer
 }
 
-/// How often in a row a write about something found another object than the one that was seen.
+/// The number of conflicts in a row, by object: the write expected another version of it.
 #[derive(Default)]
 struct Conflicts(BTreeMap<Retry, u32>);
 
@@ -123,7 +123,7 @@ impl Conflicts {
 }
 
 impl Writer {
-    /// A writer; what is worth an Event goes to `events` (see [`publish_events`]).
+    /// Creates a writer. It sends Events to `events` (see [`publish_events`]).
     pub fn new(
         client: Client,
         hub_state: Arc<HubState>,
@@ -145,7 +145,7 @@ impl Writer {
         }
     }
 
-    /// Writes for ever.
+    /// Writes until the process ends.
     pub async fn run(mut self) {
         let mut beat = tokio::time::interval(BEAT);
         let mut next = None;
@@ -156,12 +156,12 @@ impl Writer {
                 _ = beat.tick() => self.beat(),
                 () = until(next) => {}
             }
-            // One clock for a turn, so that the status of a cluster is written before a rule that
-            // refers to it.
+            // One time for the whole pass, so that the status of a cluster is written before a rule
+            // that refers to it.
             let now = wall_now();
             self.gather(now.instant);
             next = None;
-            // The lead may have been lost and taken again meanwhile.
+            // The process may have lost the lead and taken it again in between.
             if self.serves() {
                 let silent = std::mem::take(&mut self.silent);
                 self.write_members(silent, now).await;
@@ -176,7 +176,7 @@ impl Writer {
         serves(&self.hub_state)
     }
 
-    /// What time alone brings about.
+    /// Queues the work that depends on time alone.
     fn beat(&mut self) {
         let now = Instant::now();
         let serving = self.hub_state.leadership.serving_since();
@@ -188,7 +188,7 @@ impl Writer {
         }
         if now.saturating_duration_since(self.looked) >= LOOK {
             self.looked = now;
-            // The end of a certificate causes no event.
+            // No event reports the expiry of a certificate.
             self.hub_state
                 .queues
                 .dirty_members
@@ -229,13 +229,13 @@ impl Writer {
         for uid in self.hub_state.queues.dirty_rules.take() {
             self.paces.entry(uid).or_default().mark(now);
         }
-        // `append` would build the whole set again, for each wake of a hub that starts.
+        // `append` would rebuild the whole set for each wake-up of a hub that starts.
         self.members
             .extend(self.hub_state.queues.dirty_members.take());
     }
 
-    /// Returns the work that is due for a rule, and when to check again. Whether a status has
-    /// settled is determined once, because that reads all clusters of the rule.
+    /// Returns the work that is due for a rule, and when to check again. [`Self::is_settled`] is
+    /// called once, because it reads all clusters of the rule.
     fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> (Option<Look>, Option<Instant>) {
         let status = pace.due(|| self.is_settled(uid, now));
         if status.is_some_and(|at| at <= now) {
@@ -253,8 +253,9 @@ impl Writer {
         (released.then_some(Look::Release), status)
     }
 
-    /// Whether the status of a rule need not wait: nothing is under way, or there is more to do than to write it. A deleted
-    /// rule is gone in a moment and has no use for a status, unless a person must approve what is blocked.
+    /// Whether the status of a rule can be written at once: no change is in progress, or the rule
+    /// still needs the finalizer. The status of a deleted rule is written at once only if removals
+    /// need approval; otherwise the rule disappears soon.
     fn is_settled(&self, uid: &RuleUid, now: Instant) -> bool {
         let started = self.hub_state.leadership.serving_since().unwrap_or(now);
         let index = self.hub_state.index.read();
@@ -271,7 +272,7 @@ impl Writer {
         })
     }
 
-    /// How long the hub has been serving.
+    /// Returns for how long the hub has been serving.
     fn uptime(&self, now: Now) -> Duration {
         self.hub_state
             .leadership
@@ -280,7 +281,8 @@ impl Writer {
             .unwrap_or_default()
     }
 
-    /// Runs a write while this process leads and has relisted. A missing object is no error.
+    /// Runs a write while this process leads and has relisted. Returns `None` if the object does
+    /// not exist.
     async fn ignoring_missing<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
@@ -288,7 +290,7 @@ impl Writer {
         ignoring_missing(&self.hub_state, call).await
     }
 
-    /// Returns when a rule must be checked again.
+    /// Writes the statuses that are due. Returns when a rule must be checked again.
     async fn write_rules(&mut self, now: Now) -> Option<Instant> {
         let mut due = Vec::new();
         let mut next: Option<Instant> = None;
@@ -316,7 +318,8 @@ impl Writer {
                 tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this continues, restart the hub");
             }
             let looked = result.unwrap_or_else(|error| {
-                // A lapsed lead may be renewed after all, and then no other process checks.
+                // This process may renew a lead that has lapsed, and then no other process checks
+                // the rule. So the write is retried.
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(rule = %self.object_cache.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 }
@@ -364,12 +367,14 @@ impl Writer {
     }
 }
 
-/// Nothing is known for certain before every watch has delivered a list.
+/// Whether this process leads and every watch has delivered a list. Before that the state is
+/// incomplete.
 fn serves(hub_state: &HubState) -> bool {
     hub_state.leadership.serving_since().is_some() && hub_state.leadership.leads()
 }
 
-/// Runs a write while this process leads and has relisted. A missing object is no error.
+/// Runs a write while this process leads and has relisted. Returns `None` if the object does not
+/// exist.
 async fn ignoring_missing<T>(
     hub_state: &HubState,
     call: impl Future<Output = Result<T, kube::Error>>,
@@ -387,7 +392,8 @@ async fn ignoring_missing<T>(
     }
 }
 
-/// When a write that failed is tried again. The newer object of a changed one is here within a moment.
+/// Returns when a failed write is retried. After a conflict the newer object arrives within a
+/// moment.
 fn again_at(error: &WriteError) -> Instant {
     match error {
         WriteError::Changed => Instant::now(),
@@ -405,16 +411,16 @@ fn wall_now() -> Now {
 /// Why a write failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// The API server refused it or could not be reached.
+    /// The API server refused the write or could not be reached.
     #[error(transparent)]
     Api(#[from] kube::Error),
-    /// It did not answer in time.
+    /// The API server did not answer in time.
     #[error("the API server did not answer in time")]
     Timeout,
-    /// The object has changed since it was seen, perhaps by another replica that leads now.
+    /// The object has changed since it was observed, perhaps by a replica that leads now.
     #[error("the object has changed")]
     Changed,
-    /// Another replica may lead.
+    /// This process does not lead; another replica may.
     #[error("this replica does not lead any more")]
     NotLeading,
 }

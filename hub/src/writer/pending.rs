@@ -1,20 +1,21 @@
-//! Which removals wait for one member: pure.
+//! Computes the pending removals of one member, without I/O.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::RuleUid;
 
 use runnel_api::{PendingRemoval, limits};
 
-/// The removals that wait for one member from now on.
+/// The pending removals of one member.
 pub(super) struct PendingList {
-    /// What the status of the member has to name.
+    /// The removals for the status of the member.
     pub(super) removals: Vec<PendingRemoval>,
-    /// Rules that found no room: their copies stay there.
+    /// The removals above the limit. The finalizers of their rules stay.
     pub(super) overflow: Vec<PendingRemoval>,
 }
 
 impl PendingList {
-    /// What waits now, without what the member has carried out, and with what is added.
+    /// Returns the known removals without those that the member has carried out, and with the added
+    /// ones.
     pub(super) fn new(
         known: &[PendingRemoval],
         done: &BTreeSet<RuleUid>,
@@ -40,8 +41,8 @@ impl PendingList {
         list
     }
 
-    /// Drops what exceeds the limit: the newest removals of the namespace with the most, so that a
-    /// user who deletes many rules does not take the room of others.
+    /// Moves the removals above the limit to `overflow`: the newest ones of the namespace with the
+    /// most. So a user who deletes many rules does not use up the quota of others.
     fn fit(&mut self) {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         for removal in &self.removals {
@@ -64,7 +65,7 @@ impl PendingList {
     }
 }
 
-/// The namespace of a rule; empty for a cluster-scoped one.
+/// Returns the namespace of a rule; empty for a cluster-scoped one.
 fn namespace_of(removal: &PendingRemoval) -> &str {
     removal
         .rule

@@ -1,5 +1,6 @@
-//! Releases deleted rules: when the connected clusters have removed or retained their copies, and the others have the
-//! order written down in their `MemberCluster`. It never hangs on a cluster that is dead.
+//! Releases deleted rules. The connected clusters must have removed or retained their copies, and
+//! the `MemberCluster`s of the others must contain the order. A dead cluster never blocks the
+//! release.
 use std::time::Duration;
 
 use runnel_proto::model::{ClusterName, RuleUid};
@@ -9,16 +10,16 @@ use crate::watch::forget;
 use runnel_hub_core::index::{Cluster, Index};
 use runnel_hub_core::status::{Now, SETTLING};
 
-/// How long connected clusters may take before the order is written down for them too.
+/// The time for connected clusters to answer before the order is stored for them too.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The state of a rule that is being deleted, in one cluster.
 enum Answer {
-    /// Nothing of the rule is there.
+    /// The cluster has no copies of the rule.
     Free,
-    /// It may still answer.
+    /// The cluster may still answer.
     Awaited,
-    /// It cannot answer now.
+    /// The cluster cannot answer now.
     Away,
 }
 
@@ -41,13 +42,14 @@ impl Writer {
         let since = object.deleted_at.map_or(Duration::ZERO, |at| {
             Duration::try_from(now.wall.duration_since(at)).unwrap_or_default()
         });
-        // What is gone is known to this process alone until the orders are written down.
+        // Only this process knows a rule that the API server has deleted. So its orders are stored
+        // at once.
         let waits = !object.is_gone && since.min(self.uptime(now)) < PATIENCE;
         let Some(orders) = self.orders(uid, waits, now) else {
             return Ok(false);
         };
         if !orders.is_empty() {
-            // They are written for all rules together. Then the rule is checked again.
+            // The orders of all rules are written together. Then the rule is checked again.
             self.hub_state
                 .queues
                 .removal_orders
@@ -67,7 +69,8 @@ impl Writer {
         Ok(true)
     }
 
-    /// The clusters for which an order has to be written down; `None` while the rule waits for the answer of a cluster.
+    /// Returns the clusters for which an order must be stored; `None` while the rule waits for the
+    /// answer of a cluster.
     fn orders(&self, uid: &RuleUid, waits: bool, now: Now) -> Option<Vec<ClusterName>> {
         let index = self.hub_state.index.read();
         let overflow = self
@@ -97,7 +100,7 @@ impl Writer {
         if cluster.pending.contains_key(uid) {
             return Answer::Free;
         }
-        // One that is shut out may be let in again, and is not waited for.
+        // A cluster that is not accepted may be accepted later, but the rule does not wait for it.
         if !cluster.accepted {
             return if cluster.was_connected {
                 Answer::Away
@@ -116,7 +119,7 @@ impl Writer {
                 return Answer::Free;
             }
             if session.version() < version {
-                // Not every change of a rule wakes every session.
+                // A change of a rule does not wake every session.
                 live.wake.notify_one();
             }
             // It receives no removal before an administrator has confirmed the divergence.
@@ -151,7 +154,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    /// The clusters for which a new process of the hub writes down an order, where a member has this status.
+    /// Returns the clusters for which a new process of the hub stores an order if a member has this
+    /// status.
     fn orders(status: &Value) -> Vec<ClusterName> {
         let hub_state = HubState::new(Settings::for_tests());
         let member: MemberCluster = serde_json::from_value(json!({
@@ -191,7 +195,8 @@ mod tests {
             orders(&json!({"clusterUid": "c", "identity": {"keys": [key]}})),
             eu
         );
-        // It has joined again and not connected since: its copies are those of before.
+        // The cluster has joined again and not connected since: its copies are those of the
+        // previous membership.
         assert_eq!(orders(&json!({"identity": {"keys": [key]}})), eu);
         assert_eq!(orders(&json!({})), [], "it has never joined");
     }

@@ -16,10 +16,12 @@ use crate::hub_state::HubState;
 use crate::watch::observe_member;
 use runnel_api::{MemberCluster, PendingRemoval};
 
-/// After a write that failed. The newer object of a changed one is here within a moment.
+/// The delay before a failed write is retried. After a conflict the newer object arrives within a
+/// moment.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Keeps `status.pendingRemovals` of all members: what deleted rules leave to be done, and what was carried out.
+/// Updates `status.pendingRemovals` of all members: adds the removal orders of deleted rules, and
+/// drops those that were carried out.
 pub struct RemovalRecorder {
     client: Client,
     hub_state: Arc<HubState>,
@@ -27,7 +29,7 @@ pub struct RemovalRecorder {
 }
 
 impl RemovalRecorder {
-    /// A recorder.
+    /// Creates a recorder.
     pub fn new(client: Client, hub_state: Arc<HubState>, object_cache: Arc<ObjectCache>) -> Self {
         Self {
             client,
@@ -36,7 +38,7 @@ impl RemovalRecorder {
         }
     }
 
-    /// Records for ever.
+    /// Records removals until the process ends.
     pub async fn run(self) {
         loop {
             tokio::select! {
@@ -50,12 +52,13 @@ impl RemovalRecorder {
         }
     }
 
-    /// Records what waits. Returns whether something is left to be tried again.
+    /// Records all pending changes. Returns whether a change must be retried.
     async fn record_all(&self) -> bool {
         if !serves(&self.hub_state) {
-            // A rule that still waits for a member asks again.
+            // A rule that still waits for a member queues its orders again.
             self.hub_state.queues.removal_orders.take();
-            // What was answered is written when this process serves again, or forgotten with its lead.
+            // The settled removals are written when this process serves again, or dropped with its
+            // lead.
             return !self
                 .hub_state
                 .queues
@@ -147,7 +150,8 @@ impl RemovalRecorder {
         Ok(())
     }
 
-    /// A member that answered while the order was written does not answer again.
+    /// Settles the orders that a member has carried out while they were written, because it does
+    /// not report them again.
     fn settle_at_once(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) {
         let Some(live) = self.hub_state.sessions.get(name).map(|live| live.clone()) else {
             return;
@@ -166,7 +170,7 @@ impl RemovalRecorder {
         }
     }
 
-    /// What is to be done about these rules, as far as they have not been released meanwhile.
+    /// Returns the orders for these rules, without those that were released meanwhile.
     fn removals(&self, rules: &BTreeSet<RuleUid>) -> Vec<PendingRemoval> {
         let index = self.hub_state.index.read();
         let removal = |uid: &RuleUid| {
@@ -194,8 +198,8 @@ impl RemovalRecorder {
         let params = PatchParams::default();
         let write = api.patch_status(name.as_str(), &params, &patch);
         if let Some(written) = ignoring_missing(&self.hub_state, write).await? {
-            // Before the rule is released: from then on only this entry holds the decision about
-            // its copies.
+            // The stored state must include the order before the rule is released. After that only
+            // the order contains the decision about its copies.
             observe_member(written, &self.hub_state, &self.object_cache);
         }
         Ok(())

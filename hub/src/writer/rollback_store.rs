@@ -1,5 +1,6 @@
-//! The Secrets in which the hub stores the states of completed rollouts: read when this process takes the lead, before it
-//! serves, and written after each completed rollout of a rule with `onFailure: Revert`. Their content is never logged.
+//! The Secrets in which the hub stores the states of completed rollouts. They are read when this
+//! process takes the lead, before it serves. They are written after each completed rollout of a
+//! rule with `onFailure: Revert`. Their content is never logged.
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,27 +19,27 @@ use runnel_hub_core::rollout::{Archive, Slot};
 
 /// The type of the Secrets.
 const SECRET_TYPE: &str = "runnel.dev/rollback";
-/// How long a call that failed waits for its next try.
+/// The delay before a failed call is retried.
 const AGAIN: Duration = Duration::from_secs(2);
-/// The interval at which states of deleted rules are collected.
+/// The interval at which the states of deleted rules are removed.
 const SWEEP: Duration = Duration::from_secs(10);
 
-/// The Secrets.
+/// Reads and writes the Secrets.
 pub struct RollbackStore {
     api: Api<Secret>,
     hub_state: Arc<HubState>,
-    /// How many Secrets there may be.
+    /// The limit of Secrets.
     slots: usize,
     archive: Archive,
-    /// The version of each Secret; none: it does not exist.
+    /// The version of each Secret; `None` if it does not exist.
     versions: Vec<Option<String>>,
-    /// What is to be written, in this order.
+    /// The pending writes, in this order.
     unwritten: VecDeque<(usize, Slot)>,
     is_readable: bool,
 }
 
 impl RollbackStore {
-    /// The first `slots` Secrets in the hub's namespace.
+    /// Uses the first `slots` Secrets in the hub's namespace.
     pub fn new(client: Client, hub_state: Arc<HubState>, slots: usize) -> Self {
         Self {
             api: Api::namespaced(client, &hub_state.settings.namespace),
@@ -51,7 +52,7 @@ impl RollbackStore {
         }
     }
 
-    /// Reads and writes for ever.
+    /// Reads and writes until the process ends.
     pub async fn run(mut self) {
         let mut rounds = self.hub_state.leadership.relist_barrier.subscribe();
         let mut loaded = 0;
@@ -79,7 +80,7 @@ impl RollbackStore {
                 self.take_changes().await;
                 match self.write().await {
                     Ok(()) => {}
-                    // Another process has written: what is there counts.
+                    // Another process has written: read the Secrets again.
                     Err(error) if error.is_conflict() => (loaded, wait) = (0, AGAIN),
                     Err(error) => {
                         tracing::error!(%error, "cannot store the states of completed rollouts; trying again");
@@ -147,7 +148,7 @@ impl RollbackStore {
         Ok(())
     }
 
-    /// Takes in which states are to be stored now, and which are not any more.
+    /// Queues the writes of states that are new, and of Secrets from which a state is removed.
     async fn take_changes(&mut self) {
         for uid in self.hub_state.queues.completed_rules.take() {
             let stored = self.hub_state.index.read().stored_state(&uid).cloned();
@@ -245,7 +246,8 @@ fn secret(number: usize, slot: &Slot, version: Option<String>) -> Secret {
         metadata: ObjectMeta {
             name: Some(name(number)),
             labels: Some(labels),
-            // No object has version 1: with it an apply creates or fails, and never merges into what is there.
+            // No object has version 1. With it an apply creates the Secret or fails; it never
+            // merges.
             resource_version: Some(version.unwrap_or_else(|| "1".to_owned())),
             ..ObjectMeta::default()
         },

@@ -1,4 +1,4 @@
-//! Writes about one rule.
+//! Writes the finalizers and the status of one rule.
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use runnel_hub_core::index::{Cluster, Index, StoredState};
 use runnel_hub_core::rollout::{Gate, Phase, Progress};
 use runnel_hub_core::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
 
-/// The state of a rule in the hub; `None` if it is not in the index.
+/// Returns the state of a rule in the hub; `None` if it is not in the index.
 pub(crate) fn view<'a>(
     index: &'a Index,
     report_store: &ReportStore,
@@ -54,7 +54,8 @@ pub(crate) fn view<'a>(
     })
 }
 
-/// What is to be kept of a rule's completed rollout from now on; `None`: nothing has changed.
+/// Returns the state of the last completed rollout to store, or `Some(None)` to delete it; `None`
+/// if it stays unchanged.
 fn completed_state(
     index: &Index,
     uid: &RuleUid,
@@ -86,7 +87,7 @@ fn completed_state(
 }
 
 impl Writer {
-    /// Does what is to be done about a rule.
+    /// Does the work that is due for a rule.
     pub(super) async fn write_rule(
         &self,
         uid: &RuleUid,
@@ -118,8 +119,8 @@ impl Writer {
         })
     }
 
-    /// Once every cluster has reported or was disconnected for long, nothing is left that only an
-    /// earlier process of the hub knew.
+    /// Settles the removal guard of a rule at the end of settling. By then every cluster has
+    /// reported or was disconnected for long, so no state of an earlier process is missing.
     fn settle_guard(&self, uid: &RuleUid, now: Now) {
         let away: BTreeSet<_> = {
             let index = self.hub_state.index.read();
@@ -162,7 +163,7 @@ impl Writer {
             .await
     }
 
-    /// Sets the finalizers, provided that the object is the one that was seen.
+    /// Sets the finalizers if the object has the observed version.
     async fn set_finalizers(
         &self,
         object: &RuleObject,
@@ -184,8 +185,8 @@ impl Writer {
             ))
             .await;
         match done {
-            // Another writer was faster; the watch delivers the newer object, which triggers a
-            // retry.
+            // Another writer has changed the object. The watch delivers the newer object, which
+            // triggers a retry.
             Err(WriteError::Changed) => Ok(()),
             other => other.map(|_| ()),
         }
@@ -215,14 +216,14 @@ impl Writer {
             let completed = completed_state(&index, uid, &mut view);
             (fold(&view, &report_store, now), gate, completed)
         };
-        // A status that another writer put in its place is ignored.
+        // The status of another writer is overwritten.
         let again = || object.replaced.is_some().then(|| object.status.clone());
         let Some(status) = next.or_else(again) else {
             self.keep_completed(uid, completed);
             self.set_gate(uid, gate);
             return Ok(false);
         };
-        // With the version the write conflicts with any write since, such as one of a replica that
+        // With the version the write conflicts with any later write, such as one of a replica that
         // took the lead.
         let patch = status_patch(uid, object.newest_version(), &status);
         let api = self.api_of(object);
@@ -234,7 +235,8 @@ impl Writer {
             .await;
         self.object_cache.writes_rule(uid, false);
         if let Some(written) = written? {
-            // As it reads back, so that it compares with what the watch shows.
+            // The status as the API server returns it, so that it can be compared with the one that
+            // the watch delivers.
             let stored = written
                 .data
                 .get("status")
@@ -253,7 +255,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// What a completed rollout sends is kept, so that a later one can be rolled back to it.
+    /// Stores the state of a completed rollout, so that a later rollout can be rolled back to it.
     fn keep_completed(&self, uid: &RuleUid, completed: Option<Option<StoredState>>) {
         if let Some(state) = completed {
             self.hub_state
@@ -262,16 +264,16 @@ impl Writer {
         }
     }
 
-    /// The progress of the rollout is written, so that a new leader can continue. Only now may the
-    /// next wave start.
+    /// Sets the gate of the next wave. This happens only after the progress of the rollout is
+    /// written, so that a new leader can continue.
     fn set_gate(&self, uid: &RuleUid, gate: Option<Gate>) {
         if let Some(gate) = gate {
             self.hub_state.change(|index| index.set_gate(uid, gate));
         }
     }
 
-    /// Hands on what the change of status is worth as Events. They are best effort: what does not fit is dropped, and
-    /// nothing waits for them.
+    /// Queues the Events for a change of the status. They are best effort: an Event that does not
+    /// fit into the queue is dropped.
     fn publish_events(&self, object: &RuleObject, status: &RuleStatus) {
         for notice in notices(&object.status, status) {
             if notice.reason == runnel_api::conditions::ConditionType::ApprovalRequired.into() {
@@ -288,7 +290,7 @@ impl Writer {
     }
 }
 
-/// The JSON patch of a status. It fails where the name belongs to another rule by now.
+/// Returns the JSON patch of a status. It fails if the name belongs to another rule now.
 fn status_patch(uid: &RuleUid, version: Option<String>, status: &RuleStatus) -> json_patch::Patch {
     let path = |tokens: &[&str]| PointerBuf::from_tokens(tokens.iter().copied());
     let status = serde_json::to_value(status).expect("a status has only texts as keys of maps");

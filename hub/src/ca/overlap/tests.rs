@@ -39,7 +39,7 @@ fn stamp(time: SystemTime) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Ti
     k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::try_from(time).unwrap())
 }
 
-/// A member with certificates of these authorities, each with its end.
+/// Returns a member with certificates of these CAs, each with its end.
 fn member(keys: &[(Option<Fingerprint>, SystemTime)]) -> MemberCluster {
     let record =
         |(number, (authority, end)): (usize, &(Option<Fingerprint>, SystemTime))| KeyRecord {
@@ -132,7 +132,7 @@ fn a_spare_lasts_for_an_overlap_at_any_time() {
         assert!(known.entries()[0].spare.as_ref().unwrap().not_after >= now + OVERLAP);
     }
     assert!(made < 25, "{made}");
-    // Near its own end an authority cannot give what it does not have.
+    // Near its own end a CA cannot issue a certificate that is valid for longer than itself.
     let late = own.not_after() - MINUTE;
     let known = with_overlap(known, &own, late);
     assert!(!known.needs_overlap(OVERLAP, late));
@@ -167,7 +167,7 @@ fn former_ca_stays_exactly_as_long_as_needed() {
         end + RENEWABLE - MINUTE
     ));
     assert!(!kept(std::slice::from_ref(&of_old), end + RENEWABLE));
-    // A member that was not seen to use its new key may still come with the old one.
+    // A member that was not observed to use its new key may still connect with the old one.
     assert!(kept(
         &[member(&[
             (Some(id(&old)), end),
@@ -175,7 +175,7 @@ fn former_ca_stays_exactly_as_long_as_needed() {
         ])],
         now
     ));
-    // Records from before authorities were written down may be of any.
+    // Records without a CA may belong to any CA.
     assert!(kept(&[member(&[(None, end)])], now));
     let mut revoked = of_old;
     revoked.spec.accepted = false;
@@ -191,7 +191,7 @@ fn former_ca_stays_exactly_as_long_as_needed() {
         kept(std::slice::from_ref(&joining), end - MINUTE)
             && !kept(std::slice::from_ref(&joining), end)
     );
-    // A join that is open for years holds nothing up.
+    // An open join that is valid for years does not keep a CA.
     joining.spec.join.as_mut().unwrap().expires_at = stamp(end + 100 * OVERLAP);
     assert!(kept(
         std::slice::from_ref(&joining),
@@ -202,13 +202,13 @@ fn former_ca_stays_exactly_as_long_as_needed() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Another authority is put into the Secret: one of these, perhaps one that was there before.
+    /// Another CA is stored in the Secret: one of these, perhaps a former one.
     Change(usize),
-    /// A member comes, and renews.
+    /// A member joins or renews its certificate.
     Renew(usize),
     /// A member connects and receives the CAs. Its certificate is still from a former one.
     Informed(usize),
-    /// So many minutes pass.
+    /// So many minutes elapse.
     Wait(u64),
     /// The hub restarts with the stored state.
     Restart,
@@ -236,8 +236,8 @@ struct Member {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// At every moment a member that can still renew trusts an authority that the hub serves with, and has a certificate of
-    /// one that the hub takes.
+    /// Every member that can still renew always trusts a CA with which the hub serves. Its
+    /// certificate is always of a CA that the hub trusts.
     #[test]
     fn hub_and_member_always_trust_each_other(steps in prop::collection::vec(step(), 1..60)) {
         let authorities: Vec<_> = (0..6).map(|_| authority()).collect();
@@ -272,7 +272,7 @@ proptest! {
                 prop_assert!(ids(&known).contains(&signed), "its certificate is refused");
                 prop_assert!(!member.trusted.is_disjoint(&served), "it believes nothing that the hub has");
             }
-            // When every member has followed, nothing is left of the former ones.
+            // When every member has a certificate of the signing CA, no former CA is kept.
             if members.iter().all(|m| m.signed.is_none() || m.signed == Some(id(signing))) && members.iter().any(|m| m.signed.is_some()) {
                 prop_assert_eq!(known.entries().len(), 1);
             }

@@ -73,7 +73,7 @@ fn a_token_opens_its_own_cluster_in_time_only() {
     assert_eq!(late, Err(JoinRefusal::Expired("eu-3".to_owned())));
 }
 
-/// The same id, and another secret.
+/// Returns a token with the same id and another secret.
 fn guess(token: &Token) -> Token {
     let other = Token::generate().unwrap();
     Token::parse(&format!(
@@ -96,7 +96,7 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
         looked(&member, &guess(&token)),
         Err(JoinRefusal::WrongSecret("eu-3".to_owned()))
     );
-    // The answer to a stranger is the same.
+    // A client without the token id gets the same answer.
     assert_eq!(
         JoinRefusal::WrongSecret("c".to_owned()).to_string()
             + JoinRefusal::WrongSecret("c".to_owned()).code(),
@@ -121,7 +121,7 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
             Err(JoinRefusal::Burnt("eu-3".to_owned()))
         );
     }
-    // A new one is good, and without its id its secrets are not counted.
+    // A new token is valid. Without an id in the join its wrong secrets are not counted.
     let new = Token::generate().unwrap();
     member.spec.join = Some(Join {
         token_hash: new.hash(),
@@ -157,7 +157,7 @@ fn a_join_that_is_brought_back_stays_spent() {
         member = with_keys(member, redeemed.keys);
         member.status.as_mut().unwrap().tokens = redeemed.tokens;
     }
-    // As restored by Git, with a longer validity.
+    // The join as Git restores it, with a longer validity.
     let back = Join {
         expires_at: Time(at(9999)),
         ..join
@@ -222,7 +222,7 @@ fn a_token_is_for_one_key_which_may_repeat() {
         at(1),
     );
     assert_eq!(other, Err(JoinRefusal::Spent("eu-3".to_owned())));
-    // A new token is good for a new key, and the old key is out.
+    // A new token is valid for a new key, and the old key is removed.
     let new = Join {
         token_hash: Token::generate().unwrap().hash(),
         ..join
@@ -367,7 +367,7 @@ proptest! {
     }
 }
 
-/// A name, and one that is easily mistaken for it; often the same.
+/// A name and one that is similar to it, or equal.
 fn names() -> impl Strategy<Value = (String, String)> {
     let name = prop_oneof![
         "(c1|c10|c100|eu-3|c-1|c.1|a|1)",
@@ -409,7 +409,7 @@ proptest! {
         member.metadata.name = Some(ours.clone());
         let built = SpiffeId::cluster("hubid", &theirs, "uid-1");
         let read = SpiffeId::parse(&format!("spiffe://hubid/cluster/{theirs}/uid-1"));
-        // The key and the uid are the cluster's own: only the name can keep them apart.
+        // The key and the uid are those of the cluster, so only the name differs.
         for id in [built, read] {
             let valid = runnel_transport::identity::is_cluster_name(&theirs);
             prop_assert_eq!(id.is_ok(), valid, "{:?}", theirs);

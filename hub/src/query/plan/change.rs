@@ -1,5 +1,5 @@
-//! A grant or a member cluster that is edited or deleted: who may plan that, and which rules change
-//! with it.
+//! Plans for a change of a grant or a member cluster: checks the rights of the caller, and finds
+//! the rules that change with it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -14,37 +14,37 @@ use crate::query::{Questions, aside, resource_of};
 use runnel_hub_core::index::{ChangedObject, Cluster};
 use runnel_hub_core::plan::{Rule, RuleGrant};
 
-/// The kinds that may be planned beside rules, with their resources.
+/// The kinds besides rules for which plans are possible, with their resources.
 const CHANGED_KINDS: [(&str, &str); 2] = [
     ("DistributionGrant", "distributiongrants"),
     ("MemberCluster", "memberclusters"),
 ];
-/// The most rules that are judged with one change, and of which agents are asked.
+/// The limits of rules that are judged with one change, and of rules about which agents are asked.
 const JUDGED: usize = 200;
 const ASKED: usize = 50;
-/// Rules that are compared while the index is locked.
+/// The number of rules that are compared while the index is locked.
 const COMPARED: usize = 64;
-/// Longest key and value of a label of a member cluster.
+/// The longest key and value of a label of a member cluster.
 const LABEL_KEY: usize = 317;
 const LABEL_VALUE: usize = 63;
 
-/// A change with the rules that it changes.
+/// A change, and the rules that it affects.
 pub(super) struct Change {
-    /// The object as it would be.
+    /// The object after the change.
     pub(super) object: ChangedObject,
     /// Whether the object exists.
     pub(super) exists: bool,
     /// The rules that are judged together.
     pub(super) rules: BTreeSet<RuleUid>,
-    /// Those of them of which agents are asked, with their names.
+    /// The rules about which agents are asked, with their names.
     pub(super) asked: Vec<(RuleUid, RuleName)>,
-    /// How many more rules change.
+    /// The number of affected rules about which no agent is asked.
     pub(super) more: usize,
-    /// Sentences for a person.
+    /// Sentences for users.
     pub(super) notes: Vec<String>,
 }
 
-/// The kind and name of a question about a grant or a member cluster; `None` for one about a rule.
+/// Returns the kind of a query about a grant or a member cluster; `None` for one about a rule.
 pub(super) fn kind_of(asked: &wire::PlanQuestion) -> Option<&'static str> {
     let kind = match (asked.object.is_empty(), &asked.rule) {
         (true, Some(named)) => named.kind.clone(),
@@ -60,7 +60,7 @@ pub(super) fn kind_of(asked: &wire::PlanQuestion) -> Option<&'static str> {
 }
 
 impl Questions {
-    /// Reads a change, and finds the rules that change with it.
+    /// Reads a change, and finds the rules that it affects.
     pub(super) async fn change(
         &self,
         user: &User,
@@ -119,7 +119,8 @@ impl Questions {
         })
     }
 
-    /// Whether the user may read a rule and what it selects. `readable` holds the answers for whole namespaces.
+    /// Whether the user may read a rule and the sources that it selects. `readable` caches the
+    /// answers for whole namespaces.
     async fn may_see(
         &self,
         user: &User,
@@ -245,7 +246,7 @@ impl Questions {
             return Err(malformed(&"metadata.labels: a key or value is no label"));
         }
         let read = Cluster::read(&member);
-        // What only the hub and the agent decide is as it is.
+        // The fields that only the hub and the agent set stay unchanged.
         let known = known.unwrap_or_else(|| Cluster {
             uid: "plan".into(),
             ..Cluster::default()
@@ -297,7 +298,7 @@ impl Questions {
     }
 }
 
-/// Keeps the rules that are judged; a sentence for a person where there are more.
+/// Truncates the rules to those that are judged. Returns a sentence for users if there are more.
 fn judged<T>(affected: &mut Vec<T>) -> Option<String> {
     let all = affected.len();
     affected.truncate(JUDGED);

@@ -1,4 +1,4 @@
-//! The rights for plans, and the rule that a plan is about.
+//! Checks the rights for plans, and returns the rule of a plan.
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
@@ -15,9 +15,8 @@ use crate::query::{KINDS, Questions, resource_of};
 use runnel_hub_core::plan::Rule;
 
 impl Questions {
-    /// Checks the rights on a saved rule: to get it. If agents are to try it, also to change it,
-    /// because its content is sent and requests are made in its name. If its deletion is planned,
-    /// also to delete it.
+    /// Checks the rights on a saved rule: `get`. A dry run also needs `update`, because its content
+    /// is sent and requests are made in its name. A planned deletion also needs `delete`.
     pub(super) async fn saved(
         &self,
         user: &User,
@@ -46,7 +45,7 @@ impl Questions {
             .ok_or_else(|| Status::not_found("the hub has no such rule"))
     }
 
-    /// Checks the rights on an unsaved rule: to save it.
+    /// Checks the rights on an unsaved rule: those to save it.
     pub(super) async fn unsaved(&self, user: &User, object: &str) -> Result<Rule, Status> {
         let malformed = |why: &dyn std::fmt::Display| {
             Status::invalid_argument(format!("the rule cannot be read: {why}"))
@@ -140,8 +139,8 @@ impl Questions {
         )))
     }
 
-    /// A user without the right to get a kind learns nothing about its objects, and may not save a
-    /// rule that selects it.
+    /// Checks that the user may `get` each selected kind. Otherwise the plan would disclose its
+    /// objects. Without this right the user may not save a rule that selects the kind either.
     pub(super) async fn may_read_sources(&self, user: &User, rule: &Rule) -> Result<(), Status> {
         let mut wanted: BTreeSet<(&str, &str)> = BTreeSet::new();
         for entry in &rule.sources {
@@ -197,14 +196,14 @@ impl Questions {
     }
 }
 
-/// Whether this is the ServiceAccount whose token stands for an administrator. A user who may
-/// create such a token may create one of the hub itself, which reads every source. The
-/// ServiceAccount has no right at any API server.
+/// Whether this is the ServiceAccount whose token has the rights of an administrator in plans. A
+/// user who may create such a token may also create one of the hub itself, which reads every
+/// source. The ServiceAccount has no right at any API server.
 fn is_planner(user: &str, namespace: &str, planner: Option<&str>) -> bool {
     planner.is_some_and(|planner| user == format!("system:serviceaccount:{namespace}:{planner}"))
 }
 
-/// Whether a rule can be called so.
+/// Checks that a name and namespace are valid for the kind of the rule.
 fn check_identity(rule: &RuleName) -> Result<(), &'static str> {
     let is_whole = rule.kind == KINDS[1].0;
     match (is_subdomain(&rule.name), rule.namespace.as_str()) {
