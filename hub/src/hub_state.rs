@@ -6,11 +6,9 @@
 //! sections and never across an await.
 #[cfg(test)]
 mod following_tests;
-mod holds;
 mod inquiries;
 mod leadership;
 mod queues;
-mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,24 +16,25 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dashmap::DashMap;
-use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, ProofKey, RevisionKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
+pub use crate::ordered_lock::Holds;
 use crate::ordered_lock::{
     DELIVERIES, INDEX, LEAF, OrderedMutex, OrderedRwLock, REPORT_STORE, SESSION,
 };
-pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
 pub use leadership::{COMPLETED_STATES, Leadership};
 pub use queues::{Pending, Queues};
 use runnel_api::FleetStatus;
+use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::{Effect, Index, RuleEntry};
-use runnel_hub_core::now::Now;
-use runnel_hub_core::plan::{ClusterAssignment, RevisionHasher, WatchScope};
-use runnel_hub_core::session::Session;
-pub use settings::Settings;
-
 use runnel_hub_core::lease::Lead;
+use runnel_hub_core::now::Now;
+#[cfg(test)]
+use runnel_hub_core::plan::RENDER_BUDGET;
+use runnel_hub_core::plan::{ClusterAssignment, RevisionHasher, Scope, WatchScope};
+use runnel_hub_core::session::Session;
 use runnel_hub_core::status::{Deliveries, ReportStore};
 
 /// The session of a connected agent, as the other tasks of the hub access it.
@@ -376,5 +375,45 @@ pub(crate) async fn until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Settings that stay constant while the process runs.
+pub struct Settings {
+    /// Runnel's own namespace on the hub.
+    pub namespace: String,
+    /// The hub's id.
+    pub hub_id: String,
+    /// Uid of the hub cluster's `kube-system` namespace.
+    pub cluster_uid: String,
+    /// The namespaces in which sources are watched.
+    pub scope: Scope,
+    /// The grace period for which a deleted source still counts as existing.
+    pub source_gone_grace: Duration,
+    /// The time for which an expired certificate of a member can still be renewed.
+    pub expired_renewal_limit: Duration,
+    /// The upper limit for the removalLimit of every rule.
+    pub removal_ceiling: Limit,
+    /// The limit of compressed bytes that are rendered for one rule whose copies differ by cluster.
+    pub render_budget: u64,
+    /// The key for revisions.
+    pub revision_key: RevisionKey,
+}
+
+#[cfg(test)]
+impl Settings {
+    /// Returns settings of a hub that serves all namespaces, without grace periods and limits.
+    pub fn for_tests() -> Self {
+        Self {
+            namespace: "runnel-system".to_owned(),
+            hub_id: "hub".to_owned(),
+            cluster_uid: "uid".to_owned(),
+            scope: Scope::default(),
+            source_gone_grace: Duration::ZERO,
+            expired_renewal_limit: Duration::ZERO,
+            removal_ceiling: Limit::NONE,
+            render_budget: RENDER_BUDGET,
+            revision_key: RevisionKey::new(b"key"),
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! `runnel-hub token create`: lets a cluster join.
-mod manifest;
 mod request;
+
+use std::collections::BTreeMap;
 
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::{Api, Client, CustomResourceExt, Resource};
 use runnel_transport::identity::{JoinString, Token};
 use serde_json::json;
 
@@ -63,7 +64,7 @@ pub async fn declare(
         format!("there is no hub's identity in namespace {namespace} yet: install the hub, which makes it at its start")
     })?;
     let (join_string, join) = make(&request, &identity)?;
-    let manifest = manifest::member_cluster(&request.cluster, request.labels, join)?;
+    let manifest = member_cluster(&request.cluster, request.labels, join)?;
     Ok(Declared {
         join_string,
         manifest,
@@ -171,4 +172,60 @@ fn explained(error: ApiError) -> anyhow::Error {
         _ => return error.into(),
     };
     anyhow::Error::new(error).context(hint)
+}
+
+/// Returns the YAML of a cluster that may join.
+///
+/// # Errors
+/// None: all these values serialize.
+pub fn member_cluster(
+    cluster: &str,
+    labels: BTreeMap<String, String>,
+    join: Join,
+) -> anyhow::Result<String> {
+    let mut metadata = json!({"name": cluster});
+    if !labels.is_empty() {
+        metadata["labels"] = json!(labels);
+    }
+    let object = json!({
+        "apiVersion": MemberCluster::api_version(&()),
+        "kind": MemberCluster::api_resource().kind,
+        "metadata": metadata,
+        "spec": {"join": join},
+    });
+    let mut text = serde_saphyr::to_string(&object)?;
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use runnel_transport::identity::Token;
+
+    #[test]
+    fn manifest_reads_back_without_a_secret() {
+        let token = Token::generate().unwrap();
+        let join = Join {
+            token_hash: token.hash(),
+            token_id: Some(token.id().to_owned()),
+            expires_at: Time("2026-01-31T12:00:00Z".parse().unwrap()),
+        };
+        let labels = BTreeMap::from([("env".to_owned(), "true".to_owned())]);
+        let text = member_cluster("eu-3", labels.clone(), join.clone()).unwrap();
+        let read: MemberCluster = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(
+            (read.metadata.name.as_deref(), read.metadata.labels),
+            (Some("eu-3"), Some(labels))
+        );
+        assert_eq!(read.spec.join, Some(join));
+        let secret = token.expose().split_once('.').unwrap().1;
+        assert!(
+            !text.contains(secret)
+                && text.starts_with("apiVersion: runnel.dev/v1alpha1\nkind: MemberCluster\n")
+        );
+    }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use runnel_proto::lease::{self, LeaseName, term};
 pub use runnel_proto::lease::{Holder, Lead, Leader, Step, Timing};
 
-use crate::epoch::{LINE, LeaderHistory, LeaderPosition};
+use crate::epoch::{LEADER_HISTORY, LeaderHistory, LeaderPosition};
 
 /// The name of the Lease, in Runnel's own namespace on the hub.
 pub const LEASE: &str = "runnel-hub";
@@ -141,7 +141,7 @@ fn with_line(mut lease: Lease, line: &LeaderHistory) -> Lease {
         .metadata
         .annotations
         .get_or_insert_default()
-        .insert(LINE.to_owned(), line.to_string());
+        .insert(LEADER_HISTORY.to_owned(), line.to_string());
     lease
 }
 
@@ -239,7 +239,10 @@ mod tests {
         );
         let again = replaced(next(&mut a, start + at(4)));
         assert_eq!(term(&again), 9);
-        assert_eq!(again.metadata.annotations.unwrap()[LINE], "e1/8/0/6 =/9/0/");
+        assert_eq!(
+            again.metadata.annotations.unwrap()[LEADER_HISTORY],
+            "e1/8/0/6 =/9/0/"
+        );
     }
 
     #[test]
@@ -251,7 +254,7 @@ mod tests {
         let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 7);
         a.wrote(renewed, start + at(2), start + at(2));
         assert_eq!(
-            a.release().unwrap().metadata.annotations.unwrap()[LINE],
+            a.release().unwrap().metadata.annotations.unwrap()[LEADER_HISTORY],
             "e1/8/0/7"
         );
         // The API server refused it: it was restored, and does not have the version 7 that members
@@ -262,7 +265,10 @@ mod tests {
         let mut b = candidate("b");
         b.observe(Some(released), start + at(3));
         let taken = replaced(next(&mut b, start + at(3)));
-        assert_eq!(taken.metadata.annotations.unwrap()[LINE], "e1/8/0/6 =/9/0/");
+        assert_eq!(
+            taken.metadata.annotations.unwrap()[LEADER_HISTORY],
+            "e1/8/0/6 =/9/0/"
+        );
     }
 
     #[test]
@@ -276,7 +282,7 @@ mod tests {
         a.wrote(made, start + at(3), start + at(3));
         let renewed = replaced(next(&mut a, start + at(5)));
         assert_eq!(
-            renewed.metadata.annotations.unwrap()[LINE],
+            renewed.metadata.annotations.unwrap()[LEADER_HISTORY],
             format!("e1/1/0/{} e2/1/0/", u64::MAX)
         );
     }
@@ -291,8 +297,8 @@ mod tests {
         a.observe(Some(stored(taken, "e1", 7)), start + at(1));
         let renewed = replaced(next(&mut a, start + at(2)));
         assert_eq!(
-            renewed.metadata.annotations.unwrap()[LINE],
-            line.unwrap()[LINE]
+            renewed.metadata.annotations.unwrap()[LEADER_HISTORY],
+            line.unwrap()[LEADER_HISTORY]
         );
     }
 }

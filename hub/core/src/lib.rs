@@ -22,7 +22,6 @@ pub mod epoch;
 pub mod guard;
 pub mod index;
 pub mod lease;
-pub mod names;
 pub mod now;
 pub mod plan;
 pub mod preview;

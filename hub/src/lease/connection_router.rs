@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Leader;
-use super::passed_on::{PREAMBLE, open_files, origin, passed_on_limit, preamble};
+use super::forward_header::{PREAMBLE, open_files, origin, passed_on_limit, preamble};
 use crate::hub_state::HubState;
 use crate::metrics::{HubMetrics, PeerLimit};
 

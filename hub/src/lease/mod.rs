@@ -22,7 +22,7 @@ mod connection_router;
 mod connections;
 mod elect;
 mod fence;
-mod passed_on;
+mod forward_header;
 
 pub use connection_router::{Accepted, ConnectionRouter};
 pub use connections::MemberKey;

@@ -8,7 +8,7 @@ use runnel_proto::model::{ClusterName, Inspected, Kind, LiveObject, Revision, Ru
 use runnel_proto::wire;
 use tonic::{Request, Response, Status};
 
-use super::because::{self, RuleExplanation};
+use super::copy_reasons::{self, RuleExplanation};
 use super::review::{self, User};
 use super::{Questions, address, aside, resource_of};
 
@@ -80,7 +80,7 @@ impl Questions {
         };
         let answered = answer.is_some();
         if let Some(answer) = &answer {
-            because::with_answer(&mut explanations, answer);
+            copy_reasons::with_answer(&mut explanations, answer);
         }
         answer = answer.filter(|_| may_look(&explanations));
         let hidden = explanations
@@ -108,7 +108,7 @@ impl Questions {
             answered,
             namespace: answer
                 .as_ref()
-                .map(|one| because::namespace_text(one.namespace))
+                .map(|one| copy_reasons::namespace_text(one.namespace))
                 .unwrap_or_default()
                 .to_owned(),
             rules: explanations
@@ -136,7 +136,12 @@ impl Questions {
                 .rules()
                 .map(|(uid, _)| uid.clone())
                 .collect();
-            because::explain_rules(rules, |look| look(&hub_state.index.read()), &cluster, &copy)
+            copy_reasons::explain_rules(
+                rules,
+                |look| look(&hub_state.index.read()),
+                &cluster,
+                &copy,
+            )
         })
         .await
     }

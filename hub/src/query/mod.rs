@@ -3,8 +3,8 @@
 //!
 //! A user who may `get` a rule may query it. The hub's API server authenticates and authorizes the
 //! caller.
-mod because;
 mod copy;
+mod copy_reasons;
 mod plan;
 mod review;
 
@@ -37,7 +37,7 @@ const QUESTION_LIMIT: usize = 256 * 1024;
 const PLANS: usize = 4;
 
 /// The kinds of rules, with the resource to which RBAC refers.
-const KINDS: [(&str, &str); 2] = [
+const RULE_KINDS: [(&str, &str); 2] = [
     ("DistributionRule", "distributionrules"),
     ("ClusterDistributionRule", "clusterdistributionrules"),
 ];
@@ -158,7 +158,7 @@ impl Questions {
 
 /// Returns the resource to which RBAC refers for a rule.
 fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
-    let known = KINDS
+    let known = RULE_KINDS
         .iter()
         .find(|(kind, _)| *kind == rule.kind)
         .map(|(_, resource)| *resource);

@@ -3,13 +3,12 @@
 //! The verified client certificate identifies the caller; no field of a request can extend its
 //! rights. A session is admitted only while its `MemberCluster` exists with the same uid, is
 //! accepted, and has the certificate's key on record. It is cut as soon as this changes.
-mod account;
 mod epoch;
 mod inbound;
 mod outgoing;
 mod peers;
+mod reports;
 mod session;
-mod signals;
 mod stream;
 
 pub use stream::Calls;
@@ -378,7 +377,7 @@ impl Runnel for Server {
             Bounds::new(self.peers.clone(), Some(stream), guard),
             (
                 request.into_inner(),
-                signals::signals(&self.hub_state, meter, self.shutdown.clone()),
+                session::signals(&self.hub_state, meter, self.shutdown.clone()),
             ),
         );
         Ok(Response::new(Box::pin(running.frames())))

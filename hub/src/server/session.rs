@@ -4,17 +4,19 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use futures::stream::{self, BoxStream, SelectAll};
 use futures::{FutureExt, Stream, StreamExt};
 use runnel_proto::model::{Hello, HubFrame, RuleUid, SnapshotBegin};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
-use tokio::sync::Notify;
+use runnel_transport::tls::Meter;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::Instrument;
 
 use super::epoch::EpochCheck;
 use super::inbound::Bounds;
 use super::outgoing::{Next, Outgoing};
-use super::signals::{Signal, Signals};
 use super::{PeerIdentity, admission, not_leading};
 use crate::hub_state::{HubState, Inquiries, LiveSession, until};
 use crate::join::{expired, refused, with_reason};
@@ -420,4 +422,51 @@ impl Drop for Running {
             self.hub_state.queues.dirty_members.add([cluster.clone()]);
         }
     }
+}
+
+/// A rare signal.
+pub(super) enum Signal {
+    /// The right to lead has changed.
+    Lead,
+    /// The hub's authorities have changed.
+    Authorities,
+    /// The agent must be sent a keepalive frame: see [`Meter::needs_ping`].
+    SignOfLifeOwed,
+    /// The process ends.
+    Shutdown,
+}
+
+/// The signals of one session. A session waits again after each frame. A new subscription to every
+/// signal would cost more than the frame, so the session subscribes once.
+pub(super) type Signals = SelectAll<BoxStream<'static, Signal>>;
+
+/// Returns the signals of a session on a connection with this meter, until `shutdown` is cancelled.
+pub(super) fn signals(
+    hub_state: &HubState,
+    meter: Arc<Meter>,
+    shutdown: CancellationToken,
+) -> Signals {
+    let owed = stream::unfold(meter, |meter| async {
+        meter.needs_ping().await;
+        Some((Signal::SignOfLifeOwed, meter))
+    });
+    stream::select_all([
+        changes(hub_state.leadership.lead.subscribe())
+            .map(|()| Signal::Lead)
+            .boxed(),
+        changes(hub_state.authorities.subscribe())
+            .map(|()| Signal::Authorities)
+            .boxed(),
+        owed.boxed(),
+        stream::once(shutdown.cancelled_owned())
+            .map(|()| Signal::Shutdown)
+            .boxed(),
+    ])
+}
+
+fn changes<T>(receiver: watch::Receiver<T>) -> impl Stream<Item = ()> {
+    stream::unfold(receiver, |mut receiver| async {
+        receiver.changed().await.ok()?;
+        Some(((), receiver))
+    })
 }

@@ -2,10 +2,10 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
+use runnel_proto::model::is_name_part;
 use runnel_transport::identity::{is_address, is_cluster_name};
 
 use crate::config::any_duration;
-use runnel_hub_core::names::is_name_part;
 
 /// The arguments of `runnel-hub token create`, not validated.
 #[derive(Clone, Debug, Default)]

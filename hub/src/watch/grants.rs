@@ -8,15 +8,18 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PartialObjectMeta;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
 use tokio::sync::watch;
 
-use super::defined::{Defined, look};
+use super::Patience;
+use super::definition_deletion::{Defined, look};
 use super::first_grant::make_first_grant;
-use super::patience::Patience;
-use super::{Own, RelistingWatch, WatchEvent, events, failure, own_events, refusal};
+use super::{
+    Own, RelistingWatch, WatchEvent, events, events_of, failure, mapped, own_events, refusal,
+};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_api::{DistributionGrant, FLEET, Fleet};
@@ -278,4 +281,25 @@ impl<T: Clone + 'static> Into<T> {
         self.unknown(hub_state, round);
         true
     }
+}
+
+/// Watches the definition of this kind for ever.
+pub async fn watch_definition<K: CustomResourceExt>(client: Client, hub_state: Arc<HubState>) {
+    let into = Into {
+        resource: K::crd_name(),
+        one: Index::set_definition,
+        all: Index::set_definitions,
+        known: |_, _| None,
+        without: "Few rules that are deleted with their definition count as deleted on purpose",
+    };
+    let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
+    let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
+        events_of(api.clone(), K::crd_name())
+            .map(|event| mapped(event, Own::from))
+            .boxed()
+    });
+    let is_terminating = |definition: PartialObjectMeta<CustomResourceDefinition>| {
+        definition.metadata.deletion_timestamp.is_some()
+    };
+    into.follow(events, &hub_state, is_terminating).await;
 }

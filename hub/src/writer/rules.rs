@@ -212,7 +212,11 @@ impl Writer {
             else {
                 return Ok(false);
             };
-            let gate = view.take_step(index.turns(uid, view.progress()), &report_store, now);
+            let gate = view.take_step(
+                index.rollout_order(uid, view.progress()),
+                &report_store,
+                now,
+            );
             let completed = completed_state(&index, uid, &mut view);
             (fold(&view, &report_store, now), gate, completed)
         };

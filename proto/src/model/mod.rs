@@ -42,7 +42,9 @@ pub use terms::{
     AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy,
     NamespaceChoice, Terms, TermsDigest, is_closed_namespace,
 };
-pub use text::{is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text};
+pub use text::{
+    is_label, is_name_part, is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text,
+};
 
 /// The label that every copy carries: `runnel` is its value.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";

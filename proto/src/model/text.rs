@@ -50,6 +50,14 @@ fn is_unseen(c: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
+/// Whether this can be the name in the key of a label or annotation, or a label's value that is not empty: up to 63
+/// letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+pub fn is_name_part(text: &str) -> bool {
+    let edge = |c: char| c.is_ascii_alphanumeric();
+    let legal = |c: char| edge(c) || matches!(c, '-' | '_' | '.');
+    text.len() <= 63 && text.starts_with(edge) && text.ends_with(edge) && text.chars().all(legal)
+}
+
 /// Whether this is a DNS label of RFC 1123: the name of a namespace, at most 63 characters.
 pub fn is_label(text: &str) -> bool {
     text.len() <= 63 && is_domain_part(text)

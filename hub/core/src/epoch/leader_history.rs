@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use crate::index::version_number;
 
 /// The annotation of the Lease.
-pub const LINE: &str = "runnel.dev/line";
+pub const LEADER_HISTORY: &str = "runnel.dev/line";
 /// The number of stored entries, the newest ones. For so many changes of the leader after a
 /// restore, the hub can distinguish tokens of the lost time from old ones.
 pub(super) const KEPT: usize = 256;
@@ -111,7 +111,7 @@ impl LeaderHistory {
 
     /// Reads the annotation of a Lease.
     pub fn of(lease: &Lease) -> Option<Self> {
-        let message = lease.metadata.annotations.as_ref()?.get(LINE)?;
+        let message = lease.metadata.annotations.as_ref()?.get(LEADER_HISTORY)?;
         let line = Self::parse(message).within(lease.metadata.uid.as_deref().unwrap_or_default());
         (!line.terms.is_empty()).then_some(line)
     }

@@ -35,4 +35,4 @@ mod tests;
 pub use divergence::{CONFIRMED, Divergence, Facts, judge};
 pub use divergences::Divergences;
 pub use history_token::{HistoryToken, TokenRecipient};
-pub use leader_history::{LINE, LeaderHistory, LeaderPosition};
+pub use leader_history::{LEADER_HISTORY, LeaderHistory, LeaderPosition};

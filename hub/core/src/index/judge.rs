@@ -10,7 +10,7 @@ use runnel_proto::model::{AskedDigest, ClusterName, DeletionPolicy, RuleName, Ru
 
 use super::copy_counter::CopyCounter;
 use super::guard::{Holdings, PendingCause};
-use super::selection::Selection;
+use super::rule_lookup::Selection;
 use super::{Cluster, RuleEntry};
 use crate::guard::{
     Cause, FleetGuard, GuardDecision, Item, Limit, Part, RemovalGuard, Totals, approves,

@@ -8,8 +8,6 @@
 //!
 //! The index pushes nothing to sessions. They ask for the [`Directive`]s that changed since the
 //! last version they saw. So a slow agent skips to the newest state, and nothing can overflow.
-mod around;
-mod change_log;
 mod changes;
 mod clusters;
 mod copy_counter;
@@ -20,48 +18,47 @@ mod guard;
 #[cfg(test)]
 mod guard_tests;
 mod judge;
-mod labels;
 mod orphaned_intents;
-mod places;
-mod readers;
 mod rendering;
 #[cfg(test)]
 mod rendering_tests;
-mod rollback;
 mod rollouts;
+mod rule_context;
+mod rule_lookup;
 mod rules;
 #[cfg(test)]
 mod secret_refs_tests;
-mod selection;
 mod source_cache;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod watch_scopes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::guard::{FleetGuard, Item, Limit, RemovalGuard};
 use crate::plan::{
-    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, RolloutTarget, Rule,
-    RulePlan, Scope, TargetClusters, WatchScope,
+    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, Rule, RulePlan, Scope,
+    TargetClusters, WatchScope,
 };
 use crate::rollout::Gate;
-pub use around::{Around, ChangedObject};
-use change_log::ChangeLog;
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
 pub use guard::{Holding, Holdings, PendingCause};
 use judge::TerminatingScopes;
-pub use places::ScopeState;
 pub use rendering::{RenderJob, Rendered};
 use rendering::{Rendering, Unrendered};
-pub use rollback::{Former, StoredState};
-use selection::Selection;
+use rollouts::RolloutTarget;
+pub use rollouts::{Former, StoredState};
+pub use rule_context::{Around, ChangedObject};
+use rule_lookup::Selection;
 use source_cache::SourceCache;
 pub use source_cache::version_number;
+pub use watch_scopes::ScopeState;
 
 /// The hub's directive about one rule to one cluster.
 #[derive(Clone)]
@@ -196,7 +193,7 @@ pub struct Index {
     /// What is rendered elsewhere, where this index does not do so itself.
     rendering: Rendering,
     /// The states of completed rollouts.
-    completed: rollback::CompletedStates,
+    completed: rollouts::CompletedStates,
 }
 
 impl Index {
@@ -360,5 +357,63 @@ impl Index {
     /// any more: a session has to ask for each of its rules.
     pub fn has_forgotten_since(&self, since: u64) -> bool {
         self.changes.has_forgotten_since(since)
+    }
+}
+
+/// Deleted rules that are listed for sessions that have not received the deletion.
+const FORGOTTEN_LIMIT: usize = 1024;
+
+/// The newest version of each rule.
+#[derive(Default)]
+struct ChangeLog {
+    version: u64,
+    changes: BTreeMap<u64, RuleUid>,
+    forgotten: BTreeMap<u64, RuleUid>,
+    /// The version of the newest deleted rule that is not listed any more.
+    forgotten_before: u64,
+}
+
+impl ChangeLog {
+    /// The newest version.
+    fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Gives a rule a new version, instead of `former`.
+    fn record(&mut self, uid: &RuleUid, former: u64) -> u64 {
+        self.version += 1;
+        self.changes.remove(&former);
+        self.changes.insert(self.version, uid.clone());
+        self.version
+    }
+
+    /// The rule of this version is not in the index any more.
+    fn remove(&mut self, version: u64) {
+        self.changes.remove(&version);
+    }
+
+    /// Lists a rule that is not in the index.
+    fn forget(&mut self, uid: &RuleUid) {
+        self.version += 1;
+        self.forgotten.insert(self.version, uid.clone());
+        while self.forgotten.len() > FORGOTTEN_LIMIT
+            && let Some((version, _)) = self.forgotten.pop_first()
+        {
+            self.forgotten_before = version;
+        }
+    }
+
+    /// The rules with a newer version.
+    fn since(&self, version: u64) -> impl Iterator<Item = &RuleUid> {
+        let newer = (Bound::Excluded(version), Bound::Unbounded);
+        self.changes
+            .range(newer)
+            .chain(self.forgotten.range(newer))
+            .map(|(_, uid)| uid)
+    }
+
+    /// Whether rules that were deleted after this version are not listed any more.
+    fn has_forgotten_since(&self, version: u64) -> bool {
+        version > 0 && version < self.forgotten_before
     }
 }

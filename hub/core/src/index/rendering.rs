@@ -7,9 +7,7 @@
 //! never deferred. It is applied again to the result of a job under way.
 //!
 //! An index without a renderer beside it renders at once.
-mod defer;
 mod job;
-mod unrendered;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,14 +15,13 @@ use std::sync::Arc;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 
 use super::changes::record_choice;
-use super::{Effect, Index, RuleEntry};
+use super::{Cluster, Effect, Index, RuleEntry};
 use crate::plan::{
     ClusterPlans, NamedTerms, RemovalTerms, RevisionHasher, Rule, RulePlan, SourceState,
     TermsResolver,
 };
 pub use job::{RenderJob, Rendered};
 use job::{What, Work};
-pub(super) use unrendered::Unrendered;
 
 /// A rule as it will be once its copies are rendered.
 struct Awaited {
@@ -510,4 +507,144 @@ fn has_content(body: Option<&SourceState>) -> bool {
 /// Whether what was rendered of one rule is the same for the other.
 fn is_rendered_alike(one: &Rule, two: &Rule) -> bool {
     one.shape == two.shape && one.shape.secrets_read().next().is_none()
+}
+
+impl Index {
+    /// Whether what one source is to a rule now waits to be rendered.
+    pub(super) fn defer_source(
+        &mut self,
+        uid: &RuleUid,
+        source: &SourceRef,
+        selected: Option<&SourceState>,
+        effect: &mut Effect,
+    ) -> bool {
+        let Some(entry) = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| self.rendering.aside && entry.cluster_plans.is_rendered())
+        else {
+            return false;
+        };
+        if !has_content(selected) {
+            return false;
+        }
+        if !entry.plan.is_unchanged_by(source, selected) || entry.unrendered.since.is_some() {
+            self.selection.select(source, uid);
+            entry.unrendered.sources.insert(source.clone());
+            effect.render.insert(uid.clone());
+        }
+        true
+    }
+
+    /// What a Secret is to a rule that takes values from it waits to be rendered, or makes them unknown at once. `None`: that
+    /// is to be seen to here; else whether the rule takes values from it.
+    pub(super) fn defer_references(
+        &mut self,
+        uid: &RuleUid,
+        secret: &SourceRef,
+        body: Option<&SourceState>,
+        effect: &mut Effect,
+    ) -> Option<bool> {
+        let aside = self.rendering.aside;
+        let entry = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| aside && entry.cluster_plans.is_rendered())?;
+        if !entry.rule.reads_secret(secret) {
+            return Some(false);
+        }
+        self.selection.select(secret, uid);
+        if matches!(body, Some(SourceState::Unread)) {
+            entry.unrendered.note(secret);
+            let plan = Arc::make_mut(&mut entry.plan);
+            set_referenced_now(
+                &entry.rule,
+                plan,
+                &mut entry.cluster_plans,
+                secret,
+                body,
+                &mut entry.unrendered,
+                &self.revision_hasher,
+            );
+            self.touch(uid, effect);
+        } else {
+            entry.unrendered.sources.insert(secret.clone());
+        }
+        effect.render.insert(uid.clone());
+        Some(true)
+    }
+
+    /// Whether a selected cluster waits until its content is rendered. Returns whether it has the
+    /// rule already.
+    pub(super) fn defer_cluster(
+        &mut self,
+        uid: &RuleUid,
+        name: &ClusterName,
+        effect: &mut Effect,
+    ) -> Option<bool> {
+        let Cluster { labels, .. } = self.clusters.get(name)?;
+        let aside = self.rendering.aside;
+        let entry = self
+            .rules
+            .get_mut(uid)
+            .filter(|entry| aside && entry.cluster_plans.lacks(name, labels))?;
+        entry.unrendered.clusters.insert(name.clone());
+        effect.render.insert(uid.clone());
+        Some(!entry.lacks(name))
+    }
+}
+
+/// What of a rule has changed and waits to be rendered.
+#[derive(Default)]
+pub(super) struct Unrendered {
+    sources: BTreeSet<SourceRef>,
+    clusters: BTreeSet<ClusterName>,
+    /// Everything is to be rendered again: it exceeded the budget of the rule, or its references
+    /// were unknown.
+    again: bool,
+    /// Changes that the running job does not include, because they were rendered at once.
+    since: Option<(u64, BTreeSet<SourceRef>)>,
+    /// The last job at the time when agents may have been sent newer content by another leader:
+    /// until a later one is done, nothing is sent of the rule.
+    outdated: Option<u64>,
+}
+
+impl Unrendered {
+    pub(super) fn is_empty(&self) -> bool {
+        self.sources.is_empty() && self.clusters.is_empty() && !self.again
+    }
+
+    /// Returns the changes that the job of this number does not include, if that job is running.
+    fn ends(&mut self, number: u64) -> Option<BTreeSet<SourceRef>> {
+        self.since
+            .take_if(|(under_way, _)| *under_way == number)
+            .map(|(_, since)| since)
+    }
+
+    /// Whether agents may have newer content than the index.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.outdated.is_some()
+    }
+
+    /// All of it is to be rendered again.
+    pub(super) fn set_again(&mut self) {
+        self.again = true;
+    }
+
+    /// The sources that wait to be rendered.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &SourceRef> {
+        self.sources.iter()
+    }
+
+    /// A source changes at once.
+    pub(super) fn set_at_once(&mut self, source: &SourceRef) {
+        self.sources.remove(source);
+        self.note(source);
+    }
+
+    fn note(&mut self, source: &SourceRef) {
+        if let Some((_, since)) = &mut self.since {
+            since.insert(source.clone());
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
-use super::selection::Selection;
+use super::rule_lookup::Selection;
 use super::source_cache::Observation;
 use super::{Effect, Index, RuleEntry};
 use crate::guard::Cause;

@@ -888,7 +888,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
 fn forgotten_rules_beyond_the_limit_are_noticed() {
     let mut index = Index::new();
     index.set_cluster("eu".into(), cluster("prod"));
-    let limit = super::change_log::FORGOTTEN_LIMIT;
+    let limit = super::FORGOTTEN_LIMIT;
     let uid = |number: usize| format!("r{number}");
     for number in 0..limit + 2 {
         index.set_rule(rule(&uid(number), "a", "x", json!({"all": true}), false));

@@ -88,7 +88,7 @@ pub struct Rule {
     /// The rollout of changes; absent: everywhere at once.
     pub rollout: Option<Rollout>,
     /// The name of the way in which copies are rendered and kept, without the suspension.
-    pub made_by: [u8; 32],
+    pub rendering_digest: [u8; 32],
     /// Runnel's own namespace on the hub.
     runnel_namespace: Arc<str>,
 }
@@ -427,7 +427,7 @@ fn build(
         is_origin_known: false,
         sources,
         clusters: ClusterChoice::from(&spec.clusters),
-        made_by: made_by(&terms, spec),
+        rendering_digest: rendering_digest(&terms, spec),
         // A dry run is previewed everywhere at once. With enforcement the rollout begins.
         rollout: spec
             .rollout
@@ -451,7 +451,7 @@ fn build(
 
 /// Names the way in which copies are rendered and kept: the terms without the suspension, and the
 /// shape of the copies.
-fn made_by(terms: &Terms, spec: &runnel_api::RuleTerms) -> [u8; 32] {
+fn rendering_digest(terms: &Terms, spec: &runnel_api::RuleTerms) -> [u8; 32] {
     let terms = Terms {
         suspend: false,
         ..terms.clone()

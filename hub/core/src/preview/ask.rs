@@ -189,7 +189,7 @@ impl PreviewIndex {
         else {
             return BTreeMap::new();
         };
-        let turns = self.index.turns(&self.focus.uid, None);
+        let turns = self.index.rollout_order(&self.focus.uid, None);
         let room = rollout.max_concurrency.of(turns.len());
         let (mut waves, mut wave, mut inside) = (BTreeMap::new(), 0, 0);
         let mut value = None;

@@ -49,10 +49,10 @@
 //! - While only an event can cause the next step, nothing is computed ([`Gate::is_settled`]).
 mod api;
 mod archive;
-mod back;
 mod gate;
 mod order;
 mod progress;
+mod rollback;
 mod step;
 #[cfg(test)]
 mod tests;

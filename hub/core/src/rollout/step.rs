@@ -67,7 +67,7 @@ pub fn step(
     if let Some(before) =
         before.filter(|before| before.phase.is_rollback() && before.revision == seen.target)
     {
-        return super::back::step(rollout, before, gate, seen, now);
+        return super::rollback::step(rollout, before, gate, seen, now);
     }
     let same = |progress: &&Progress| {
         progress.revision == seen.target && progress.order_by == rollout.order_by
@@ -99,7 +99,7 @@ pub fn step(
     // The state before a completed rollout is not kept.
     if stopped && rollout.reverts && seen.has_former && !rollout.paused && !completed {
         count(&mut progress, &reached, seen);
-        return super::back::begin(progress, reached.in_flight, now.instant);
+        return super::rollback::begin(progress, reached.in_flight, now.instant);
     }
     if !rollout.paused && !stopped {
         let room = rollout.max_concurrency.of(seen.clusters.len());

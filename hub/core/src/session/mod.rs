@@ -13,9 +13,7 @@
 //! - Memory: an up-to-date session refers to the shared plans and stores nothing per source. A
 //!   session with a whole rule to send shares the pending part with the plan. The stored messages
 //!   of the agent have one bound together.
-mod beyond;
 mod budget;
-mod heading;
 mod hello;
 mod outbox;
 mod pairs;
@@ -24,7 +22,6 @@ mod send_restriction;
 mod suspension;
 #[cfg(test)]
 mod tests;
-mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,14 +31,12 @@ use runnel_proto::model::{
 
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
-use beyond::Beyond;
-use budget::Budget;
+use budget::{Beyond, Budget};
 pub use hello::{HelloStates, state_bytes};
-use outbox::{BATCH_ITEMS, Outbox, delta_of};
+use outbox::{BATCH_ITEMS, Outbox, Window, delta_of};
 use pairs::PairQuestions;
 use rule_stream_state::{Items, RuleStreamState};
 pub use send_restriction::SendRestriction;
-use window::Window;
 
 /// The most rules that are sent to one agent, and that a session stores of its report.
 pub const RULES_LIMIT: usize = 20_000;

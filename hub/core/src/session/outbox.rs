@@ -1,16 +1,18 @@
-//! The messages that wait to be sent to one agent.
+//! The messages that wait to be sent to one agent, and the batches that it has not acked.
 //!
 //! When a rule first goes to very many clusters, all its intents wait in each of their sessions.
 //! The sessions share the chunks of the plan until they send from them, so that waiting takes
 //! almost no memory.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AskedDigest, DeletionPolicy, Intent, RuleDelta, RuleUid, SourceRef, Terms, TermsDigest,
+    AskedDigest, DeletionPolicy, Intent, NamespaceChoice, RuleDelta, RuleUid, SourceRef, Terms,
+    TermsDigest,
 };
 
-use crate::plan::{CowSortedMap, SourceContent};
+use super::Session;
+use crate::plan::{ClusterAssignment, CowSortedMap, SourceContent};
 
 type Upserts = CowSortedMap<SourceRef, Arc<SourceContent>>;
 
@@ -218,4 +220,170 @@ pub(super) fn delta_of<'a>(
     deltas
         .entry(uid.clone())
         .or_insert_with(|| RuleDelta::new(uid.clone()))
+}
+
+impl Session {
+    /// Returns whether headings are left for another batch.
+    pub(super) fn take_headings(
+        &mut self,
+        deltas: &mut BTreeMap<RuleUid, RuleDelta>,
+        bytes: &mut usize,
+    ) -> bool {
+        while let Some((uid, heading)) = self.outbox.headings.pop_first() {
+            let is_of_terms = heading.terms.is_some() || heading.orphaned;
+            if let Some(stream) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
+                stream.sent_terms = heading.terms.as_ref().map(|(_, digest)| *digest);
+            }
+            if let Some(stream) = self.rules.get_mut(&uid) {
+                let suspended = heading
+                    .terms
+                    .as_ref()
+                    .map(|(terms, _)| terms.suspend)
+                    .or(heading.suspend);
+                stream.sent_suspended = suspended.or(stream.sent_suspended);
+                let next = Some(self.window.next());
+                stream.prune_sent = next
+                    .filter(|_| heading.prune.is_some())
+                    .or(stream.prune_sent);
+            }
+            *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
+            let delta = delta_of(deltas, &uid);
+            delta.terms = heading
+                .terms
+                .map(|(terms, digest)| (Terms::clone(&terms), digest));
+            (delta.orphaned, delta.suspend) = (heading.orphaned, heading.suspend);
+            delta.prune = heading.prune;
+            if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
+                return !self.outbox.headings.is_empty();
+            }
+        }
+        false
+    }
+
+    /// A change of the suspension is sent at once, also where nothing else of the rule is sent. The
+    /// other terms stay as they were there.
+    pub(super) fn send_suspended(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
+        let keeps = self.keeps(uid);
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
+        let suspend = assignment.terms.suspend;
+        let hears_nothing = keeps || stream.removing.is_some() || stream.sent_orphaned;
+        if hears_nothing
+            || stream
+                .is_suspended
+                .is_none_or(|suspended| suspended == suspend)
+        {
+            return;
+        }
+        stream.is_suspended = Some(suspend);
+        self.outbox.headings.entry(uid.clone()).or_default().suspend = Some(suspend);
+    }
+
+    pub(super) fn send_terms(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
+        let stream = self.rules.entry(uid.clone()).or_default();
+        let revived = stream.removing.take().is_some() | std::mem::take(&mut stream.sent_orphaned);
+        self.outbox.removals.remove(uid);
+        let suspended = Some(assignment.terms.suspend);
+        let differs_in_suspended =
+            stream.is_suspended.is_some() && stream.is_suspended != suspended;
+        if revived || differs_in_suspended || stream.terms != Some(assignment.terms.digest) {
+            (stream.terms, stream.is_suspended) = (Some(assignment.terms.digest), suspended);
+            let heading = self.outbox.headings.entry(uid.clone()).or_default();
+            heading.terms = Some((assignment.terms.to_shared(), assignment.terms.digest));
+            (heading.orphaned, heading.suspend) = (false, None);
+        }
+    }
+}
+
+/// Returns the approximate size of terms on the wire, in bytes.
+fn weight(terms: &Terms) -> usize {
+    let granted = terms
+        .grants
+        .iter()
+        .flatten()
+        .filter_map(|grant| grant.namespaces.as_ref());
+    let choices = terms
+        .namespaces
+        .iter()
+        .chain(granted)
+        .map(choice_weight)
+        .sum::<usize>();
+    let names = terms.rule.kind.len() + terms.rule.namespace.len() + terms.rule.name.len();
+    choices + terms.grants.as_ref().map_or(0, |grants| 64 * grants.len()) + names + 64
+}
+
+fn choice_weight(choice: &NamespaceChoice) -> usize {
+    let patterns = choice
+        .names
+        .iter()
+        .chain(&choice.exclude)
+        .map(|pattern| pattern.as_str().len() + 2);
+    let requirements = choice
+        .selector
+        .iter()
+        .flat_map(|selector| &selector.requirements);
+    let requirements = requirements
+        .map(|r| r.key.len() + r.values.iter().map(|value| value.len() + 2).sum::<usize>() + 8);
+    patterns.sum::<usize>() + requirements.sum::<usize>()
+}
+
+/// The most batches without an ack.
+const WINDOW: usize = 8;
+
+/// The batches of a session, by nonce.
+#[derive(Default)]
+pub(super) struct Window {
+    unacked: BTreeSet<u64>,
+    /// The nonce of the last batch; 0 before the first one.
+    last: u64,
+    /// The last batch before the end of the snapshot, once that was sent.
+    snapshot_ended: Option<u64>,
+    /// The agent acked a batch after the end of the snapshot, and so has received that end.
+    pub snapshot_received: bool,
+}
+
+impl Window {
+    /// Whether the next batch must wait for an ack.
+    pub fn is_full(&self) -> bool {
+        self.unacked.len() >= WINDOW
+    }
+
+    /// Whether every batch is acked.
+    pub fn is_empty(&self) -> bool {
+        self.unacked.is_empty()
+    }
+
+    /// The nonce of the next batch.
+    pub fn next(&self) -> u64 {
+        self.last + 1
+    }
+
+    /// Records that the next batch is sent, and returns its nonce.
+    pub fn send(&mut self) -> u64 {
+        self.last += 1;
+        self.unacked.insert(self.last);
+        self.last
+    }
+
+    /// The agent acked a batch.
+    pub fn ack(&mut self, nonce: u64) {
+        let was_sent = self.unacked.remove(&nonce);
+        self.snapshot_received |= was_sent && self.snapshot_ended.is_some_and(|last| nonce > last);
+    }
+
+    /// Whether the agent has applied a batch that was sent.
+    pub fn is_acked(&self, nonce: u64) -> bool {
+        !self.unacked.contains(&nonce)
+    }
+
+    /// Whether the end of the snapshot was sent.
+    pub fn has_ended_snapshot(&self) -> bool {
+        self.snapshot_ended.is_some()
+    }
+
+    /// Records that the end of the snapshot is sent.
+    pub fn end_snapshot(&mut self) {
+        self.snapshot_ended.get_or_insert(self.last);
+    }
 }

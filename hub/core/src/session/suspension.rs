@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
 
 use super::Session;
-use super::outbox::Heading;
+use super::outbox::{Heading, Window};
 use super::rule_stream_state::Items;
-use super::window::Window;
 use crate::plan::ClusterAssignment;
 
 impl Session {

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Failure};
 
-use super::cluster_view::ClusterView;
+use super::rule_cluster_state::ClusterView;
 use super::rule_cluster_state::{Proved, is_newest, proved, standing};
 use super::{ReportStore, View};
 use runnel_api::ClusterState;

@@ -6,9 +6,8 @@ use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
-use super::render_errors::from_any;
-use super::rolling::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
-use super::rule_cluster_state::{RuleClusterState, is_awaited, is_reading, standing};
+use super::rollout_view::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
+use super::rule_cluster_state::{RuleClusterState, from_any, is_awaited, is_reading, standing};
 use super::{Now, ReportStore, SETTLING};
 use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, UnsupportedSource, WatchScope};
 use runnel_api::conditions::{

@@ -5,7 +5,6 @@
 //!   [`SILENCE`] is Unreachable, and the rule is not Ready.
 //! - No noise: a fold that equals the current status is not written, a time changes only with its
 //!   subject, and a restart of the hub changes nothing by itself.
-mod cluster_view;
 mod deliveries;
 mod detail;
 mod fleet;
@@ -14,13 +13,12 @@ mod granted;
 mod key_sharing;
 mod member;
 mod notices;
-mod pace;
-mod render_errors;
 mod report_store;
-mod rolling;
+mod rollout_view;
 mod rule_cluster_state;
 #[cfg(test)]
 mod tests;
+mod write_pace;
 
 use std::time::Duration;
 
@@ -31,10 +29,10 @@ pub use fleet::{FleetCounts, fold_fleet};
 pub use fold::{View, fold};
 pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, notices};
-pub use pace::Pace;
 pub use report_store::{ReportStore, SessionFacts};
-pub use rolling::Rolling;
+pub use rollout_view::Rolling;
 pub use rule_cluster_state::{Proved, Sent, is_settled};
+pub use write_pace::Pace;
 
 /// How long a session may be lost before its cluster counts as unreachable. Keepalives detect a
 /// half-open connection within another 25 s, so the hub reports an unreachable cluster within 45 s.

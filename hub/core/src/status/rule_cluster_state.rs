@@ -1,14 +1,16 @@
 //! The state of one rule in one cluster.
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey};
+use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey, SourceRef};
 
-use super::cluster_view::ClusterView;
-use super::render_errors::from_cluster;
-use super::report_store::RuleReport;
+use super::report_store::{Connectivity, RuleReport, SessionFacts};
 use super::{ReportStore, SETTLING, View};
 use crate::index::RuleEntry;
-use crate::plan::{ClusterPlans, NamedTerms, RulePlan, TargetClusters, digest_on, proof_on};
+use crate::plan::{
+    ClusterPlans, NamedTerms, RenderError, RenderErrorKind, RulePlan, TargetClusters, digest_on,
+    proof_on,
+};
 use crate::session::RULES_LIMIT;
 use runnel_api::conditions::Reason;
 use runnel_api::{ClusterState, ClusterStatus};
@@ -481,4 +483,157 @@ pub(super) fn holds_the_plan(
     same_terms
         && (!is_comparable(view, cluster)
             || account.intents_digest == digest_on(cluster.sent, terms))
+}
+
+/// A cluster of a rule with all of its state. A status reads it many times, so it is looked up
+/// once.
+pub(super) struct ClusterView<'a> {
+    pub(super) name: &'a ClusterName,
+    /// The terms of the rule there.
+    pub(super) terms: Option<&'a NamedTerms>,
+    /// What is sent there.
+    pub(super) sent: &'a RulePlan,
+    presence: Option<&'a Connectivity>,
+    /// Its agent's last word on the rule.
+    pub(super) account: Option<&'a RuleReport>,
+    /// The key under which agents prove their copies.
+    pub(super) proof_key: Option<&'a ProofKey>,
+}
+
+impl View<'_> {
+    /// A cluster of the rule, or one that was.
+    pub(super) fn cluster<'s>(
+        &'s self,
+        report_store: &'s ReportStore,
+        name: &'s ClusterName,
+    ) -> ClusterView<'s> {
+        self.cluster_on(report_store, name, self.target_clusters.clusters.get(name))
+    }
+
+    /// The clusters of the rule.
+    pub(super) fn clusters<'s>(
+        &'s self,
+        report_store: &'s ReportStore,
+    ) -> impl Iterator<Item = ClusterView<'s>> {
+        self.target_clusters
+            .clusters
+            .iter()
+            .map(move |(name, terms)| self.cluster_on(report_store, name, Some(terms)))
+    }
+
+    fn cluster_on<'s>(
+        &'s self,
+        report_store: &'s ReportStore,
+        name: &'s ClusterName,
+        terms: Option<&'s NamedTerms>,
+    ) -> ClusterView<'s> {
+        let presence = report_store.presence(name);
+        let account = presence.and_then(|presence| presence.account(&self.rule.uid));
+        ClusterView {
+            name,
+            terms,
+            sent: self.sent(name),
+            presence,
+            account,
+            proof_key: report_store.proof_key.as_ref(),
+        }
+    }
+}
+
+impl<'a> ClusterView<'a> {
+    /// The session of its agent, while that counts as connected.
+    pub(super) fn session(&self, now: Instant) -> Option<&'a SessionFacts> {
+        self.presence?.session(now)
+    }
+
+    pub(super) fn is_connected(&self, now: Instant) -> bool {
+        self.session(now).is_some()
+    }
+
+    /// Whether it has connected since the hub started.
+    pub(super) fn has_connected(&self) -> bool {
+        self.presence.is_some_and(Connectivity::has_connected)
+    }
+
+    /// Whether messages to it are restricted until an administrator confirms.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.presence.is_some_and(Connectivity::is_unconfirmed)
+    }
+
+    /// Whether the rule is not sent to it, because the agent has its maximum of rules.
+    pub(super) fn is_beyond(&self, view: &View<'_>) -> bool {
+        self.presence
+            .is_some_and(|presence| presence.is_beyond(&view.rule.uid))
+    }
+
+    /// The number of rules that are not sent to it, because the agent has its maximum.
+    pub(super) fn rules_beyond(&self) -> usize {
+        self.presence.map_or(0, Connectivity::rules_beyond)
+    }
+
+    /// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
+    pub(super) fn lost_watch(&self, view: &View<'_>) -> Option<LostWatch> {
+        self.presence?.lost_watch(view.rule.resources())
+    }
+}
+
+/// The word for it.
+fn reason(why: RenderErrorKind) -> Reason {
+    match why {
+        RenderErrorKind::Ambiguous => Reason::Copy(model::Reason::AmbiguousSource),
+        RenderErrorKind::Name => Reason::InvalidName,
+        RenderErrorKind::Transform => Reason::TransformFailed,
+        RenderErrorKind::Variable => Reason::VariableMissing,
+        RenderErrorKind::Value => Reason::ValueMissing,
+        RenderErrorKind::Object => Reason::InvalidCopy,
+        RenderErrorKind::Budget => Reason::RenderBudgetExceeded,
+    }
+}
+
+/// What is withheld of what is sent to a cluster: the first of it.
+pub(super) fn from_cluster(sent: &RulePlan) -> Option<(Reason, String)> {
+    let render_errors = &sent.render_errors;
+    let (_, first) = render_errors.first_key_value()?;
+    let more = match render_errors.len() {
+        1 => String::new(),
+        all => format!(" (and {} more of the sources)", all - 1),
+    };
+    Some((reason(first.why), format!("{}{more}", first.message)))
+}
+
+/// What is withheld anywhere: the first of it, and how much it is.
+pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
+    let mut first: Option<(&ClusterName, &RenderError)> = None;
+    let mut clusters = 0;
+    let mut sources: BTreeSet<&SourceRef> = BTreeSet::new();
+    // Clusters with the same content share it: each plan is checked once.
+    let mut seen: BTreeMap<*const RulePlan, bool> = BTreeMap::new();
+    for cluster in view.target_clusters.clusters.keys() {
+        let sent = view.sent(cluster);
+        let lacks = *seen.entry(std::ptr::from_ref(sent)).or_insert_with(|| {
+            sources.extend(sent.render_errors.keys());
+            !sent.render_errors.is_empty()
+        });
+        clusters += usize::from(lacks);
+        first = first.or_else(|| Some((cluster, sent.render_errors.first_key_value()?.1)));
+    }
+    let (cluster, render_errors) = first?;
+    let place = match clusters {
+        all if all == view.target_clusters.clusters.len()
+            && !view.cluster_plans.differs_by_cluster() =>
+        {
+            String::new()
+        }
+        1 => format!(" to {cluster}"),
+        all => format!(" to {all} clusters, among them {cluster}"),
+    };
+    let (what, of) = match sources.len() {
+        1 => ("1 source is".to_owned(), "it"),
+        more => (format!("{more} sources are"), "them"),
+    };
+    let message = format!(
+        "{what} not sent{place}, and existing copies of {of} are left unchanged: {}",
+        render_errors.message
+    );
+    Some((reason(render_errors.why), message))
 }

@@ -11,7 +11,7 @@ use tonic::Status;
 
 use super::random_key;
 use crate::query::review::{Access, User};
-use crate::query::{KINDS, Questions, resource_of};
+use crate::query::{Questions, RULE_KINDS, resource_of};
 use runnel_hub_core::plan::Rule;
 
 impl Questions {
@@ -64,13 +64,13 @@ impl Questions {
             name: text("/metadata/name"),
         };
         if !text("/apiVersion").starts_with("runnel.dev/")
-            || !KINDS.iter().any(|(kind, _)| *kind == name.kind)
+            || !RULE_KINDS.iter().any(|(kind, _)| *kind == name.kind)
         {
             return Err(malformed(
                 &"kind: it is no DistributionRule or ClusterDistributionRule of runnel.dev",
             ));
         }
-        let is_whole = name.kind == KINDS[1].0;
+        let is_whole = name.kind == RULE_KINDS[1].0;
         // The API server has not validated it, and parts of it are sent to agents.
         check_identity(&name).map_err(|why| malformed(&why))?;
         runnel_api::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
@@ -205,7 +205,7 @@ fn is_planner(user: &str, namespace: &str, planner: Option<&str>) -> bool {
 
 /// Checks that a name and namespace are valid for the kind of the rule.
 fn check_identity(rule: &RuleName) -> Result<(), &'static str> {
-    let is_whole = rule.kind == KINDS[1].0;
+    let is_whole = rule.kind == RULE_KINDS[1].0;
     match (is_subdomain(&rule.name), rule.namespace.as_str()) {
         (false, _) => Err(
             "metadata.name: write a name of lowercase letters, digits, '-' and '.', up to 253 characters",
@@ -271,16 +271,16 @@ mod tests {
             .is_ok()
         };
         let long = "x".repeat(254);
-        assert!(called(KINDS[0].0, "team", "a.b") && called(KINDS[1].0, "", "a"));
+        assert!(called(RULE_KINDS[0].0, "team", "a.b") && called(RULE_KINDS[1].0, "", "a"));
         for name in ["", "A", "a..b", "-a", "a/b", &long] {
             assert!(
-                !called(KINDS[0].0, "team", name) && !called(KINDS[1].0, "", name),
+                !called(RULE_KINDS[0].0, "team", name) && !called(RULE_KINDS[1].0, "", name),
                 "{name}"
             );
         }
         for namespace in ["", "A", "a.b", &"x".repeat(64)] {
-            assert!(!called(KINDS[0].0, namespace, "a"), "{namespace}");
+            assert!(!called(RULE_KINDS[0].0, namespace, "a"), "{namespace}");
         }
-        assert!(!called(KINDS[1].0, "team", "a"));
+        assert!(!called(RULE_KINDS[1].0, "team", "a"));
     }
 }

@@ -2,10 +2,8 @@
 use std::collections::BTreeSet;
 
 use data_encoding::BASE64;
-use runnel_proto::model::{Content, Kind, is_subdomain};
+use runnel_proto::model::{Content, Kind, is_name_part, is_subdomain};
 use serde_json::{Map, Value};
-
-use crate::names::is_name_part;
 
 /// The most bytes that the values of an object may have together.
 pub(super) const SIZE_LIMIT: usize = 1024 * 1024;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use runnel_proto::model::{ClusterName, Reason as CopyFailure};
 
-use super::cluster_view::ClusterView;
 use super::fold::{ConditionValue, counted};
 use super::report_store::RuleReport;
+use super::rule_cluster_state::ClusterView;
 use super::rule_cluster_state::{
     Proved, holds_the_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading, proved,
     standing,
