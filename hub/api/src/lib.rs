@@ -25,6 +25,7 @@ mod rule_status;
 mod schema;
 mod selector;
 mod shape;
+mod view;
 
 pub use check::{SpecError, check_spec};
 pub use fleet::{
@@ -46,10 +47,15 @@ pub use rule::{
     ImmutablePolicy, Namespaces, OnRuleDelete, RemovalLimit, RuleTerms, Source,
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary};
-pub use selector::{LabelExpression, LabelSelector, Operator};
+pub use selector::{LabelExpression, LabelSelector, Operator, SelectorError};
 pub use shape::{
     Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom,
     VersionedName,
+};
+
+pub use view::{
+    CLUSTER_LABEL, ClusterDelivery, ClusterDeliverySpec, Delivery, DeliveryCondition,
+    DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL, VIEW_GROUP, VIEW_VERSION,
 };
 
 /// The API group.

@@ -100,6 +100,98 @@ impl From<&LabelSelector> for model::Selector {
     }
 }
 
+/// A label selector that a rule cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// A part is no requirement.
+    #[error("has a part `{0}` that is no requirement on a label")]
+    Requirement(String),
+    /// A part compares numbers.
+    #[error("compares numbers (`{0}`), which a rule cannot")]
+    Comparison(String),
+}
+
+impl LabelSelector {
+    /// Reads a label selector as kubectl takes it; `None` for an empty one.
+    ///
+    /// # Errors
+    /// [`SelectorError`].
+    pub fn parse(text: &str) -> Result<Option<Self>, SelectorError> {
+        let mut selector = LabelSelector::default();
+        for requirement in requirements(text) {
+            let (key, operator, values) = requirement_of(requirement)?;
+            let key = key.trim().to_owned();
+            let good = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+            if key.is_empty() || !key.chars().all(good) {
+                return Err(SelectorError::Requirement(requirement.to_owned()));
+            }
+            match (operator, values.as_slice()) {
+                (Operator::In, [one]) if !selector.match_labels.contains_key(&key) => {
+                    selector.match_labels.insert(key, one.clone());
+                }
+                _ => selector.match_expressions.push(LabelExpression {
+                    key,
+                    operator,
+                    values,
+                }),
+            }
+        }
+        let empty = selector.match_labels.is_empty() && selector.match_expressions.is_empty();
+        Ok((!empty).then_some(selector))
+    }
+}
+
+/// Returns the parts between the commas outside of brackets.
+fn requirements(text: &str) -> Vec<&str> {
+    let (mut parts, mut begin, mut depth) = (Vec::new(), 0, 0_i32);
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&text[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[begin..]);
+    parts
+        .into_iter()
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .collect()
+}
+
+fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), SelectorError> {
+    let one = |value: &str| vec![value.trim().to_owned()];
+    if let Some((key, set)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
+        let values = set
+            .split(',')
+            .map(|value| value.trim().to_owned())
+            .collect();
+        let mut words = key.split_whitespace();
+        return match (words.next(), words.next(), words.next()) {
+            (Some(key), Some("in"), None) => Ok((key, Operator::In, values)),
+            (Some(key), Some("notin"), None) => Ok((key, Operator::NotIn, values)),
+            _ => Err(SelectorError::Requirement(part.to_owned())),
+        };
+    }
+    if let Some((key, value)) = part.split_once("!=") {
+        return Ok((key, Operator::NotIn, one(value)));
+    }
+    if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
+        return Ok((key, Operator::In, one(value)));
+    }
+    if part.contains(['<', '>']) {
+        return Err(SelectorError::Comparison(part.to_owned()));
+    }
+    Ok(match part.strip_prefix('!') {
+        Some(key) => (key, Operator::DoesNotExist, Vec::new()),
+        None => (part, Operator::Exists, Vec::new()),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,6 @@
 //! there already; otherwise the output names the missing ones.
 pub mod annotations;
 mod choice;
-pub use choice::SelectorError;
 mod labelled;
 mod report;
 mod rules;

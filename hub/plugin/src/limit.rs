@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use runnel_proto::model::is_subdomain;
 
-use super::import::SelectorError;
+use runnel_api::SelectorError;
 
 /// A value of the command line that is not understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -16,12 +16,22 @@ pub struct ClusterDetail {
     pub name: ClusterName,
     /// As in the rule's status.
     pub state: ClusterState,
+    /// Copies that should exist there.
+    pub copies: i64,
     /// Copies that equal their source.
     pub applied: i64,
     /// Copies whose last attempt failed.
     pub failed: i64,
     /// Copies for namespaces that do not exist yet.
     pub waiting: i64,
+    /// Copies that another client changed or deleted there, and that are left so.
+    pub drifted: i64,
+    /// Of a dry run: copies that would be created.
+    pub to_create: i64,
+    /// Of a dry run: copies that would be updated, adopted or overwritten.
+    pub to_update: i64,
+    /// Of a dry run: copies that would be deleted, or left without marks.
+    pub to_delete: i64,
     /// As in the rule's status.
     pub reason: Reason,
     /// A sentence for a person.
@@ -36,26 +46,46 @@ pub struct ClusterDetail {
 
 /// The state of a rule in each of its clusters: the worst first, then by name, as in its status.
 pub fn details(view: &View<'_>, report_store: &ReportStore, now: Instant) -> Vec<ClusterDetail> {
-    let one = |cluster: ClusterView<'_>| {
-        let (standing, account) = (standing(view, &cluster, now), cluster.account);
-        ClusterDetail {
-            name: cluster.name.clone(),
-            state: standing.state,
-            applied: standing.applied,
-            failed: standing.failed,
-            waiting: standing.waiting,
-            reason: standing.reason,
-            message: standing.message,
-            failures: account
-                .map(|account| account.failures.clone())
-                .unwrap_or_default(),
-            newest: account.is_some_and(|account| is_newest(view, &cluster, account)),
-            proved: account.map_or(Proved::NotCompared, |account| {
-                proved(view, &cluster, account)
-            }),
-        }
-    };
-    let mut all: Vec<_> = view.clusters(report_store).map(one).collect();
+    let mut all: Vec<_> = view
+        .clusters(report_store)
+        .map(|cluster| detail_of(view, &cluster, now))
+        .collect();
     all.sort_by(|left, right| (left.state, &left.name).cmp(&(right.state, &right.name)));
     all
+}
+
+/// The state of a rule in one of its clusters; `None` if the rule does not choose it.
+pub fn detail(
+    view: &View<'_>,
+    report_store: &ReportStore,
+    cluster: &ClusterName,
+    now: Instant,
+) -> Option<ClusterDetail> {
+    let (cluster, _) = view.target_clusters.clusters.get_key_value(cluster)?;
+    Some(detail_of(view, &view.cluster(report_store, cluster), now))
+}
+
+fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterDetail {
+    let (standing, account) = (standing(view, cluster, now), cluster.account);
+    ClusterDetail {
+        name: cluster.name.clone(),
+        state: standing.state,
+        copies: standing.copies,
+        applied: standing.applied,
+        failed: standing.failed,
+        waiting: standing.waiting,
+        drifted: standing.drifted,
+        to_create: standing.to_create,
+        to_update: standing.to_update,
+        to_delete: standing.to_delete,
+        reason: standing.reason,
+        message: standing.message,
+        failures: account
+            .map(|account| account.failures.clone())
+            .unwrap_or_default(),
+        newest: account.is_some_and(|account| is_newest(view, cluster, account)),
+        proved: account.map_or(Proved::NotCompared, |account| {
+            proved(view, cluster, account)
+        }),
+    }
 }

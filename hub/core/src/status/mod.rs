@@ -24,7 +24,7 @@ use std::time::Duration;
 
 pub use crate::now::Now;
 pub use deliveries::{Deliveries, DeliveryTimes};
-pub use detail::{ClusterDetail, details};
+pub use detail::{ClusterDetail, detail, details};
 pub use fleet::{FleetCounts, fold_fleet};
 pub use fold::{View, fold};
 pub use member::{MemberView, fold_member};

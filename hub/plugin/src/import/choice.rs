@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use regex::Regex;
 use runnel_proto::model::{NamespaceChoice, Pattern, is_closed_namespace};
 
-use runnel_api::{LabelExpression, LabelSelector, Namespaces, Operator};
+use runnel_api::{LabelSelector, Namespaces};
 
 /// The namespaces of the cluster that is read, with their labels.
 pub type Places = BTreeMap<String, BTreeMap<String, String>>;
@@ -124,7 +124,7 @@ impl Written<'_> {
     /// Whether a namespace is meant; an empty list means every one.
     pub fn means(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         let by_label = || {
-            selector(self.selector)
+            LabelSelector::parse(self.selector)
                 .ok()
                 .flatten()
                 .is_some_and(|one| matches(&one, labels))
@@ -144,7 +144,7 @@ pub fn chosen(written: Written<'_>, places: &Places) -> Choice {
         return Choice::everything(places);
     }
     let mut choice = named(written.list, places);
-    match selector(written.selector) {
+    match LabelSelector::parse(written.selector) {
         Ok(None) => {}
         Ok(Some(selector)) => {
             let hidden = selector.clone();
@@ -294,96 +294,6 @@ fn glob(expression: &str) -> Option<String> {
 
 fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     runnel_proto::model::Selector::from(selector).matches(labels)
-}
-
-/// A label selector that a rule cannot have.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SelectorError {
-    /// A part is no requirement.
-    #[error("has a part `{0}` that is no requirement on a label")]
-    Requirement(String),
-    /// A part compares numbers.
-    #[error("compares numbers (`{0}`), which a rule cannot")]
-    Comparison(String),
-}
-
-/// A label selector as kubectl takes it; `None` for an empty one.
-///
-/// # Errors
-/// [`SelectorError`].
-pub fn selector(text: &str) -> Result<Option<LabelSelector>, SelectorError> {
-    let mut selector = LabelSelector::default();
-    for requirement in requirements(text) {
-        let (key, operator, values) = requirement_of(requirement)?;
-        let key = key.trim().to_owned();
-        let good = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-        if key.is_empty() || !key.chars().all(good) {
-            return Err(SelectorError::Requirement(requirement.to_owned()));
-        }
-        match (operator, values.as_slice()) {
-            (Operator::In, [one]) if !selector.match_labels.contains_key(&key) => {
-                selector.match_labels.insert(key, one.clone());
-            }
-            _ => selector.match_expressions.push(LabelExpression {
-                key,
-                operator,
-                values,
-            }),
-        }
-    }
-    let empty = selector.match_labels.is_empty() && selector.match_expressions.is_empty();
-    Ok((!empty).then_some(selector))
-}
-
-/// Returns the parts between the commas outside of brackets.
-fn requirements(text: &str) -> Vec<&str> {
-    let (mut parts, mut begin, mut depth) = (Vec::new(), 0, 0_i32);
-    for (at, c) in text.char_indices() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(&text[begin..at]);
-                begin = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&text[begin..]);
-    parts
-        .into_iter()
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
-        .collect()
-}
-
-fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), SelectorError> {
-    let one = |value: &str| vec![value.trim().to_owned()];
-    if let Some((key, set)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
-        let values = set
-            .split(',')
-            .map(|value| value.trim().to_owned())
-            .collect();
-        let mut words = key.split_whitespace();
-        return match (words.next(), words.next(), words.next()) {
-            (Some(key), Some("in"), None) => Ok((key, Operator::In, values)),
-            (Some(key), Some("notin"), None) => Ok((key, Operator::NotIn, values)),
-            _ => Err(SelectorError::Requirement(part.to_owned())),
-        };
-    }
-    if let Some((key, value)) = part.split_once("!=") {
-        return Ok((key, Operator::NotIn, one(value)));
-    }
-    if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        return Ok((key, Operator::In, one(value)));
-    }
-    if part.contains(['<', '>']) {
-        return Err(SelectorError::Comparison(part.to_owned()));
-    }
-    Ok(match part.strip_prefix('!') {
-        Some(key) => (key, Operator::DoesNotExist, Vec::new()),
-        None => (part, Operator::Exists, Vec::new()),
-    })
 }
 
 /// Whether a name fits one of the globs; `kube-*` only literally.

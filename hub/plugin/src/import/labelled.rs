@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::annotations::{Copier, CopyRequest, Id, Marked, Objects, Read};
 use super::choice::{self, Choice, Places};
 use crate::limit::ArgumentError;
-use runnel_api::{LabelExpression, Operator, limits};
+use runnel_api::{LabelExpression, LabelSelector, Operator, limits};
 
 /// The user's description of such a copier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl ByLabel {
     /// [`ArgumentError`], which names the flag.
     pub fn new(label: &str, to: &[String]) -> Result<Self, ArgumentError> {
         let wrong = || ArgumentError::Label(label.to_owned());
-        let parsed = choice::selector(label)
+        let parsed = LabelSelector::parse(label)
             .map_err(|cause| ArgumentError::Selector {
                 given: label.to_owned(),
                 cause,

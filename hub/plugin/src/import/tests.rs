@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::annotations::{Copier, Id, Marked, Objects, read};
-use super::choice::{Choice, Places, Written, chosen, chosen_by_both, selector};
+use super::choice::{Choice, Places, Written, chosen, chosen_by_both};
 use super::report::{self, ReportContext};
 use super::rules::{Aim, Bodies, CopyComparison, Import, made};
-use runnel_api::DistributionRule;
+use runnel_api::{DistributionRule, LabelSelector};
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";
 const REFLECTOR: &str = "reflector.v1.k8s.emberstack.com/";
@@ -141,7 +141,7 @@ fn expressions_become_names_and_globs_or_what_they_match_now() {
 
 #[test]
 fn selectors_become_selectors() {
-    let read = selector("tier=web,!old,env in (a, b),zone notin (c),mode!=x,app")
+    let read = LabelSelector::parse("tier=web,!old,env in (a, b),zone notin (c),mode!=x,app")
         .unwrap()
         .unwrap();
     let expected = json!({
@@ -155,9 +155,9 @@ fn selectors_become_selectors() {
         ],
     });
     assert_eq!(serde_json::to_value(read).unwrap(), expected);
-    assert_eq!(selector(" ").unwrap(), None);
+    assert_eq!(LabelSelector::parse(" ").unwrap(), None);
     for wrong in ["a in b", "a has (b)", "a > 1", "a b"] {
-        assert!(selector(wrong).is_err(), "{wrong}");
+        assert!(LabelSelector::parse(wrong).is_err(), "{wrong}");
     }
     // What the selector finds in kube-* is named, as no selector of a rule finds it.
     let choice = chosen(

@@ -14,7 +14,7 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
 use x509_parser::prelude::FromDer;
 
-use super::certificate::{parse, time};
+use super::certificate::{certificate_end, parse, time};
 use super::{Fingerprint, IdentityError, PeerCertificate, SpiffeId, is_hub_id, random};
 
 /// How far back a certificate's validity begins, for clocks that run behind.
@@ -229,6 +229,42 @@ impl Authority {
             .map_err(|_| IdentityError::Crypto)?;
         Ok(ServingPair {
             not_after: PeerCertificate::from_der(signed.der())?.not_after,
+            chain: vec![signed.der().clone(), self.certificate.clone()],
+            key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+        })
+    }
+
+    /// Creates a serving certificate for a Service of the hub, with a key for it. Its names are DNS
+    /// names, such as `runnel-hub.runnel-system.svc`.
+    ///
+    /// # Errors
+    /// [`IdentityError`], when the hub id or a name is invalid, or signing fails.
+    pub fn sign_service(
+        &self,
+        hub_id: &str,
+        names: &[String],
+        now: SystemTime,
+        lifetime: Duration,
+    ) -> Result<ServingPair, IdentityError> {
+        let key = new_key()?;
+        let mut params = self.leaf(
+            &SpiffeId::hub(hub_id)?,
+            "view",
+            ExtendedKeyUsagePurpose::ServerAuth,
+            now,
+            lifetime,
+        )?;
+        // The identity of the hub is for its members only.
+        params.subject_alt_names = names
+            .iter()
+            .map(|name| name.clone().try_into().map(SanType::DnsName))
+            .collect::<Result<_, _>>()
+            .map_err(|_| IdentityError::Crypto)?;
+        let signed = params
+            .signed_by(&key, &self.issuer)
+            .map_err(|_| IdentityError::Crypto)?;
+        Ok(ServingPair {
+            not_after: certificate_end(signed.der())?,
             chain: vec![signed.der().clone(), self.certificate.clone()],
             key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
         })

@@ -4,6 +4,7 @@
 mod anonymous;
 mod choose;
 mod client;
+mod front_proxy;
 mod meter;
 mod proxy;
 mod refusals;
@@ -21,6 +22,7 @@ use std::sync::{Arc, LazyLock};
 use rustls::crypto::CryptoProvider;
 
 pub use client::{ConnectError, Connector, PING_LIMIT, endpoint, join_config, session_config};
+pub use front_proxy::{FrontProxyError, FrontProxyTls};
 pub use meter::{Meter, Metered};
 pub use proxy::{Proxy, ProxyError, Route};
 pub use server::{Accept, Connection, HandshakeError, Peer, ServerTls, handshake, incoming};

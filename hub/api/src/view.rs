@@ -1,0 +1,141 @@
+//! The objects of the view API `view.runnel.dev/v1alpha1`. The hub computes them from its memory
+//! when a client asks. They are not stored, and no client can write them.
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::rule_status::ClusterState;
+
+/// The API group of the views.
+pub const VIEW_GROUP: &str = "view.runnel.dev";
+/// The version of the view API.
+pub const VIEW_VERSION: &str = "v1alpha1";
+/// The label of a delivery with the name of its rule.
+pub const RULE_LABEL: &str = "view.runnel.dev/rule";
+/// The label of a delivery with the name of its member cluster.
+pub const CLUSTER_LABEL: &str = "view.runnel.dev/cluster";
+
+/// The rule and the member cluster of a delivery.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "view.runnel.dev",
+    version = "v1alpha1",
+    kind = "Delivery",
+    plural = "deliveries",
+    singular = "delivery",
+    namespaced,
+    status = "DeliveryStatus",
+    derive = "PartialEq",
+    doc = "A Delivery is the state of one DistributionRule in one member cluster. It is read-only: the hub computes it."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliverySpec {
+    /// The name of the DistributionRule, in the same namespace.
+    pub rule: String,
+    /// The name of the MemberCluster.
+    pub cluster: String,
+}
+
+/// The cluster rule and the member cluster of a delivery.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "view.runnel.dev",
+    version = "v1alpha1",
+    kind = "ClusterDelivery",
+    plural = "clusterdeliveries",
+    singular = "clusterdelivery",
+    status = "DeliveryStatus",
+    derive = "PartialEq",
+    doc = "A ClusterDelivery is the state of one ClusterDistributionRule in one member cluster. It is read-only: the hub computes it."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterDeliverySpec {
+    /// The name of the ClusterDistributionRule.
+    pub rule: String,
+    /// The name of the MemberCluster.
+    pub cluster: String,
+}
+
+/// The state of a rule in one member cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliveryStatus {
+    /// Failed: a copy failed. Drifted: a copy was changed or deleted there and is not corrected. Unreachable: the
+    /// cluster is not connected, and the counts are the last reported ones. Waiting: a namespace does not exist yet.
+    /// Progressing: copies are on their way. DryRun: the rule is a dry run and would change copies. Ready: every copy
+    /// is applied.
+    pub state: ClusterState,
+    /// Copies that should exist in the cluster.
+    #[serde(default)]
+    pub copies: i64,
+    /// Copies that equal their source.
+    #[serde(default)]
+    pub applied: i64,
+    /// Copies whose last attempt failed.
+    #[serde(default)]
+    pub failed: i64,
+    /// Copies for namespaces that do not exist yet.
+    #[serde(default)]
+    pub waiting: i64,
+    /// Copies that another client changed or deleted there, and that are left so.
+    #[serde(default)]
+    pub drifted: i64,
+    /// Of a dry run: copies that would be created.
+    #[serde(default)]
+    pub to_create: i64,
+    /// Of a dry run: copies that would be updated, adopted or overwritten.
+    #[serde(default)]
+    pub to_update: i64,
+    /// Of a dry run: copies that would be deleted, or left without marks.
+    #[serde(default)]
+    pub to_delete: i64,
+    /// The worst reason among the copies, or why the delivery is in this state, in CamelCase.
+    #[serde(default)]
+    pub reason: String,
+    /// A sentence for a person. It never contains a value of a Secret.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Whether the cluster has the newest revision of every source, and has applied all copies for namespaces that
+    /// exist.
+    #[serde(default)]
+    pub newest: bool,
+    /// Yes: the agent has proved, by a keyed digest, that its copies equal what the hub sends. No: they differ.
+    /// NotCompared: there is nothing to compare yet.
+    #[serde(default)]
+    pub proof: String,
+    /// The copies that failed, the worst first; at most five.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<DeliveryFailure>,
+    /// Ready: whether the state is Ready and the revision is the newest one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<DeliveryCondition>,
+}
+
+/// A condition of a delivery, for `kubectl wait`. It has no time, because nothing is stored.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliveryCondition {
+    /// Ready.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// True, False or Unknown.
+    pub status: String,
+    /// The reason of the delivery.
+    pub reason: String,
+    /// The message of the delivery.
+    #[serde(default)]
+    pub message: String,
+}
+
+/// A copy that failed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliveryFailure {
+    /// The copy in the member cluster, as resource/namespace/name.
+    pub copy: String,
+    /// The reason, in CamelCase.
+    pub reason: String,
+    /// The message of the agent.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
