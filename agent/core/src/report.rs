@@ -22,10 +22,17 @@ struct RuleReport {
     reported: Option<Instant>,
 }
 
+/// The outcomes of one copy, one for each rule that distributes or removes it.
+struct CopyReport {
+    outcomes: Box<[(RuleUid, CopyStatus)]>,
+    /// The outcome of the rule to which the live object belongs.
+    owner: Option<u32>,
+}
+
 /// The outcomes of the copies, and the rules that are still to be reported.
 #[derive(Default)]
 pub struct Report {
-    copies: BTreeMap<SourceRef, Vec<(RuleUid, CopyStatus)>>,
+    copies: BTreeMap<SourceRef, CopyReport>,
     rules: BTreeMap<RuleUid, RuleReport>,
     /// Rules that changed since their last report.
     dirty: BTreeSet<RuleUid>,
@@ -34,30 +41,38 @@ pub struct Report {
 }
 
 impl Report {
-    /// Replaces the outcomes of one copy, one for each rule that distributes or removes it.
-    pub fn set(&mut self, copy: &SourceRef, mut outcomes: Vec<(RuleUid, CopyStatus)>) {
-        let before = self.copies.get(copy).map(Vec::as_slice).unwrap_or_default();
-        if before == outcomes {
+    /// Replaces the outcomes of one copy, one for each rule that distributes or removes it. `owner`
+    /// is the rule to which the live object belongs, if there is one.
+    pub fn set(
+        &mut self,
+        copy: &SourceRef,
+        outcomes: Vec<(RuleUid, CopyStatus)>,
+        owner: Option<&RuleUid>,
+    ) {
+        let owner = outcomes
+            .iter()
+            .position(|(rule, _)| Some(rule) == owner)
+            .and_then(|index| u32::try_from(index).ok());
+        let before = self.copies.get(copy);
+        if before.map_or(outcomes.is_empty(), |before| {
+            *before.outcomes == *outcomes && before.owner == owner
+        }) {
             return;
         }
-        let before = self.copies.remove(copy).unwrap_or_default();
-        for (rule, outcome) in &before {
-            self.count(rule, copy, outcome, false);
-        }
-        for (rule, outcome) in &outcomes {
-            self.count(rule, copy, outcome, true);
+        if let Some(before) = self.copies.remove(copy) {
+            self.count_all(copy, &before, false);
         }
         if !outcomes.is_empty() {
-            // A copy usually has one outcome, and there are many copies.
-            outcomes.shrink_to_fit();
-            self.copies.insert(copy.clone(), outcomes);
+            let outcomes = outcomes.into_boxed_slice();
+            let report = CopyReport { outcomes, owner };
+            self.count_all(copy, &report, true);
+            self.copies.insert(copy.clone(), report);
         }
     }
 
     /// Returns the outcome of one copy for one rule.
     pub fn outcome(&self, copy: &SourceRef, rule: &RuleUid) -> Option<&CopyStatus> {
-        self.copies
-            .get(copy)?
+        self.of_copy(copy)
             .iter()
             .find(|(of, _)| of == rule)
             .map(|(_, outcome)| outcome)
@@ -65,13 +80,29 @@ impl Report {
 
     /// Returns the outcomes of one copy, by rule.
     pub fn of_copy(&self, copy: &SourceRef) -> &[(RuleUid, CopyStatus)] {
-        self.copies.get(copy).map(Vec::as_slice).unwrap_or_default()
+        self.copies
+            .get(copy)
+            .map(|report| &*report.outcomes)
+            .unwrap_or_default()
     }
 
-    fn count(&mut self, rule: &RuleUid, copy: &SourceRef, outcome: &CopyStatus, add: bool) {
+    fn count_all(&mut self, copy: &SourceRef, report: &CopyReport, add: bool) {
+        for (index, (rule, outcome)) in (0..).zip(&report.outcomes) {
+            self.count(rule, copy, outcome, report.owner == Some(index), add);
+        }
+    }
+
+    fn count(
+        &mut self,
+        rule: &RuleUid,
+        copy: &SourceRef,
+        outcome: &CopyStatus,
+        exists: bool,
+        add: bool,
+    ) {
         let entry = self.rules.entry(rule.clone()).or_default();
-        step(&mut entry.counts, outcome, add);
-        step(&mut self.sum, outcome, add);
+        step(&mut entry.counts, outcome, exists, add);
+        step(&mut self.sum, outcome, exists, add);
         if let CopyStatus::Failed(copy_error)
         | CopyStatus::Drifted(copy_error)
         | CopyStatus::Planned(_, copy_error)
@@ -112,10 +143,8 @@ impl Report {
     /// Records that another part of the state of a copy's rules changed.
     pub fn touch_copy(&mut self, copy: &SourceRef) {
         let rules: Vec<_> = self
-            .copies
-            .get(copy)
-            .into_iter()
-            .flatten()
+            .of_copy(copy)
+            .iter()
             .map(|(rule, _)| rule.clone())
             .collect();
         for rule in rules {
@@ -221,7 +250,7 @@ impl Report {
     }
 }
 
-fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
+fn step(counts: &mut Counts, outcome: &CopyStatus, exists: bool, add: bool) {
     let step = |count: &mut u32| {
         *count = if add {
             count.saturating_add(1)
@@ -232,7 +261,12 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
     match outcome {
         CopyStatus::Removing(_) => step(&mut counts.removing),
         CopyStatus::PruneRequested | CopyStatus::Planned(PlannedChange::Delete, _) => {}
-        _ => step(&mut counts.copies),
+        _ => {
+            step(&mut counts.copies);
+            if !exists {
+                step(&mut counts.absent);
+            }
+        }
     }
     match outcome {
         CopyStatus::Applied => step(&mut counts.applied),
@@ -264,9 +298,9 @@ mod tests {
     fn settled_rule_is_due_at_once_and_unsettled_one_later() {
         let (mut report, start) = (Report::default(), Instant::now());
         let rule: RuleUid = "r".into();
-        report.set(&copy(1), vec![(rule.clone(), CopyStatus::UnderWay)]);
+        report.set(&copy(1), vec![(rule.clone(), CopyStatus::UnderWay)], None);
         assert_eq!(report.take_due(start), std::slice::from_ref(&rule));
-        report.set(&copy(2), vec![(rule.clone(), CopyStatus::UnderWay)]);
+        report.set(&copy(2), vec![(rule.clone(), CopyStatus::UnderWay)], None);
         let soon = start + Duration::from_millis(10);
         assert!(report.take_due(soon).is_empty());
         assert_eq!(report.next_due(soon), Some(start + INTERVAL));
@@ -274,8 +308,8 @@ mod tests {
             report.take_due(start + INTERVAL),
             std::slice::from_ref(&rule)
         );
-        report.set(&copy(1), vec![(rule.clone(), CopyStatus::Applied)]);
-        report.set(&copy(2), vec![(rule.clone(), CopyStatus::Applied)]);
+        report.set(&copy(1), vec![(rule.clone(), CopyStatus::Applied)], None);
+        report.set(&copy(2), vec![(rule.clone(), CopyStatus::Applied)], None);
         assert_eq!(report.take_due(start + INTERVAL), [rule]);
         assert_eq!(report.next_due(start + INTERVAL), None);
     }
@@ -289,10 +323,14 @@ mod tests {
             (2, Reason::Forbidden),
             (3, Reason::Conflict),
         ] {
-            report.set(&copy(name), vec![(rule.clone(), failed(reason))]);
+            report.set(&copy(name), vec![(rule.clone(), failed(reason))], None);
         }
         for name in 4..9 {
-            report.set(&copy(name), vec![(rule.clone(), failed(Reason::Conflict))]);
+            report.set(
+                &copy(name),
+                vec![(rule.clone(), failed(Reason::Conflict))],
+                None,
+            );
         }
         let failures = report.failures(&rule);
         assert_eq!(failures.len(), FAILURES_LIMIT);
@@ -307,10 +345,22 @@ mod tests {
     #[test]
     fn equal_outcomes_are_no_news() {
         let (mut report, now) = (Report::default(), Instant::now());
-        report.set(&copy(1), vec![("r".into(), CopyStatus::Applied)]);
+        report.set(&copy(1), vec![("r".into(), CopyStatus::Applied)], None);
         report.take_due(now);
-        report.set(&copy(1), vec![("r".into(), CopyStatus::Applied)]);
+        report.set(&copy(1), vec![("r".into(), CopyStatus::Applied)], None);
         assert_eq!(report.next_due(now), None);
+    }
+
+    #[test]
+    fn live_object_that_comes_or_goes_is_news() {
+        let (mut report, now) = (Report::default(), Instant::now());
+        let rule: RuleUid = "r".into();
+        let refused = || vec![(rule.clone(), failed(Reason::Denied))];
+        for (owner, absent) in [(None, 1), (Some(&rule), 0), (Some(&"other".into()), 1)] {
+            report.set(&copy(1), refused(), owner);
+            assert_eq!(report.take_due(now), std::slice::from_ref(&rule));
+            assert_eq!(report.counts(&rule).absent, absent);
+        }
     }
 
     fn planned(change: usize) -> CopyStatus {
@@ -340,18 +390,22 @@ mod tests {
     proptest! {
         #[test]
         fn the_sums_are_those_of_the_outcomes(
-            steps in proptest::collection::vec((0u8..6, proptest::collection::btree_map(0u8..3, outcomes(), 0..3)), 0..40),
+            steps in proptest::collection::vec((0u8..6, proptest::collection::btree_map(0u8..3, outcomes(), 0..3), 0u8..4), 0..40),
         ) {
             let mut report = Report::default();
-            for (name, outcomes) in steps {
+            let mut owners = BTreeMap::new();
+            for (name, outcomes, owner) in steps {
                 let outcomes = outcomes.into_iter().map(|(rule, o)| (format!("r{rule}").into(), o)).collect();
-                report.set(&copy(name), outcomes);
+                let owner: RuleUid = format!("r{owner}").into();
+                report.set(&copy(name), outcomes, Some(&owner));
+                owners.insert(copy(name), owner);
             }
             for rule in 0u8..3 {
                 let uid: RuleUid = format!("r{rule}").into();
                 let mut expected = Counts::default();
                 let (mut failures, mut namespace_prunes) = (0, 0);
-                for (_, outcome) in report.copies.values().flatten().filter(|(of, _)| *of == uid) {
+                for (copy, report) in &report.copies {
+                    let Some((_, outcome)) = report.outcomes.iter().find(|(of, _)| *of == uid) else { continue };
                     match outcome {
                         CopyStatus::Removing(_) => { expected.removing += 1; continue }
                         CopyStatus::PruneRequested => { namespace_prunes += 1; continue }
@@ -369,6 +423,7 @@ mod tests {
                         CopyStatus::UnderWay => {}
                     }
                     expected.copies += 1;
+                    expected.absent += u32::from(owners[copy] != uid);
                 }
                 prop_assert_eq!(report.counts(&uid), expected);
                 prop_assert_eq!(report.namespace_prunes(&uid).count(), namespace_prunes);

@@ -117,6 +117,7 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
             to_create: counts.to_create,
             to_update: counts.to_update,
             to_delete: counts.to_delete,
+            absent: counts.absent,
         },
         failures: wire
             .failures
@@ -258,6 +259,7 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
             to_create: counts.to_create,
             to_update: counts.to_update,
             to_delete: counts.to_delete,
+            absent: counts.absent,
         }),
         failures: state
             .failures

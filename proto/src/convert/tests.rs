@@ -73,7 +73,7 @@ fn state() -> impl Strategy<Value = RuleState> {
     );
     (
         head,
-        any::<[u32; 9]>(),
+        any::<[u32; 10]>(),
         vec(failure, 0..=FAILURES_LIMIT),
         rest,
     )
@@ -95,6 +95,7 @@ fn state() -> impl Strategy<Value = RuleState> {
                         to_create: n[6],
                         to_update: n[7],
                         to_delete: n[8],
+                        absent: n[9],
                     },
                     failures,
                     gone,
@@ -551,6 +552,7 @@ fn the_largest_possible_item_fits_a_frame() {
             to_create: u32::MAX,
             to_update: u32::MAX,
             to_delete: u32::MAX,
+            absent: u32::MAX,
         },
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,

@@ -74,12 +74,19 @@ pub struct Counts {
     pub to_update: u32,
     /// Of a dry run: copies that would be deleted or left without marks. They are not part of `copies`.
     pub to_delete: u32,
+    /// Of `copies`: those for which the member has no object that belongs to this rule.
+    pub absent: u32,
 }
 
 impl Counts {
     /// Whether nothing is under way: every copy is applied, failed, waiting, drifted or of a dry run, and none is being removed.
     pub fn is_settled(&self) -> bool {
         self.removing == 0 && self.under_way() == 0
+    }
+
+    /// The copies that exist in the member and belong to the rule.
+    pub fn existing(&self) -> u32 {
+        self.copies.saturating_sub(self.absent)
     }
 
     /// The copies about which something is being done.

@@ -8,6 +8,7 @@ use super::decider::{Decider, Visibility};
 use super::{Notice, Reconciler};
 use crate::copy::{CopyError, CopyStatus, IntentKey, PlannedChange};
 use crate::decide::{Action, Decision, DesiredCopy, decide, planned};
+use crate::live::Ownership;
 use crate::queue::Key;
 use crate::{deletes, differ};
 
@@ -278,7 +279,23 @@ impl Reconciler {
             (DesiredCopy::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
             (DesiredCopy::Nothing, _) | (_, None) => {}
         }
-        self.report.set(copy, outcomes);
+        let owner = self.owner(copy, want);
+        self.report.set(copy, outcomes, owner.as_ref());
+    }
+
+    /// Returns the rule to which the live object of a copy belongs. An object that no watch can
+    /// show counts as one of the rule that is to have the copy, and so does our copy that has lost
+    /// its seal.
+    fn owner(&self, copy: &SourceRef, want: &DesiredCopy) -> Option<RuleUid> {
+        let wanting = || about(want).map(|(intent, _)| intent.rule);
+        match self.records.live(copy) {
+            Some(live) if live.ownership == Ownership::Ours => {
+                live.intent().map(|intent| intent.rule).or_else(wanting)
+            }
+            Some(_) => None,
+            None if self.decider().may_exist_unseen(copy) => wanting(),
+            None => None,
+        }
     }
 
     /// Returns the outcome for the rule that wins a copy while another rule's removal of the copy

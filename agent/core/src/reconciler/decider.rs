@@ -164,6 +164,17 @@ impl Decider<'_> {
         }
     }
 
+    /// Whether a copy without a record may exist, because its area is not listed or cannot be read.
+    pub(super) fn may_exist_unseen(&self, copy: &SourceRef) -> bool {
+        let is_unread = || {
+            self.watches
+                .of(copy)
+                .is_some_and(|watch| watch.forbidden.is_some() || !watch.complete)
+        };
+        self.watches.namespaces_unknown().is_some()
+            || (self.desired.cluster().has_namespace(&copy.namespace) && is_unread())
+    }
+
     /// Whether no watch reports changes of the object with the name of a copy, so that the agent
     /// must read it again.
     pub(super) fn is_unwatched(&self, copy: &SourceRef, want: &DesiredCopy) -> bool {

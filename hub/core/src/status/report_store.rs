@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    self, Asked, ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof,
-    ProofKey, RuleName, RuleState, RuleUid, SetDigest, TermsDigest,
+    Asked, ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof, ProofKey,
+    RuleName, RuleState, RuleUid, SetDigest, TermsDigest,
 };
 
 use super::SILENCE;
@@ -27,27 +27,6 @@ pub(super) struct RuleReport {
     pub(super) proof: Option<Proof>,
     /// About how much all this takes.
     pub(super) bytes: usize,
-}
-
-impl RuleReport {
-    /// The copies that belong to another rule or to a foreign owner: if all named failures are of
-    /// that kind, all failures are.
-    fn foreign(&self) -> u32 {
-        let is_foreign = |failure: &&Failure| {
-            matches!(
-                failure.reason,
-                model::Reason::Superseded | model::Reason::Conflict
-            )
-        };
-        let named = self.failures.iter().filter(is_foreign).count();
-        if named == self.failures.len() && named > 0 {
-            self.counts.failed
-        } else {
-            self.counts
-                .failed
-                .min(u32::try_from(named).unwrap_or(u32::MAX))
-        }
-    }
 }
 
 /// The facts of a session about its member.
@@ -483,6 +462,7 @@ impl ReportStore {
             sum.to_create = sum.to_create.saturating_add(counts.to_create);
             sum.to_update = sum.to_update.saturating_add(counts.to_update);
             sum.to_delete = sum.to_delete.saturating_add(counts.to_delete);
+            sum.absent = sum.absent.saturating_add(counts.absent);
             sum
         })
     }
@@ -495,13 +475,8 @@ impl ReportStore {
             objects: message.copies,
             digest: message.digest,
         });
-        // What a dry run would create does not exist.
-        let own = account
-            .counts
-            .copies
-            .saturating_sub(account.foreign())
-            .saturating_sub(account.counts.to_create);
-        let copies = own.saturating_add(prunes.map_or(0, |prunes| prunes.objects));
+        let pruned = prunes.map_or(0, |prunes| prunes.objects);
+        let copies = account.counts.existing().saturating_add(pruned);
         Some(Holding {
             copies: copies.into(),
             intents: account.intents.into(),

@@ -807,7 +807,7 @@ fn pending_prunes_are_under_way_until_blocked() {
 }
 
 #[test]
-fn copies_of_other_rules_are_not_counted_as_own() {
+fn absent_copies_are_not_counted_whatever_their_failures() {
     let mut world = World::new(&["one"]);
     let own = |world: &World| {
         world
@@ -816,24 +816,28 @@ fn copies_of_other_rules_are_not_counted_as_own() {
             .unwrap()
             .copies
     };
-    let counts = Counts {
+    let counts = |absent| Counts {
         copies: 12,
-        failed: 12,
+        failed: 10,
+        waiting: 2,
+        absent,
         ..Counts::default()
     };
-    world.report(
-        "one",
-        counts,
-        vec![failure(Reason::Superseded, "another rule has it"); 5],
-    );
+    let mixed = [
+        Reason::Superseded,
+        Reason::Denied,
+        Reason::Forbidden,
+        Reason::Invalid,
+        Reason::Conflict,
+    ];
+    let failures: Vec<_> = mixed
+        .into_iter()
+        .map(|reason| failure(reason, "not written"))
+        .collect();
+    world.report("one", counts(12), failures.clone());
     assert_eq!(own(&world), 0, "the rule has none of them");
-    world.report(
-        "one",
-        counts,
-        vec![
-            failure(Reason::Unavailable, "no answer"),
-            failure(Reason::Superseded, "not ours"),
-        ],
-    );
-    assert_eq!(own(&world), 11, "what is not certain counts");
+    world.report("one", counts(5), failures);
+    assert_eq!(own(&world), 7);
+    world.report("one", counts(0), vec![failure(Reason::Superseded, "?"); 5]);
+    assert_eq!(own(&world), 12, "an agent that does not report them");
 }

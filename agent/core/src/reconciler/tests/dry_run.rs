@@ -32,6 +32,7 @@ fn new_dry_run_reports_creates_and_conflicts() {
             copies: 4,
             to_create: 3,
             failed: 1,
+            absent: 4,
             ..Counts::default()
         }
     );
@@ -53,6 +54,7 @@ fn new_dry_run_reports_creates_and_conflicts() {
             copies: 4,
             applied: 3,
             failed: 1,
+            absent: 1,
             ..Counts::default()
         }
     );
@@ -85,6 +87,7 @@ fn enforced_rule_that_becomes_dry_run_is_frozen() {
             copies: 4,
             to_create: 1,
             to_update: 3,
+            absent: 1,
             ..Counts::default()
         }
     );

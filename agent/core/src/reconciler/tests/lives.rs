@@ -131,15 +131,19 @@ impl Lives {
     }
 }
 
-fn play(steps: &[Step]) -> Result<(), TestCaseError> {
+fn begin() -> Lives {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     world.confirm();
-    let mut lives = Lives {
+    Lives {
         world,
         rules: vec![],
         created: 0,
-    };
+    }
+}
+
+fn play(steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut lives = begin();
     for step in steps {
         lives.step(step)?;
     }
@@ -170,5 +174,22 @@ proptest! {
     #[test]
     fn deleted_rule_leaves_no_copy(steps in steps()) {
         play(&steps)?;
+    }
+
+    #[test]
+    fn reported_copies_exist_in_the_member(steps in steps()) {
+        let mut lives = begin();
+        for step in &steps {
+            lives.step(step)?;
+        }
+        lives.world.settle();
+        for (uid, _) in &lives.rules {
+            let of_rule = |object: &&Object| {
+                object.live.sealed.as_ref().is_some_and(|sealed| sealed.rule.as_str() == uid)
+            };
+            let existing = lives.world.objects.values().filter(of_rule).count();
+            let counts = lives.world.reported_state(uid).map(|state| state.counts);
+            prop_assert_eq!(counts.map(|counts| counts.existing() as usize), Some(existing), "{}", uid);
+        }
     }
 }

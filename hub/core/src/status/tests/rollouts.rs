@@ -142,6 +142,7 @@ const ALL_APPLIED: Counts = Counts {
     to_create: 0,
     to_update: 0,
     to_delete: 0,
+    absent: 0,
 };
 
 fn progress(world: &mut World) -> &mut Progress {
