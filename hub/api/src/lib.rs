@@ -42,12 +42,12 @@ pub use member::{
 };
 pub use rollout::{CountOrPercent, OnFailure, ReachedUpTo, Rollout, RolloutPhase, RolloutStatus};
 pub use rule::{
-    ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy,
+    ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, ConflictPolicy,
     DeletionPolicy, DistributionRule, DistributionRuleSpec, DriftPolicy, Enforcement,
-    ImmutablePolicy, Namespaces, OnRuleDelete, RemovalLimit, RuleTerms, Source,
+    ImmutablePolicy, OnRuleDelete, RemovalLimit, RuleTerms, Source,
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary};
-pub use selector::{LabelExpression, LabelSelector, Operator, SelectorError};
+pub use selector::{Clusters, LabelExpression, LabelSelector, Namespaces, Operator, SelectorError};
 pub use shape::{
     Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom,
     VersionedName,

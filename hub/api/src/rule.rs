@@ -1,12 +1,12 @@
 //! Rules: the sources, the targets and the terms of a distribution.
 use kube::CustomResource;
-use runnel_proto::model::{self, Pattern};
+use runnel_proto::model;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    LabelSelector, Override, Rollout, RuleStatus, Substitute, Transform, limits, schema,
-    schema::Item,
+    Clusters, LabelSelector, Namespaces, Override, Rollout, RuleStatus, Substitute, Transform,
+    limits, schema, schema::Item,
 };
 
 /// What is copied, to which clusters, and into which namespaces there.
@@ -174,55 +174,6 @@ pub struct RuleTerms {
     pub enforcement: Enforcement,
 }
 
-/// Chooses member clusters. At least one of selector, names and all; they add up.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(transform = schema::rule(
-    "has(self.selector) || (has(self.names) && size(self.names) > 0) || (has(self.all) && self.all)",
-    "clusters chooses nothing: set selector or names, or all: true for every cluster",
-))]
-pub struct Clusters {
-    /// Chooses clusters by the labels of their MemberCluster. It may not be empty; for every cluster write `all: true`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "LabelSelector", transform = schema::filled_selector("clusters.selector", "for every cluster remove it and write all: true"))]
-    pub selector: Option<LabelSelector>,
-    /// Chooses clusters by the exact names of their MemberClusters. At most 512.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(transform = schema::set("clusters.names", limits::CLUSTERS, Item::ClusterName))]
-    pub names: Vec<String>,
-    /// Whether every accepted cluster is chosen, also those that join later.
-    #[serde(default)]
-    pub all: bool,
-    /// Names and globs of clusters that are subtracted. At most 512.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(transform = schema::set("clusters.exclude", limits::CLUSTERS, Item::ClusterPattern))]
-    pub exclude: Vec<String>,
-}
-
-/// Chooses namespaces in the member clusters. At least one of names and selector; they add up.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(transform = schema::rule(
-    "has(self.selector) || (has(self.names) && size(self.names) > 0)",
-    "namespaces chooses nothing: set names or selector, or remove namespaces to keep each source's own namespace",
-))]
-pub struct Namespaces {
-    /// Exact names, and globs in which `*` matches any run of characters. Globs never match `kube-*` or the namespace
-    /// of Runnel itself; an exact name may. At most 128.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(transform = schema::set("namespaces.names", limits::NAMESPACES, Item::NamespacePattern))]
-    pub names: Vec<String>,
-    /// Chooses namespaces by their labels in the member cluster. Never matches `kube-*` or the namespace of Runnel itself.
-    /// It may not be empty; for every namespace write `names: ["*"]`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "LabelSelector", transform = schema::filled_selector("namespaces.selector", "for every namespace remove it and write names: [\"*\"]"))]
-    pub selector: Option<LabelSelector>,
-    /// Names and globs of namespaces that are subtracted. At most 128.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(transform = schema::set("namespaces.exclude", limits::NAMESPACES, Item::NamespacePattern))]
-    pub exclude: Vec<String>,
-}
-
 /// What to do with an object that is not a copy and has the name of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ConflictPolicy {
@@ -364,17 +315,6 @@ impl From<model::DeletionPolicy> for DeletionPolicy {
         match policy {
             model::DeletionPolicy::Delete => DeletionPolicy::Delete,
             model::DeletionPolicy::Retain => DeletionPolicy::Retain,
-        }
-    }
-}
-
-impl From<&Namespaces> for model::NamespaceChoice {
-    fn from(namespaces: &Namespaces) -> Self {
-        let patterns = |texts: &[String]| texts.iter().map(Pattern::new).collect();
-        Self {
-            names: patterns(&namespaces.names),
-            selector: namespaces.selector.as_ref().map(Into::into),
-            exclude: patterns(&namespaces.exclude),
         }
     }
 }

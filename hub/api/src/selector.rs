@@ -1,11 +1,11 @@
-//! Label selectors as a user writes them, every part of them checked by the API server.
+//! Label selectors, and the choice of clusters and namespaces, as a user writes them. The API server checks every part.
 use std::collections::BTreeMap;
 
-use runnel_proto::model;
+use runnel_proto::model::{self, Pattern};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{limits, schema};
+use super::{limits, schema, schema::Item};
 
 /// Selects objects by their labels. All of matchLabels and matchExpressions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -42,7 +42,7 @@ pub struct LabelExpression {
     pub operator: Operator,
     /// What the label is compared to: 1 to 64 values for In and NotIn, none for Exists and DoesNotExist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(transform = schema::set("matchExpressions.values", limits::VALUES, schema::Item::LabelValue))]
+    #[schemars(transform = schema::set("matchExpressions.values", limits::VALUES, Item::LabelValue))]
     pub values: Vec<String>,
 }
 
@@ -192,6 +192,55 @@ fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), SelectorE
     })
 }
 
+/// Chooses member clusters. At least one of selector, names and all; they add up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule(
+    "has(self.selector) || (has(self.names) && size(self.names) > 0) || (has(self.all) && self.all)",
+    "clusters chooses nothing: set selector or names, or all: true for every cluster",
+))]
+pub struct Clusters {
+    /// Chooses clusters by the labels of their MemberCluster. It may not be empty; for every cluster write `all: true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "LabelSelector", transform = schema::filled_selector("clusters.selector", "for every cluster remove it and write all: true"))]
+    pub selector: Option<LabelSelector>,
+    /// Chooses clusters by the exact names of their MemberClusters. At most 512.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("clusters.names", limits::CLUSTERS, Item::ClusterName))]
+    pub names: Vec<String>,
+    /// Whether every accepted cluster is chosen, also those that join later.
+    #[serde(default)]
+    pub all: bool,
+    /// Names and globs of clusters that are subtracted. At most 512.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("clusters.exclude", limits::CLUSTERS, Item::ClusterPattern))]
+    pub exclude: Vec<String>,
+}
+
+/// Chooses namespaces in the member clusters. At least one of names and selector; they add up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule(
+    "has(self.selector) || (has(self.names) && size(self.names) > 0)",
+    "namespaces chooses nothing: set names or selector, or remove namespaces to keep each source's own namespace",
+))]
+pub struct Namespaces {
+    /// Exact names, and globs in which `*` matches any run of characters. Globs never match `kube-*` or the namespace
+    /// of Runnel itself; an exact name may. At most 128.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("namespaces.names", limits::NAMESPACES, Item::NamespacePattern))]
+    pub names: Vec<String>,
+    /// Chooses namespaces by their labels in the member cluster. Never matches `kube-*` or the namespace of Runnel itself.
+    /// It may not be empty; for every namespace write `names: ["*"]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "LabelSelector", transform = schema::filled_selector("namespaces.selector", "for every namespace remove it and write names: [\"*\"]"))]
+    pub selector: Option<LabelSelector>,
+    /// Names and globs of namespaces that are subtracted. At most 128.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("namespaces.exclude", limits::NAMESPACES, Item::NamespacePattern))]
+    pub exclude: Vec<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,5 +262,16 @@ mod tests {
         assert!(selector.matches(&labels(&[("env", "prod")])));
         assert!(!selector.matches(&labels(&[("env", "prod"), ("tier", "lab")])));
         assert!(!selector.matches(&labels(&[("env", "test")])));
+    }
+}
+
+impl From<&Namespaces> for model::NamespaceChoice {
+    fn from(namespaces: &Namespaces) -> Self {
+        let patterns = |texts: &[String]| texts.iter().map(Pattern::new).collect();
+        Self {
+            names: patterns(&namespaces.names),
+            selector: namespaces.selector.as_ref().map(Into::into),
+            exclude: patterns(&namespaces.exclude),
+        }
     }
 }

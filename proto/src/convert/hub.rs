@@ -1,15 +1,15 @@
 //! Frames of the hub, read by an agent.
 use super::inspect::{inspect, inspect_to_wire};
+use super::intent::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
 use super::parts::{
-    Unreadable, deletion_policy, deletion_policy_to_wire, message, named_source, no_source,
-    revision, rule_uid, source, source_to_wire, terms, terms_to_wire, text_or_empty,
+    Unreadable, deletion_policy, deletion_policy_to_wire, rule_uid, terms, terms_to_wire,
+    text_or_empty,
 };
 use super::preview::{preview_request, preview_request_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, ProofKey, Reason,
-    Refusal, Revision, RuleDelta, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, SourceRef,
-    Tombstone, plain_text,
+    AskedDigest, Batch, HubFrame, ProofKey, Refusal, RuleDelta, RuleUid, SetDigest, SnapshotBegin,
+    SnapshotEnd, plain_text,
 };
 use crate::wire;
 use crate::wire::hub_frame::Frame;
@@ -90,72 +90,6 @@ fn snapshot_begin(wire: wire::SnapshotBegin) -> Result<SnapshotBegin, Unreadable
     })
 }
 
-/// Why one item is not taken in.
-pub(super) enum ItemError {
-    Unreadable(Unreadable),
-    TooLarge,
-}
-
-impl From<Unreadable> for ItemError {
-    fn from(part: Unreadable) -> Self {
-        Self::Unreadable(part)
-    }
-}
-
-/// The refusals of one rule.
-pub(super) struct Refusals<'a> {
-    pub(super) rule: RuleUid,
-    pub(super) all: &'a mut Vec<Refusal>,
-}
-
-impl Refusals<'_> {
-    fn add(&mut self, source: SourceRef, revision: Revision, error: ItemError) {
-        let (reason, text) = match error {
-            ItemError::Unreadable(part) => {
-                let text = format!(
-                    "this agent cannot read {part} of what the hub sent: upgrade the agent"
-                );
-                (Reason::Unsupported, text)
-            }
-            ItemError::TooLarge => (
-                Reason::TooLarge,
-                format!(
-                    "the content is larger than {PAYLOAD_LIMIT} bytes: make the object smaller"
-                ),
-            ),
-        };
-        let message = message(&text);
-        self.all.push(Refusal {
-            rule: self.rule.clone(),
-            source,
-            revision,
-            reason,
-            message,
-        });
-    }
-
-    pub(super) fn add_item(
-        &mut self,
-        source: Option<&wire::Source>,
-        revision: Option<&[u8]>,
-        error: ItemError,
-    ) {
-        self.add(
-            named_source(source),
-            shown_revision(revision.unwrap_or_default()),
-            error,
-        );
-    }
-
-    pub(super) fn add_rule(&mut self, error: ItemError) {
-        self.add(no_source(), Revision([0; 16]), error);
-    }
-}
-
-fn shown_revision(bytes: &[u8]) -> Revision {
-    revision(bytes).unwrap_or(Revision([0; 16]))
-}
-
 fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
     let uid = RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT));
     let mut delta = RuleDelta::new(uid.clone());
@@ -210,31 +144,6 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
         },
     }
     delta
-}
-
-pub(super) fn intent(wire: wire::Intent) -> Result<Intent, ItemError> {
-    let encoding = match wire::Encoding::try_from(wire.encoding) {
-        Ok(wire::Encoding::Plain) => Encoding::Plain,
-        Ok(wire::Encoding::Zstd) => Encoding::Zstd,
-        Ok(wire::Encoding::Unspecified) | Err(_) => return Err("encoding".into()),
-    };
-    let source = source(wire.source)?;
-    let revision = revision(&wire.revision)?;
-    if wire.size as usize > PAYLOAD_LIMIT || wire.payload.len() > PAYLOAD_LIMIT {
-        return Err(ItemError::TooLarge);
-    }
-    Ok(Intent {
-        source,
-        revision,
-        payload: Payload::from_wire(encoding, wire.payload, wire.size),
-    })
-}
-
-pub(super) fn tombstone(wire: wire::Tombstone) -> Result<Tombstone, Unreadable> {
-    Ok(Tombstone {
-        source: source(wire.source)?,
-        deletion_policy: deletion_policy(wire.deletion_policy)?,
-    })
 }
 
 /// Writes a frame of the hub. Payload bytes are shared, not copied. The sender fills in epoch, term
@@ -307,26 +216,5 @@ fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
             .map(|digest| digest.0.to_vec().into())
             .unwrap_or_default(),
         suspend: delta.suspend,
-    }
-}
-
-pub(super) fn tombstone_to_wire(tombstone: &Tombstone) -> wire::Tombstone {
-    wire::Tombstone {
-        source: Some(source_to_wire(&tombstone.source)),
-        deletion_policy: deletion_policy_to_wire(tombstone.deletion_policy),
-    }
-}
-
-pub(super) fn intent_to_wire(intent: &Intent) -> wire::Intent {
-    let encoding = match intent.payload.encoding() {
-        Encoding::Plain => wire::Encoding::Plain,
-        Encoding::Zstd => wire::Encoding::Zstd,
-    };
-    wire::Intent {
-        source: Some(source_to_wire(&intent.source)),
-        revision: intent.revision.0.to_vec().into(),
-        encoding: encoding as i32,
-        payload: intent.payload.bytes().clone(),
-        size: intent.payload.size(),
     }
 }

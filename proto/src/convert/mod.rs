@@ -6,16 +6,15 @@
 mod agent;
 mod hub;
 mod inspect;
+mod intent;
 mod parts;
 mod preview;
-mod split;
 #[cfg(test)]
 mod tests;
 
-pub use agent::{agent_frame, agent_frame_to_wire};
+pub use agent::{agent_frame, agent_frame_to_wire, split};
 pub use hub::{hub_frame, hub_frame_to_wire};
 pub use preview::question_bytes;
-pub use split::split;
 
 /// The longest name, namespace, resource or uid that is taken from the wire, in bytes.
 pub const NAME_LIMIT: usize = 253;

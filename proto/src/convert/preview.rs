@@ -2,7 +2,7 @@
 use prost::Message;
 
 use super::NAME_LIMIT;
-use super::hub::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
+use super::intent::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
 use super::parts::{
     Unreadable, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire,
     rule_uid, source, source_to_wire, terms, terms_to_wire, text_or_empty,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zstd::bulk::Decompressor;
 
-use super::{FieldMap, FieldPath, Kind, ProofKey};
+use super::{FieldMap, FieldPath, HUB_LABEL, Kind, MANAGED_BY_LABEL, RESERVED_PREFIX};
 
 /// The largest decoded payload that an agent takes, in bytes.
 ///
@@ -237,12 +237,9 @@ const REVISION_FORMAT: &[u8] = b"runnel revision 1\0";
 /// The same of what the hub seals; no revision's input begins with it.
 const SEAL_FORMAT: &[u8] = b"runnel seal 1\0";
 
-/// The same of the key for proofs.
-const PROOF_KEY_FORMAT: &[u8] = b"runnel proof key 1\0";
-
 /// The hub's key for revisions. It lies in the hub's identity Secret, so revisions survive a restart.
 #[derive(Clone)]
-pub struct RevisionKey(hmac::Key);
+pub struct RevisionKey(pub(super) hmac::Key);
 
 impl RevisionKey {
     /// A key from secret bytes.
@@ -270,13 +267,11 @@ impl RevisionKey {
         context.update(words);
         short(context).0
     }
+}
 
-    /// Returns the key that agents get for proofs. This key cannot be derived from it.
-    pub fn proof_key(&self) -> ProofKey {
-        let mut bytes = [0; ProofKey::LENGTH];
-        bytes.copy_from_slice(hmac::sign(&self.0, PROOF_KEY_FORMAT).as_ref());
-        ProofKey::new(bytes)
-    }
+/// Whether a label or annotation is a mark of Runnel's own, never content.
+pub fn is_mark(key: &str) -> bool {
+    key == MANAGED_BY_LABEL || key == HUB_LABEL || key.starts_with(RESERVED_PREFIX)
 }
 
 fn short(context: hmac::Context) -> Revision {

@@ -3,8 +3,9 @@
 use bytes::Bytes;
 
 use super::{
-    AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, PreviewRequest, PreviewResult,
+    AskedDigest, DeletionPolicy, Inspect, Inspected, Intent, PreviewRequest, PreviewResult,
     ProofKey, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    Tombstone,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -89,26 +90,6 @@ pub enum AgentFrame {
     PreviewResult(PreviewResult),
     /// The agent is there: a sign of life on a slow link.
     Alive,
-}
-
-/// One source as a cluster should have it.
-#[derive(Clone)]
-pub struct Intent {
-    /// The source.
-    pub source: SourceRef,
-    /// Names the payload: equal revision, equal payload.
-    pub revision: Revision,
-    /// The content.
-    pub payload: Payload,
-}
-
-/// The explicit order to remove the copies of one source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tombstone {
-    /// The source.
-    pub source: SourceRef,
-    /// How.
-    pub deletion_policy: DeletionPolicy,
 }
 
 /// What changes about one rule.

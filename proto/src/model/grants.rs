@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NamespaceChoice, Terms};
+use super::NamespaceChoice;
 
 /// One thing that is granted. Grants add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ impl Allowance {
     };
 
     /// What both allow together: the higher limit holds.
-    fn and(self, grant: &Grant) -> Self {
+    pub(super) fn and(self, grant: &Grant) -> Self {
         let higher = |one: Option<u64>, other: Option<u64>| {
             one.zip(other).map(|(one, other)| one.max(other))
         };
@@ -100,124 +100,10 @@ impl Grant {
     }
 }
 
-impl Terms {
-    /// Whether any copy of a kind is granted at all.
-    pub fn grants_kind(&self, resource: &str) -> bool {
-        self.grants
-            .as_ref()
-            .is_none_or(|grants| grants.iter().any(|grant| grant.is_of_kind(resource)))
-    }
-
-    /// What is granted for copies of a kind in a namespace; `None`: no copy may be there. Without `labels` the namespace
-    /// does not exist. `runnel_namespace` is the one that Runnel itself lives in.
-    pub fn allowance(
-        &self,
-        resource: &str,
-        namespace: &str,
-        labels: Option<&BTreeMap<String, String>>,
-        runnel_namespace: &str,
-    ) -> Option<Allowance> {
-        let Some(grants) = &self.grants else {
-            return Some(Allowance::WHOLE);
-        };
-        let fits = |grant: &&Grant| {
-            grant.is_of_kind(resource) && grant.includes(namespace, labels, runnel_namespace)
-        };
-        grants
-            .iter()
-            .filter(fits)
-            .fold(None, |sum: Option<Allowance>, grant| {
-                let (max_copies, max_bytes) = (Some(0), Some(0));
-                Some(
-                    sum.unwrap_or(Allowance {
-                        max_copies,
-                        max_bytes,
-                        ..Allowance::default()
-                    })
-                    .and(grant),
-                )
-            })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::{Operator, Pattern, Requirement, Selector};
-
-    fn terms(grants: Option<Vec<Grant>>) -> Terms {
-        Terms {
-            create_namespaces: true,
-            grants,
-            ..Terms::default()
-        }
-    }
-
-    fn grant(resource: &str, names: &[&str]) -> Grant {
-        let names = names.iter().map(|name| Pattern::new(*name)).collect();
-        let namespaces = Some(NamespaceChoice {
-            names,
-            ..NamespaceChoice::default()
-        });
-        Grant {
-            resources: vec![resource.to_owned()],
-            namespaces,
-            ..Grant::default()
-        }
-    }
-
-    #[test]
-    fn grants_add_up_per_kind_and_namespace() {
-        let own = |resource: &str, namespace: &str, terms: &Terms| {
-            terms.allowance(resource, namespace, Some(&BTreeMap::new()), "runnel-system")
-        };
-        let all = terms(None);
-        assert_eq!(own("secrets", "kube-system", &all), Some(Allowance::WHOLE));
-        let creates = Grant {
-            create_namespaces: true,
-            ..grant("configmaps", &["b"])
-        };
-        let some = terms(Some(vec![grant("configmaps", &["team-*", "b"]), creates]));
-        assert_eq!(
-            own("configmaps", "team-a", &some),
-            Some(Allowance::default())
-        );
-        assert_eq!(
-            own("configmaps", "b", &some),
-            Some(Allowance {
-                create_namespaces: true,
-                ..Allowance::default()
-            })
-        );
-        assert_eq!(own("configmaps", "c", &some), None);
-        assert_eq!(own("secrets", "b", &some), None);
-        assert!(some.grants_kind("configmaps") && !some.grants_kind("secrets"));
-        assert_eq!(own("configmaps", "b", &terms(Some(vec![]))), None);
-    }
-
-    #[test]
-    fn higher_limit_of_two_grants_applies() {
-        let limit = |max_copies, max_bytes| Grant {
-            max_copies,
-            max_bytes,
-            ..grant("secrets", &["a"])
-        };
-        let limits = |grants: Vec<Grant>| {
-            let allowance = terms(Some(grants))
-                .allowance("secrets", "a", None, "r")
-                .unwrap();
-            (allowance.max_copies, allowance.max_bytes)
-        };
-        assert_eq!(limits(vec![limit(Some(3), None)]), (Some(3), None));
-        assert_eq!(
-            limits(vec![limit(Some(3), Some(9)), limit(Some(5), Some(7))]),
-            (Some(5), Some(9))
-        );
-        assert_eq!(
-            limits(vec![limit(Some(3), Some(9)), limit(None, Some(7))]),
-            (None, Some(9))
-        );
-    }
 
     #[test]
     fn a_namespace_that_does_not_exist_is_granted_by_name_only() {

@@ -1,10 +1,10 @@
 //! The words of the domain, shared by hub and agent. Pure: nothing here does I/O or reads a clock.
 mod content;
-mod digest;
 mod fields;
 mod frames;
 mod grants;
 mod inspect;
+mod intent;
 mod kinds;
 mod names;
 mod preview;
@@ -12,38 +12,41 @@ mod proof;
 mod report;
 mod selector;
 mod terms;
-mod text;
 
-pub use content::{Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey};
-pub use digest::SetDigest;
+pub use content::{
+    Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey, is_mark,
+};
 pub use fields::{FieldMap, FieldPath};
 pub use frames::{
-    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, Hello, HubFrame, Intent, LostWatch,
-    NAMESPACES, Refusal, RuleDelta, SnapshotBegin, SnapshotEnd, Tombstone,
+    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, Hello, HubFrame, LostWatch, NAMESPACES,
+    Refusal, RuleDelta, SnapshotBegin, SnapshotEnd,
 };
 pub use grants::{Allowance, Grant};
 pub use inspect::{
     CopyOutcome, CopyState, Inspect, Inspected, LiveObject, NamespaceState, STATES_LIMIT,
 };
+pub use intent::{Intent, Tombstone};
 pub use kinds::{KINDS, Kind};
-pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
+pub use names::{
+    ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, is_label, is_name_part,
+    is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text,
+};
 pub use preview::{
     DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit,
     FieldsKey, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult,
     PreviewedCopy, short_value,
 };
-pub use proof::{ContentDigest, Proof, ProofKey, Shown, is_mark};
+pub use proof::{ContentDigest, Proof, ProofKey, SetDigest, Shown};
 pub use report::{
     Asked, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes,
     Reason, RuleState,
 };
-pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
-pub use terms::{
-    AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy,
-    NamespaceChoice, Terms, TermsDigest, is_closed_namespace,
+pub use selector::{
+    NamespaceChoice, Operator, Pattern, Requirement, Selector, is_closed_namespace, matches_any,
 };
-pub use text::{
-    is_label, is_name_part, is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text,
+pub use terms::{
+    AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, Terms,
+    TermsDigest,
 };
 
 /// The label that every copy carries: `runnel` is its value.

