@@ -1,6 +1,5 @@
 //! The agent's end.
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -21,13 +20,12 @@ use tonic::transport::Endpoint;
 
 use super::choose::{hint, hints};
 use super::meter::{Meter, Metered};
-use super::proxy::{ProxyError, Route};
+use super::proxy::Route;
+use super::tunnel::{self, CONNECT_LIMIT, ConnectError};
 use super::verify::{HubVerifier, Trust};
-use super::{ALPN, TlsError, provider, tunnel};
+use super::{ALPN, TlsError, provider};
 use crate::identity::{Fingerprint, SpiffeId, is_address};
 
-/// For the name, the connection and the handshake together.
-const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 /// How often a quiet connection is pinged. A hub that is gone without a word is noticed after this twice: not much later than
 /// another replica of it leads.
 const KEEPALIVE: Duration = Duration::from_secs(9);
@@ -89,49 +87,6 @@ fn finished(mut config: ClientConfig) -> ClientConfig {
     config.enable_early_data = false;
     config.enable_sni = true;
     config
-}
-
-/// Why the hub cannot be reached, for a person.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// Not `host:port`.
-    #[error("`{0}` is not an address: write host:port")]
-    Address(String),
-    /// No connection.
-    #[error("cannot connect to the hub at {address}: {source}")]
-    Connect {
-        /// Where.
-        address: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// No way through the proxy.
-    #[error("cannot reach the hub at {address} through the proxy {proxy}: {why}")]
-    Proxy {
-        /// The proxy.
-        proxy: String,
-        /// Where to.
-        address: String,
-        /// Why.
-        why: String,
-    },
-    /// The proxy of the environment is none.
-    #[error(transparent)]
-    Route(#[from] ProxyError),
-    /// No TLS.
-    #[error("TLS with the hub at {address} failed: {source}")]
-    Tls {
-        /// Where.
-        address: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// No answer.
-    #[error("the hub at {address} did not answer within {} seconds", CONNECT_LIMIT.as_secs())]
-    Timeout {
-        /// Where.
-        address: String,
-    },
 }
 
 /// Returns a gRPC endpoint for `host:port` with the keepalives of the protocol, to connect with a

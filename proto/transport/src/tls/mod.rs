@@ -21,11 +21,13 @@ use std::sync::{Arc, LazyLock};
 
 use rustls::crypto::CryptoProvider;
 
-pub use client::{ConnectError, Connector, PING_LIMIT, endpoint, join_config, session_config};
+pub use client::{Connector, PING_LIMIT, endpoint, join_config, session_config};
 pub use front_proxy::{FrontProxyError, FrontProxyTls};
 pub use meter::{Meter, Metered};
 pub use proxy::{Proxy, ProxyError, Route};
-pub use server::{Accept, Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
+pub use refusals::HandshakeError;
+pub use server::{Accept, Connection, Peer, ServerTls, handshake, incoming};
+pub use tunnel::ConnectError;
 pub use verify::{UNTRUSTED, is_signed_by};
 
 /// The protocol inside TLS, for both ends.

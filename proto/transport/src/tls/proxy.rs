@@ -1,5 +1,13 @@
 //! Selects the proxy of a connection: pure. `HTTPS_PROXY` names it, and `NO_PROXY` the exceptions,
 //! as in curl and Go.
+//!
+//! The proxy client of hyper-util (0.1.21) does not fit:
+//!
+//! - A refusal loses its status: 407 has a name, every other one is `TunnelUnsuccessful`. A person who has to open a
+//!   firewall needs the status and the words of the proxy. Another 2xx than 200 also counts as a refusal.
+//! - `Matcher::intercept` passes only the host to `NO_PROXY`, so an entry with a port never matches.
+//! - An entry `*.example.com` is compared as text and matches nothing.
+//! - A malformed `HTTPS_PROXY` becomes `None`: the agent would connect directly without a word.
 use std::fmt;
 use std::net::IpAddr;
 

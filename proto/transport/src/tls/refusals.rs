@@ -5,11 +5,30 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::server::{Connection, HandshakeError};
+use crate::identity::IdentityError;
+
+/// The time limit of a handshake.
+pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a connection was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// TLS failed.
+    #[error("the TLS handshake failed: {0}")]
+    Tls(#[from] io::Error),
+    /// It took too long.
+    #[error("the TLS handshake took longer than {} seconds", HANDSHAKE_LIMIT.as_secs())]
+    Timeout,
+    /// The certificate is valid, but has no known identity.
+    #[error("the client's certificate cannot be used: {0}")]
+    Identity(#[from] IdentityError),
+    /// The certificate is not a member's.
+    #[error("the client's certificate is not a member's")]
+    NotMember,
+}
 
 /// A handshake that has ended, or was abandoned.
-pub(super) type Handshake =
-    Result<(SocketAddr, Result<Connection, HandshakeError>), tokio::task::JoinError>;
+type Handshake<C> = Result<(SocketAddr, Result<C, HandshakeError>), tokio::task::JoinError>;
 
 /// Lines about handshakes that failed, which anybody can cause: so many a minute.
 const REFUSALS_LOGGED: u32 = 60;
@@ -41,7 +60,8 @@ impl Refusals {
         self.count <= REFUSALS_LOGGED
     }
 
-    pub(super) fn taken(&mut self, done: Handshake) -> Option<Connection> {
+    /// Returns the connection of a handshake that ended well.
+    pub(super) fn taken<C>(&mut self, done: Handshake<C>) -> Option<C> {
         match done {
             Ok((_, Ok(connection))) => return Some(connection),
             // Probes and load balancers open and close without a request.

@@ -24,14 +24,12 @@ use tonic::transport::server::Connected;
 use super::anonymous::{Anonymous, Stay};
 use super::choose::Choices;
 use super::meter::{Meter, Metered};
-use super::refusals::Refusals;
+use super::refusals::{HANDSHAKE_LIMIT, HandshakeError, Refusals};
 use super::verify::MemberVerifier;
 use super::waiting::{Origin, Waiting};
 use super::{ALPN, TlsError, provider};
-use crate::identity::{IdentityError, PeerCertificate, ServingPair, SpiffeId};
+use crate::identity::{PeerCertificate, ServingPair, SpiffeId};
 
-/// The time limit of a handshake.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Handshakes at once; more wait for their turn.
 const HANDSHAKES: usize = 1024;
 /// Connections that wait for it. Of more, the newest of the largest crowd is closed.
@@ -146,23 +144,6 @@ pub struct Peer {
     pub certificate: Option<Arc<PeerCertificate>>,
     /// What moves on the connection.
     pub meter: Arc<Meter>,
-}
-
-/// Why a connection was not taken.
-#[derive(Debug, thiserror::Error)]
-pub enum HandshakeError {
-    /// TLS failed.
-    #[error("the TLS handshake failed: {0}")]
-    Tls(#[from] io::Error),
-    /// It took too long.
-    #[error("the TLS handshake took longer than {} seconds", HANDSHAKE_LIMIT.as_secs())]
-    Timeout,
-    /// The certificate is valid, but has no known identity.
-    #[error("the client's certificate cannot be used: {0}")]
-    Identity(#[from] IdentityError),
-    /// The certificate is not a member's.
-    #[error("the client's certificate is not a member's")]
-    NotMember,
 }
 
 /// A TLS connection with a known peer.

@@ -1,15 +1,61 @@
 //! The way to the hub, straight or through the proxy of the environment.
 use std::env;
 use std::io;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::client::ConnectError;
-use super::proxy::{Proxy, Route, answer};
+use super::proxy::{Proxy, ProxyError, Route, answer};
+
+/// For the name, the connection and the handshake together.
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 
 /// The longest answer of a proxy that is read.
 const HEAD_LIMIT: usize = 8 * 1024;
+
+/// Why the hub cannot be reached, for a person.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Not `host:port`.
+    #[error("`{0}` is not an address: write host:port")]
+    Address(String),
+    /// No connection.
+    #[error("cannot connect to the hub at {address}: {source}")]
+    Connect {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// No way through the proxy.
+    #[error("cannot reach the hub at {address} through the proxy {proxy}: {why}")]
+    Proxy {
+        /// The proxy.
+        proxy: String,
+        /// Where to.
+        address: String,
+        /// Why.
+        why: String,
+    },
+    /// The proxy of the environment is none.
+    #[error(transparent)]
+    Route(#[from] ProxyError),
+    /// No TLS.
+    #[error("TLS with the hub at {address} failed: {source}")]
+    Tls {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// No answer.
+    #[error("the hub at {address} did not answer within {} seconds", CONNECT_LIMIT.as_secs())]
+    Timeout {
+        /// Where.
+        address: String,
+    },
+}
 
 /// The proxy that the environment names: `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`.
 pub(super) fn route_of_environment() -> Result<Route, ConnectError> {
