@@ -241,6 +241,17 @@ pub struct Namespaces {
     pub exclude: Vec<String>,
 }
 
+impl From<&Namespaces> for model::NamespaceChoice {
+    fn from(namespaces: &Namespaces) -> Self {
+        let patterns = |texts: &[String]| texts.iter().map(Pattern::new).collect();
+        Self {
+            names: patterns(&namespaces.names),
+            selector: namespaces.selector.as_ref().map(Into::into),
+            exclude: patterns(&namespaces.exclude),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,16 +273,5 @@ mod tests {
         assert!(selector.matches(&labels(&[("env", "prod")])));
         assert!(!selector.matches(&labels(&[("env", "prod"), ("tier", "lab")])));
         assert!(!selector.matches(&labels(&[("env", "test")])));
-    }
-}
-
-impl From<&Namespaces> for model::NamespaceChoice {
-    fn from(namespaces: &Namespaces) -> Self {
-        let patterns = |texts: &[String]| texts.iter().map(Pattern::new).collect();
-        Self {
-            names: patterns(&namespaces.names),
-            selector: namespaces.selector.as_ref().map(Into::into),
-            exclude: patterns(&namespaces.exclude),
-        }
     }
 }
