@@ -495,6 +495,27 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         };
         return ConditionValue::new(False, Reason::Cordoned, message);
     }
+    // Clusters that return after their rollout was completed, and clusters that were rolled back.
+    if let Some((first, waits)) =
+        in_state(ClusterState::Waiting).find(|(_, s)| s.reason != Reason::CopiesWaiting)
+    {
+        let clusters = in_state(ClusterState::Waiting)
+            .filter(|(_, s)| s.reason == waits.reason)
+            .count();
+        let message = match (waits.reason == Reason::RollingOut, clusters) {
+            (true, 1) => {
+                format!("{first} waits for its turn in the rollout: it keeps what it has")
+            }
+            (true, more) => format!(
+                "{more} clusters wait for their turn in the rollout, among them {first}: they keep what they have"
+            ),
+            (false, 1) => format!("{first}: {}", waits.message),
+            (false, more) => {
+                format!("{more} clusters, among them {first}: {}", waits.message)
+            }
+        };
+        return ConditionValue::new(False, waits.reason, message);
+    }
     if count(ClusterState::Waiting) > 0 {
         let copies: i64 = in_state(ClusterState::Waiting)
             .map(|(_, standing)| standing.waiting)

@@ -189,10 +189,14 @@ pub(super) fn standing(
         ClusterState::Unreachable => {
             silent(cluster.has_connected() || before().is_some_and(was_connected))
         }
-        ClusterState::Waiting if view.awaits(name) => (
-            Reason::RollingOut,
-            "its turn in the rollout has not come: it keeps what it has".to_owned(),
-        ),
+        ClusterState::Waiting
+            if view.awaits(name) && !view.target_clusters.cordoned.contains(name) =>
+        {
+            (
+                Reason::RollingOut,
+                "its turn in the rollout has not come: it keeps what it has".to_owned(),
+            )
+        }
         ClusterState::Waiting if view.is_rollback(name) => (
             Reason::Reverted,
             "its copies are as the last completed rollout sent them: the newest one failed"
@@ -211,7 +215,8 @@ pub(super) fn standing(
             )
         }
         ClusterState::Waiting
-            if account.is_none_or(|account| is_behind(view, cluster, account)) =>
+            if view.awaits(name)
+                || account.is_none_or(|account| is_behind(view, cluster, account)) =>
         {
             (
                 Reason::Cordoned,

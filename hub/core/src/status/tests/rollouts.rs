@@ -258,6 +258,51 @@ fn snapshots_of_a_rollout_in_each_phase() {
     insta::assert_snapshot!("completed", page(&mut completed));
 }
 
+/// A rollout that was completed without eu-2.
+fn completed_without_eu_2() -> World {
+    let mut world = world(Phase::Completed);
+    let now = world.now().instant;
+    let reach = ["canary-1", "eu-1"].map(|cluster| (cluster.into(), now));
+    world.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::Only(BTreeMap::from(reach));
+    let shown_progress = progress(&mut world);
+    (
+        shown_progress.clusters,
+        shown_progress.reached,
+        shown_progress.applied,
+    ) = (2, 2, 2);
+    world
+}
+
+#[test]
+fn cordoned_cluster_of_a_rollout_is_cordoned() {
+    let mut world = completed_without_eu_2();
+    world.target_clusters.cordoned.insert("eu-2".into());
+    world.fold();
+    let ready = condition(&world.status.conditions, ConditionType::Ready).unwrap();
+    assert_eq!(
+        (ready.reason.as_str(), ready.message.as_str()),
+        (
+            "Cordoned",
+            "eu-2 is cordoned: it keeps what it has and gets nothing new until spec.cordoned is false"
+        )
+    );
+    assert_eq!(world.status.clusters[0].reason, "Cordoned");
+}
+
+#[test]
+fn late_cluster_of_a_rollout_waits_for_its_turn() {
+    let mut world = completed_without_eu_2();
+    world.fold();
+    let ready = condition(&world.status.conditions, ConditionType::Ready).unwrap();
+    assert_eq!(
+        (ready.reason.as_str(), ready.message.as_str()),
+        (
+            "RollingOut",
+            "eu-2 waits for its turn in the rollout: it keeps what it has"
+        )
+    );
+}
+
 fn turn(value: &str, cluster: &str) -> RolloutPosition {
     RolloutPosition {
         value: Some(value.to_owned()),
