@@ -82,7 +82,7 @@ fn event(notice: Notice) -> (SourceRef, Event) {
     };
     match notice {
         Notice::DriftCorrected(copy) => {
-            let note = "this copy was changed or deleted here and has been put back; change its source on the hub instead";
+            let note = "this copy was changed or deleted here and was restored; change its source on the hub instead";
             (
                 copy,
                 event(

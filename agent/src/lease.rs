@@ -201,7 +201,7 @@ impl Election {
             }
             Ok(Event::Delete(_)) => self.candidate.received(None, Instant::now()),
             Ok(Event::Init | Event::InitDone) => {}
-            Err(error) => tracing::debug!(%error, "the watch of the Lease broke; trying again"),
+            Err(error) => tracing::debug!(%error, "watch of the Lease failed; retrying"),
         }
     }
 

@@ -82,7 +82,11 @@ impl Metrics {
             all.noops.clone(),
         );
         registry.register("remove", "Copies deleted or retained", all.removals.clone());
-        registry.register("drift_corrected", "Copies put back", all.drift.clone());
+        registry.register(
+            "drift_corrected",
+            "Copies restored after drift",
+            all.drift.clone(),
+        );
         let help = "Copies under contention, whose corrections back off";
         registry.register("contentions", help, all.contentions.clone());
         let help = "Objects that were not Runnel's and have been taken over: adopted (they were equal) or overwritten";

@@ -71,7 +71,7 @@ pub struct Run {
         value_name = "NAMESPACE"
     )]
     pub source_namespaces: Vec<String>,
-    /// Start with the DistributionGrant `everything`: it is created once, if there is no grant then. Without it,
+    /// Create the DistributionGrant `everything` once, at the first start, if no grant exists. Without this flag,
     /// DistributionRules send nothing until an administrator creates a grant.
     #[arg(long, env = "RUNNEL_GRANT_EVERYTHING")]
     pub grant_everything: bool,
@@ -103,7 +103,7 @@ pub struct Run {
     /// How long after its end a member's certificate can still be renewed. It allows nothing else then.
     #[arg(long, env = "RUNNEL_EXPIRED_RENEWAL_LIMIT", default_value = "720h", value_parser = limit, value_name = "DURATION")]
     pub expired_renewal_limit: Duration,
-    /// How long a certificate authority that the hub makes for itself lives; it is replaced at half of that, without a break.
+    /// How long a CA that the hub creates for itself is valid; the hub replaces it at half of that, without a break.
     #[arg(long, env = "RUNNEL_AUTHORITY_LIFE", default_value = "87600h", value_parser = authority_life, value_name = "DURATION")]
     pub authority_life: Duration,
     /// What this replica is called in the Lease; no other may have this name at the same time.

@@ -111,7 +111,7 @@ impl Contentions {
         let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
         let who = story.who.as_deref().unwrap_or("somebody");
         let text = format!(
-            "{who} keeps changing or deleting this copy; it is put back ever more slowly: end it there, or leave the \
+            "{who} keeps changing or deleting this copy; it is restored, later each time: end it there, or leave the \
              field to it (ignoreFields), or take the object out of the rule"
         );
         Some(CopyError::new(Reason::Contended, text))
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(text.reason, Reason::Contended);
         assert_eq!(
             &*text.message,
-            "argocd-controller keeps changing or deleting this copy; it is put back ever more slowly: end it there, or \
+            "argocd-controller keeps changing or deleting this copy; it is restored, later each time: end it there, or \
              leave the field to it (ignoreFields), or take the object out of the rule"
         );
         assert_eq!(contentions.count(), 1);

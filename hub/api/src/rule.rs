@@ -119,7 +119,7 @@ pub struct RuleTerms {
     /// member's policy have to allow Overwrite.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
-    /// What to do when a copy was changed or deleted in a member cluster. Correct: put it back. Report: leave it so and
+    /// What to do when a copy was changed or deleted in a member cluster. Correct: restore it. Report: leave it so and
     /// report what differs, until the source changes: an edit of the source is applied and ends the drift.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
@@ -189,7 +189,7 @@ pub enum ConflictPolicy {
 /// What to do with a copy that was changed in a member cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DriftPolicy {
-    /// Put it back.
+    /// Restore it.
     #[default]
     Correct,
     /// Leave it so and report it.
@@ -228,7 +228,7 @@ pub struct RemovalLimit {
     pub percent: i64,
     /// Whether the delete of the rule itself counts as deliberate. Allow: its copies are removed, as deletionPolicy
     /// says. Hold: where they are more than the limit they stay until that is approved, and the rule stays until
-    /// then. The delete of its namespace or of its definition is under the limits in any case.
+    /// then. The delete of its namespace or of its CRD is under the limits in any case.
     pub on_rule_delete: OnRuleDelete,
 }
 

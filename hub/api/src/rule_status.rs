@@ -33,8 +33,7 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "RolloutStatus")]
     pub rollout: Option<RolloutStatus>,
-    /// Ready and Applied always; Reconciling, Stalled, ApprovalRequired, RolloutStopped, RolloutReverted, Suspended and DryRun while
-    /// they are true.
+    /// See the reference of conditions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,

@@ -67,7 +67,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
         Outcome::No => Err(ended(
             TIMED_OUT,
             format!(
-                "the annotation {APPROVE} is written, and the hub has not heeded it within {}: `kubectl runnel doctor` \
+                "the annotation {APPROVE} is written, and the hub has not acted on it within {}: `kubectl runnel doctor` \
                  shows whether the hub runs",
                 limit::words(timeout)
             ),

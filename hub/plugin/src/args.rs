@@ -46,13 +46,13 @@ pub enum Command {
     /// Removes a cluster in order: its copies are deleted or retained as each rule's deletionPolicy
     /// says.
     Unjoin(Unjoin),
-    /// Remove Runnel from the hub: rules, members, the hub itself, its definitions.
+    /// Remove Runnel from the hub: rules, members, the hub itself, its CRDs.
     Uninstall(Uninstall),
     /// Run common health checks and suggest fixes.
     Doctor(Doctor),
     /// Explain one copy: where it comes from, or why it is not there.
     Explain(Explain),
-    /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, hold or refuse.
+    /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, block or refuse.
     Plan(Plan),
     /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
     Import(Import),
@@ -219,7 +219,7 @@ pub struct Approve {
     /// Where the hub lives.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
-    /// How long to wait until the hub has heeded it.
+    /// How long to wait until the hub has acted on it.
     #[arg(long, default_value = "30s", value_name = "DURATION")]
     pub timeout: String,
 }
@@ -311,13 +311,13 @@ pub struct Plan {
     /// A saved rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
     #[arg(required_unless_present = "files", conflicts_with = "files")]
     pub rule: Option<String>,
-    /// A file or directory with rules, YAML or JSON; - is standard input. May be given several times.
+    /// A file or directory with rules, DistributionGrants or MemberClusters, YAML or JSON; - is standard input. May be given several times.
     #[arg(short = 'f', long = "filename", value_name = "FILE")]
     pub files: Vec<String>,
     /// Search subdirectories too.
     #[arg(short = 'R', long, requires = "files")]
     pub recursive: bool,
-    /// Show what the delete of the rule would do.
+    /// Show what the delete of the rule, grant or MemberCluster would do.
     #[arg(long, conflicts_with = "dry_run")]
     pub delete: bool,
     /// Have each write tried as a dry run, to find what the members' API servers, quotas and webhooks would refuse.

@@ -124,7 +124,7 @@ pub fn definitions(
             .find(|there| there.metadata.name == wanted.metadata.name)
         else {
             checks.push(Check::fail(
-                format!("the definition {name} is not installed"),
+                format!("the CRD {name} is not installed"),
                 hint,
             ));
             continue;
@@ -132,21 +132,20 @@ pub fn definitions(
         if !is_established(there) {
             let message = definition_message(there, "NamesAccepted");
             checks.push(Check::fail(
-                format!("the definition {name} is not served: {message}"),
+                format!("the CRD {name} is not served: {message}"),
                 "see its conditions",
             ));
         } else if let Some(field) = schema(wanted)
             .zip(schema(there))
             .and_then(|(wanted, there)| missing_field(wanted, there, ""))
         {
-            let what =
-                format!("the definition {name} is older than this plugin: it has no {field}");
+            let what = format!("the CRD {name} is older than this plugin: it has no {field}");
             checks.push(Check::warn(what, "upgrade the hub: kubectl runnel install"));
         }
     }
     if checks.is_empty() {
         checks.push(Check::ok(format!(
-            "the definitions of {} kinds are installed and served",
+            "the CRDs of {} kinds are installed and served",
             own.len()
         )));
     }

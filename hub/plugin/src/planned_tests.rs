@@ -26,7 +26,7 @@ fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> Plan
 
 fn planned() -> Planned {
     let conflict = "an object that is not Runnel's exists here (written by kubectl-client-side-apply); delete it or rename it";
-    let blocked = "it is above a removalLimit: `kubectl runnel approve` would let it go";
+    let blocked = "it is above a removalLimit: `kubectl runnel approve` would allow it";
     let head = PlanPage {
         sources: vec![PlanSource {
             source: "configmaps/team/settings".into(),

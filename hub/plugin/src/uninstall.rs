@@ -89,7 +89,7 @@ pub(super) async fn run(
     })?;
     removing.definitions().await?;
     removing.remains(namespace).await?;
-    say("The definitions and the hub's own Secrets are deleted.\n")?;
+    say("The CRDs and the hub's own Secrets are deleted.\n")?;
     if !members.is_empty() {
         say("The agents are still installed. In each member:\n")?;
         for member in &members {

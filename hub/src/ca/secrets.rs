@@ -54,7 +54,7 @@ impl SecretWatch {
                     None => {
                         tracing::warn!(
                             error = failure(error),
-                            "the watch of the Secret {name} broke; trying again"
+                            "watch of the Secret {name} failed; retrying"
                         )
                     }
                 }

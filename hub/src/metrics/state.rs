@@ -143,7 +143,7 @@ impl StateCollector {
             ),
             (
                 "runnel_hub_authorities",
-                "Authorities that members may rely on: more than one while one is being replaced",
+                "CAs that members may trust: more than one while the hub replaces its CA",
                 self.authorities.known().entries().len(),
             ),
             (
@@ -153,7 +153,7 @@ impl StateCollector {
             ),
             (
                 "runnel_removals_blocked",
-                "Rules with blocked removals: more copies than a limit allows would be removed, or objects overwritten",
+                "Rules with blocked removals: more copies than a limit allows would be removed",
                 blocked,
             ),
             (
@@ -306,7 +306,7 @@ impl StateCollector {
     }
 
     fn certificates(&self) -> Samples<2> {
-        let help = "When a certificate expires, in seconds since 1970: the hub's authority, what it serves with, and of each member the one of its newest session";
+        let help = "When a certificate expires, in seconds since 1970: the hub's CA, the hub's serving certificate, and for each member the certificate of its newest session";
         let name = "runnel_certificate_expiry_timestamp_seconds";
         let mut samples = Samples::new(name, help, ["certificate", "member"]);
         let seconds = |at: SystemTime| {

@@ -262,7 +262,7 @@ impl<T: Clone + 'static> Into<T> {
             error,
             "give the hub get, list and watch on it by a ClusterRole",
         ) else {
-            tracing::warn!(resource, %error, "the watch of {resource} broke; trying again");
+            tracing::warn!(resource, %error, "watch of {resource} failed; retrying");
             patience.failed(failure(error));
             return false;
         };

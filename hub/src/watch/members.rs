@@ -80,7 +80,7 @@ pub async fn watch_members(
                 Some(why) => tracing::error!(
                     "cannot watch memberclusters: {why}; install the CRDs with `runnel-hub crds | kubectl apply --server-side -f -` and check the hub's rights. Trying again"
                 ),
-                None => tracing::warn!(%error, "the watch of memberclusters broke; trying again"),
+                None => tracing::warn!(%error, "watch of memberclusters failed; retrying"),
             },
         }
     }

@@ -86,7 +86,7 @@ fn log_watch_error<K: RuleKind>(error: &kube::runtime::watcher::Error) {
             resource = %resource,
             "cannot watch {resource}: {why}; install the CRDs with `runnel-hub crds | kubectl apply --server-side -f -` and check the hub's rights. Trying again"
         ),
-        None => tracing::warn!(%resource, %error, "the watch of rules broke; trying again"),
+        None => tracing::warn!(%resource, %error, "watch of rules failed; retrying"),
     }
 }
 
@@ -174,7 +174,7 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
         return forget(&uid, hub_state, object_cache);
     };
     let name = object_cache.name_of(&uid);
-    tracing::info!(rule = %name, "a rule was deleted before its finalizer could hold it: its copies are seen to all the same");
+    tracing::info!(rule = %name, "a rule was deleted before it had its finalizer: its copies are removed anyway");
     let mut last = RuleObject::of(object, true);
     (last.deleting, last.is_gone) = (true, true);
     object_cache.set_rule(uid.clone(), last, hub_state.leadership.leads());

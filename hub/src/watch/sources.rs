@@ -294,7 +294,7 @@ impl SourceWatch {
             }
             None => {
                 self.patience.failed(failure(error));
-                tracing::warn!(%error, "the watch of sources broke; trying again");
+                tracing::warn!(%error, "watch of sources failed; retrying");
                 WatchActivity::Something
             }
         }

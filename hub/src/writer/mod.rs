@@ -1,6 +1,6 @@
-//! The only code that writes to the hub's API: finalizers and statuses of rules, statuses of
-//! members, Events. It writes only while this process leads, and checks the deadline before each
-//! write.
+//! Writes finalizers and statuses of rules, statuses of members and of the Fleet, and Events. Other
+//! modules write only their own objects: the CA, joins, the Lease, the first grant, reviews. It
+//! writes only while this process leads, and checks the deadline before each write.
 //!
 //! A status is written at most once a second and only if it changed. An edit that reaches every
 //! cluster within a second costs one write, whatever the number of clusters. A failed write is

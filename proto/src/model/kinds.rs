@@ -1,4 +1,5 @@
-//! The table of kinds that Runnel distributes. A new kind is a new row; no other code names kinds.
+//! The table of kinds that Runnel distributes. Watches, plans, messages, CRDs, grants and policies read it. ARCHITECTURE.md
+//! lists the other places that name kinds, such as the charts.
 
 /// One kind that can be distributed.
 #[derive(Debug, PartialEq, Eq)]

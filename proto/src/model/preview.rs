@@ -258,7 +258,7 @@ pub enum PreviewOutcome {
     /// An object that is not ours becomes the copy if it is equal. The answer does not disclose
     /// whether it is.
     AdoptIfEqual,
-    /// An object that is not ours is overwritten after the hub has approved it.
+    /// An object that is not ours is overwritten.
     Overwrite,
     /// It is deleted.
     Remove,

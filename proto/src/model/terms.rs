@@ -20,7 +20,7 @@ pub enum ConflictPolicy {
 /// What to do with a copy that differs from its intent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DriftPolicy {
-    /// Put it back.
+    /// Restore it.
     #[default]
     Correct,
     /// Leave it so and report it, until the source changes.

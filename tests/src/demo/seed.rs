@@ -197,7 +197,7 @@ impl Story<'_> {
 
     async fn tampering(&mut self) -> Result<()> {
         self.narrator
-            .step("Copies that someone edits or deletes are put back");
+            .step("The agent restores copies that another client edits or deletes");
         let (last, marks) = (self.last(), self.marks());
         let patch = r#"{"data":{"greeting":"tampered"}}"#;
         self.clusters.members[0]

@@ -311,7 +311,8 @@ fn reference_of_flags_equals_the_command_lines() -> Result<()> {
     commands(&plugin, "kubectl runnel", &mut text)?;
     check("plugin.md", &text)?;
 
-    let about = "Each flag can also be set in the environment, as `RUNNEL_` and its name in capitals: `--help` shows the variable. \
+    let about = "Most flags can also be set in the environment, as `RUNNEL_` and the name in capitals: `--help` shows the variable. \
+                 `RUNNEL_LOG` sets the level of the log: `error`, `warn`, `info` (default), `debug`, `trace`, or a filter such as `info,runnel_hub=debug`. \
                  In a cluster the [charts](values-hub.md) set these flags.";
     let mut text = heading("Flags of the programs", about);
     commands(&runnel_hub::config::Cli::command(), "runnel-hub", &mut text)?;
@@ -505,7 +506,7 @@ fn reference_of_conditions_equals_the_closed_lists() -> Result<()> {
     let page = "conditions.md";
     let about = "Every condition, reason and Event that Runnel writes. `status` of a condition is `True`, `False` or `Unknown`. The reason \
                  is one of the words below. The message is for people and may change.\n\nColumn \"of\": *rule* is a condition of a rule or the \
-                 state of one of its clusters, *cluster* only the latter, *copy* a reason that agents report, *member* a `MemberCluster`.";
+                 state of one of its clusters, *cluster* only the latter, *copy* a reason that agents report, *member* a `MemberCluster`, *fleet* the `Fleet`.";
     let of_hub = runnel_hub_core::status::EventReason::OWN
         .into_iter()
         .map(|reason| reason.as_str());
@@ -570,4 +571,4 @@ fn reference_of_conditions_equals_the_closed_lists() -> Result<()> {
 
 const EVENTS: &str = "Ordinary edits cause no Event. A rule gets one Event when copies begin to fail, with the reason of `Ready`. It gets one \
 when `ApprovalRequired`, `RolloutStopped` or `RolloutReverted` appears. A `MemberCluster` gets one when a condition appears that \
-needs a person, such as `KeyShared`. Kubernetes counts repeated Events in one series and keeps the text of the first. The other Events are:\n\n";
+needs a person, such as `KeyShared`. Kubernetes counts repeated Events with the same text in one series; an Event with another text is a new one. The other Events are:\n\n";

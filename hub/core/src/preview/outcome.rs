@@ -13,7 +13,7 @@ use crate::plan::{RulePlan, UnsupportedSource};
 const PRUNES: AskedDigest = AskedDigest([0x67; 16]);
 
 /// Why a removal is blocked.
-const BLOCKED: &str = "it is above a removalLimit: `kubectl runnel approve` would let it go";
+const BLOCKED: &str = "it is above a removalLimit: `kubectl runnel approve` would allow it";
 /// The message for foreign Secrets: no answer contains whether they are equal.
 const UNTOLD: &str = "a Secret that is not Runnel's exists here: it is taken over if it equals the source, and left alone \
                       (Conflict) if not; a plan does not disclose which";
