@@ -9,6 +9,8 @@ use runnel_tests::files::files_below;
 
 #[path = "house/control_flow.rs"]
 mod control_flow;
+#[path = "house/gitops.rs"]
+mod gitops;
 #[path = "house/imports.rs"]
 mod imports;
 #[path = "house/manual.rs"]
