@@ -1,5 +1,5 @@
 //! The command line of `kubectl runnel`.
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 use super::import::annotations::Copier;
@@ -19,15 +19,32 @@ pub struct Cli {
     /// Kubeconfig file; else $KUBECONFIG or ~/.kube/config, as kubectl has it.
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The context of the hub; for join, unjoin and import that of the member, and --hub-context is the hub's.
+    /// The context of the hub; else the current one.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// Namespace of the rule (status, approve, plan), of the sources (import), or of hub and agents (other commands; runnel-system).
+    /// Namespace of hub and agents; else runnel-system.
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// `--namespace` of a command for which it is not the namespace of hub and agents.
+fn namespace(help: &'static str) -> Arg {
+    let argument = Arg::new("namespace").short('n').long("namespace");
+    argument.value_name("NAME").help(help)
+}
+
+/// `--namespace` of the commands that concern a rule.
+fn rule_namespace() -> Arg {
+    namespace("Namespace of the rule; else that of the context")
+}
+
+/// `--context` of the commands that concern a member.
+fn member_context() -> Arg {
+    let argument = Arg::new("context").long("context").value_name("NAME");
+    argument.help("The context of the member; --hub-context is that of the hub")
 }
 
 /// What to do.
@@ -36,15 +53,19 @@ pub enum Command {
     /// Install or upgrade the hub in the cluster of the current context.
     Install(Install),
     /// Let a cluster join: a join string on the hub, an agent in the member; waits until it is connected.
+    #[command(arg = member_context())]
     Join(Join),
     /// Show rules, or one rule with its clusters and failures.
+    #[command(arg = rule_namespace())]
     Status(Status),
     /// Show the member clusters.
     Members(Members),
     /// Approve removals above a limit, of one rule or of the fleet: shows them, asks, and approves exactly those.
+    #[command(arg = rule_namespace())]
     Approve(Approve),
     /// Removes a cluster in order: its copies are deleted or retained as each rule's deletionPolicy
     /// says.
+    #[command(arg = member_context())]
     Unjoin(Unjoin),
     /// Remove Runnel from the hub: rules, members, the hub itself, its CRDs.
     Uninstall(Uninstall),
@@ -53,8 +74,10 @@ pub enum Command {
     /// Explain one copy: where it comes from, or why it is not there.
     Explain(Explain),
     /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, block or refuse.
+    #[command(arg = rule_namespace())]
     Plan(Plan),
     /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
+    #[command(arg = namespace("Namespace of the sources; else all namespaces"), arg = member_context())]
     Import(Import),
     /// Show the versions of this plugin, the hub and the agents.
     Version(Version),
@@ -428,6 +451,13 @@ mod tests {
         let cli =
             Cli::try_parse_from(["kubectl-runnel", "join", "eu-1", "--context", "eu"]).unwrap();
         assert_eq!(cli.context.as_deref(), Some("eu"));
+        let before = ["kubectl-runnel", "-n", "shop", "--context", "eu", "import"];
+        let after = ["kubectl-runnel", "import", "-n", "shop", "--context", "eu"];
+        for words in [before, after] {
+            let cli = Cli::try_parse_from(words).unwrap();
+            let found = (cli.namespace.as_deref(), cli.context.as_deref());
+            assert_eq!(found, (Some("shop"), Some("eu")), "{words:?}");
+        }
         assert!(Cli::try_parse_from(["kubectl-runnel", "join"]).is_err());
         assert!(Cli::try_parse_from(["kubectl-runnel", "join", "--show-values"]).is_ok());
     }
