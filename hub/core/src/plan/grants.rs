@@ -33,8 +33,8 @@ impl RuleGrant {
                 overwrite: spec.policies.overwrite,
                 create_namespaces: spec.policies.create_namespaces,
                 adopt: spec.policies.adopt,
-                max_copies: spec.max_copies.and_then(|limit| u64::try_from(limit).ok()),
-                max_bytes: spec.max_bytes.and_then(|limit| u64::try_from(limit).ok()),
+                max_copies: spec.max_copies.map(quota),
+                max_bytes: spec.max_bytes.map(quota),
             },
         }
     }
@@ -57,6 +57,11 @@ impl RuleGrant {
             .as_ref()
             .is_none_or(|choice| choice.allows_hub_namespace(namespace, labels, runnel_namespace))
     }
+}
+
+/// A limit of a grant. A negative one, which the schema refuses, allows nothing: no limit would allow everything.
+fn quota(limit: i64) -> u64 {
+    u64::try_from(limit).unwrap_or(0)
 }
 
 /// The grants of the hub.
@@ -238,4 +243,28 @@ fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> 
         grants: Some(grants),
         ..Terms::clone(&rule.terms)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn negative_quota_of_a_grant_allows_nothing() {
+        let read = |limit: Option<i64>| {
+            let object = json!({
+                "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"},
+                "spec": {
+                    "rules": {"namespaces": {"all": true}}, "resources": ["configmaps"], "clusters": {"all": true},
+                    "namespaces": {"all": true}, "maxCopies": limit, "maxBytes": limit,
+                },
+            });
+            let grant = RuleGrant::read(&serde_json::from_value(object).unwrap()).grant;
+            (grant.max_copies, grant.max_bytes)
+        };
+        assert_eq!(read(Some(-1)), (Some(0), Some(0)));
+        assert_eq!(read(Some(7)), (Some(7), Some(7)));
+        assert_eq!(read(None), (None, None));
+    }
 }
