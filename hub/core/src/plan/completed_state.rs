@@ -230,26 +230,19 @@ impl CompletedState {
         }
         for (clusters, plan) in &plans {
             let number = |content: &Arc<SourceContent>| {
-                numbers
-                    .get(&Arc::as_ptr(content))
-                    .copied()
-                    .unwrap_or_default()
+                let number = numbers.get(&Arc::as_ptr(content)).copied();
+                number.ok_or_else(|| io::Error::other("a plan has content that is not stored"))
             };
             let intents = plan
                 .intents
                 .iter()
-                .map(|(source, content)| (named(source), number(content)));
+                .map(|(source, content)| Ok((named(source), number(content)?)))
+                .collect::<io::Result<_>>()?;
             let clusters = clusters
                 .iter()
                 .map(|cluster| cluster.as_str().to_owned())
                 .collect();
-            write_line(
-                out,
-                &StoredPlan {
-                    clusters,
-                    intents: intents.collect(),
-                },
-            )?;
+            write_line(out, &StoredPlan { clusters, intents })?;
         }
         Ok(())
     }
