@@ -170,6 +170,44 @@ pub struct Create {
     pub manifest: Option<PathBuf>,
 }
 
+/// A value on the command line that cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// No socket address.
+    #[error("write address:port, such as 0.0.0.0:8443 or [::]:8443")]
+    Socket,
+    /// No address of a host.
+    #[error("write host:port, such as hub.example.com:8443")]
+    Address,
+    /// No name of a namespace.
+    #[error("write the names of namespaces, such as team-a,team-b; globs are not possible here")]
+    Namespace,
+    /// No name of a pod.
+    #[error("write the name of the pod, such as runnel-hub-0")]
+    PodName,
+    /// No number of bytes, or too small.
+    #[error("write at least 1Mi, such as 128Mi or 1Gi")]
+    Bytes,
+    /// No name of a ServiceAccount.
+    #[error("write the name of a ServiceAccount, such as runnel-hub-plan")]
+    Account,
+    /// No duration.
+    #[error("write a duration such as 500ms, 5s, 1h30m or 30d")]
+    Duration,
+    /// A grace period or time of the Lease that is too long.
+    #[error("at most 24h")]
+    GracePeriod,
+    /// A validity of certificates that is too short or too long.
+    #[error("between 4s and 720h")]
+    CertificateLife,
+    /// A validity of authorities that is too short or too long.
+    #[error("between 2160h (ninety days) and 876000h")]
+    AuthorityLife,
+    /// A time for the renewal of expired certificates that is too long.
+    #[error("at most 8760h")]
+    RenewalLimit,
+}
+
 /// The longest validity of a member's certificate: thirty days.
 const LONGEST_LIFE: Duration = Duration::from_secs(720 * 60 * 60);
 /// The longest time for which an expired certificate can be renewed: one year.
@@ -190,43 +228,38 @@ fn bracketed(text: &str) -> String {
     }
 }
 
-fn socket(text: &str) -> Result<SocketAddr, String> {
-    bracketed(text)
-        .parse()
-        .map_err(|_| "write address:port, such as 0.0.0.0:8443 or [::]:8443".to_owned())
+fn socket(text: &str) -> Result<SocketAddr, ConfigError> {
+    bracketed(text).parse().map_err(|_| ConfigError::Socket)
 }
 
-fn address(text: &str) -> Result<String, String> {
+fn address(text: &str) -> Result<String, ConfigError> {
     let text = bracketed(text);
     if is_address(&text) {
         Ok(text)
     } else {
-        Err("write host:port, such as hub.example.com:8443".to_owned())
+        Err(ConfigError::Address)
     }
 }
 
-fn namespace(text: &str) -> Result<String, String> {
+fn namespace(text: &str) -> Result<String, ConfigError> {
     if is_label(text) {
         Ok(text.to_owned())
     } else {
-        Err(
-            "write the names of namespaces, such as team-a,team-b; globs are not possible here"
-                .to_owned(),
-        )
+        Err(ConfigError::Namespace)
     }
 }
 
 /// Checks a pod name. The Lease contains it before a random part.
-fn name(text: &str) -> Result<String, String> {
+fn name(text: &str) -> Result<String, ConfigError> {
     if is_subdomain(text) {
         Ok(text.to_owned())
     } else {
-        Err("write the name of the pod, such as runnel-hub-0".to_owned())
+        Err(ConfigError::PodName)
     }
 }
 
 /// Parses a number of bytes, with the units of Kubernetes for memory.
-fn bytes(text: &str) -> Result<Bytes, String> {
+fn bytes(text: &str) -> Result<Bytes, ConfigError> {
     let units = [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30)];
     let unit = units
         .iter()
@@ -238,15 +271,15 @@ fn bytes(text: &str) -> Result<Bytes, String> {
         .filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
     match number.and_then(|number| number.checked_mul(factor)) {
         Some(bytes) if bytes >= 1 << 20 => Ok(Bytes(bytes)),
-        _ => Err("write at least 1Mi, such as 128Mi or 1Gi".to_owned()),
+        _ => Err(ConfigError::Bytes),
     }
 }
 
-fn account(text: &str) -> Result<String, String> {
+fn account(text: &str) -> Result<String, ConfigError> {
     if is_subdomain(text) {
         Ok(text.to_owned())
     } else {
-        Err("write the name of a ServiceAccount, such as runnel-hub-plan".to_owned())
+        Err(ConfigError::Account)
     }
 }
 
@@ -262,8 +295,8 @@ const UNITS: [(&str, u64); 5] = [
 /// Parses a duration as the charts write it: numbers with their units, such as 1h30m.
 ///
 /// # Errors
-/// A sentence with the expected format.
-pub fn any_duration(text: &str) -> Result<Duration, String> {
+/// [`ConfigError::Duration`].
+pub fn any_duration(text: &str) -> Result<Duration, ConfigError> {
     let part = |rest: &str| {
         let number = rest.find(|c: char| !c.is_ascii_digit())?;
         let (number, rest) = rest.split_at(number);
@@ -285,37 +318,37 @@ pub fn any_duration(text: &str) -> Result<Duration, String> {
         }
         Some(sum).filter(|_| !text.is_empty())
     };
-    parsed().ok_or_else(|| "write a duration such as 500ms, 5s, 1h30m or 30d".to_owned())
+    parsed().ok_or(ConfigError::Duration)
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+fn duration(text: &str) -> Result<Duration, ConfigError> {
     match any_duration(text)? {
         parsed if parsed <= LONGEST_GRACE => Ok(parsed),
-        _ => Err("at most 24h".to_owned()),
+        _ => Err(ConfigError::GracePeriod),
     }
 }
 
 /// Parses the validity of a certificate: long enough for a renewal, and short enough to limit the
 /// use of a stolen one.
-fn life(text: &str) -> Result<Duration, String> {
+fn life(text: &str) -> Result<Duration, ConfigError> {
     match any_duration(text)? {
         parsed if (Duration::from_secs(4)..=LONGEST_LIFE).contains(&parsed) => Ok(parsed),
-        _ => Err("between 4s and 720h".to_owned()),
+        _ => Err(ConfigError::CertificateLife),
     }
 }
 
 /// Parses the validity of a CA, which must be far longer than that of the certificates it signs.
-fn authority_life(text: &str) -> Result<Duration, String> {
+fn authority_life(text: &str) -> Result<Duration, ConfigError> {
     match any_duration(text)? {
         parsed if (SHORTEST_AUTHORITY..=LONGEST_AUTHORITY).contains(&parsed) => Ok(parsed),
-        _ => Err("between 2160h (ninety days) and 876000h".to_owned()),
+        _ => Err(ConfigError::AuthorityLife),
     }
 }
 
-fn limit(text: &str) -> Result<Duration, String> {
+fn limit(text: &str) -> Result<Duration, ConfigError> {
     match any_duration(text)? {
         parsed if parsed <= LONGEST_LIMIT => Ok(parsed),
-        _ => Err("at most 8760h".to_owned()),
+        _ => Err(ConfigError::RenewalLimit),
     }
 }
 

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use futures::stream::{self, StreamExt};
 use kube::api::{DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
-use parking_lot::Mutex;
 use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleName, RuleUid, SourceRef};
 use runnel_proto::wire;
 use tokio::sync::Semaphore;
@@ -19,6 +18,7 @@ use tonic::{Request, Status};
 
 use super::{Questions, address, aside, broken, review};
 use crate::hub_state::Unasked;
+use crate::ordered_lock::LeafMutex;
 use crate::watch::{api_resource, body_of};
 use change::Change;
 use runnel_hub_core::index::Holding;
@@ -73,12 +73,29 @@ struct RuleAnswers {
     answers: Vec<ClusterAnswer>,
 }
 
+/// Why the objects of a scope could not be listed.
+#[derive(Debug, thiserror::Error)]
+enum ListError {
+    #[error("the hub does not support this kind")]
+    UnsupportedKind,
+    #[error("the hub ends")]
+    Shutdown,
+    #[error("the API server did not answer in time")]
+    Silent,
+    #[error("the API server did not let the hub list them")]
+    Refused,
+    #[error("there are too many of them")]
+    TooMany,
+    #[error("the question took too long")]
+    TooLong,
+}
+
 /// The state of the requests to agents.
 struct Hearing {
     preview: Arc<PreviewIndex>,
     asking: Arc<Asking>,
     /// The number of copies and diffs that may still be returned.
-    room: Mutex<AnswerBudget>,
+    room: LeafMutex<AnswerBudget>,
     by: Deadline,
 }
 
@@ -191,7 +208,7 @@ impl Questions {
             (preview, Arc::new(known))
         };
         let (preview, known) = aside(judged).await?;
-        let room = Mutex::new(AnswerBudget {
+        let room = LeafMutex::new(AnswerBudget {
             copies: COPIES,
             diffs: DIFFS,
         });
@@ -260,13 +277,13 @@ impl Questions {
         for place in preview.unlisted() {
             let Some(rule) = preview.rule() else { break };
             let found = timeout_at(by, self.listed(&place, rule)).await;
-            listed.push((place, found.unwrap_or(Err("the question took too long"))));
+            listed.push((place, found.unwrap_or(Err(ListError::TooLong))));
         }
         let list = move || {
             for (place, found) in listed {
                 match found {
                     Ok(objects) => preview.list(place, objects),
-                    Err(why) => preview.cannot_list(place, why),
+                    Err(error) => preview.cannot_list(place, &error.to_string()),
                 }
             }
             preview
@@ -302,8 +319,8 @@ impl Questions {
         &self,
         place: &WatchScope,
         rule: &Rule,
-    ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, &'static str> {
-        let kind = Kind::by_resource(place.resource).ok_or("the hub does not support this kind")?;
+    ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, ListError> {
+        let kind = Kind::by_resource(place.resource).ok_or(ListError::UnsupportedKind)?;
         let api: Api<DynamicObject> = match &place.namespace {
             Some(namespace) => {
                 Api::namespaced_with(self.reviewer.client(), namespace, &api_resource(kind))
@@ -314,10 +331,10 @@ impl Questions {
         let (mut sources, mut seen) = (Vec::new(), 0);
         loop {
             // Each object may have some megabytes. So all queries together read one page at a time.
-            let _turn = PAGES.acquire().await.map_err(|_| "the hub ends")?;
+            let _turn = PAGES.acquire().await.map_err(|_| ListError::Shutdown)?;
             let list = tokio::time::timeout(LOOK, api.list_metadata(&params)).await;
-            let list = list.map_err(|_| "the API server did not answer in time")?;
-            let list = list.map_err(|_| "the API server did not let the hub list them")?;
+            let list = list.map_err(|_| ListError::Silent)?;
+            let list = list.map_err(|_| ListError::Refused)?;
             seen += list.items.len();
             sources.extend(list.items.into_iter().filter_map(|object| {
                 let (name, metadata) = (object.name_any(), object.metadata);
@@ -330,7 +347,7 @@ impl Questions {
             match list.metadata.continue_.filter(|more| !more.is_empty()) {
                 None => return Ok(sources),
                 // With an incomplete list, the other sources would count as deleted.
-                Some(_) if seen >= OBJECTS => return Err("there are too many of them"),
+                Some(_) if seen >= OBJECTS => return Err(ListError::TooMany),
                 more => params.continue_token = more,
             }
         }

@@ -203,19 +203,28 @@ fn is_planner(user: &str, namespace: &str, planner: Option<&str>) -> bool {
     planner.is_some_and(|planner| user == format!("system:serviceaccount:{namespace}:{planner}"))
 }
 
+/// A name or namespace that no rule can have.
+#[derive(Debug, thiserror::Error)]
+enum IdentityError {
+    #[error(
+        "metadata.name: write a name of lowercase letters, digits, '-' and '.', up to 253 characters"
+    )]
+    Name,
+    #[error("metadata.namespace: a ClusterDistributionRule has none: remove it")]
+    UnexpectedNamespace,
+    #[error("metadata.namespace: write the name of a namespace")]
+    Namespace,
+}
+
 /// Checks that a name and namespace are valid for the kind of the rule.
-fn check_identity(rule: &RuleName) -> Result<(), &'static str> {
+fn check_identity(rule: &RuleName) -> Result<(), IdentityError> {
     let is_whole = rule.kind == RULE_KINDS[1].0;
     match (is_subdomain(&rule.name), rule.namespace.as_str()) {
-        (false, _) => Err(
-            "metadata.name: write a name of lowercase letters, digits, '-' and '.', up to 253 characters",
-        ),
+        (false, _) => Err(IdentityError::Name),
         (true, "") if is_whole => Ok(()),
-        (true, _) if is_whole => {
-            Err("metadata.namespace: a ClusterDistributionRule has none: remove it")
-        }
+        (true, _) if is_whole => Err(IdentityError::UnexpectedNamespace),
         (true, namespace) if is_label(namespace) => Ok(()),
-        (true, _) => Err("metadata.namespace: write the name of a namespace"),
+        (true, _) => Err(IdentityError::Namespace),
     }
 }
 
