@@ -287,8 +287,11 @@ impl Running {
 
     /// Sends the current directives of these rules, if the hub still serves the cluster.
     fn resend(&self, rules: Vec<RuleUid>) {
+        if rules.is_empty() {
+            return;
+        }
         let index = self.hub_state.index.read();
-        if !rules.is_empty() && index.talks_to(&self.identity.cluster, self.identity.uid()) {
+        if index.talks_to(&self.identity.cluster, self.identity.uid()) {
             let directives: Vec<_> = rules
                 .into_iter()
                 .map(|uid| (uid.clone(), index.directive(&uid, &self.identity.cluster)))

@@ -301,7 +301,7 @@ impl Writer {
         }
         let this = &*self;
         let writes = due.into_iter().map(|(uid, look)| async move {
-            let span = tracing::debug_span!("write", rule = %this.object_cache.name_of(&uid));
+            let span = tracing::info_span!("write", rule = %this.object_cache.name_of(&uid));
             let result = this.write_rule(&uid, look, now).instrument(span).await;
             (uid, look, result)
         });
@@ -326,7 +326,7 @@ impl Writer {
                 self.retries.push((again_at(&error), Retry::Rule(uid.clone())));
                 if look == Look::Release { Looked::Unreleased } else { Looked::Written }
             });
-            if self.object_cache.rule(&uid).is_none() {
+            if self.object_cache.with_rule(&uid, |rule| rule.is_none()) {
                 self.paces.remove(&uid);
             } else if let Some(pace) = self.paces.get_mut(&uid) {
                 match looked {

@@ -38,7 +38,7 @@ pub(crate) fn view<'a>(
         plan: &entry.plan,
         cluster_plans,
         target_clusters,
-        unreadable: index.unreadable_scopes(&entry.rule),
+        unreadable: index.unreadable_scopes(entry),
         rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
             rollout,
             target: entry.target(),

@@ -248,7 +248,7 @@ fn forbidden_namespace_stalls_only_its_rules() {
         (1, false)
     );
     assert!(shut.is_unknown(&source("b", "held")));
-    let why = |uid: &str| index.unreadable_scopes(&index.rule(&uid.into()).unwrap().rule);
+    let why = |uid: &str| index.unreadable_scopes(index.rule(&uid.into()).unwrap());
     assert!(why("r1").is_empty());
     assert_eq!(
         why("r2"),
@@ -267,7 +267,7 @@ fn forbidden_namespace_stalls_only_its_rules() {
 fn rule_outside_the_hubs_namespaces_gets_a_hint() {
     let index = limited_index();
     assert!(plan_in_one(&index, "r3").is_unknown(&source("c", "held")));
-    let why = index.unreadable_scopes(&index.rule(&"r3".into()).unwrap().rule);
+    let why = index.unreadable_scopes(index.rule(&"r3".into()).unwrap());
     let (place, hint) = why.first_key_value().unwrap();
     assert_eq!(place.to_string(), "configmaps of the namespace c");
     assert!(hint.contains("add c to `sourceNamespaces`"), "{hint}");

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use runnel_proto::model::RuleUid;
 
-use super::{Effect, Index};
-use crate::plan::{Rule, WatchScope};
+use super::{Effect, Index, RuleEntry};
+use crate::plan::WatchScope;
 
 /// The state of a watch scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,10 +101,10 @@ impl Index {
     }
 
     /// The places that a rule needs and that cannot be read, with the reason given to people.
-    pub fn unreadable_scopes(&self, rule: &Rule) -> BTreeMap<WatchScope, String> {
-        let places = rule.places(&self.scope).into_iter();
-        let unreadable = places.filter_map(|place| match self.place(&place) {
-            ScopeState::Unreadable(why) => Some((place, why)),
+    pub fn unreadable_scopes(&self, entry: &RuleEntry) -> BTreeMap<WatchScope, String> {
+        let places = entry.plan.unknown.iter();
+        let unreadable = places.filter_map(|place| match self.place(place) {
+            ScopeState::Unreadable(why) => Some((place.clone(), why)),
             ScopeState::Unwatched | ScopeState::Known => None,
         });
         unreadable.collect()

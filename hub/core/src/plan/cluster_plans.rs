@@ -157,6 +157,9 @@ impl ClusterPlans {
         if self.exceeds {
             return self.begin_again(rule, selection, Vec::new(), revision_hasher);
         }
+        if !self.is_rendered() {
+            return;
+        }
         if self.set(rule, selection, source, revision_hasher) {
             self.share_equal_plans();
         }
@@ -172,6 +175,9 @@ impl ClusterPlans {
     ) {
         if self.exceeds {
             return self.begin_again(rule, selection, Vec::new(), revision_hasher);
+        }
+        if !self.is_rendered() {
+            return;
         }
         for source in beside(selection, secret) {
             self.contents.lock().forget(source);

@@ -225,7 +225,7 @@ impl PreviewIndex {
 
     /// Whether there are places of which nothing is known.
     pub fn is_incomplete(&self) -> bool {
-        let unreadable = |entry: &RuleEntry| !self.index.unreadable_scopes(&entry.rule).is_empty();
+        let unreadable = |entry: &RuleEntry| !self.index.unreadable_scopes(entry).is_empty();
         self.index.rule(&self.focus.uid).is_some_and(unreadable)
     }
 

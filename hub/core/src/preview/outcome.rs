@@ -198,7 +198,7 @@ impl PreviewIndex {
         };
         let mut notes: Vec<String> = self
             .index()
-            .unreadable_scopes(&entry.rule)
+            .unreadable_scopes(entry)
             .into_values()
             .collect();
         if entry.target_clusters.clusters.is_empty() && entry.target_clusters.not_granted.is_empty()

@@ -76,6 +76,7 @@ impl View<'_> {
         report_store: &ReportStore,
         now: Now,
     ) -> Option<Gate> {
+        self.rolling.as_ref()?;
         let is_settled =
             self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
         let is_known =
