@@ -19,9 +19,8 @@ use dashmap::DashMap;
 use runnel_proto::model::{ClusterName, ProofKey, RevisionKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
-pub use crate::ordered_lock::Holds;
 use crate::ordered_lock::{
-    DELIVERIES, INDEX, LEAF, OrderedMutex, OrderedRwLock, REPORT_STORE, SESSION,
+    DELIVERIES, Holds, INDEX, LeafMutex, OrderedMutex, OrderedRwLock, REPORT_STORE, SESSION,
 };
 pub use inquiries::{Asked, Inquiries, Unasked};
 pub use leadership::{COMPLETED_STATES, Leadership};
@@ -62,7 +61,7 @@ pub struct HubState {
     /// Edits of sources that were not yet applied in all connected clusters.
     pub deliveries: OrderedMutex<Deliveries, DELIVERIES>,
     /// Time of the edit of each source for which the hub still reads the new content.
-    pub edits: OrderedMutex<BTreeMap<SourceRef, Instant>, LEAF>,
+    pub edits: LeafMutex<BTreeMap<SourceRef, Instant>>,
     /// The newest session of each cluster.
     pub sessions: DashMap<ClusterName, Arc<LiveSession>>,
     /// The work queues of the hub's tasks.
@@ -70,7 +69,7 @@ pub struct HubState {
     /// The last status of the `Fleet` that the watch delivered.
     pub fleet_status: watch::Sender<Option<FleetStatus>>,
     /// Time of the first edit of each rule that is not rendered yet.
-    rendered_edits: OrderedMutex<BTreeMap<RuleUid, Instant>, LEAF>,
+    rendered_edits: LeafMutex<BTreeMap<RuleUid, Instant>>,
     /// Counts the requests to relist all possible sources.
     pub relist: watch::Sender<u64>,
     /// Durations of the write locks of the index.

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use parking_lot::Mutex;
 use runnel_proto::{REASON_METADATA, wire};
 use runnel_transport::identity::{
     Fingerprint, IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token,
@@ -26,6 +25,7 @@ use crate::membership::decide::{
     JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed,
 };
 use crate::membership::tokens::{WRONG_SECRETS, wronged};
+use crate::ordered_lock::LeafMutex;
 use runnel_api::{KeyRecord, MemberCluster};
 
 /// The longest certificate request that is parsed, in bytes.
@@ -47,7 +47,7 @@ pub struct Registrar {
     members: Api<MemberCluster>,
     authorities: Arc<Authorities>,
     lives: CertificateLifetimes,
-    attempts: Mutex<Attempts>,
+    attempts: LeafMutex<Attempts>,
     strangers: Semaphore,
     turns: [Turn<()>; TURNS],
 }
@@ -155,7 +155,7 @@ impl Registrar {
     /// Signs with the current CA of `authorities`, and records keys in the status of the
     /// `MemberCluster`s.
     pub fn new(client: Client, authorities: Arc<Authorities>, lives: CertificateLifetimes) -> Self {
-        let (attempts, strangers) = (Mutex::default(), Semaphore::new(STRANGERS));
+        let (attempts, strangers) = (LeafMutex::default(), Semaphore::new(STRANGERS));
         let turns = std::array::from_fn(|_| Turn::default());
         Self {
             members: Api::all(client),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::ordered_lock::LeafMutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -94,7 +94,7 @@ pub struct HubMetrics {
     tombstones: Counter,
     delivery: Histogram,
     /// The delivery times of the rules that were edited since the start.
-    rules: Mutex<BTreeMap<RuleUid, Histogram>>,
+    rules: LeafMutex<BTreeMap<RuleUid, Histogram>>,
 }
 
 impl Default for HubMetrics {
@@ -109,7 +109,7 @@ impl Default for HubMetrics {
             upserts: Counter::default(),
             tombstones: Counter::default(),
             delivery: Histogram::new(DELIVERY_BUCKETS),
-            rules: Mutex::default(),
+            rules: LeafMutex::default(),
         }
     }
 }

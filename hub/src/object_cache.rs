@@ -7,10 +7,9 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::ApiResource;
 use kube::{Resource, ResourceExt};
-use parking_lot::{Mutex, MutexGuard};
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use crate::ordered_lock::{MEMBER_UPDATE, Ordered, OrderedMutex};
+use crate::ordered_lock::{LeafMutex, MEMBER_UPDATE, OBJECT_CACHE, OrderedGuard, OrderedMutex};
 use runnel_api::{MemberCluster, RuleStatus};
 use runnel_hub_core::index::version_number;
 use runnel_hub_core::plan::Rule;
@@ -150,13 +149,13 @@ struct MemberObject {
 /// later object replaces it.
 #[derive(Default)]
 pub struct ObjectCache {
-    rules: Mutex<BTreeMap<RuleUid, RuleObject>>,
-    members: Mutex<BTreeMap<ClusterName, MemberObject>>,
+    rules: OrderedMutex<BTreeMap<RuleUid, RuleObject>, OBJECT_CACHE>,
+    members: OrderedMutex<BTreeMap<ClusterName, MemberObject>, OBJECT_CACHE>,
     /// The number of changes of members.
     member_changes: AtomicU64,
     /// The uids of deleted members, the newest last. The answer to an earlier read or write of them
     /// may still be in flight.
-    gone: Mutex<VecDeque<String>>,
+    gone: LeafMutex<VecDeque<String>>,
     turn: OrderedMutex<(), MEMBER_UPDATE>,
 }
 
@@ -311,7 +310,7 @@ impl ObjectCache {
 
     /// Locks changes of members. The holder changes a member here and in the index, so that both
     /// have the same object.
-    pub fn turn(&self) -> Ordered<MutexGuard<'_, ()>> {
+    pub fn turn(&self) -> OrderedGuard<'_, ()> {
         self.turn.lock()
     }
 

@@ -24,8 +24,13 @@ pub const REPORT_STORE: u8 = 6;
 pub const DELIVERIES: u8 = 7;
 /// Rank of the divergences.
 pub const DIVERGENCES: u8 = 8;
+/// Rank of the rules and of the members in the object cache.
+pub const OBJECT_CACHE: u8 = 9;
 /// Rank of locks under which no other lock is taken.
 pub const LEAF: u8 = u8::MAX;
+
+/// A [`Mutex`] under which no other lock is taken.
+pub type LeafMutex<T> = OrderedMutex<T, LEAF>;
 
 /// A [`Mutex`] with a rank.
 #[derive(Default)]
@@ -50,6 +55,9 @@ impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
         self.0.try_read().is_some()
     }
 }
+
+/// The guard of an [`OrderedMutex`].
+pub type OrderedGuard<'l, T> = Ordered<MutexGuard<'l, T>>;
 
 /// The guard of an ordered lock.
 pub struct Ordered<G> {

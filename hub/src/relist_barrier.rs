@@ -13,9 +13,9 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::ordered_lock::LeafMutex;
 use runnel_hub_core::plan::WatchScope;
 
 /// One of the hub's watches.
@@ -32,7 +32,7 @@ pub enum Watched {
 pub struct RelistBarrier {
     asked: watch::Sender<u64>,
     renewed: watch::Sender<Option<Instant>>,
-    done: Mutex<BTreeMap<Watched, u64>>,
+    done: LeafMutex<BTreeMap<Watched, u64>>,
 }
 
 impl RelistBarrier {

@@ -178,6 +178,24 @@ fn tasks_are_in_one_set() -> Result<()> {
 }
 
 #[test]
+fn locks_of_the_hub_have_a_rank() -> Result<()> {
+    let mut wrong = Vec::new();
+    for file in code(&["hub/src"])? {
+        if file.path.ends_with("/ordered_lock.rs") {
+            continue;
+        }
+        let plain = |line: &str| line.contains("parking_lot") || line.contains("std::sync::Mutex");
+        for (number, _) in file.lines.iter().filter(|(_, line)| plain(line)) {
+            wrong.push(format!(
+                "{}:{number}: use a lock of ordered_lock.rs",
+                file.path
+            ));
+        }
+    }
+    none(wrong)
+}
+
+#[test]
 fn files_stay_small() -> Result<()> {
     let mut wrong = Vec::new();
     for file in product_code()?.into_iter().chain(code(&["tests/src"])?) {

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 
-use parking_lot::Mutex;
+use crate::ordered_lock::LeafMutex;
 use runnel_proto::FRAME_LIMIT;
 use runnel_proto::convert::question_bytes;
 use runnel_proto::model::{
@@ -95,13 +95,13 @@ impl Open {
 }
 
 /// The open requests to one agent. The end of the session drops them without an answer.
-pub struct Inquiries(Mutex<Open>);
+pub struct Inquiries(LeafMutex<Open>);
 
 impl Inquiries {
     /// Returns an empty list. Requests are numbered from `number`, which is random for each
     /// session, so that a late answer to an earlier session matches no request.
     pub fn after(number: u64) -> Self {
-        Self(Mutex::new(Open {
+        Self(LeafMutex::new(Open {
             number,
             ..Open::default()
         }))

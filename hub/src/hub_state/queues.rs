@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 use tokio::sync::Notify;
 
-use crate::ordered_lock::{LEAF, OrderedMutex};
+use crate::ordered_lock::LeafMutex;
 
 /// The queues of the hub's tasks.
 #[derive(Default)]
@@ -40,14 +40,14 @@ impl Queues {
 
 /// A set of pending items that wakes its task.
 pub struct Pending<T> {
-    items: OrderedMutex<BTreeSet<T>, LEAF>,
+    items: LeafMutex<BTreeSet<T>>,
     wake: Notify,
 }
 
 impl<T: Ord> Default for Pending<T> {
     fn default() -> Self {
         Self {
-            items: OrderedMutex::default(),
+            items: LeafMutex::default(),
             wake: Notify::default(),
         }
     }

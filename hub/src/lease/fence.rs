@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use futures::task::AtomicWaker;
 use futures::{Stream, StreamExt};
-use parking_lot::Mutex;
 use runnel_transport::identity::PeerCertificate;
 use runnel_transport::tls::{Connection, Peer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -21,6 +20,7 @@ use super::Lead;
 use super::connections::{MemberConnections, MemberKey};
 use crate::hub_state::HubState;
 use crate::metrics::{HubMetrics, PeerLimit};
+use crate::ordered_lock::LeafMutex;
 
 /// The interval at which a connection checks whether its session is still allowed. The second
 /// failed check in a row ends it, which leaves the session time for its last frame.
@@ -46,8 +46,8 @@ pub(super) struct GuardState {
     /// The number of registered sessions on the connection.
     sessions: AtomicUsize,
     /// When the connection ends if no session is registered by then.
-    idle_until: Mutex<Instant>,
-    allowed: Mutex<Option<Allowed>>,
+    idle_until: LeafMutex<Instant>,
+    allowed: LeafMutex<Option<Allowed>>,
     /// The result of the last check.
     refused: AtomicBool,
     over: AtomicBool,
@@ -102,8 +102,8 @@ impl GuardState {
         Self {
             member,
             sessions: AtomicUsize::new(0),
-            idle_until: Mutex::new(Instant::now() + IDLE_LIFE),
-            allowed: Mutex::default(),
+            idle_until: LeafMutex::new(Instant::now() + IDLE_LIFE),
+            allowed: LeafMutex::default(),
             refused: AtomicBool::default(),
             over: AtomicBool::default(),
             task: AtomicWaker::new(),
@@ -146,7 +146,7 @@ impl GuardState {
 /// The states of all connections. One timer checks all of them: waking each connection would cost
 /// more than the data that it sends.
 #[derive(Clone, Default)]
-pub struct ConnectionGuards(Arc<Mutex<Table>>, Arc<HubMetrics>);
+pub struct ConnectionGuards(Arc<LeafMutex<Table>>, Arc<HubMetrics>);
 
 #[derive(Default)]
 struct Table {

@@ -9,12 +9,12 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
-use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
 use crate::membership::attempts::Attempts;
+use crate::ordered_lock::LeafMutex;
 
 /// The audience of tokens that are valid only for queries.
 pub const AUDIENCE: &str = "runnel-hub";
@@ -74,7 +74,7 @@ pub struct Reviewer {
     client: Client,
     tokens: Api<TokenReview>,
     accesses: Api<SubjectAccessReview>,
-    attempts: Mutex<Attempts>,
+    attempts: LeafMutex<Attempts>,
     turns: Semaphore,
 }
 
@@ -85,7 +85,7 @@ impl Reviewer {
             tokens: Api::all(client.clone()),
             accesses: Api::all(client.clone()),
             client,
-            attempts: Mutex::default(),
+            attempts: LeafMutex::default(),
             turns: Semaphore::new(REVIEWS),
         }
     }

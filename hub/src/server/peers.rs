@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::lease::MemberKey;
 use crate::metrics::{HubMetrics, PeerLimit};
+use crate::ordered_lock::LeafMutex;
 use runnel_hub_core::rate_limit::{LogLimits, Rate, RateLimits};
 
 /// The time for which a refusal is repeated unchanged.
@@ -61,11 +61,10 @@ pub(super) enum Call {
 /// Limits callers by their recent calls.
 pub(super) struct Peers {
     metrics: Arc<HubMetrics>,
-    refused: Mutex<BTreeMap<(Call, MemberKey), (Instant, Status)>>,
-    renewals_of_keys: Mutex<RateLimits<MemberKey>>,
-    renewals_of_members: Mutex<RateLimits<Arc<str>>>,
-    lines: Mutex<LogLimits<Arc<str>>>,
-    streams: Arc<Mutex<Streams>>,
+    refused: LeafMutex<BTreeMap<(Call, MemberKey), (Instant, Status)>>,
+    renewals: LeafMutex<Renewals>,
+    lines: LeafMutex<LogLimits<Arc<str>>>,
+    streams: Arc<LeafMutex<Streams>>,
 }
 
 impl Peers {
@@ -74,10 +73,12 @@ impl Peers {
         let limits = |rate| at_least(rate, certificate_life);
         Self {
             metrics,
-            refused: Mutex::default(),
-            renewals_of_keys: Mutex::new(RateLimits::new(limits(RENEWALS_OF_A_KEY))),
-            renewals_of_members: Mutex::new(RateLimits::new(limits(RENEWALS_OF_A_MEMBER))),
-            lines: Mutex::new(LogLimits::new(limits(LINES))),
+            refused: LeafMutex::default(),
+            renewals: LeafMutex::new(Renewals {
+                of_keys: RateLimits::new(limits(RENEWALS_OF_A_KEY)),
+                of_members: RateLimits::new(limits(RENEWALS_OF_A_MEMBER)),
+            }),
+            lines: LeafMutex::new(LogLimits::new(limits(LINES))),
             streams: Arc::default(),
         }
     }
@@ -110,14 +111,8 @@ impl Peers {
     /// Whether a certificate may be renewed now. Only callers that are allowed to renew are
     /// counted.
     pub(super) fn may_renew(&self, caller: &MemberKey, now: Instant) -> bool {
-        let (mut keys, mut members) = (
-            self.renewals_of_keys.lock(),
-            self.renewals_of_members.lock(),
-        );
-        let may = keys.has_room(caller, now) && members.take(&caller.uid, now);
-        if may {
-            keys.take(caller, now);
-        } else {
+        let may = self.renewals.lock().take(caller, now);
+        if !may {
             self.metrics.limited(PeerLimit::Renewals, 1);
         }
         may
@@ -144,6 +139,23 @@ impl Peers {
             number: stream.0,
             superseded: stream.1,
         }
+    }
+}
+
+/// The recent renewals of certificates.
+struct Renewals {
+    of_keys: RateLimits<MemberKey>,
+    of_members: RateLimits<Arc<str>>,
+}
+
+impl Renewals {
+    /// Counts a renewal, if there is room for it. Returns whether there is.
+    fn take(&mut self, caller: &MemberKey, now: Instant) -> bool {
+        let may = self.of_keys.has_room(caller, now) && self.of_members.take(&caller.uid, now);
+        if may {
+            self.of_keys.take(caller, now);
+        }
+        may
     }
 }
 
@@ -190,7 +202,7 @@ impl Streams {
 /// A stream whose agent has not reported its acked set. It is dropped when the agent has, or when
 /// the stream ends.
 pub(super) struct UnregisteredStream {
-    streams: Arc<Mutex<Streams>>,
+    streams: Arc<LeafMutex<Streams>>,
     uid: Arc<str>,
     number: u64,
     superseded: CancellationToken,

@@ -11,9 +11,9 @@ use kube::api::{ListParams, PartialObjectMeta};
 use kube::core::Status;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
-use parking_lot::Mutex;
 
 use super::{READ_LIMIT, WatchEvent};
+use crate::ordered_lock::LeafMutex;
 
 /// The interval of reads of a definition that does not exist.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ struct Memory {
 /// Filters the events of a kind. If the definition is deleted or unknown, an error replaces a
 /// deletion and the end of a list, and the events end.
 pub(super) struct Defined<Look> {
-    memory: Arc<Mutex<Memory>>,
+    memory: Arc<LeafMutex<Memory>>,
     look: Look,
     again: Duration,
 }
@@ -90,7 +90,7 @@ where
     }
 }
 
-fn note<K>(memory: &Mutex<Memory>, event: &WatchEvent<K>) {
+fn note<K>(memory: &LeafMutex<Memory>, event: &WatchEvent<K>) {
     let mut memory = memory.lock();
     match event {
         Ok(Event::Init) => memory.listed = 0,
@@ -103,7 +103,7 @@ fn note<K>(memory: &Mutex<Memory>, event: &WatchEvent<K>) {
 }
 
 /// Whether a deletion or the end of a list counts.
-fn counts<K>(memory: &Mutex<Memory>, event: &WatchEvent<K>, definition: Definition) -> bool {
+fn counts<K>(memory: &LeafMutex<Memory>, event: &WatchEvent<K>, definition: Definition) -> bool {
     let mut memory = memory.lock();
     match (definition, event) {
         (Definition::Unknown, _) => false,
@@ -191,7 +191,7 @@ mod tests {
 
     #[tokio::test]
     async fn objects_that_go_with_their_definition_are_not_deleted() {
-        let now = Arc::new(Mutex::new(Definition::Stands));
+        let now = Arc::new(LeafMutex::new(Definition::Stands));
         let seen = now.clone();
         let looked = Defined::by(move || {
             let seen = seen.clone();

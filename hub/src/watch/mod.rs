@@ -428,9 +428,9 @@ impl Patience {
 
 #[cfg(test)]
 mod tests {
+    use crate::ordered_lock::LeafMutex;
     use futures::FutureExt;
     use futures::channel::mpsc;
-    use parking_lot::Mutex;
 
     use super::*;
     use crate::relist_barrier::RelistBarrier;
@@ -440,7 +440,7 @@ mod tests {
         let (rounds, before) = (RelistBarrier::default(), Instant::now());
         rounds.renewed(Some(before));
         let (say, message) = mpsc::unbounded::<WatchEvent<&str>>();
-        let message = Mutex::new(Some(message));
+        let message = LeafMutex::new(Some(message));
         let begin = move || {
             message
                 .lock()

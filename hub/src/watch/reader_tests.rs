@@ -3,11 +3,11 @@ use std::convert::Infallible;
 
 use http::{Response, StatusCode};
 use kube::client::Body as HttpBody;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::hub_state::Settings;
+use crate::ordered_lock::LeafMutex;
 use crate::watch::renderer::render_rules;
 use runnel_hub_core::plan::{Rule, WatchScope};
 
@@ -20,7 +20,7 @@ struct FakeApi {
     forbids_lists: bool,
     /// So many lists are answered, and no more.
     answers: Option<usize>,
-    asked: Mutex<Vec<String>>,
+    asked: LeafMutex<Vec<String>>,
 }
 
 impl FakeApi {
