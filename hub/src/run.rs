@@ -11,7 +11,6 @@ use http::header::USER_AGENT;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use parking_lot::Mutex;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::ca::{self, AuthorityError, CaRotator, HubIdentity, Parts, TrustedAuthorities};
 use runnel_hub::config::{Access, Run};
@@ -21,6 +20,7 @@ use runnel_hub::lease::{self, Accepted, ConnectionGuards, ConnectionRouter, Elec
 use runnel_hub::membership::CertificateLifetimes;
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::object_cache::ObjectCache;
+use runnel_hub::ordered_lock::LeafMutex;
 use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
 use runnel_hub::watch;
@@ -37,6 +37,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 /// The limit after which an idle connection to the API server is closed. The server ends a watch
 /// earlier.
@@ -49,6 +50,9 @@ const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 128 * 1024;
 const STREAMS: u32 = 8;
+
+/// The resource of definitions of kinds.
+const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
 /// The task that releases the Lease at the end.
 const ELECTION: &str = "election";
@@ -256,7 +260,7 @@ async fn start(
         "clusterdistributionrules",
         "memberclusters",
     ];
-    let awaited = awaited.map(|part| Arc::new(Mutex::new(Some(readiness.wait_for(part)))));
+    let awaited = awaited.map(|part| Arc::new(LeafMutex::new(Some(readiness.wait_for(part)))));
     let serving_awaited = readiness.wait_for("sources");
     let mut registry = ops::registry("hub", env!("CARGO_PKG_VERSION"));
     let metrics = HubMetrics::register(&mut registry);
@@ -344,23 +348,21 @@ async fn start(
         }
     });
     let stop = || shutdown.clone();
-    forever(
-        tasks,
-        stop(),
-        "watch of members",
-        watch::watch_members(
-            client.clone(),
-            hub_state.clone(),
-            object_cache.clone(),
-            members,
-        ),
+    let watched = watch::watch_members(
+        client.clone(),
+        hub_state.clone(),
+        object_cache.clone(),
+        members,
     );
+    let watched = in_span("memberclusters", watched);
+    forever(tasks, stop(), "watch of members", watched);
     let watched = watch::watch_rules::<DistributionRule>(
         client.clone(),
         hub_state.clone(),
         object_cache.clone(),
         rules,
     );
+    let watched = in_span("distributionrules", watched);
     forever(tasks, stop(), "watch of rules", watched);
     let watched = watch::watch_rules::<ClusterDistributionRule>(
         client.clone(),
@@ -368,17 +370,23 @@ async fn start(
         object_cache.clone(),
         cluster_rules,
     );
+    let watched = in_span("clusterdistributionrules", watched);
     forever(tasks, stop(), "watch of cluster rules", watched);
     let grants = watch::watch_grants(client.clone(), hub_state.clone(), options.grant_everything);
+    let grants = in_span("distributiongrants", grants);
     forever(tasks, stop(), "watch of grants", grants);
     let fleet = watch::watch_fleet(client.clone(), hub_state.clone());
+    let fleet = in_span("fleets", fleet);
     forever(tasks, stop(), "watch of the fleet", fleet);
     let namespaces = watch::watch_hub_namespaces(client.clone(), hub_state.clone());
+    let namespaces = in_span("namespaces", namespaces);
     forever(tasks, stop(), "watch of namespaces", namespaces);
     let definition = watch::watch_definition::<DistributionRule>(client.clone(), hub_state.clone());
+    let definition = in_span(DEFINITIONS, definition);
     forever(tasks, stop(), "watch of the rules' definition", definition);
     let definition =
         watch::watch_definition::<ClusterDistributionRule>(client.clone(), hub_state.clone());
+    let definition = in_span(DEFINITIONS, definition);
     forever(
         tasks,
         stop(),
@@ -443,6 +451,11 @@ async fn start(
     );
     tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");
     Ok(())
+}
+
+/// Gives the log lines of a watch a span that names the watched resource.
+fn in_span(resource: &'static str, watch: impl Future<Output = ()>) -> impl Future<Output = ()> {
+    watch.instrument(tracing::info_span!("watch", resource))
 }
 
 /// Spawns a task that must not end before the process.
