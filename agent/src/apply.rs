@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::future::Either;
+use futures::stream::{FuturesUnordered, StreamExt};
 use kube::api::{
     DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions,
 };
@@ -11,6 +12,7 @@ use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
 use runnel_proto::model::{Content, Kind, Payload, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use crate::call::{Call, with_timeout};
@@ -18,8 +20,8 @@ use runnel_agent_core::body::{self, Over, Written};
 use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::ExpectedObject;
-use runnel_agent_core::deletes;
-use runnel_agent_core::differ;
+use runnel_agent_core::delete_limit;
+use runnel_agent_core::diff;
 use runnel_agent_core::job::{
     ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, Wrote,
 };
@@ -289,7 +291,7 @@ impl ApplyRun<'_> {
                 if copy_error.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
             Err(copy_error) if copy_error.reason == Reason::Immutable => {
                 return Err(match body.recreate {
-                    Recreate::Later(limit) => deletes::waits(limit),
+                    Recreate::Later(limit) => delete_limit::waits(limit),
                     Recreate::No | Recreate::Yes => copy_error,
                 });
             }
@@ -393,7 +395,7 @@ impl ApplyRun<'_> {
             Some(Observed::Live(live)) if live.holds(&intent.rule, &intent.source, revision) => {
                 Ok(())
             }
-            _ => Err(differ::rewritten(kind, &object, &content, ignored)),
+            _ => Err(diff::rewritten(kind, &object, &content, ignored)),
         }
     }
 
@@ -459,12 +461,11 @@ impl ApplyRun<'_> {
         };
         let who = self.live().and_then(|live| live.others.clone());
         if body.dry_run {
-            let copy_error = differ::planned(self.kind, &object, &content, &body.ignored);
+            let copy_error = diff::planned(self.kind, &object, &content, &body.ignored);
             self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
             return Ok(());
         }
-        let copy_error =
-            differ::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
+        let copy_error = diff::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
         self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
         Ok(())
     }
@@ -580,5 +581,28 @@ impl ApplyRun<'_> {
             payload,
         });
         Ok(content)
+    }
+}
+
+/// Runs jobs until their sender is dropped. The core limits the jobs under way.
+pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Sender<Done>) {
+    let mut running = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            job = jobs.recv() => match job {
+                Some(job) => running.push(member.run(job)),
+                None => break,
+            },
+            Some(ended) = running.next() => {
+                if done.send(ended).await.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    // Jobs under way finish while the drain lasts. The next process reads the copies of interrupted
+    // jobs again.
+    while let Some(ended) = running.next().await {
+        let _ = done.try_send(ended);
     }
 }

@@ -14,8 +14,8 @@ use runnel_agent_core::classify::{self, CallError};
 use runnel_agent_core::contention::{Contentions, LIMIT};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{self};
-use runnel_agent_core::deletes;
-use runnel_agent_core::differ;
+use runnel_agent_core::delete_limit;
+use runnel_agent_core::diff;
 use runnel_agent_core::live::{Live, Ownership};
 use runnel_agent_core::policy::{self, Area, Facts, Policy};
 
@@ -128,14 +128,14 @@ fn edits_of_others_are_classified() {
         contentions.corrected(&copy(), Some("argocd-controller".into()), now);
     }
     let all = [
-        differ::changed(config_maps, &there, &wanted, &none, Some("kubectl-edit")),
-        differ::changed(secrets, &hidden, &secret, &none, None),
-        differ::unread(Some("kubectl-edit")),
-        differ::deleted(),
-        differ::rewritten(config_maps, &there, &wanted, &none),
-        differ::rewritten(secrets, &hidden, &secret, &none),
+        diff::changed(config_maps, &there, &wanted, &none, Some("kubectl-edit")),
+        diff::changed(secrets, &hidden, &secret, &none, None),
+        diff::unread(Some("kubectl-edit")),
+        diff::deleted(),
+        diff::rewritten(config_maps, &there, &wanted, &none),
+        diff::rewritten(secrets, &hidden, &secret, &none),
         contentions.copy_error(&copy()).unwrap(),
-        deletes::waits(1000),
+        delete_limit::waits(1000),
     ];
     insta::assert_snapshot!(failed(all));
 }

@@ -43,6 +43,20 @@ pub enum JoinFileError {
     },
 }
 
+/// The reason why a certificate of the hub cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateError {
+    /// The certificate cannot be parsed.
+    #[error("the hub gave an unreadable certificate")]
+    Unreadable,
+    /// The certificate is for another key.
+    #[error("the hub gave a certificate for another key")]
+    OtherKey,
+    /// The answer contains no authority.
+    #[error("the hub named no authority")]
+    NoAuthority,
+}
+
 /// The hub has permanently refused the join.
 #[derive(Debug, thiserror::Error)]
 #[error("the hub refused to let cluster {cluster} join: {message}")]
@@ -225,7 +239,7 @@ async fn attempt(
             Ok(response) => {
                 let certificate = certificate(response, &key, SystemTime::now(), draw);
                 let joined = Identity {
-                    certificate: Some(certificate.map_err(passing)?),
+                    certificate: Some(certificate.map_err(|error| passing(&error.to_string()))?),
                     ..identity.clone()
                 };
                 store.save_identity(&joined).await.map_err(unsaved)?;
@@ -286,21 +300,20 @@ fn refusal(status: &Status) -> Failed {
 /// renewal, see [`renew_after`].
 ///
 /// # Errors
-/// A sentence, if the certificate is not valid for this key.
+/// [`CertificateError`], if the certificate is not valid for this key.
 pub fn certificate(
     response: CertificateResponse,
     key: &MemberKey,
     now: SystemTime,
     draw: f64,
-) -> Result<Certificate, &'static str> {
+) -> Result<Certificate, CertificateError> {
     let own = CertificateDer::from(response.certificate.to_vec());
-    let read =
-        PeerCertificate::from_der(&own).map_err(|_| "the hub gave an unreadable certificate")?;
+    let read = PeerCertificate::from_der(&own).map_err(|_| CertificateError::Unreadable)?;
     if read.key != key.fingerprint() {
-        return Err("the hub gave a certificate for another key");
+        return Err(CertificateError::OtherKey);
     }
     if response.authorities.is_empty() {
-        return Err("the hub named no authority");
+        return Err(CertificateError::NoAuthority);
     }
     if !read.holds_at(now) {
         tracing::warn!(

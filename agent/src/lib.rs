@@ -14,4 +14,3 @@ pub mod policy_file;
 pub mod run;
 pub mod store;
 pub mod watch;
-pub mod worker;

@@ -33,7 +33,7 @@ use handover::{Before, Connected, Second, over};
 pub use history_token::HistoryTokenStore;
 use history_token::showing;
 use runnel_agent_core::backoff::{Backoff, CONNECT, Jitter};
-use runnel_agent_core::fence::Fence;
+use runnel_agent_core::leader_fence::Fence;
 
 /// Age of a stream after which earlier failures no longer count.
 const STABLE: Duration = Duration::from_secs(60);
@@ -126,8 +126,6 @@ impl Link {
                     tracing::error!(retry_in = ?delay, "the hub refuses this agent: {text}");
                     delay
                 }
-                // `stream` replaces a stream that is handed over, so that it does not end here.
-                Ended::HandedOver(_) => Duration::ZERO,
                 Ended::Expired => {
                     failures += 1;
                     CONNECT.full_jitter(failures, self.jitter.draw())
@@ -178,8 +176,8 @@ impl Link {
         };
         let ended = loop {
             match self.session(next, address).await {
-                Ended::HandedOver(second) => next = *second,
-                ended => break ended,
+                Ok(second) => next = second,
+                Err(ended) => break ended,
             }
         };
         self.fence.closed(Instant::now());
@@ -193,9 +191,14 @@ impl Link {
         ended
     }
 
-    /// Runs one stream on a connection. The core is not notified of the end of a replaced stream,
-    /// only of the new stream.
-    async fn session(&mut self, Second { connected, before }: Second, address: &str) -> Ended {
+    /// Runs one stream on a connection. Returns the connection on which the next stream must be
+    /// opened at once, if the stream was handed over. The core is not notified of the end of a
+    /// replaced stream, only of the new stream.
+    async fn session(
+        &mut self,
+        Second { connected, before }: Second,
+        address: &str,
+    ) -> Result<Second, Ended> {
         let mut client = client(connected.channel);
         let (frames, outbound) = mpsc::channel(8);
         if self
@@ -204,7 +207,7 @@ impl Link {
             .await
             .is_err()
         {
-            return Ended::Over;
+            return Err(Ended::Over);
         }
         let metrics = self.metrics.clone();
         let outbound = ReceiverStream::new(outbound).map(move |frame| {
@@ -217,16 +220,16 @@ impl Link {
         );
         let mut inbound = match opening.await {
             Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return early(&status),
+            Ok(Err(status)) => return Err(early(&status)),
             Err(_) => {
-                return Ended::Failed(format!(
+                return Err(Ended::Failed(format!(
                     "the hub at {address} accepted the stream but did not answer"
-                ));
+                )));
             }
         };
         let stay = match self.first(&mut inbound).await {
             Ok(behind) => self.history_token.stay(behind, &mut self.jitter),
-            Err(ended) => return ended,
+            Err(ended) => return Err(ended),
         };
         self.reached(address).await;
         tracing::info!(hub = address, cluster = %self.identity.cluster, "connected to the hub");
@@ -318,7 +321,7 @@ impl Link {
         (mut inbound, meter): (Streaming<wire::HubFrame>, Arc<Meter>),
         mut before: Option<Before>,
         (address, stay): (&str, Option<Duration>),
-    ) -> Ended {
+    ) -> Result<Second, Ended> {
         let mut leave_at = self.leave_at();
         // A hub with older state may be one of two. The other hub must still know this agent's key.
         let behind = stay.is_some();
@@ -337,19 +340,19 @@ impl Link {
                         // The hub drains as announced. Another replica serves at once, and not all
                         // agents should reconnect at the same time.
                         Ok(None) | Err(_) if draining => {
-                            return Ended::Planned(leave_at.saturating_duration_since(tokio::time::Instant::now()));
+                            return Err(Ended::Planned(leave_at.saturating_duration_since(tokio::time::Instant::now())));
                         }
-                        Ok(None) => return Ended::Failed("the hub closed the stream".to_owned()),
-                        Err(status) => return refused(&status),
+                        Ok(None) => return Err(Ended::Failed("the hub closed the stream".to_owned())),
+                        Err(status) => return Err(refused(&status)),
                     };
                     match self.pass(frame).await {
                         Ok(Passed::Whatever) => {}
                         Ok(Passed::Authorities(all)) => reported = Some(all).filter(|_| !behind).or(reported.take()),
                         Ok(Passed::HandedOver) => {
                             // Without a second connection, this is an ordinary planned end.
-                            let Some(connected) = swap.second() else { return Ended::Planned(Duration::ZERO) };
+                            let Some(connected) = swap.second() else { return Err(Ended::Planned(Duration::ZERO)) };
                             let before = Some(Before { inbound, _client: client });
-                            return Ended::HandedOver(Box::new(Second { connected, before }));
+                            return Ok(Second { connected, before });
                         }
                         // The hub drains: the agent stays for a random part of the time that the
                         // hub gives.
@@ -357,10 +360,10 @@ impl Link {
                             draining = true;
                             leave_at = leave_at.min(tokio::time::Instant::now() + within.mul_f64(self.jitter.draw()));
                         }
-                        Err(ended) => return ended,
+                        Err(ended) => return Err(ended),
                     }
                 }
-                () = tokio::time::sleep_until(leave_at) => return Ended::Planned(Duration::ZERO),
+                () = tokio::time::sleep_until(leave_at) => return Err(Ended::Planned(Duration::ZERO)),
                 () = over(&mut before) => before = None,
                 // If frames are queued, the hub receives data from this agent anyway.
                 () = meter.needs_ping() => drop(frames.try_send(AgentFrame::Alive)),

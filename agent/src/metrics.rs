@@ -105,7 +105,7 @@ impl Metrics {
         registry.register("copies", "Copies by state", all.copies.clone());
         registry.register(
             "payload_cache_bytes",
-            "Payload held in memory, compressed",
+            "Payload kept in memory, compressed",
             all.cached.clone(),
         );
         all

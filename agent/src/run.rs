@@ -16,9 +16,10 @@ use runnel_transport::ops::{Awaited, DRAIN_LIMIT, WatchTimes};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::Member;
+use crate::apply::{self, Member};
 use crate::call::with_timeout;
 use crate::event_loop::EventLoop;
+use crate::events;
 use crate::join::{self, JoinFileError};
 use crate::lease::guarded;
 use crate::lease::{Election, WriteRight};
@@ -27,11 +28,10 @@ use crate::metrics::Metrics;
 use crate::policy_file::PolicyFile;
 use crate::store::{Identity, Store};
 use crate::watch::{self, Watches};
-use crate::{events, worker};
 use runnel_agent_core::backoff::{Backoff, Jitter};
 use runnel_agent_core::classify::CallError;
 use runnel_agent_core::desired::Home;
-use runnel_agent_core::fence::Fence;
+use runnel_agent_core::leader_fence::Fence;
 use runnel_agent_core::policy::Policy;
 use runnel_agent_core::reconciler::{PARALLEL, Reconciler, Setup};
 use runnel_agent_core::seal::Sealer;
@@ -250,7 +250,7 @@ fn tasks(
     tasks.push((
         "worker",
         Box::pin(async {
-            worker::run(member, to_worker, done).await;
+            apply::run(member, to_worker, done).await;
             Ok(())
         }),
     ));

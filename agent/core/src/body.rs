@@ -13,7 +13,6 @@ use serde_json::{Map, Value, json};
 
 use crate::copy::IntentKey;
 use crate::decide::ExpectedObject;
-use crate::ignore;
 use crate::managed_fields;
 use crate::seal::{Sealed, Sealer, canonical};
 
@@ -73,11 +72,11 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
     let seal = sealer.seal(
         copy,
         &sealed,
-        &ignore::mask(content.clone(), ignored),
+        &managed_fields::mask_ignored(content.clone(), ignored),
         adopted,
     );
     let content = match over.and_then(|over| over.object) {
-        Some(object) => canonical(&ignore::keep(content, ignored, object)),
+        Some(object) => canonical(&managed_fields::keep_ignored(content, ignored, object)),
         None => content,
     };
     let (mut labels, mut annotations) = (content.labels, content.annotations);
@@ -90,7 +89,10 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
     );
     annotations.insert(SEAL_ANNOTATION.to_owned(), seal.to_string());
     if !ignored.is_empty() {
-        annotations.insert(IGNORED_ANNOTATION.to_owned(), ignore::text(ignored));
+        annotations.insert(
+            IGNORED_ANNOTATION.to_owned(),
+            managed_fields::format_ignored(ignored),
+        );
     }
     if let Some(version) = version {
         labels.insert(NEWEST_LABEL.to_owned(), "true".to_owned());

@@ -227,7 +227,7 @@ mod tests {
         );
         assert!(
             contentions.copy_error(&name(0)).is_some(),
-            "a fight is not forgotten"
+            "a contention is not forgotten"
         );
         contentions.forget(&name(0));
         contentions.forget(&name(5 * REMEMBERED - 1));

@@ -4,7 +4,7 @@
 //! - The agent changes a foreign object only as the conflict policy allows. One exception: it
 //!   adopts an equal object that was retained from a copy.
 //! - The agent removes a copy only for an order: a tombstone, a removal, or a namespace that the
-//!   terms no longer name. The last kind needs the hub's approval, see [`crate::prunes`].
+//!   terms no longer name. The last kind needs the hub's approval, see `reconciler/prunes.rs`.
 //! - The agent never writes what the member's policy denies, even if the hub orders it.
 //!
 //! If drift is only reported, the agent does not correct a changed or deleted copy until its source
@@ -16,7 +16,7 @@ use runnel_proto::model::{DeletionPolicy, DriftPolicy, FieldPath, Reason, Revisi
 
 use crate::copy::IntentKey;
 use crate::copy::{CopyError, CopyStatus, PlannedChange};
-use crate::differ;
+use crate::diff;
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
 
@@ -127,6 +127,18 @@ pub enum DesiredCopy {
     Kept(IntentKey, bool),
     /// The copy must be removed if it belongs to this intent.
     Absent(IntentKey, RuleName, Order),
+}
+
+impl DesiredCopy {
+    /// Returns the intent and revision of the desired state. A failure delays only retries of the
+    /// same pair.
+    pub fn about(&self) -> Option<(IntentKey, Option<Revision>)> {
+        match self {
+            Self::Nothing => None,
+            Self::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
+            Self::Absent(key, ..) | Self::Kept(key, _) => Some((key.clone(), None)),
+        }
+    }
 }
 
 /// The live object of an action. The action fails if the object was replaced or has changed.
@@ -332,9 +344,7 @@ fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
         }
         _ if wanted.suspend => Decision::Noop(copy_error(CopyStatus::UnderWay)),
         Observed::Unknown if is_lost(wanted) => Decision::Act(Action::Read),
-        Observed::Absent if is_lost(wanted) => {
-            Decision::Noop(CopyStatus::Drifted(differ::deleted()))
-        }
+        Observed::Absent if is_lost(wanted) => Decision::Noop(CopyStatus::Drifted(diff::deleted())),
         Observed::Unknown | Observed::Absent => Decision::Act(Action::Create),
         Observed::Live(live) => decide_present(wanted, live, revision),
     }

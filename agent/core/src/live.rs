@@ -15,8 +15,7 @@ use serde_json::Value;
 
 use crate::copy::IntentKey;
 use crate::copy::NewPayload;
-use crate::ignore;
-use crate::managed_fields::{FIELD_MANAGER, apply_entry};
+use crate::managed_fields::{self, FIELD_MANAGER, apply_entry};
 use crate::policy::Facts;
 use crate::seal::{self, Identity, Seal, Sealer};
 
@@ -172,7 +171,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         let owned = Owned::of(entry);
         let content = content(kind, object, &owned);
         let ignored = annotation(metadata, IGNORED_ANNOTATION)
-            .map(ignore::parse)
+            .map(managed_fields::parse_ignored)
             .unwrap_or_default();
         let written = Sealed {
             rule: seal.rule.clone(),
@@ -187,7 +186,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
                 &seal,
                 &copy,
                 &written,
-                &ignore::mask(content, &written.ignored),
+                &managed_fields::mask_ignored(content, &written.ignored),
             );
         sealed = Some(Box::new(written));
     }

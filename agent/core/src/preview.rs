@@ -18,7 +18,7 @@ use runnel_proto::model::{
 
 use crate::copy::CopyStatus;
 use crate::decide::{Action, Decision, DesiredCopy, decide, differs, is_of_this_intent};
-use crate::differ;
+use crate::diff;
 use crate::job::Decided;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
@@ -72,7 +72,7 @@ pub fn diff(
         Some(kind) if !is_undisclosed(want, observed) => {
             let is_own = matches!(observed, Observed::Live(live) if live.is_own());
             let shows_values = !kind.sensitive && is_own && is_of_this_intent(wanted, observed);
-            differ::diff(
+            diff::diff(
                 kind,
                 object,
                 (digests, key),

@@ -204,7 +204,7 @@ impl Sealer {
         let (copy, source) = (copy.to_string(), sealed.source.to_string());
         let (content, ignored) = (
             canonical(content).to_bytes(),
-            crate::ignore::text(&sealed.ignored),
+            crate::managed_fields::format_ignored(&sealed.ignored),
         );
         let mut parts = vec![
             b"content",

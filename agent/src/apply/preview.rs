@@ -13,7 +13,7 @@ use runnel_agent_core::body::{self, Over, Written};
 use runnel_agent_core::classify::copy_error;
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{DesiredCopy, ExpectedObject};
-use runnel_agent_core::differ;
+use runnel_agent_core::diff;
 use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
 use runnel_agent_core::job::{CopyKnowledge, Decided, Item, Open, PreviewJob};
 use runnel_agent_core::live::{self};
@@ -219,7 +219,7 @@ impl Member {
         let holds = live::reduce(kind, &object, &self.sealer)
             .is_some_and(|(_, live)| live.holds(&intent.rule, &intent.source, revision));
         if is_whole && !holds {
-            Err(differ::rewritten(kind, &object, &content, ignored))
+            Err(diff::rewritten(kind, &object, &content, ignored))
         } else {
             Ok(())
         }

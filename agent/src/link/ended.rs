@@ -4,15 +4,12 @@ use std::time::Duration;
 use runnel_proto::REASON_METADATA;
 use tonic::{Code, Status};
 
-use super::handover::Second;
 use crate::join::error_chain;
 
 /// The reason for the end of a stream.
 pub(super) enum Ended {
     /// A planned end. Contains the delay before the reconnect.
     Planned(Duration),
-    /// The next stream must be opened on this connection, at once.
-    HandedOver(Box<Second>),
     /// The hub refuses this agent.
     Refused(String),
     /// The hub has revoked this cluster.

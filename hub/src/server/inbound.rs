@@ -218,7 +218,7 @@ impl Running {
             (AgentFrame::Handover, _, true) => self.out.hand_over(Instant::now()),
             (AgentFrame::Alive, true, _) => {}
             _ => self.end(Status::failed_precondition(
-                "a frame out of order: Hello, HeldRules, then all others",
+                "a frame out of order: Hello, AckedRules, then all others",
             )),
         }
     }

@@ -113,7 +113,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         );
         ensure!(
             end.message()
-                .contains("out of order: Hello, HeldRules, then all others"),
+                .contains("out of order: Hello, AckedRules, then all others"),
             "case {number}: {end:?}"
         );
     }

@@ -4,16 +4,14 @@
 //! A revision stands for a payload; the payloads are in [`crate::cache`]. Reverse indexes limit the
 //! cost of an edit to the copies of its source, and the cost of a namespace event to the copies of
 //! that namespace.
+mod apply_delta;
 mod cluster;
 mod copies;
 mod desired_copy;
 mod namespaces;
-mod orders;
 mod preview;
 mod restore;
 mod rule;
-mod shown;
-mod take;
 #[cfg(test)]
 mod tests;
 mod tombstones;
@@ -27,14 +25,13 @@ use runnel_proto::model::{AckedIntent, Revision, RuleName, RuleUid, SetDigest, S
 use crate::copy::IntentKey;
 use crate::policy::Policy;
 
+pub use apply_delta::Taken;
 pub use cluster::{Cluster, Home, Namespace};
 pub use copies::Copies;
 use copies::Ordered;
 pub use restore::StoredRule;
-pub use rule::AckedRule;
+pub use rule::{AckedRule, Shows};
 use rule::{IntentState, Rule};
-pub use shown::Shows;
-pub use take::Taken;
 pub use tombstones::Tombstones;
 
 /// The desired set of this cluster.
@@ -78,6 +75,16 @@ impl Desired {
     /// The member cluster.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    /// How often what is to be stored has changed. An order is carried out when what is stored is not older than it.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// What is to be stored has changed.
+    pub fn mark_changed(&mut self) {
+        self.generation = self.generation.saturating_add(1);
     }
 
     /// The copies that are claimed or ordered to be removed.

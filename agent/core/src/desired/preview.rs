@@ -8,7 +8,7 @@ use runnel_proto::model::{
 };
 
 use super::Desired;
-use super::take::{Taken, check_name};
+use super::apply_delta::{Taken, check_name};
 use crate::copy::IntentKey;
 use crate::policy::Facts;
 use crate::records::Records;

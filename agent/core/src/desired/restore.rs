@@ -1,12 +1,12 @@
-//! Restores the desired set after a restart: terms from the agent's own Secret, revisions from the
-//! seals of the copies.
+//! The state that outlives a restart: terms and tombstones in the agent's own Secret, revisions in
+//! the seals of the copies.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest};
 
 use super::namespaces::is_broad;
-use super::tombstones::{Removals, Tombstones};
+use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
 use super::{Desired, IntentState, Rule};
 use crate::copy::IntentKey;
 use crate::policy::{Area, Facts};
@@ -54,7 +54,10 @@ impl Desired {
 
     /// The terms to store, while these removals are under way.
     pub fn stored(&mut self, removals: &BTreeSet<IntentKey>) -> Vec<StoredRule> {
-        self.renew_tombstones(removals);
+        let mut room = STORED_LIMIT;
+        for (uid, rule) in &mut self.rules {
+            rule.renew_tombstones(uid, removals, &mut room);
+        }
         let rules = self.rules.iter().filter(|(_, rule)| !rule.leaving);
         rules
             .filter_map(|(uid, rule)| {
@@ -70,6 +73,54 @@ impl Desired {
                 })
             })
             .collect()
+    }
+
+    /// A removal that was under way has ended. Where the hub has sent the source again, its tombstone is over.
+    pub fn removal_ended(&mut self, key: &IntentKey) {
+        let is_over = |rule: &Rule| {
+            rule.intents.contains_key(&key.source) && rule.removals.stored().cover(&key.source)
+        };
+        if self.rules.get(&key.rule).is_some_and(is_over) {
+            self.mark_changed();
+        }
+    }
+
+    /// Whether a copy of an intent could be created again from another one while they are being removed.
+    pub(super) fn has_twins(&self, key: &IntentKey, records: &Records) -> bool {
+        let is_open = |rule: &Rule| rule.removals.has_orders(&key.source);
+        let holders = || records.holders(key).map(|(copy, _)| copy.clone());
+        self.rules.get(&key.rule).is_some_and(is_open)
+            || self
+                .copies_of_intent(key)
+                .into_iter()
+                .chain(holders())
+                .collect::<BTreeSet<_>>()
+                .len()
+                > 1
+    }
+
+    /// Records tombstones of a rule that must be stored before they are carried out, where twins
+    /// exist. If another version of a source stays, its copies show after a restart which one is
+    /// the newest.
+    pub(super) fn record_tombstones(
+        &mut self,
+        uid: &RuleUid,
+        sources: &BTreeSet<SourceRef>,
+        records: &Records,
+    ) {
+        let Some(rule) = self.rules.get(uid) else {
+            return;
+        };
+        let is_edit = |key: &IntentKey| {
+            rule.versions().is_some() && rule.beside(key).any(|source| !sources.contains(source))
+        };
+        let mut keys = sources.iter().map(|source| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        });
+        if keys.any(|key| !is_edit(&key) && self.has_twins(&key, records)) {
+            self.mark_changed();
+        }
     }
 
     /// Restores stored terms. No intents are known yet.

@@ -1,11 +1,15 @@
-//! The acked state of one rule and of its intents.
+//! The acked state of one rule and of its intents, and the digests of its applied copies.
+//!
+//! Only the digests of intents that may have changed are computed again, when the agent reports.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AckedIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest,
+    AckedIntent, ContentDigest, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms,
+    TermsDigest,
 };
 
+use super::Desired;
 use super::tombstones::Removals;
 use crate::copy::{CopyError, IntentKey};
 use crate::policy::Facts;
@@ -217,5 +221,115 @@ impl Rule {
             self.shown.0.subtract(shown);
             self.shown.1 = true;
         }
+    }
+
+    /// Whether a source without an acked intent is removed: another version of it may be acked.
+    fn is_removed(&self, uid: &RuleUid, source: &SourceRef) -> bool {
+        let key = || IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        };
+        !self.intents.contains_key(source)
+            && (self.versions().is_none() || self.beside(&key()).next().is_none())
+    }
+
+    /// Renews the tombstones that are to be stored, of which there is room for so many.
+    pub fn renew_tombstones(
+        &mut self,
+        uid: &RuleUid,
+        removals: &BTreeSet<IntentKey>,
+        room: &mut usize,
+    ) {
+        let mut renewed = std::mem::take(&mut self.removals);
+        let under_way = removals.iter().filter(|key| key.rule == *uid);
+        renewed.renew(
+            |source| {
+                self.intents
+                    .get(source)
+                    .map_or(self.unconfirmed, |intent| intent.found)
+            },
+            self.unconfirmed || self.intents.values().any(|intent| intent.found),
+            |source| self.is_removed(uid, source),
+            under_way.map(|key| &key.source),
+            room,
+        );
+        self.removals = renewed;
+    }
+}
+
+/// What one copy shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shows {
+    /// It is not applied: it waits for its namespace.
+    Nothing,
+    /// It is applied, and shows this; `None` where that is not known.
+    Content(Option<ContentDigest>),
+}
+
+impl Desired {
+    /// Something may have changed about the copies of an intent.
+    pub fn show_again(&mut self, key: &IntentKey) {
+        if let Some(rule) = self.rules.get_mut(&key.rule) {
+            rule.show_again(&key.source);
+        }
+    }
+
+    /// The sum of the digests of a rule's intents, given the state of its copies; `None` if it is
+    /// unknown.
+    pub fn shown(&mut self, uid: &RuleUid, shows: impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
+        let rule = self.rules.get(uid)?;
+        if rule.shown.1 {
+            let unknown = rule
+                .intents
+                .iter()
+                .filter(|(_, intent)| intent.shown.is_none());
+            let parts: Option<Vec<_>> = unknown
+                .map(|(source, _)| Some((source.clone(), self.part(rule, source, &shows)?)))
+                .collect();
+            let (parts, rule) = (parts?, self.rules.get_mut(uid)?);
+            for (source, part) in parts {
+                if let Some(intent) = rule.intents.get_mut(&source) {
+                    intent.shown = Some(part);
+                    rule.shown.0.merge(part);
+                }
+            }
+            rule.shown.1 = false;
+        }
+        self.rules.get(uid).map(|rule| rule.shown.0)
+    }
+
+    /// What the copies of one intent show: each content once. Of which there is none (yet), nothing can be wrong.
+    fn part(
+        &self,
+        rule: &Rule,
+        source: &SourceRef,
+        shows: &impl Fn(&SourceRef) -> Shows,
+    ) -> Option<Shown> {
+        let intent = rule
+            .intents
+            .get(source)
+            .filter(|intent| intent.refused.is_none())?;
+        let mut contents = vec![];
+        for copy in self.cluster.copies_of(rule, source) {
+            match shows(&copy) {
+                Shows::Nothing => {}
+                Shows::Content(content) => contents.push(content?),
+            }
+        }
+        if contents.is_empty() {
+            // As it was sent: with what the rule leaves alone.
+            let ignores = rule
+                .terms
+                .as_ref()
+                .is_none_or(|(terms, _)| !terms.ignore_fields.is_empty());
+            contents.push(intent.facts.as_ref()?.digest.filter(|_| !ignores)?);
+        }
+        contents.sort_unstable();
+        contents.dedup();
+        let mut part = Shown::default();
+        contents
+            .into_iter()
+            .for_each(|content| part.insert(source, content));
+        Some(part)
     }
 }

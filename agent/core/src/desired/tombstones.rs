@@ -8,14 +8,10 @@
 //! have changed the rule since.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{RuleUid, SourceRef};
-
-use super::{Desired, Rule};
-use crate::copy::IntentKey;
-use crate::records::Records;
+use runnel_proto::model::SourceRef;
 
 /// How many tombstones are stored by name, of all rules together.
-const STORED_LIMIT: usize = 1_024;
+pub(super) const STORED_LIMIT: usize = 1_024;
 
 /// The tombstones of a rule that are stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,52 +81,35 @@ impl Removals {
         self.open = self.open.saturating_sub(usize::from(was_stored));
         was_stored && self.open == 0
     }
-}
 
-impl Rule {
-    /// Whether a source without an acked intent is removed: another version of it may be acked.
-    fn is_removed(&self, uid: &RuleUid, source: &SourceRef) -> bool {
-        let key = || IntentKey {
-            rule: uid.clone(),
-            source: source.clone(),
-        };
-        !self.intents.contains_key(source)
-            && (self.versions().is_none() || self.beside(&key()).next().is_none())
+    /// Whether copies of a source are being removed.
+    pub fn has_orders(&self, source: &SourceRef) -> bool {
+        self.orders.contains_key(source)
     }
 
-    /// Renews what is to be stored, of which there is room for so many. A removal that is under way is carried out even if the
-    /// hub has sent the source again meanwhile.
-    fn renew_tombstones(
+    /// Renews what is to be stored, of which there is room for so many. A removal that is under way
+    /// is carried out even if the hub has sent the source again meanwhile.
+    ///
+    /// `is_open`: whether the hub has not sent anything about a source since a restart. `has_open`:
+    /// whether there is such a source. `under_way`: the sources with a removal under way.
+    pub fn renew<'a>(
         &mut self,
-        uid: &RuleUid,
-        removals: &BTreeSet<IntentKey>,
+        is_open: impl Fn(&SourceRef) -> bool,
+        has_open: bool,
+        is_removed: impl Fn(&SourceRef) -> bool,
+        under_way: impl Iterator<Item = &'a SourceRef>,
         room: &mut usize,
     ) {
-        // Rules about which the hub has not sent anything since a restart.
-        let is_open = |source: &&SourceRef| {
-            self.intents
-                .get(*source)
-                .map_or(self.unconfirmed, |intent| intent.found)
-        };
-        let stored = &self.removals.stored;
-        let old = stored.sources.iter().filter(is_open);
-        let now = self
-            .removals
-            .orders
-            .keys()
-            .filter(|source| self.is_removed(uid, source));
-        let under_way = removals
-            .iter()
-            .filter(|key| key.rule == *uid)
-            .map(|key| &key.source);
+        let Self { orders, stored, .. } = &*self;
+        let old = stored.sources.iter().filter(|source| is_open(source));
+        let now = orders.keys().filter(|source| is_removed(source));
         let sources: BTreeSet<_> = old
             .chain(now)
-            .chain(under_way)
-            .take(*room + 1)
             .cloned()
+            .chain(under_way.cloned())
+            .take(*room + 1)
             .collect();
-        let any =
-            stored.any && (self.unconfirmed || self.intents.values().any(|intent| intent.found));
+        let any = stored.any && has_open;
         let stored = if any || sources.len() > *room {
             Tombstones {
                 sources: BTreeSet::new(),
@@ -143,79 +122,11 @@ impl Rule {
             }
         };
         *room -= stored.sources.len();
-        self.removals.open = stored
+        self.open = stored
             .sources
             .iter()
-            .filter(|source| self.removals.orders.contains_key(*source))
+            .filter(|source| self.orders.contains_key(*source))
             .count();
-        self.removals.stored = stored;
-    }
-}
-
-impl Desired {
-    /// How often what is to be stored has changed. An order is carried out when what is stored is not older than it.
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// What is to be stored has changed.
-    pub fn mark_changed(&mut self) {
-        self.generation = self.generation.saturating_add(1);
-    }
-
-    /// Renews the tombstones that are to be stored, while these removals are under way.
-    pub(super) fn renew_tombstones(&mut self, removals: &BTreeSet<IntentKey>) {
-        let mut room = STORED_LIMIT;
-        for (uid, rule) in &mut self.rules {
-            rule.renew_tombstones(uid, removals, &mut room);
-        }
-    }
-
-    /// A removal that was under way has ended. Where the hub has sent the source again, its tombstone is over.
-    pub fn removal_ended(&mut self, key: &IntentKey) {
-        let is_over = |rule: &Rule| {
-            rule.intents.contains_key(&key.source) && rule.removals.stored().cover(&key.source)
-        };
-        if self.rules.get(&key.rule).is_some_and(is_over) {
-            self.mark_changed();
-        }
-    }
-
-    /// Whether a copy of an intent could be created again from another one while they are being removed.
-    pub(super) fn has_twins(&self, key: &IntentKey, records: &Records) -> bool {
-        let is_open = |rule: &Rule| rule.removals.orders.contains_key(&key.source);
-        let holders = || records.holders(key).map(|(copy, _)| copy.clone());
-        self.rules.get(&key.rule).is_some_and(is_open)
-            || self
-                .copies_of_intent(key)
-                .into_iter()
-                .chain(holders())
-                .collect::<BTreeSet<_>>()
-                .len()
-                > 1
-    }
-
-    /// Records tombstones of a rule that must be stored before they are carried out, where twins
-    /// exist. If another version of a source stays, its copies show after a restart which one is
-    /// the newest.
-    pub(super) fn record_tombstones(
-        &mut self,
-        uid: &RuleUid,
-        sources: &BTreeSet<SourceRef>,
-        records: &Records,
-    ) {
-        let Some(rule) = self.rules.get(uid) else {
-            return;
-        };
-        let is_edit = |key: &IntentKey| {
-            rule.versions().is_some() && rule.beside(key).any(|source| !sources.contains(source))
-        };
-        let mut keys = sources.iter().map(|source| IntentKey {
-            rule: uid.clone(),
-            source: source.clone(),
-        });
-        if keys.any(|key| !is_edit(&key) && self.has_twins(&key, records)) {
-            self.mark_changed();
-        }
+        self.stored = stored;
     }
 }

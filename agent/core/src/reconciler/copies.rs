@@ -10,7 +10,7 @@ use crate::copy::{CopyError, CopyStatus, IntentKey, PlannedChange};
 use crate::decide::{Action, Decision, DesiredCopy, decide, planned};
 use crate::live::Ownership;
 use crate::queue::Key;
-use crate::{deletes, differ};
+use crate::{delete_limit, diff};
 
 impl Reconciler {
     /// Returns the pipeline over the current state.
@@ -167,7 +167,7 @@ impl Reconciler {
                         .records
                         .live(copy)
                         .and_then(|live| live.others.as_deref());
-                    CopyStatus::Drifted(differ::unread(others))
+                    CopyStatus::Drifted(diff::unread(others))
                 }
                 _ => {
                     let message = "the content is needed and only the hub has it";
@@ -182,11 +182,11 @@ impl Reconciler {
         }
         if let Some(later) = self.delete_later(action, now) {
             self.jobs.queue.add_at(&key, later);
-            let waits = deletes::waits(self.policy.deletes_per_hour);
+            let waits = delete_limit::waits(self.policy.deletes_per_hour);
             return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))));
         }
         match self.history.failed.get(copy) {
-            Some(failed) if Some(&failed.about) == about(want).as_ref() => {
+            Some(failed) if Some(&failed.about) == want.about().as_ref() => {
                 let copy_error = failed.copy_error.clone();
                 self.jobs.budget.leave(copy);
                 self.jobs.queue.add(&key);
@@ -287,7 +287,7 @@ impl Reconciler {
     /// show counts as one of the rule that is to have the copy, and so does our copy that has lost
     /// its seal.
     fn owner(&self, copy: &SourceRef, want: &DesiredCopy) -> Option<RuleUid> {
-        let wanting = || about(want).map(|(intent, _)| intent.rule);
+        let wanting = || want.about().map(|(intent, _)| intent.rule);
         match self.records.live(copy) {
             Some(live) if live.ownership == Ownership::Ours => {
                 live.intent().map(|intent| intent.rule).or_else(wanting)
@@ -318,16 +318,6 @@ impl Reconciler {
             Some(Decision::Noop(outcome)) => Some((rule, outcome)),
             _ => Some((rule, CopyStatus::UnderWay)),
         }
-    }
-}
-
-/// Returns the intent and revision of a desired state. A failure delays only retries of the same
-/// pair.
-pub(super) fn about(want: &DesiredCopy) -> Option<(IntentKey, Option<Revision>)> {
-    match want {
-        DesiredCopy::Nothing => None,
-        DesiredCopy::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
-        DesiredCopy::Absent(key, ..) | DesiredCopy::Kept(key, _) => Some((key.clone(), None)),
     }
 }
 

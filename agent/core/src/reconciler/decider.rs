@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use runnel_proto::model::{DeletionPolicy, Revision, SourceRef};
 
-use super::history::CopyHistory;
-use super::jobs::Jobs;
+use super::drift::CopyHistory;
+use super::job_events::Jobs;
+use super::prunes::PruneApprovals;
 use super::watches::Watches;
 use crate::copy::{CopyError, IntentKey};
 use crate::decide::{DesiredCopy, Order, TargetNamespace, WantedCopy};
 use crate::desired::Desired;
 use crate::live::{Ownership, Sealed};
 use crate::policy::Policy;
-use crate::prunes::PruneApprovals;
 use crate::records::Records;
 
 /// The state that the pipeline reads.

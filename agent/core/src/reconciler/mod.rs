@@ -5,13 +5,9 @@
 mod copies;
 mod decider;
 mod drift;
-mod event;
-mod history;
 mod hub_events;
-mod hub_link;
 mod inspect;
 mod job_events;
-mod jobs;
 mod policy;
 mod preview;
 mod prunes;
@@ -26,26 +22,91 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{Counts, Hello};
+use runnel_proto::model::{Counts, Hello, HubFrame, Refusal, RuleName, SourceRef};
 
 use crate::cache::{CACHE_BYTES, PayloadCache};
-use crate::desired::{Desired, Home, StoredRule};
-use crate::job::Wrote;
-use crate::policy::Policy;
-use crate::prunes::PruneApprovals;
+use crate::copy::{CopyError, NewPayload};
+use crate::desired::{Desired, Home, Namespace, StoredRule};
+use crate::job::{Done, Wrote};
+use crate::live::Live;
+use crate::policy::{Area, Policy};
 use crate::records::Records;
 use crate::report::Report;
 
-pub use event::{Event, Notice, WatchScope};
-use history::CopyHistory;
-use hub_link::HubLink;
-use jobs::Jobs;
+use drift::CopyHistory;
+use hub_events::HubLink;
+use job_events::Jobs;
 use preview::PendingPreviews;
+use prunes::PruneApprovals;
 use store::Store;
 use watches::Watches;
 
 /// Limit of the jobs under way.
 pub const PARALLEL: usize = 8;
+
+/// An event for the reconciler.
+pub enum Event {
+    /// Another policy is in force. Watches that it does not contain send no more events.
+    Policy(Arc<Policy>),
+    /// The list of an area's copies begins.
+    CopiesListed(Area),
+    /// A live object with our label.
+    Copy(SourceRef, Live),
+    /// The content of an intact copy in a list.
+    Content(NewPayload),
+    /// The object with this uid has lost our label or was deleted.
+    CopyGone(SourceRef, Arc<str>),
+    /// The list of an area's copies is complete.
+    CopiesComplete(Area),
+    /// The agent has no permission to watch an area.
+    CopiesForbidden(Area, CopyError),
+    /// A watch has failed or delivered nothing for too long; with the last HTTP status, 0 for no
+    /// answer.
+    WatchLost(WatchScope, u16),
+    /// The API server answers a watch again, and no event was missed.
+    WatchResumed(WatchScope),
+    /// The list of namespaces begins.
+    NamespacesListed,
+    /// A namespace exists, or has changed.
+    Namespace(Arc<str>, Namespace),
+    /// A namespace was deleted.
+    NamespaceGone(Arc<str>),
+    /// The list of namespaces is complete.
+    NamespacesComplete,
+    /// A stream to the hub is open.
+    HubConnected,
+    /// A frame of the hub, and its items that could not be parsed.
+    Hub(HubFrame, Vec<Refusal>),
+    /// The stream has ended.
+    HubLost,
+    /// The hub has revoked this cluster.
+    Revoked,
+    /// A job has ended.
+    Done(Box<Done>),
+}
+
+/// The scope of a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchScope {
+    /// All namespaces.
+    Namespaces,
+    /// The copies of an area.
+    Copies(Area),
+}
+
+/// A notice for people in the member cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A drifted copy was corrected.
+    DriftCorrected(SourceRef),
+    /// An object that was not ours was overwritten for this rule. Contains its field managers, if
+    /// they are known.
+    Overwritten(SourceRef, RuleName, Option<Arc<str>>),
+    /// A copy that did not take a change was deleted and created again.
+    Recreated(SourceRef),
+    /// A copy cannot be created or changed.
+    Failed(SourceRef, CopyError),
+}
 
 /// The initial state of a reconciler.
 pub struct Setup {

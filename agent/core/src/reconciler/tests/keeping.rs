@@ -319,7 +319,7 @@ fn contention_is_reported_once_and_ends_when_quiet() {
             .core
             .next_due(world.now - Duration::from_secs(1))
             .is_some(),
-        "nobody else wakes the agent"
+        "nothing else wakes the agent"
     );
     world.settle_now();
     assert_eq!((counts(&world).applied, counts(&world).failed), (4, 0));

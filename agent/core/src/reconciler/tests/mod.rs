@@ -182,10 +182,10 @@ fn a_tombstone_removes_and_a_removed_rule_is_reported_gone() {
     assert!(world.stored.is_empty());
     world.batch(vec![RuleDelta {
         removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("never-held".into())
+        ..RuleDelta::new("never-acked".into())
     }]);
     world.settle_now();
-    assert!(world.reported_state("never-held").unwrap().gone);
+    assert!(world.reported_state("never-acked").unwrap().gone);
 }
 
 #[test]

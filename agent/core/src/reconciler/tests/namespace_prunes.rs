@@ -143,7 +143,7 @@ fn pending_prunes_wait_while_the_hub_is_away() {
     assert_eq!(
         digest(&world),
         first,
-        "at once, before the hub has said anything"
+        "at once, before the hub has sent anything"
     );
     // Terms that the hub has not confirmed remove nothing, even with an approval.
     world.approve_prunes("r", first);
@@ -664,7 +664,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 if let Some(digest) = digest.filter(|_| connected) {
                     // The approval covers the copies of the digest, if exactly these wait.
                     let set = world.core.waiting_prunes(&"r".into());
-                    if crate::prunes::digest_of(&"r".into(), &set) == digest {
+                    if crate::reconciler::prunes::digest_of(&"r".into(), &set) == digest {
                         named.extend(set.into_values());
                     }
                     world.approve_prunes("r", digest);

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::copy::CopyError;
 use crate::copy::clip;
-use crate::ignore;
+use crate::managed_fields;
 use crate::seal::canonical;
 
 /// Longest list of differences in a message, in bytes. The message counts the other differences.
@@ -72,7 +72,7 @@ fn list(
     let all = differences(
         kind,
         object,
-        &ignore::mask(canonical(content), ignored),
+        &managed_fields::mask_ignored(canonical(content), ignored),
         ignored,
         shows_values,
     );
