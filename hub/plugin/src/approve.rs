@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::access::Cluster;
 use super::args::Approve;
-use super::ask::{self, BlockedItems, RuleQuery};
-use super::limit;
-use super::look::{FLEET_PATH, rule_path};
+use super::hub_query::{self, BlockedItems, RuleQuery};
 use super::objects::Rule;
+use super::parse;
+use super::read_cluster::{FLEET_PATH, rule_path};
 use super::wrap::printable;
 use super::{CommandContext, FAILED, TIMED_OUT, ended, note, say, status, usage};
 use runnel_api::APPROVE;
@@ -32,7 +32,7 @@ struct Pending {
 
 /// Shows what waits for approval, of one rule or of the fleet, and approves it.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyhow::Result<()> {
-    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
     let hub = session.hub().await?;
     let namespace = session.namespace.unwrap_or(&hub.default_namespace);
     for (flag, name) in [
@@ -69,7 +69,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
             format!(
                 "the annotation {APPROVE} is written, and the hub has not acted on it within {}: `kubectl runnel doctor` \
                  shows whether the hub runs",
-                limit::words(timeout)
+                parse::words(timeout)
             ),
         )),
     }
@@ -93,7 +93,7 @@ async fn of_rule(
         address: options.hub_url.as_deref(),
         rule: &rule,
     };
-    match ask::blocked(hub, &question).await {
+    match hub_query::blocked(hub, &question).await {
         // The digest is that of what is shown.
         Ok(Some(answer)) => {
             say(&table(&answer))?;

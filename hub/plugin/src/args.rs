@@ -2,8 +2,6 @@
 use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-use super::import::annotations::Copier;
-
 /// The namespace of hub and agents.
 pub const SYSTEM: &str = "runnel-system";
 
@@ -431,6 +429,20 @@ pub struct Complete {
     /// The words so far; the last one is not finished.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub words: Vec<String>,
+}
+
+/// The copiers that can be imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Copier {
+    /// kubernetes-replicator (mittwald).
+    Replicator,
+    /// kubernetes-reflector (emberstack).
+    Reflector,
+    /// config-syncer, formerly kubed (appscode).
+    ConfigSyncer,
+    /// Anything that copies what has a label: see --label.
+    #[value(skip)]
+    Label,
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::checks::{self, Check, Level};
 use super::diagnose::Reachability;
 use super::helm::{self, HUB, Helm};
 use super::progress::colours;
-use super::{CommandContext, FAILED, ended, for_machines, hints, look, rights, say};
+use super::{CommandContext, FAILED, ended, for_machines, hints, read_cluster, rights, say};
 use runnel_hub::ca::IDENTITY_SECRET;
 
 /// The oldest helm with `--reset-then-reuse-values`.
@@ -95,7 +95,7 @@ async fn of_hub(hub: &Cluster, namespace: &str) -> Vec<Check> {
     found.extend(definitions(hub).await);
     let served = !found.iter().any(|check| check.level == Level::Fail);
     found.extend(reported(
-        look::workload(hub, HUB, namespace)
+        read_cluster::workload(hub, HUB, namespace)
             .await
             .map(|seen| checks::hub(&seen, namespace)),
     ));
@@ -107,12 +107,12 @@ async fn of_hub(hub: &Cluster, namespace: &str) -> Vec<Check> {
     found.extend(reported(identity(hub, namespace, now).await));
     if served {
         found.extend(reported(
-            look::members(hub)
+            read_cluster::members(hub)
                 .await
                 .map(|members| checks::members(&members, now)),
         ));
         found.extend(reported(
-            look::rules(hub, None)
+            read_cluster::rules(hub, None)
                 .await
                 .map(|rules| checks::rules(&rules)),
         ));
@@ -202,7 +202,7 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
     let mut seen = Vec::new();
     for address in addresses {
         let reach = match Fingerprint::of_certificate(&certificate) {
-            Ok(pin) => look::one(address, pin, &id).await,
+            Ok(pin) => read_cluster::one(address, pin, &id).await,
             Err(error) => Reachability::Other(hints::error_chain(&error)),
         };
         seen.push((address.to_owned(), reach));

@@ -4,7 +4,7 @@ use runnel_proto::model::is_subdomain;
 
 use super::args::Explain;
 use super::progress::colours;
-use super::{CommandContext, ask, explained, for_machines, say, usage};
+use super::{CommandContext, explained, for_machines, hub_query, say, usage};
 
 /// Explains a copy.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Explain) -> anyhow::Result<()> {
@@ -14,7 +14,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Explain) -> anyh
         return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
     }
     let hub = session.hub().await?;
-    let answer = ask::copy(
+    let answer = hub_query::copy(
         &hub,
         namespace,
         options.hub_url.as_deref(),

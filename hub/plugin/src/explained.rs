@@ -6,7 +6,7 @@ use runnel_proto::model::is_subdomain;
 use runnel_proto::wire::{CopyExplained, CopyQuestion, ExplainedRule};
 use serde_json::{Value, json};
 
-use super::limit::ArgumentError;
+use super::parse::ArgumentError;
 use super::table::{Tone, age};
 use super::wrap::wrapped;
 

@@ -30,7 +30,7 @@ use self::report::ReportContext;
 use self::rules::{Aim, Bodies};
 use super::access::Cluster;
 use super::objects::{member_name, member_status};
-use super::{CommandContext, args, ended, join, look, say, usage};
+use super::{CommandContext, args, ended, join, read_cluster, say, usage};
 
 /// What can be copied, and what else some copiers copy.
 const READ: [(&str, &str); 2] = [("configmaps", "/api/v1"), ("secrets", "/api/v1")];
@@ -193,7 +193,7 @@ async fn clusters(
     if options.all_clusters || !options.clusters.is_empty() {
         return Ok(options.clusters.clone());
     }
-    let members: Vec<MemberCluster> = look::members(hub).await?;
+    let members: Vec<MemberCluster> = read_cluster::members(hub).await?;
     let same = members
         .iter()
         .filter(|member| member_status(member).cluster_uid.as_deref() == Some(uid));

@@ -13,7 +13,7 @@ use super::helm::{self, HUB, Helm};
 use super::objects::Rule;
 use super::progress::Progress;
 use super::values::{self, Install};
-use super::{CommandContext, TIMED_OUT, ended, limit, look, note, rights, say, usage};
+use super::{CommandContext, TIMED_OUT, ended, note, parse, read_cluster, rights, say, usage};
 
 /// Definitions are served soon after they are made.
 const SERVED: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ pub(super) async fn run(
         return say(&helm::shown_values(session.charts, HUB)?);
     }
     check(&options.values, &options.advertise)?;
-    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
     let namespace = session.system()?;
     let helm = Helm::unpack(session.charts)?;
     let hub = session.hub().await?;
@@ -52,7 +52,7 @@ pub(super) async fn run(
     note(&format!(
         "Installed {} in {}.",
         hub.place,
-        limit::words(took)
+        parse::words(took)
     ));
     say(&format!("{notes}\n"))
 }
@@ -94,8 +94,8 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
         }
     }
     loop {
-        let rules = look::rules::<Rule>(hub, None).await;
-        let members = look::members::<MemberCluster>(hub).await;
+        let rules = read_cluster::rules::<Rule>(hub, None).await;
+        let members = read_cluster::members::<MemberCluster>(hub).await;
         match (rules.map(drop), members.map(drop)) {
             (Ok(()), Ok(())) => return Ok(()),
             // A user who may only install may not read them, and need not.

@@ -17,7 +17,7 @@ use super::install::check;
 use super::objects::{Conditioned, member_status};
 use super::progress::Progress;
 use super::values::{self, Install};
-use super::{CommandContext, TIMED_OUT, ended, limit, look, rights, say, usage};
+use super::{CommandContext, TIMED_OUT, ended, parse, read_cluster, rights, say, usage};
 use runnel_api::conditions::ConditionType;
 use runnel_hub::membership::tokens::WRONG_SECRETS;
 use runnel_hub::token::{self, TokenRequest};
@@ -36,7 +36,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> a
         return say(&helm::shown_values(session.charts, AGENT)?);
     }
     check(&options.values, &options.advertise)?;
-    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
     let namespace = session.system()?;
     let request = TokenRequest {
         cluster: options.cluster.clone(),
@@ -111,7 +111,7 @@ impl Joining<'_> {
         let uid = self.uid().await?;
         let before: Option<MemberCluster> = self
             .hub
-            .get("read the MemberCluster", &look::member_path(name))
+            .get("read the MemberCluster", &read_cluster::member_path(name))
             .await?;
         let connected = before
             .as_ref()
@@ -138,7 +138,7 @@ impl Joining<'_> {
             self.forget_certificate().await?;
             Some(read)
         };
-        let existed = look::workload(self.member, AGENT, self.namespace).await?;
+        let existed = read_cluster::workload(self.member, AGENT, self.namespace).await?;
         progress.show("installing the agent");
         let install = Install {
             chart: AGENT,
@@ -169,7 +169,7 @@ impl Joining<'_> {
         } else {
             "was connected already; its agent is up to date"
         };
-        format!("{name} {verb} ({}).\n", limit::words(took))
+        format!("{name} {verb} ({}).\n", parse::words(took))
     }
 
     /// Returns the uid that identifies the member's cluster.
@@ -290,7 +290,7 @@ impl Joining<'_> {
         loop {
             let seen = self
                 .hub
-                .get::<MemberCluster>("read the MemberCluster", &look::member_path(name))
+                .get::<MemberCluster>("read the MemberCluster", &read_cluster::member_path(name))
                 .await;
             if let Ok(Some(object)) = &seen
                 && object.condition(ConditionType::Connected).holds()
@@ -301,7 +301,7 @@ impl Joining<'_> {
             let late = begin.elapsed() >= self.timeout;
             if late || looked.elapsed() >= LOOK_EVERY {
                 if let (None, Some(join)) = (&addresses, join) {
-                    addresses = Some(look::reach(join).await);
+                    addresses = Some(read_cluster::reach(join).await);
                 }
                 let found = self
                     .findings(seen.ok().flatten(), addresses.clone().unwrap_or_default())
@@ -324,7 +324,7 @@ impl Joining<'_> {
         member: Option<MemberCluster>,
         addresses: Vec<(String, Reachability)>,
     ) -> Vec<Finding> {
-        let agent = look::workload(self.member, AGENT, self.namespace)
+        let agent = read_cluster::workload(self.member, AGENT, self.namespace)
             .await
             .unwrap_or_default();
         let used = member.as_ref().and_then(|member| {
@@ -351,7 +351,7 @@ impl Joining<'_> {
         let text = format!(
             "{name} is not connected after {}. What is wrong, most telling first:\n{}\nThe agent keeps trying until the \
              join string expires; `kubectl runnel join {name} ...` again makes a new one.",
-            limit::words(self.timeout),
+            parse::words(self.timeout),
             diagnose::in_full(found)
         );
         ended(TIMED_OUT, text)

@@ -1,15 +1,12 @@
 //! `kubectl runnel`: installs Runnel, joins and removes clusters, and reports the state of rules.
 //!
-//! Files without I/O: `args`, `checks`, `complete`, `detail`, `diagnose`, `hints`, `explained`,
-//! `import/*`, `limit`, `planned`, `rights`, `rules`, `table`, `values`. The others access
-//! clusters, helm and the terminal.
+//! Each command has a file with `run`. What it prints is made in functions without I/O, so that tests need no cluster.
 mod access;
 mod approve;
 pub mod args;
-mod ask;
 mod checks;
+mod clusters_output;
 mod complete;
-mod detail;
 mod diagnose;
 mod discovery;
 mod doctor;
@@ -17,17 +14,17 @@ mod explain;
 mod explained;
 mod helm;
 mod hints;
+mod hub_query;
 mod import;
 mod install;
 mod join;
-mod limit;
-mod look;
 mod manifests;
 mod objects;
+mod parse;
 mod plan;
 mod planned;
 mod progress;
-
+mod read_cluster;
 mod rights;
 pub(crate) mod rules;
 mod status;

@@ -13,7 +13,7 @@ use super::manifests;
 use super::objects::tidy;
 use super::planned::{self, Planned, State};
 use super::progress::colours;
-use super::{CommandContext, ask, ended, for_machines, look, say, status, usage};
+use super::{CommandContext, ended, for_machines, hub_query, read_cluster, say, status, usage};
 
 /// Lines of a table: as a terminal has them, and as a wide one.
 const NARROW: usize = 80;
@@ -105,7 +105,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
         } else {
             State::Edited
         };
-        let pages = ask::plan(
+        let pages = hub_query::plan(
             &hub,
             &options.hub_namespace,
             options.hub_url.as_deref(),
@@ -180,13 +180,22 @@ async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
     }
     let (all, what) = match text(&rule["kind"]) {
         "DistributionRule" => (
-            format!("{}/namespaces/{namespace}/distributionrules", look::API),
+            format!(
+                "{}/namespaces/{namespace}/distributionrules",
+                read_cluster::API
+            ),
             format!("{namespace}/{name}"),
         ),
-        "DistributionGrant" => (format!("{}/distributiongrants", look::API), name.to_owned()),
-        "MemberCluster" => (format!("{}/memberclusters", look::API), name.to_owned()),
+        "DistributionGrant" => (
+            format!("{}/distributiongrants", read_cluster::API),
+            name.to_owned(),
+        ),
+        "MemberCluster" => (
+            format!("{}/memberclusters", read_cluster::API),
+            name.to_owned(),
+        ),
         _ => (
-            format!("{}/clusterdistributionrules", look::API),
+            format!("{}/clusterdistributionrules", read_cluster::API),
             name.to_owned(),
         ),
     };

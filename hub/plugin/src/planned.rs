@@ -5,7 +5,7 @@ use std::fmt::Write;
 use runnel_proto::wire::{PlanCluster, PlanCopy, PlanPage, PlanSource};
 use serde_json::{Map, Value, json};
 
-use super::limit::ArgumentError;
+use super::parse::ArgumentError;
 use super::table::Tone;
 use super::wrap;
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::detail::tone;
+use super::clusters_output::tone;
 use super::objects::{Conditioned, Rule, created, labels_text, member_name};
 use super::table::{Cell, Table, Tone, age};
 use runnel_api::conditions::{ConditionStatus, ConditionType, Reason};

@@ -6,12 +6,14 @@ use serde_json::{Value, json};
 
 use super::access::Cluster;
 use super::args::{Members, Output, Status};
-use super::ask::RuleQuery;
-use super::limit::{self, RuleRef};
-use super::look::{self, API};
+use super::hub_query::RuleQuery;
 use super::objects::{Rule, tidy};
+use super::parse::{self, RuleRef};
 use super::progress::colours;
-use super::{CommandContext, ask, detail, ended, for_machines, note, rules, say, usage};
+use super::read_cluster::{self, API};
+use super::{
+    CommandContext, clusters_output, ended, for_machines, hub_query, note, rules, say, usage,
+};
 use runnel_api::MemberCluster;
 
 /// Shows rules, or one.
@@ -38,8 +40,8 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
                 address: options.hub_url.as_deref(),
                 rule: &rule,
             };
-            let rows = ask::clusters(&hub, &question).await?;
-            return say(&detail::outdated(&rows, width(), colours()));
+            let rows = hub_query::clusters(&hub, &question).await?;
+            return say(&clusters_output::outdated(&rows, width(), colours()));
         }
         if options.output == Some(Output::Wide) {
             return whole(&hub, options, &rule, now).await;
@@ -47,7 +49,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
         return say(&rules::rule(&rule, now, colours()));
     }
     let all = options.all_namespaces;
-    let found = look::rules(&hub, (!all).then_some(namespace.as_str())).await?;
+    let found = read_cluster::rules(&hub, (!all).then_some(namespace.as_str())).await?;
     let found: Vec<Value> = found.into_iter().map(tidy).collect();
     if let Some(text) = for_machines(options.output, &listed(&found))? {
         return say(&text);
@@ -72,7 +74,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
         say(&rules::rules(&rules, all, options.output == Some(Output::Wide), now).text(colours()))?;
     }
     // Below the rules, as most that is wrong with all of them is a member that is away.
-    if let Ok(members) = look::members::<MemberCluster>(&hub).await {
+    if let Ok(members) = read_cluster::members::<MemberCluster>(&hub).await {
         say(&format!("\n{}\n", rules::members_in_short(&members)))?;
     }
     Ok(())
@@ -101,10 +103,13 @@ async fn whole(hub: &Cluster, options: &Status, rule: &Rule, now: Timestamp) -> 
         address: options.hub_url.as_deref(),
         rule,
     };
-    match ask::clusters(hub, &question).await {
+    match hub_query::clusters(hub, &question).await {
         Ok(rows) => {
             say(&rules::heading(rule, now, colours()))?;
-            say(&format!("\n{}", detail::clusters(&rows, colours())))
+            say(&format!(
+                "\n{}",
+                clusters_output::clusters(&rows, colours())
+            ))
         }
         Err(why) => {
             say(&rules::rule(rule, now, colours()))?;
@@ -117,7 +122,7 @@ async fn whole(hub: &Cluster, options: &Status, rule: &Rule, now: Timestamp) -> 
 }
 
 pub(super) async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::Result<Value> {
-    let (path, what, other) = match limit::rule(given, namespace).map_err(usage)? {
+    let (path, what, other) = match parse::rule(given, namespace).map_err(usage)? {
         RuleRef::Cluster(name) => (
             format!("{API}/clusterdistributionrules/{name}"),
             format!("ClusterDistributionRule {name}"),
@@ -150,7 +155,10 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
         Some(name) if !is_subdomain(name) => {
             return Err(usage(format!("`{name}` is no name of a cluster")));
         }
-        Some(name) => match hub.get("read the member", &look::member_path(name)).await? {
+        Some(name) => match hub
+            .get("read the member", &read_cluster::member_path(name))
+            .await?
+        {
             Some(member) => vec![tidy(member)],
             None => {
                 return Err(ended(
@@ -159,7 +167,11 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
                 ));
             }
         },
-        None => look::members(&hub).await?.into_iter().map(tidy).collect(),
+        None => read_cluster::members(&hub)
+            .await?
+            .into_iter()
+            .map(tidy)
+            .collect(),
     };
     let value = match (&options.cluster, found.as_slice()) {
         (Some(_), [one]) => one.clone(),

@@ -9,7 +9,9 @@ use super::helm::{HUB, Helm};
 use super::objects::{Conditioned, Rule, member_name};
 use super::progress::Progress;
 use super::unjoin::remove;
-use super::{CommandContext, FAILED, TIMED_OUT, ended, limit, look, note, rights, say, usage};
+use super::{
+    CommandContext, FAILED, TIMED_OUT, ended, note, parse, read_cluster, rights, say, usage,
+};
 use runnel_api::conditions::ConditionType;
 use runnel_api::{APPROVE, DeletionPolicy, FINALIZER, MemberCluster};
 use runnel_hub_core::plan::ROLLBACK_SECRETS;
@@ -21,7 +23,7 @@ pub(super) async fn run(
     session: &CommandContext<'_>,
     options: &args::Uninstall,
 ) -> anyhow::Result<()> {
-    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
     let namespace = session.system()?;
     let binary = Helm::binary()?;
     let hub = session.hub().await?;
@@ -29,8 +31,8 @@ pub(super) async fn run(
         .await?;
     let (mut rules, mut members) = (Vec::<Rule>::new(), Vec::<MemberCluster>::new());
     if any_definition(&hub).await? {
-        rules = look::rules(&hub, None).await?;
-        members = look::members(&hub).await?;
+        rules = read_cluster::rules(&hub, None).await?;
+        members = read_cluster::members(&hub).await?;
     }
     let away: Vec<String> = members
         .iter()
@@ -64,7 +66,7 @@ pub(super) async fn run(
     let members = if members.is_empty() {
         members
     } else {
-        look::members(&hub).await?
+        read_cluster::members(&hub).await?
     };
     for member in &members {
         let name = member_name(member);
@@ -134,7 +136,7 @@ impl Removing<'_> {
             DeletionPolicy::Delete
         };
         for rule in &rules {
-            let (path, name) = (look::rule_path(rule), rule.full_name());
+            let (path, name) = (read_cluster::rule_path(rule), rule.full_name());
             if rule.terms().deletion_policy != policy {
                 let patch = json!({"spec": {"deletionPolicy": policy}});
                 self.hub
@@ -150,7 +152,7 @@ impl Removing<'_> {
             self.hub
                 .delete(
                     &format!("delete rule {}", rule.full_name()),
-                    &look::rule_path(rule),
+                    &read_cluster::rule_path(rule),
                 )
                 .await?;
         }
@@ -160,7 +162,7 @@ impl Removing<'_> {
         while !left.is_empty() && begin.elapsed() < self.timeout {
             let mut still = Vec::new();
             for rule in left {
-                let path = look::rule_path(&rule);
+                let path = read_cluster::rule_path(&rule);
                 if let Some(now) = self.hub.get::<Rule>("read the rule", &path).await? {
                     // All of them at once is what the removal guard is there for, and what was asked for here.
                     let pending = now
@@ -200,7 +202,7 @@ impl Removing<'_> {
             let text = format!(
                 "not gone within {}: {}. The hub removes the finalizer of a rule when its copies are gone: does it run \
                  (`kubectl runnel doctor`)? With --force they are released without it, and their copies stay",
-                limit::words(self.timeout),
+                parse::words(self.timeout),
                 names.join(", ")
             );
             return Err(ended(TIMED_OUT, text));
@@ -213,7 +215,7 @@ impl Removing<'_> {
 
     /// Removes our finalizer, and no other, from a rule that no hub handles.
     async fn release(&self, rule: &Rule) -> anyhow::Result<()> {
-        let (path, name) = (look::rule_path(rule), rule.full_name());
+        let (path, name) = (read_cluster::rule_path(rule), rule.full_name());
         let Some(now) = self.hub.get::<Rule>("read the rule", &path).await? else {
             return Ok(());
         };

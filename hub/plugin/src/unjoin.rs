@@ -13,7 +13,9 @@ use super::join::{forget_agent, hub, member};
 use super::objects::{Conditioned, Rule};
 use super::progress::Progress;
 use super::table::age;
-use super::{CommandContext, FAILED, TIMED_OUT, ended, limit, look, note, rights, say, usage};
+use super::{
+    CommandContext, FAILED, TIMED_OUT, ended, note, parse, read_cluster, rights, say, usage,
+};
 use runnel_api::conditions::ConditionType;
 
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -23,7 +25,7 @@ pub(super) async fn run(
     session: &CommandContext<'_>,
     options: &args::Unjoin,
 ) -> anyhow::Result<()> {
-    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
     let name = &options.cluster;
     if !is_subdomain(name) {
         return Err(usage(format!("`{name}` is no name of a cluster")));
@@ -38,7 +40,7 @@ pub(super) async fn run(
     hub.require("let a cluster leave", &rights::unjoin())
         .await?;
     let Some(object) = hub
-        .get::<MemberCluster>("read the MemberCluster", &look::member_path(name))
+        .get::<MemberCluster>("read the MemberCluster", &read_cluster::member_path(name))
         .await?
     else {
         return Err(ended(
@@ -101,7 +103,7 @@ async fn leave(
     timeout: Duration,
     force: bool,
 ) -> anyhow::Result<Option<String>> {
-    let path = look::member_path(name);
+    let path = read_cluster::member_path(name);
     hub.patch(
         "let the cluster leave",
         &path,
@@ -146,7 +148,7 @@ async fn leave(
         Err(_) if force => {
             note(&format!(
                 "warning: {name} has not removed or released its copies within {}; it is removed by force",
-                limit::words(timeout)
+                parse::words(timeout)
             ));
             Ok(None)
         }
@@ -160,7 +162,7 @@ async fn leave(
                 "{name} has not left within {}: {why}. It is still leaving (spec.leaving is true): `kubectl runnel unjoin \
                  {name}` again waits again, with --force it is removed and what is left of its copies stays; \
                  `kubectl runnel status -A` and the agent's log say what holds it",
-                limit::words(timeout)
+                parse::words(timeout)
             );
             Err(ended(TIMED_OUT, text))
         }
@@ -169,7 +171,7 @@ async fn leave(
 
 /// Deletes a `MemberCluster` and waits until it is gone.
 pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyhow::Result<()> {
-    let path = look::member_path(name);
+    let path = read_cluster::member_path(name);
     let begin = Instant::now();
     hub.delete(&format!("delete the MemberCluster {name}"), &path)
         .await?;
@@ -186,7 +188,7 @@ pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyh
 
 /// What stays in a cluster that is removed by force.
 async fn left_behind(hub: &Cluster, name: &str, object: &MemberCluster) -> String {
-    let rules: Vec<Rule> = look::rules(hub, None).await.unwrap_or_default();
+    let rules: Vec<Rule> = read_cluster::rules(hub, None).await.unwrap_or_default();
     let mut lines = Vec::new();
     for rule in &rules {
         let clusters = rule.status().map(|status| &status.clusters);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::checks::image;
 use super::helm::HUB;
 use super::objects::member_status;
-use super::{CommandContext, args, for_machines, look, say};
+use super::{CommandContext, args, for_machines, read_cluster, say};
 
 /// Shows versions.
 pub(super) async fn run(
@@ -45,7 +45,7 @@ async fn of_clusters(
     let deployment: Option<Deployment> = hub.get("read the Deployment runnel-hub", &path).await?;
     let mut agents: BTreeMap<String, usize> = BTreeMap::new();
     if deployment.is_some() {
-        for member in look::members::<MemberCluster>(&hub).await? {
+        for member in read_cluster::members::<MemberCluster>(&hub).await? {
             let version = member_status(&member).agent_version;
             let version = version.unwrap_or_else(|| "unknown".to_owned());
             *agents.entry(version).or_default() += 1;

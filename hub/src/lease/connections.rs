@@ -6,37 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use runnel_transport::identity::{Fingerprint, PeerCertificate, SpiffeId};
-
-use super::fence::GuardState;
+use super::connection_guard::{GuardState, MemberKey};
 
 /// The limit of connections without a session for one key: one for its next session, one for a
 /// renewal, and those that a network failure leaves behind.
 pub(super) const PER_KEY: usize = 6;
 /// The limit of connections without a session for all keys of one member.
 pub(super) const PER_MEMBER: usize = 16;
-
-/// The member and the key of a certificate.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct MemberKey {
-    /// Uid of the `MemberCluster`.
-    pub uid: Arc<str>,
-    /// The key.
-    pub key: Fingerprint,
-}
-
-impl MemberKey {
-    /// Returns the member and key of a certificate; `None` if it is not that of a member.
-    pub fn of(certificate: &PeerCertificate) -> Option<Self> {
-        match &certificate.id {
-            SpiffeId::Cluster { uid, .. } => Some(Self {
-                uid: uid.as_str().into(),
-                key: certificate.key,
-            }),
-            SpiffeId::Hub { .. } => None,
-        }
-    }
-}
 
 /// The connections of members, the oldest first.
 #[derive(Default)]

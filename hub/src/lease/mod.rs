@@ -18,14 +18,15 @@
 //! waits for as long as its holder may continue. The Lease also has the history of leaders, by
 //! which members detect a restored hub ([`runnel_hub_core::epoch`]). A leader that observes a lower
 //! version of the Lease takes the lead again.
+mod connection_guard;
 mod connection_router;
 mod connections;
 mod elect;
 mod fence;
 mod forward_header;
 
+pub use connection_guard::{ConnectionGuard, MemberKey, RegisteredSession};
 pub use connection_router::{Accepted, ConnectionRouter};
-pub use connections::MemberKey;
 pub use elect::{Election, HAND_OVER_LIMIT, holder};
-pub use fence::{Caller, ConnectionGuard, ConnectionGuards, Fenced, RegisteredSession, fenced};
+pub use fence::{Caller, ConnectionGuards, Fenced, fenced};
 pub use runnel_hub_core::lease::{Holder, LEASE, Lead, Leader, Timing};

@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use kube::ResourceExt;
 use runnel_proto::HISTORY_TOKEN_METADATA;
-use runnel_proto::model::{ClusterName, HubFrame, RuleDelta};
+use runnel_proto::model::{ClusterName, HubFrame};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
@@ -15,7 +15,7 @@ use crate::hub_state::HubState;
 use crate::join::with_reason;
 use crate::object_cache::ObjectCache;
 use runnel_hub_core::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
-use runnel_hub_core::session::{SendRestriction, Session};
+use runnel_hub_core::session::SendRestriction;
 
 /// Returns the history token of an agent, if this hub's key has sealed it.
 pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<HistoryToken> {
@@ -112,76 +112,6 @@ impl Server {
              from a backup, give the cluster a new join string",
             status.message()
         ))
-    }
-}
-
-/// How far the agent may follow this hub, and which history token it gets.
-#[derive(Debug)]
-pub(super) struct EpochCheck {
-    /// The history token that the agent sent.
-    history_token: Option<HistoryToken>,
-    /// The recipient of the tokens that this session gives.
-    recipient: TokenRecipient,
-    /// Why the agent may not follow this hub in everything.
-    divergence: Option<Divergence>,
-    /// Whether removals were withheld in a cluster that joined again.
-    kept_back: bool,
-    /// Whether the agent gets a token at the end of the snapshot even if nothing changed.
-    gives_history_token: bool,
-}
-
-impl EpochCheck {
-    /// Creates the check of a session whose agent sent `history_token`.
-    pub(super) fn new(history_token: Option<HistoryToken>) -> Self {
-        Self {
-            history_token,
-            recipient: TokenRecipient::new("", ""),
-            divergence: None,
-            kept_back: false,
-            gives_history_token: false,
-        }
-    }
-
-    /// Returns what the session must not send.
-    pub(super) fn restriction(&self) -> SendRestriction {
-        self.divergence
-            .as_ref()
-            .map_or(SendRestriction::Nothing, Divergence::restriction)
-    }
-
-    /// Whether a token is sent with `frame`.
-    fn gives_with(&self, frame: &HubFrame) -> bool {
-        match frame {
-            // Each stream repeats that a rule is unknown, so that is no change of this hub.
-            HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_unclaimed(delta)),
-            HubFrame::SnapshotEnd(_) => self.gives_history_token,
-            _ => false,
-        }
-    }
-
-    /// The recipient of a token, or none where the agent gets no token.
-    ///
-    /// A cluster that joined again keeps its former recipient until its divergence is settled.
-    fn recipient_of_token(&self) -> Option<TokenRecipient> {
-        match &self.divergence {
-            None => Some(self.recipient),
-            Some(Divergence::PreviousMembership { .. }) => {
-                self.history_token.as_ref().map(|token| token.to)
-            }
-            Some(_) => None,
-        }
-    }
-
-    /// Ends the restriction of a cluster that joined again, if no removal was withheld. Returns
-    /// whether it did.
-    fn end_if_nothing_kept_back(&mut self, session: &Session) -> bool {
-        let ends = matches!(self.divergence, Some(Divergence::PreviousMembership { .. }))
-            && !self.kept_back
-            && session.holds_nothing_else();
-        if ends {
-            (self.divergence, self.gives_history_token) = (None, true);
-        }
-        ends
     }
 }
 
@@ -357,12 +287,4 @@ impl Running {
             .map(|token| token.seal(&self.hub_state.settings.revision_key))
             .unwrap_or_default()
     }
-}
-
-/// Whether the delta contains only that the hub does not know the rule.
-fn is_only_unclaimed(delta: &RuleDelta) -> bool {
-    let says_terms = delta.terms.is_some() || delta.prune.is_some();
-    let says_copies =
-        !delta.upserts.is_empty() || !delta.tombstones.is_empty() || delta.removal.is_some();
-    delta.orphaned && !says_terms && !says_copies
 }

@@ -1,41 +1,17 @@
-//! Limits what an agent sends. Frames that cannot be read after the Hello are ignored. A session
-//! reads only as fast as a correct agent reports. The work that its reports cause is spread over
-//! time.
+//! Handles the frames of an agent within the limits of its session ([`Bounds`](super::bounds::Bounds)). Frames that
+//! cannot be read after the Hello are ignored.
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use runnel_proto::convert::FrameError;
 use runnel_proto::model::{AgentFrame, HubFrame, Refusal, RuleUid};
 use runnel_proto::{convert, wire};
 use tonic::Status;
 
-use super::peers::{Peers, UnregisteredStream};
 use super::session::Running;
-use crate::lease::{ConnectionGuard, RegisteredSession};
-use crate::metrics::{HubMetrics, PeerLimit};
-use runnel_hub_core::rate_limit::{Rate, RateLimit};
+use crate::metrics::PeerLimit;
 use runnel_hub_core::session::RULES_LIMIT;
 
-/// The rule states and refusals that a session reads: at first all of an agent with 20,000 rules at
-/// once, then 2,000 a second.
-const READS: Rate = Rate {
-    burst: 60_000,
-    every: Duration::from_micros(500),
-};
-/// The statuses that a session marks as stale. Each may cost a write.
-const STATUSES: Rate = Rate {
-    burst: 5000,
-    every: Duration::from_millis(10),
-};
-/// Rules that are judged because the requests of a session changed. Each judgment reads all
-/// clusters of the rule.
-const JUDGEMENTS: Rate = Rate {
-    burst: 1000,
-    every: Duration::from_millis(50),
-};
-/// How much longer a delayed frame waits, so that several are handled together.
-const TOGETHER: Duration = Duration::from_millis(100);
 /// The number of refusals that one session logs.
 const REFUSALS_LOGGED: u64 = 10;
 /// The number of pairs of a rule that cost as much as one state.
@@ -43,119 +19,6 @@ const PAIRS: usize = 16;
 /// The agent must reconnect as soon as this many of the rules that were left out of its report fit,
 /// or all of them.
 const WORTH_COMING_AGAIN: usize = 1000;
-
-/// The limits of one session.
-pub(super) struct Bounds {
-    peers: Arc<Peers>,
-    /// The unregistered stream, until the session is registered.
-    stream: Option<UnregisteredStream>,
-    guard: Option<ConnectionGuard>,
-    /// The registration of the session, from then on.
-    session: Option<RegisteredSession>,
-    reads: RateLimit,
-    /// When the session reads again.
-    pub(super) read_at: Option<Instant>,
-    statuses: RateLimit,
-    judgements: RateLimit,
-    /// Rules whose status is marked later.
-    late_statuses: BTreeSet<RuleUid>,
-    /// Rules that are judged later.
-    late_judgements: BTreeSet<RuleUid>,
-    /// When the delayed rules are due.
-    pub(super) late_at: Option<Instant>,
-    refusals: u64,
-}
-
-impl Bounds {
-    /// Returns the limits of a stream that begins on a connection.
-    pub(super) fn new(
-        peers: Arc<Peers>,
-        stream: Option<UnregisteredStream>,
-        guard: Option<ConnectionGuard>,
-    ) -> Self {
-        Self {
-            peers,
-            stream,
-            guard,
-            session: None,
-            reads: RateLimit::new(READS),
-            read_at: None,
-            statuses: RateLimit::new(STATUSES),
-            judgements: RateLimit::new(JUDGEMENTS),
-            late_statuses: BTreeSet::new(),
-            late_judgements: BTreeSet::new(),
-            late_at: None,
-            refusals: 0,
-        }
-    }
-
-    /// Completes when newer streams have superseded this one.
-    pub(super) async fn superseded(&self) {
-        UnregisteredStream::superseded(self.stream.as_ref()).await;
-    }
-
-    /// Restarts the time limit, because the agent continues its report.
-    fn extend(&self) {
-        if let Some(guard) = &self.guard {
-            guard.extend();
-        }
-    }
-
-    /// Registers the session, which then counts as connected.
-    pub(super) fn registered(&mut self) {
-        self.stream = None;
-        self.session = self.guard.as_ref().map(ConnectionGuard::registered);
-    }
-
-    fn spend_reads(&mut self, items: usize, metrics: &HubMetrics) {
-        let now = Instant::now();
-        self.reads
-            .spend(u32::try_from(items).unwrap_or(u32::MAX), now);
-        let read_at = self.reads.room_at(now);
-        if read_at.is_some() && self.read_at.is_none() {
-            metrics.limited(PeerLimit::Reports, 1);
-        }
-        self.read_at = read_at;
-    }
-
-    /// Returns the rules whose status may be marked now. The others are delayed.
-    fn statuses_now(&mut self, rules: Vec<RuleUid>, metrics: &HubMetrics) -> Vec<RuleUid> {
-        let now = Instant::now();
-        let (soon, late): (Vec<_>, Vec<_>) =
-            rules.into_iter().partition(|_| self.statuses.take(now));
-        metrics.limited(PeerLimit::Statuses, late.len() as u64);
-        self.late_statuses.extend(late);
-        self.set_late(now);
-        soon
-    }
-
-    /// Returns the rules that may be judged now. The others are delayed.
-    fn judgements_now(
-        &mut self,
-        rules: BTreeSet<RuleUid>,
-        metrics: &HubMetrics,
-    ) -> BTreeSet<RuleUid> {
-        let now = Instant::now();
-        let (soon, late): (BTreeSet<_>, BTreeSet<_>) =
-            rules.into_iter().partition(|_| self.judgements.take(now));
-        metrics.limited(PeerLimit::Judgements, late.len() as u64);
-        self.late_judgements.extend(late);
-        self.set_late(now);
-        soon
-    }
-
-    fn set_late(&mut self, now: Instant) {
-        let statuses =
-            (!self.late_statuses.is_empty()).then(|| self.statuses.room_at(now).unwrap_or(now));
-        let judgements =
-            (!self.late_judgements.is_empty()).then(|| self.judgements.room_at(now).unwrap_or(now));
-        self.late_at = statuses
-            .into_iter()
-            .chain(judgements)
-            .min()
-            .map(|at| at + TOGETHER);
-    }
-}
 
 /// Returns the cost of a frame in rule states, besides one for the frame itself.
 fn cost_of(frame: &AgentFrame) -> usize {

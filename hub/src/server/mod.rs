@@ -3,7 +3,9 @@
 //! The verified client certificate identifies the caller; no field of a request can extend its
 //! rights. A session is admitted only while its `MemberCluster` exists with the same uid, is
 //! accepted, and has the certificate's key on record. It is cut as soon as this changes.
+mod bounds;
 mod epoch;
+mod epoch_check;
 mod inbound;
 mod outgoing;
 mod peers;
@@ -13,7 +15,7 @@ mod stream;
 
 pub use stream::Calls;
 
-use inbound::Bounds;
+use bounds::Bounds;
 use peers::{Call, Peers};
 
 use std::pin::Pin;

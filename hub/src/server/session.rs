@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::Instrument;
 
-use super::epoch::EpochCheck;
-use super::inbound::Bounds;
+use super::bounds::Bounds;
+use super::epoch_check::EpochCheck;
 use super::outgoing::{Next, Outgoing};
 use super::{PeerIdentity, admission, not_leading};
 use crate::hub_state::{HubState, Inquiries, LiveSession, until};

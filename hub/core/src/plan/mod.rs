@@ -11,6 +11,7 @@
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod cluster_assignment;
+mod cluster_choice;
 mod cluster_plans;
 mod completed_state;
 mod content;
@@ -33,6 +34,7 @@ use runnel_proto::model::{
 };
 
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
+pub use cluster_choice::ClusterChoice;
 pub use cluster_plans::{ClusterPlans, Labels};
 pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
 pub use content::{ROLLBACK_SECRETS, UnsupportedSource, content_of, denied_of, is_never_a_source};
@@ -41,7 +43,7 @@ use expected::{Expected, Without};
 pub use grants::{EffectiveTerms, Granted, Grants, RuleGrant, TargetClusters, TermsResolver};
 pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
-pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
+pub use rule::{RemovalTerms, Rule, SourceChoice};
 pub use secret_refs::{REFERENCED_KIND, SecretRefError, SecretRefs};
 pub use shape::Shape;
 pub use watch_scope::{Scope, WatchScope};

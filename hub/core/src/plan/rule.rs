@@ -10,7 +10,7 @@ use runnel_proto::model::{
 };
 
 use super::secret_refs::REFERENCED_KIND;
-use super::{NamedTerms, Scope, Shape, WatchScope};
+use super::{ClusterChoice, NamedTerms, Scope, Shape, WatchScope};
 use crate::guard::{Limit, RemovalGuard};
 use crate::rollout::Rollout;
 use runnel_api::PendingApproval;
@@ -26,19 +26,6 @@ pub struct SourceChoice {
     pub selector: Option<Selector>,
     /// Names and globs to select by.
     pub names: Vec<Pattern>,
-    /// Names and globs that are subtracted.
-    pub exclude: Vec<Pattern>,
-}
-
-/// A rule's `clusters`; entries add up.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClusterChoice {
-    /// Every accepted cluster.
-    pub all: bool,
-    /// By exact name.
-    pub names: Vec<String>,
-    /// By the labels of the `MemberCluster`.
-    pub selector: Option<Selector>,
     /// Names and globs that are subtracted.
     pub exclude: Vec<Pattern>,
 }
@@ -276,31 +263,6 @@ impl Rule {
     /// Runnel's own namespace on the hub.
     pub fn runnel_namespace(&self) -> &str {
         &self.runnel_namespace
-    }
-}
-
-impl ClusterChoice {
-    /// Whether it takes in a cluster with these labels.
-    pub fn chooses(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
-        let name = cluster.as_str();
-        let chosen = self.all
-            || self.names.iter().any(|exact| exact == name)
-            || self
-                .selector
-                .as_ref()
-                .is_some_and(|selector| selector.matches(labels));
-        chosen && !matches_any(&self.exclude, name)
-    }
-}
-
-impl From<&runnel_api::Clusters> for ClusterChoice {
-    fn from(spec: &runnel_api::Clusters) -> Self {
-        Self {
-            all: spec.all,
-            names: spec.names.clone(),
-            selector: spec.selector.as_ref().map(Into::into),
-            exclude: patterns(&spec.exclude),
-        }
     }
 }
 

@@ -52,6 +52,7 @@ mod archive;
 mod gate;
 mod order;
 mod progress;
+mod reached;
 mod rollback;
 mod step;
 #[cfg(test)]
@@ -63,8 +64,9 @@ pub use archive::{Archive, Full, SLOT_BYTES, Slot};
 pub use gate::{AdmittedClusters, Gate};
 pub use order::RolloutPosition;
 pub use progress::Progress;
+pub use reached::{Health, Observation};
 pub use runnel_api::RolloutPhase as Phase;
-pub use step::{Health, Observation, step};
+pub use step::step;
 
 /// How long a cluster that was let in and is not connected any more is waited for.
 pub const AWAY_LIMIT: Duration = Duration::from_secs(60);

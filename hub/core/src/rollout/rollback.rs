@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
 
-use super::step::{Reached, at_least, look};
+use super::reached::{Reached, at_least, look};
 use super::{AdmittedClusters, Gate, Health, Observation, Phase, Progress, Rollout};
 use crate::now::Now;
 

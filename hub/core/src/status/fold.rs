@@ -1,15 +1,16 @@
 //! Folds what is known about a rule into its status.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
-use super::rollout_view::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
+use super::rollout_view::{rolling_out, rollout_reverted, rollout_stopped, went_wrong};
 use super::rule_cluster_state::{RuleClusterState, from_any, is_awaited, is_reading, standing};
+use super::view::{ConditionValue, View, counted};
 use super::{Now, ReportStore, SETTLING};
-use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, UnsupportedSource, WatchScope};
+use crate::plan::{Rule, RulePlan, UnsupportedSource};
 use runnel_api::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened,
     whole_seconds,
@@ -17,66 +18,6 @@ use runnel_api::conditions::{
 use runnel_api::{
     APPROVE, ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
 };
-
-/// The state of a rule in the hub.
-pub struct View<'a> {
-    /// The rule.
-    pub rule: &'a Rule,
-    /// What it selects.
-    pub plan: &'a RulePlan,
-    /// What is sent: of that, or instead of it where that is rolled back.
-    pub cluster_plans: &'a ClusterPlans,
-    /// The clusters that it chooses, by what is granted there.
-    pub target_clusters: &'a TargetClusters,
-    /// The places that it needs and that cannot be read, and why.
-    pub unreadable: BTreeMap<WatchScope, String>,
-    /// What waits for approval.
-    pub pending: Option<PendingApproval>,
-    /// Whether a removal that the hub decided on is blocked.
-    pub blocks_removals: bool,
-    /// Whether removals in namespaces that are no longer targets are blocked.
-    pub blocks_prunes: bool,
-    /// How many copies a dry run would remove that the hub would order away, by cluster.
-    pub planned_removals: BTreeMap<ClusterName, u64>,
-    /// The rollout of its newest change, if the rule has one.
-    pub rolling: Option<Rolling<'a>>,
-    /// The status that is there.
-    pub previous: &'a RuleStatus,
-    /// When the hub started.
-    pub hub_started: Instant,
-    /// Whether a change has been in progress for so long that the status should report it.
-    pub overdue: bool,
-}
-
-impl<'a> View<'a> {
-    /// What is sent to a cluster.
-    pub(super) fn sent(&self, cluster: &ClusterName) -> &'a RulePlan {
-        self.cluster_plans
-            .plan_of(cluster)
-            .map_or(self.plan, |made| made)
-    }
-}
-
-/// The value of a condition.
-pub(super) struct ConditionValue {
-    status: ConditionStatus,
-    reason: Reason,
-    message: String,
-}
-
-impl ConditionValue {
-    pub(super) fn new(
-        status: ConditionStatus,
-        reason: impl Into<Reason>,
-        message: impl Into<String>,
-    ) -> Self {
-        Self {
-            status,
-            reason: reason.into(),
-            message: message.into(),
-        }
-    }
-}
 
 /// The status that the rule should have; `None` if the current one is right, or must stay because
 /// its clusters had no time yet to connect to a hub that just started.
@@ -587,11 +528,6 @@ fn unreachable(standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValu
         Reason::ClustersUnreachable,
         message,
     )
-}
-
-/// A number with its noun.
-pub(super) fn counted(number: i64, one: &str, more: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { more })
 }
 
 fn rank(reason: Reason) -> usize {

@@ -3,8 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, ConflictPolicy, Grant, Terms};
 
-use super::View;
-use super::fold::ConditionValue;
+use super::view::{ConditionValue, View};
 use runnel_api::conditions::{ConditionStatus, Reason};
 
 /// The number of names that a sentence lists.

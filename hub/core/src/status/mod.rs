@@ -18,6 +18,7 @@ mod rollout_view;
 mod rule_cluster_state;
 #[cfg(test)]
 mod tests;
+mod view;
 mod write_pace;
 
 use std::time::Duration;
@@ -26,12 +27,12 @@ pub use crate::now::Now;
 pub use deliveries::{Deliveries, DeliveryTimes};
 pub use detail::{ClusterDetail, detail, details};
 pub use fleet::{FleetCounts, fold_fleet};
-pub use fold::{View, fold};
+pub use fold::fold;
 pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, notices};
 pub use report_store::{ReportStore, SessionFacts};
-pub use rollout_view::Rolling;
 pub use rule_cluster_state::{Proved, Sent, is_settled};
+pub use view::{Rolling, View};
 pub use write_pace::Pace;
 
 /// How long a session may be lost before its cluster counts as unreachable. Keepalives detect a

@@ -4,36 +4,17 @@ use std::collections::BTreeSet;
 
 use runnel_proto::model::{ClusterName, Reason as CopyFailure};
 
-use super::fold::{ConditionValue, counted};
 use super::report_store::RuleReport;
 use super::rule_cluster_state::ClusterView;
 use super::rule_cluster_state::{
     Proved, holds_the_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading, proved,
     standing,
 };
-use super::{Now, ReportStore, View};
-use crate::index::Former;
-use crate::plan::{ClusterPlans, RollbackBlocker, TargetClusters};
-use crate::rollout::{Gate, Health, Observation, Phase, Progress, Rollout, RolloutPosition, step};
+use super::view::{ConditionValue, Rolling, View, counted};
+use super::{Now, ReportStore};
+use crate::plan::RollbackBlocker;
+use crate::rollout::{Gate, Health, Observation, Phase, Progress, RolloutPosition, step};
 use runnel_api::conditions::{ConditionStatus, Reason, shortened};
-
-/// A rollout as it is.
-pub struct Rolling<'a> {
-    /// The rollout settings of the rule.
-    pub rollout: &'a Rollout,
-    /// What is rolled out.
-    pub target: &'a str,
-    /// The clusters that may have the target.
-    pub gate: Option<Cow<'a, Gate>>,
-    /// How far it has come.
-    pub progress: Option<Progress>,
-    /// A cluster that fails, and why.
-    pub failing: Option<(ClusterName, String)>,
-    /// What the target sends, and where.
-    pub newest: (&'a ClusterPlans, &'a TargetClusters),
-    /// What is sent where the target is rolled back.
-    pub former: &'a Former,
-}
 
 impl View<'_> {
     /// Whether a cluster's turn has not come.

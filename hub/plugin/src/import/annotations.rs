@@ -2,24 +2,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::choice::{self, Choice, Places, Written};
+pub use crate::args::Copier;
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";
 const REFLECTOR: &str = "reflector.v1.k8s.emberstack.com/";
 const SYNCER: &str = "kubed.appscode.com/";
-
-/// The copiers that can be imported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-pub enum Copier {
-    /// kubernetes-replicator (mittwald).
-    Replicator,
-    /// kubernetes-reflector (emberstack).
-    Reflector,
-    /// config-syncer, formerly kubed (appscode).
-    ConfigSyncer,
-    /// Anything that copies what has a label: see --label.
-    #[value(skip)]
-    Label,
-}
 
 impl Copier {
     /// All that are known by their annotations.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::annotations::{Copier, CopyRequest, Id, Marked, Objects, Read};
 use super::choice::{self, Choice, Places};
-use crate::limit::ArgumentError;
+use crate::parse::ArgumentError;
 use runnel_api::{LabelExpression, LabelSelector, Operator, limits};
 
 /// The user's description of such a copier.

@@ -145,12 +145,6 @@ pub fn tone(state: &str) -> Tone {
     }
 }
 
-/// Returns the port that `kubectl port-forward` listens on, from its first line of output.
-pub fn forwarded_port(line: &str) -> Option<u16> {
-    let rest = line.strip_prefix("Forwarding from 127.0.0.1:")?;
-    rest.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,22 +254,6 @@ What failed (at most five copies per cluster):
                     .all(|line| line.chars().count() <= width)
             );
             insta::assert_snapshot!(format!("outdated_{width}"), output.join("\n"));
-        }
-    }
-
-    #[test]
-    fn the_forwarded_port_is_read() {
-        assert_eq!(
-            forwarded_port("Forwarding from 127.0.0.1:41237 -> 8443"),
-            Some(41237)
-        );
-        for other in [
-            "",
-            "Forwarding from [::1]:41237 -> 8443",
-            "error: nothing",
-            "Forwarding from 127.0.0.1:x -> 1",
-        ] {
-            assert_eq!(forwarded_port(other), None, "{other}");
         }
     }
 }

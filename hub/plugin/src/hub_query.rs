@@ -19,7 +19,7 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 
 use super::access::Cluster;
-use super::detail::ClusterRow;
+use super::clusters_output::ClusterRow;
 use super::discovery::Part;
 use super::objects::Rule;
 use runnel_hub::query::AUDIENCE;
@@ -354,7 +354,7 @@ impl Forward {
                 LIMIT.as_secs()
             )
         })?;
-        if let Some(port) = line?.as_deref().and_then(super::detail::forwarded_port) {
+        if let Some(port) = line?.as_deref().and_then(forwarded_port) {
             return Ok(Self {
                 address: format!("127.0.0.1:{port}"),
                 _child: child,
@@ -368,5 +368,32 @@ impl Forward {
             "kubectl port-forward to the hub failed ({}): give --hub-url HOST:PORT, an address that agents use",
             why.trim()
         )
+    }
+}
+
+/// Returns the port that `kubectl port-forward` listens on, from its first line of output.
+fn forwarded_port(line: &str) -> Option<u16> {
+    let rest = line.strip_prefix("Forwarding from 127.0.0.1:")?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forwarded_port_is_read() {
+        assert_eq!(
+            forwarded_port("Forwarding from 127.0.0.1:41237 -> 8443"),
+            Some(41237)
+        );
+        for other in [
+            "",
+            "Forwarding from [::1]:41237 -> 8443",
+            "error: nothing",
+            "Forwarding from 127.0.0.1:x -> 1",
+        ] {
+            assert_eq!(forwarded_port(other), None, "{other}");
+        }
     }
 }

@@ -1,0 +1,139 @@
+//! What is seen of the clusters of a rollout, and which of them were reached.
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use runnel_proto::model::ClusterName;
+
+use super::{AWAY_LIMIT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT};
+
+/// How a cluster is with the target; or, where that is rolled back, with the former state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It has it, and nothing is wrong.
+    Applied,
+    /// Nothing is under way and nothing is wrong, but what it has cannot be compared with the target, as where the guard
+    /// holds a removal.
+    Quiet,
+    /// It has it, and copies failed.
+    Failed,
+    /// It is connected and does not have it, or is at work on it.
+    Pending,
+    /// It is not connected, or is cordoned or waits for an administrator: it does not take it now.
+    Away,
+}
+
+/// What is seen of the clusters that the rule chooses.
+#[derive(Clone, Debug)]
+pub struct Observation<'a> {
+    /// What they should have.
+    pub target: &'a str,
+    /// How each of them is, in order.
+    pub clusters: Vec<(RolloutPosition, Health)>,
+    /// Whether the hub has just begun and some of them may still connect.
+    pub settling: bool,
+    /// Clusters that report that they apply the target or return to the former one. Used until this
+    /// leader has received the reports of all clusters that an earlier leader admitted.
+    pub at_work: BTreeSet<ClusterName>,
+    /// Whether the state of the last completed rollout is there, so that a rollback can send it.
+    pub has_former: bool,
+}
+
+/// The clusters that were reached, by how they are.
+#[derive(Default)]
+pub(super) struct Reached {
+    /// The clusters that may have the target.
+    pub(super) admitted: BTreeMap<ClusterName, Instant>,
+    /// The admitted clusters that have not settled.
+    pub(super) in_flight: Vec<ClusterName>,
+    /// The clusters that are not admitted, in order.
+    pub(super) waiting: Vec<ClusterName>,
+    pub(super) failed: u64,
+}
+
+/// Determines which clusters were reached.
+pub(super) fn look(
+    progress: &Progress,
+    under_way: &BTreeMap<ClusterName, Instant>,
+    seen: &Observation<'_>,
+    now: Instant,
+) -> Reached {
+    let mut reached = Reached::default();
+    let counts = |turn: &RolloutPosition| {
+        // A cluster without the former state gets it, independent of its current position in the
+        // order.
+        let all = progress.is_completed() || progress.phase.is_rollback();
+        all || under_way.contains_key(&turn.cluster) || progress.has_reached(turn)
+    };
+    for (turn, health) in seen.clusters.iter().filter(|(turn, _)| counts(turn)) {
+        let admitted = under_way.get(&turn.cluster).copied();
+        let for_long =
+            |limit| admitted.is_some_and(|at| now.saturating_duration_since(at) >= limit);
+        let mut keep = |at| {
+            reached.admitted.insert(turn.cluster.clone(), at);
+        };
+        match (health, admitted) {
+            (Health::Applied, _) => keep(admitted.unwrap_or(now)),
+            (Health::Failed, _) => {
+                keep(admitted.unwrap_or(now));
+                reached.failed += 1;
+            }
+            (Health::Pending, Some(at)) => {
+                keep(at);
+                if !for_long(STUCK_LIMIT) {
+                    reached.in_flight.push(turn.cluster.clone());
+                    continue;
+                }
+                reached.failed += 1;
+            }
+            // Another process let it in, and it has the room that it takes.
+            (Health::Pending, None) if seen.at_work.contains(&turn.cluster) => {
+                keep(now);
+                reached.in_flight.push(turn.cluster.clone());
+            }
+            (Health::Quiet, Some(at)) => {
+                keep(at);
+                if !for_long(QUIET_FOR) {
+                    reached.in_flight.push(turn.cluster.clone());
+                }
+            }
+            (Health::Pending | Health::Quiet, None) => reached.waiting.push(turn.cluster.clone()),
+            // A cluster that reconnects later needs a new slot.
+            (Health::Away, Some(at)) if !for_long(AWAY_LIMIT) => {
+                keep(at);
+                reached.in_flight.push(turn.cluster.clone());
+            }
+            (Health::Away, _) => {}
+        }
+    }
+    reached
+}
+
+impl Reached {
+    /// Whether no cluster is left that could get the target later. Such clusters would get it all
+    /// at once.
+    pub(super) fn has_all_clusters(&self, seen: &Observation<'_>) -> bool {
+        let is_here = |(_, health): &(RolloutPosition, Health)| *health != Health::Away;
+        self.in_flight.is_empty() && self.waiting.is_empty() && seen.clusters.iter().all(is_here)
+    }
+
+    /// Admits waiting clusters, up to the number of free slots.
+    pub(super) fn admit(&mut self, room: usize, now: Instant) {
+        let free = room
+            .saturating_sub(self.in_flight.len())
+            .min(self.waiting.len());
+        for cluster in self.waiting.drain(..free) {
+            self.admitted.insert(cluster.clone(), now);
+            self.in_flight.push(cluster);
+        }
+    }
+}
+
+/// The counted number, and at least the former number while some of the clusters counted then are
+/// not connected.
+pub(super) fn at_least(counted: u64, before: u64, seen: &Observation<'_>) -> u64 {
+    if seen.settling {
+        counted.max(before)
+    } else {
+        counted
+    }
+}

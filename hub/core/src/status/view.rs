@@ -1,0 +1,95 @@
+//! What the hub knows about one rule, as the input of its status, and the parts of statuses that several files use.
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use runnel_proto::model::ClusterName;
+
+use crate::index::Former;
+use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, WatchScope};
+use crate::rollout::{Gate, Progress, Rollout};
+use runnel_api::conditions::{ConditionStatus, Reason};
+use runnel_api::{PendingApproval, RuleStatus};
+
+/// The state of a rule in the hub.
+pub struct View<'a> {
+    /// The rule.
+    pub rule: &'a Rule,
+    /// What it selects.
+    pub plan: &'a RulePlan,
+    /// What is sent: of that, or instead of it where that is rolled back.
+    pub cluster_plans: &'a ClusterPlans,
+    /// The clusters that it chooses, by what is granted there.
+    pub target_clusters: &'a TargetClusters,
+    /// The places that it needs and that cannot be read, and why.
+    pub unreadable: BTreeMap<WatchScope, String>,
+    /// What waits for approval.
+    pub pending: Option<PendingApproval>,
+    /// Whether a removal that the hub decided on is blocked.
+    pub blocks_removals: bool,
+    /// Whether removals in namespaces that are no longer targets are blocked.
+    pub blocks_prunes: bool,
+    /// How many copies a dry run would remove that the hub would order away, by cluster.
+    pub planned_removals: BTreeMap<ClusterName, u64>,
+    /// The rollout of its newest change, if the rule has one.
+    pub rolling: Option<Rolling<'a>>,
+    /// The status that is there.
+    pub previous: &'a RuleStatus,
+    /// When the hub started.
+    pub hub_started: Instant,
+    /// Whether a change has been in progress for so long that the status should report it.
+    pub overdue: bool,
+}
+
+impl<'a> View<'a> {
+    /// What is sent to a cluster.
+    pub(super) fn sent(&self, cluster: &ClusterName) -> &'a RulePlan {
+        self.cluster_plans
+            .plan_of(cluster)
+            .map_or(self.plan, |made| made)
+    }
+}
+
+/// The value of a condition.
+pub(super) struct ConditionValue {
+    pub(super) status: ConditionStatus,
+    pub(super) reason: Reason,
+    pub(super) message: String,
+}
+
+impl ConditionValue {
+    pub(super) fn new(
+        status: ConditionStatus,
+        reason: impl Into<Reason>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            status,
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+}
+
+/// A rollout as it is.
+pub struct Rolling<'a> {
+    /// The rollout settings of the rule.
+    pub rollout: &'a Rollout,
+    /// What is rolled out.
+    pub target: &'a str,
+    /// The clusters that may have the target.
+    pub gate: Option<Cow<'a, Gate>>,
+    /// How far it has come.
+    pub progress: Option<Progress>,
+    /// A cluster that fails, and why.
+    pub failing: Option<(ClusterName, String)>,
+    /// What the target sends, and where.
+    pub newest: (&'a ClusterPlans, &'a TargetClusters),
+    /// What is sent where the target is rolled back.
+    pub former: &'a Former,
+}
+
+/// A number with its noun.
+pub(super) fn counted(number: i64, one: &str, more: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { more })
+}
