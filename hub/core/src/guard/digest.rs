@@ -7,10 +7,16 @@ use runnel_proto::model::SourceRef;
 
 use super::Item;
 
-/// Names exactly this set of one rule, blocked since then.
-pub(super) fn digest_of(uid: &str, since: Timestamp, blocked: &BTreeSet<Item>) -> String {
+/// Names exactly this set of one rule, blocked since then because of this cause.
+pub(super) fn digest_of(
+    uid: &str,
+    cause: &str,
+    since: Timestamp,
+    blocked: &BTreeSet<Item>,
+) -> String {
     let mut text = Text::new();
     text.line("blocked", uid);
+    text.line("cause", cause);
     text.line("since", &since.as_second().to_string());
     for item in blocked {
         match item {

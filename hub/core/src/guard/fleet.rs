@@ -70,20 +70,52 @@ impl Part {
     fn copies(&self) -> u64 {
         sum(&self.copies)
     }
-
-    /// The cause, with its rule if each rule has its own.
-    pub fn key(&self) -> (Cause, Option<RuleUid>) {
-        (
-            self.cause,
-            self.cause.is_of_rule().then(|| self.uid.clone()),
-        )
-    }
 }
 
 fn sum(copies: &BTreeMap<ClusterName, u64>) -> u64 {
     copies
         .values()
         .fold(0, |sum, copies| sum.saturating_add(*copies))
+}
+
+/// What passed of one rule.
+#[derive(Clone)]
+struct Passed {
+    at: Instant,
+    uid: RuleUid,
+    copies: BTreeMap<ClusterName, u64>,
+    /// A user approved it: it counts for its own cause only.
+    approved: Option<Cause>,
+}
+
+/// Numbers of copies that add up.
+#[derive(Default)]
+struct Sums<'a> {
+    rules: BTreeMap<&'a RuleUid, u64>,
+    members: BTreeMap<&'a ClusterName, u64>,
+    fleet: u64,
+}
+
+impl<'a> Sums<'a> {
+    fn add(&mut self, uid: &'a RuleUid, copies: &'a BTreeMap<ClusterName, u64>) {
+        for (cluster, count) in copies {
+            for sum in [
+                self.rules.entry(uid).or_default(),
+                self.members.entry(cluster).or_default(),
+                &mut self.fleet,
+            ] {
+                *sum = sum.saturating_add(*count);
+            }
+        }
+    }
+
+    fn of_rule(&self, uid: &RuleUid) -> u64 {
+        self.rules.get(uid).copied().unwrap_or_default()
+    }
+
+    fn of_member(&self, cluster: &ClusterName) -> u64 {
+        self.members.get(cluster).copied().unwrap_or_default()
+    }
 }
 
 /// The guard's state across rules.
@@ -95,15 +127,19 @@ pub struct FleetGuard {
     waiting: BTreeSet<RuleUid>,
     first: Option<Instant>,
     due: Option<Instant>,
-    /// What passed by its count within [`WINDOW`].
-    passed: VecDeque<(Instant, RuleUid, BTreeMap<ClusterName, u64>)>,
+    /// What passed within [`WINDOW`].
+    passed: VecDeque<Passed>,
     all_rules: Option<Arc<[RuleUid]>>,
+    /// What changed for rules that do not follow it yet.
+    changed: BTreeMap<RuleUid, Cause>,
 }
 
 /// How many copies there are, for limits in percent.
 pub trait Totals {
+    /// The limit of a rule.
+    fn limit(&self, uid: &RuleUid) -> Limit;
     /// Of a rule.
-    fn of_rule(&self, uid: &RuleUid) -> (Limit, u64);
+    fn of_rule(&self, uid: &RuleUid) -> u64;
     /// In a member cluster.
     fn of_member(&self, cluster: &ClusterName) -> u64;
     /// In the fleet.
@@ -116,6 +152,18 @@ impl FleetGuard {
         (self.first, self.due) = (None, None);
         self.waiting.clear();
         self.passed.clear();
+        self.changed.clear();
+    }
+
+    /// Records why rules are to follow a change.
+    pub fn set_changed(&mut self, uids: &BTreeSet<RuleUid>, cause: &Cause) {
+        let changes = uids.iter().map(|uid| (uid.clone(), cause.clone()));
+        self.changed.extend(changes);
+    }
+
+    /// Why a rule follows a change now.
+    pub fn take_changed(&mut self, uid: &RuleUid) -> Option<Cause> {
+        self.changed.remove(uid)
     }
 
     /// The same guard in an index that has only some of the rules of the fleet, which are `all_rules`.
@@ -158,68 +206,82 @@ impl FleetGuard {
         std::mem::take(&mut self.waiting)
     }
 
-    /// The causes that are above a limit: all that they would remove is blocked. `blocked` is what was blocked within
-    /// [`WINDOW`].
-    pub fn exceeding<'a>(
-        &'a mut self,
-        parts: &'a [Part],
-        blocked: impl Iterator<Item = (&'a RuleUid, &'a BTreeMap<ClusterName, u64>)>,
+    /// The causes that are above a limit: all that they would remove is blocked.
+    ///
+    /// A cause counts with everything that passed within [`WINDOW`]. Causes that are each within
+    /// the limits are counted together, because they may be one change. What is blocked counts for
+    /// no other cause: it may never go.
+    pub fn exceeding(
+        &mut self,
+        parts: &[Part],
         totals: &dyn Totals,
         now: Instant,
-    ) -> BTreeSet<(Cause, Option<RuleUid>)> {
+    ) -> BTreeSet<Cause> {
         self.passed
-            .retain(|(at, ..)| now.saturating_duration_since(*at) < WINDOW);
-        let (mut rules, mut members, mut fleet) = (BTreeMap::new(), BTreeMap::new(), 0u64);
-        let passed = self.passed.iter().map(|(_, uid, copies)| (uid, copies));
-        for (uid, copies) in passed
-            .chain(blocked)
-            .chain(parts.iter().map(|part| (&part.uid, &part.copies)))
-        {
-            for (cluster, count) in copies {
-                for sum in [
-                    rules.entry(uid).or_default(),
-                    members.entry(cluster).or_default(),
-                    &mut fleet,
-                ] {
-                    *sum = u64::saturating_add(*sum, *count);
-                }
-            }
+            .retain(|passed| now.saturating_duration_since(passed.at) < WINDOW);
+        let (mut before, mut approved) = (Sums::default(), BTreeMap::<_, Sums<'_>>::new());
+        for passed in &self.passed {
+            let sums = match &passed.approved {
+                Some(cause) => approved.entry(cause).or_default(),
+                None => &mut before,
+            };
+            sums.add(&passed.uid, &passed.copies);
         }
-        let rule_exceeds = |uid: &RuleUid| {
-            let (limit, all) = totals.of_rule(uid);
-            !limit.allows(rules.get(uid).copied().unwrap_or_default(), || all)
+        let mut causes: BTreeMap<&Cause, (Sums<'_>, Vec<&Part>)> = BTreeMap::new();
+        for part in parts {
+            let (sums, parts) = causes.entry(&part.cause).or_insert_with(|| {
+                let sums = approved.remove(&part.cause).unwrap_or_default();
+                (sums, Vec::new())
+            });
+            sums.add(&part.uid, &part.copies);
+            parts.push(part);
+        }
+        let exceeds = |part: &Part, sums: &Sums<'_>| self.exceeds(part, &before, sums, totals);
+        let mut over: BTreeSet<Cause> = causes
+            .values()
+            .flat_map(|(sums, parts)| parts.iter().filter(|part| exceeds(part, sums)))
+            .map(|part| part.cause.clone())
+            .collect();
+        let (mut together, mut rest) = (Sums::default(), Vec::new());
+        for part in parts.iter().filter(|part| !over.contains(&part.cause)) {
+            together.add(&part.uid, &part.copies);
+            rest.push(part);
+        }
+        let rest = rest.into_iter().filter(|part| exceeds(part, &together));
+        over.extend(rest.map(|part| part.cause.clone()));
+        over
+    }
+
+    fn exceeds(
+        &self,
+        part: &Part,
+        before: &Sums<'_>,
+        sums: &Sums<'_>,
+        totals: &dyn Totals,
+    ) -> bool {
+        let in_fleet = || {
+            let count = before.fleet.saturating_add(sums.fleet);
+            !self.terms.fleet.allows(count, || totals.of_fleet())
         };
-        let concerned: BTreeSet<_> = parts
-            .iter()
-            .filter(|part| part.copies() > 0)
-            .map(|part| &part.uid)
-            .collect();
-        let rules_over: BTreeSet<_> = concerned
-            .into_iter()
-            .filter(|uid| rule_exceeds(uid))
-            .collect();
-        let member_exceeds = |cluster: &ClusterName, count: u64| {
+        let in_rule = || {
+            let count = before
+                .of_rule(&part.uid)
+                .saturating_add(sums.of_rule(&part.uid));
+            let limit = totals.limit(&part.uid);
+            !limit.allows(count, || totals.of_rule(&part.uid))
+        };
+        let in_member = |cluster: &ClusterName| {
+            let count = before
+                .of_member(cluster)
+                .saturating_add(sums.of_member(cluster));
             !self
                 .terms
                 .member
                 .allows(count, || totals.of_member(cluster))
         };
-        let members_over: BTreeSet<_> = members
-            .iter()
-            .filter(|(cluster, count)| member_exceeds(cluster, **count))
-            .map(|(name, _)| *name)
-            .collect();
-        let fleet_over = !self.terms.fleet.allows(fleet, || totals.of_fleet());
-        let is_over = |part: &&Part| {
-            let in_member = || {
-                part.copies
-                    .iter()
-                    .any(|(name, count)| *count > 0 && members_over.contains(name))
-            };
-            part.copies() > 0
-                && (part.joins || fleet_over || rules_over.contains(&part.uid) || in_member())
-        };
-        parts.iter().filter(is_over).map(Part::key).collect()
+        let mut members = part.copies.iter().filter(|(_, count)| **count > 0);
+        part.copies() > 0
+            && (part.joins || in_fleet() || in_rule() || members.any(|(name, _)| in_member(name)))
     }
 
     /// So many copies of a rule pass by their count.
@@ -229,8 +291,34 @@ impl FleetGuard {
         copies: BTreeMap<ClusterName, u64>,
         now: Instant,
     ) {
+        self.record(uid, copies, None, now);
+    }
+
+    /// A user approved the removal of so many copies of a rule.
+    pub fn record_approved(
+        &mut self,
+        uid: &RuleUid,
+        copies: BTreeMap<ClusterName, u64>,
+        cause: Cause,
+        now: Instant,
+    ) {
+        self.record(uid, copies, Some(cause), now);
+    }
+
+    fn record(
+        &mut self,
+        uid: &RuleUid,
+        copies: BTreeMap<ClusterName, u64>,
+        approved: Option<Cause>,
+        now: Instant,
+    ) {
         if sum(&copies) > 0 {
-            self.passed.push_back((now, uid.clone(), copies));
+            self.passed.push_back(Passed {
+                at: now,
+                uid: uid.clone(),
+                copies,
+                approved,
+            });
         }
     }
 }

@@ -17,6 +17,7 @@
 //! The rule's status has the [`PendingApproval`]. A new leader blocks all indirect removals of such
 //! a rule until they are the set of that digest again, or until the agents have reported their
 //! intents: then it judges them together.
+mod cause;
 mod decision;
 mod digest;
 mod fleet;
@@ -33,11 +34,12 @@ use runnel_api::PendingApproval;
 use runnel_api::conditions::whole_seconds;
 use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
 
+pub use cause::{Cause, CauseKind};
 pub use decision::GuardDecision;
 use digest::digest_of;
 pub use digest::digest_of_all;
 pub use fleet::{FleetGuard, FleetTerms, Part, Totals};
-pub use item::{Cause, Item};
+pub use item::Item;
 pub use limit::Limit;
 
 /// Indirect removals within this time add up.
@@ -66,15 +68,17 @@ pub struct RemovalGuard {
     digests: VecDeque<(String, BTreeSet<Item>)>,
     /// When the first of what is open or blocked was blocked.
     since: Option<Timestamp>,
-    /// When the last of it was blocked, and how many copies it is, by cluster.
-    blocked: Option<(Instant, BTreeMap<ClusterName, u64>)>,
+    /// When the last of it was blocked.
+    blocked_at: Option<Instant>,
+    /// The cause that the rule's status named when this process began.
+    inherited: Option<String>,
     /// An earlier process blocked removals, and not all agents have reported yet.
     carried: bool,
     /// The clusters that were not connected when that ended: they may have a part of it.
     awaited: BTreeSet<ClusterName>,
     /// Something was opened since the last judgement.
     is_news: bool,
-    /// A blocked item is selected again.
+    /// A blocked item is selected again, or approved.
     undone: bool,
 }
 
@@ -87,6 +91,7 @@ impl RemovalGuard {
         Self {
             pending: pending.cloned(),
             since,
+            inherited: pending.map(|pending| pending.cause.clone()),
             carried: pending.is_some(),
             ..Self::default()
         }
@@ -144,7 +149,8 @@ impl RemovalGuard {
             return;
         }
         match self.open.get_mut(&item) {
-            Some(known) => *known = cause.max(*known),
+            Some(known) if *known < cause => *known = cause,
+            Some(_) => {}
             None => {
                 self.open.insert(item, cause);
                 self.is_news = true;
@@ -169,7 +175,8 @@ impl RemovalGuard {
     /// Nothing is left of what was blocked: the same change, made again, needs approval again.
     fn forget_if_over(&mut self) {
         if self.open.is_empty() && self.decision.blocked.is_empty() && !self.carried {
-            (self.pending, self.since, self.blocked) = (None, None, None);
+            (self.pending, self.since, self.blocked_at) = (None, None, None);
+            self.inherited = None;
             self.digests.clear();
         }
     }
@@ -210,11 +217,11 @@ impl RemovalGuard {
         if !self.decision.blocked.is_empty() {
             Arc::make_mut(&mut self.decision).blocked.clear();
             self.open.append(&mut self.causes);
-            (self.is_news, self.blocked) = (true, None);
+            (self.is_news, self.blocked_at) = (true, None);
         }
     }
 
-    /// Whether something blocked was undone since this was asked last.
+    /// Whether something blocked was undone or approved since this was asked last.
     pub fn take_undone(&mut self) -> bool {
         std::mem::take(&mut self.undone)
     }
@@ -264,16 +271,13 @@ impl RemovalGuard {
     }
 
     /// What agents would remove in namespaces that are no longer targets, cluster by cluster.
-    pub fn set_prunes(&mut self, prunes: &BTreeMap<ClusterName, AskedDigest>) {
+    pub fn set_prunes(&mut self, prunes: &BTreeMap<ClusterName, AskedDigest>, cause: &Cause) {
         self.keep_wanted(|item| match item {
             Item::Prune(cluster, digest) => prunes.get(cluster) != Some(digest),
             _ => false,
         });
         for (cluster, digest) in prunes {
-            self.remove(
-                Item::Prune(cluster.clone(), *digest),
-                Cause::TargetNamespaces,
-            );
+            self.remove(Item::Prune(cluster.clone(), *digest), cause.clone());
         }
     }
 
@@ -299,21 +303,22 @@ impl RemovalGuard {
     }
 
     /// Takes out of what is open the deliberate deletes; `refine` finds out what a deletion really comes from.
-    pub fn take_deliberate(&mut self, refine: impl Fn(&Item, Cause) -> Cause) -> BTreeSet<Item> {
-        let named = self
-            .open
-            .values()
-            .filter(|cause| **cause == Cause::Named)
-            .count();
+    pub fn take_deliberate(
+        &mut self,
+        refine: impl Fn(&Item, &Cause) -> Option<Cause>,
+    ) -> BTreeSet<Item> {
+        let is_named = |cause: &&Cause| cause.kind == CauseKind::Named;
+        let named = self.open.values().filter(is_named).count();
         for (item, cause) in &mut self.open {
-            *cause = match *cause {
-                Cause::Named if named > NAMED_AT_ONCE => Cause::RuleEdited,
-                cause => refine(item, cause),
-            };
+            if cause.kind == CauseKind::Named && named > NAMED_AT_ONCE {
+                cause.kind = CauseKind::RuleEdited;
+            } else if let Some(refined) = refine(item, cause) {
+                *cause = refined;
+            }
         }
         let (deliberate, others): (BTreeMap<_, _>, _) = std::mem::take(&mut self.open)
             .into_iter()
-            .partition(|(_, cause)| cause.is_deliberate());
+            .partition(|(_, cause)| cause.kind.is_deliberate());
         self.open = others;
         deliberate.into_keys().collect()
     }
@@ -358,29 +363,41 @@ impl RemovalGuard {
     }
 
     /// Blocks items until a person approves them.
-    pub fn block(&mut self, items: BTreeSet<Item>, cause: Cause) {
+    pub fn block(&mut self, items: BTreeSet<Item>, cause: &Cause) {
         self.causes
-            .extend(items.iter().map(|item| (item.clone(), cause)));
+            .extend(items.iter().map(|item| (item.clone(), cause.clone())));
         Arc::make_mut(&mut self.decision).blocked.extend(items);
     }
 
     /// The causes of what is blocked.
-    pub fn blocked_causes(&self) -> BTreeSet<Cause> {
-        self.causes.values().copied().collect()
+    pub fn blocked_causes(&self) -> BTreeSet<&Cause> {
+        self.causes.values().collect()
     }
 
-    /// What was blocked within [`WINDOW`], by cluster.
-    pub fn blocked_lately(&self, now: Instant) -> Option<&BTreeMap<ClusterName, u64>> {
-        let (at, copies) = self.blocked.as_ref()?;
-        (now.saturating_duration_since(*at) < WINDOW).then_some(copies)
+    /// Whether something was blocked within [`WINDOW`].
+    pub fn is_blocked_lately(&self, now: Instant) -> bool {
+        self.blocked_at
+            .is_some_and(|at| now.saturating_duration_since(at) < WINDOW)
+    }
+
+    /// A clause about the cause. Another process may only find that copies are not selected: it
+    /// keeps what the status named.
+    fn cause(&self) -> String {
+        let inherited = self
+            .inherited
+            .as_ref()
+            .filter(|_| cause::strongest(self.causes.values()).is_none_or(CauseKind::is_found));
+        inherited
+            .cloned()
+            .or_else(|| cause::describe(self.causes.values()))
+            .unwrap_or_default()
     }
 
     /// Sets the number of blocked copies. The number is published once it is complete.
     pub fn describe(
         &mut self,
         uid: &str,
-        subject: &str,
-        copies: BTreeMap<ClusterName, u64>,
+        copies: &BTreeMap<ClusterName, u64>,
         now: crate::now::Now,
     ) {
         if self.decision.blocked.is_empty() {
@@ -390,7 +407,8 @@ impl RemovalGuard {
             return;
         }
         let since = *self.since.get_or_insert(whole_seconds(now.wall).0);
-        let digest = digest_of(uid, since, self.blocked());
+        let cause = self.cause();
+        let digest = digest_of(uid, &cause, since, self.blocked());
         if self.carried
             && self
                 .pending
@@ -412,15 +430,9 @@ impl RemovalGuard {
             .values()
             .fold(0u64, |sum, copies| sum.saturating_add(*copies));
         let clusters = copies.values().filter(|copies| **copies > 0).count();
-        let cause = self
-            .causes
-            .values()
-            .max()
-            .copied()
-            .unwrap_or(Cause::Reconnected);
         self.pending = Some(PendingApproval {
             digest,
-            cause: cause.describe(subject),
+            cause,
             copies: i64::try_from(sum).unwrap_or(i64::MAX),
             clusters: i64::try_from(clusters).unwrap_or(i64::MAX),
             names: self
@@ -431,14 +443,19 @@ impl RemovalGuard {
                 .collect(),
             since: Some(Time(since)),
         });
-        let at = self.blocked.as_ref().map_or(now.instant, |(at, _)| *at);
-        self.blocked = Some((at, copies));
+        self.blocked_at.get_or_insert(now.instant);
     }
 
-    /// Lets go what an annotation approves, of what is blocked still. `all`: everything.
-    pub fn approve(&mut self, approval: Option<&str>, all: bool) -> bool {
+    /// Lets go what an annotation approves, of what is blocked still. `all`: everything. Returns
+    /// that, by cause.
+    pub fn approve(
+        &mut self,
+        approval: Option<&str>,
+        all: bool,
+    ) -> BTreeMap<Cause, BTreeSet<Item>> {
+        let mut approved: BTreeMap<Cause, BTreeSet<Item>> = BTreeMap::new();
         if self.carried || self.decision.blocked.is_empty() {
-            return false;
+            return approved;
         }
         let shown = self
             .digests
@@ -448,20 +465,26 @@ impl RemovalGuard {
         let go: BTreeSet<Item> = match shown {
             _ if all => self.blocked().clone(),
             Some((_, items)) => items.intersection(self.blocked()).cloned().collect(),
-            None => return false,
+            None => return approved,
         };
         if go.is_empty() {
-            return false;
+            return approved;
         }
         let decision = Arc::make_mut(&mut self.decision);
         decision.blocked.retain(|item| !go.contains(item));
-        self.causes.retain(|item, _| !go.contains(item));
+        for item in &go {
+            if let Some(cause) = self.causes.remove(item) {
+                approved.entry(cause).or_default().insert(item.clone());
+            }
+        }
         self.pass(go);
-        // The items that stay have a digest of their own, and the approved digests are consumed.
-        (self.since, self.blocked) = (None, None);
+        // The items that stay are judged again. They have a digest of their own, and the approved
+        // digests are consumed.
+        self.undone = true;
+        (self.since, self.blocked_at) = (None, None);
         self.digests.clear();
         self.forget_if_over();
-        true
+        approved
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};
 
 use super::RuleEntry;
-use crate::guard::{Cause, Item};
+use crate::guard::{Cause, CauseKind, Item};
 use crate::plan::{NamedTerms, RulePlan, TargetClusters};
 
 impl RuleEntry {
@@ -92,33 +92,36 @@ pub(super) fn record_changes(
     }
     entry.keep_wanted();
     if entry.rule.deleting {
-        entry.guard.remove(Item::Rule, Cause::Deleted)
+        entry.guard.remove(Item::Rule, CauseKind::Deleted.of(""))
     } else {
         entry.guard.keep(&Item::Rule)
     }
     let Some(former) = former else {
         return entry.guard.is_open();
     };
+    let name: Arc<str> = entry.rule.terms.rule.to_string().into();
+    let edited = CauseKind::RuleEdited.of(name.clone());
+    let named = CauseKind::Named.of(name);
     for source in former
         .plan
         .wanted()
         .filter(|source| !entry.plan.wants(source))
     {
         let cause = if entry.plan.refused.contains_key(source) {
-            Cause::Deleted
+            CauseKind::Deleted.of("")
         } else if entry.rule.has_dropped_source(&former.rule, source) {
-            Cause::Named
+            named.clone()
         } else {
-            Cause::RuleEdited
+            edited.clone()
         };
         entry.guard.remove(Item::Source(source.clone()), cause);
     }
     let (now, before) = (entry.rule.clone(), &former.rule);
     record_goes(&former.target_clusters, entry, takes_part, |cluster| {
         if now.has_dropped_cluster(before, cluster) {
-            Cause::Named
+            named.clone()
         } else {
-            Cause::RuleEdited
+            edited.clone()
         }
     });
     if former.cluster_plans.differs_by_cluster() || entry.cluster_plans.differs_by_cluster() {
@@ -130,7 +133,7 @@ pub(super) fn record_changes(
             .collect();
         for cluster in both {
             if let Some(plan) = former.cluster_plans.plan(cluster, &former.plan) {
-                record_names(plan, entry, cluster, Cause::RuleEdited);
+                record_names(plan, entry, cluster, &edited);
             }
         }
     }
@@ -148,7 +151,7 @@ pub(super) fn record_goes(
         match entry.target_clusters.clusters.get(cluster).cloned() {
             // Nothing was sent while the grants were unknown.
             Some(now) if !former.unknown => {
-                record_kinds(before, &now, entry, cluster, cause(cluster))
+                record_kinds(before, &now, entry, cluster, &cause(cluster))
             }
             Some(_) => {}
             None if takes_part(cluster) => entry
@@ -165,12 +168,14 @@ fn record_kinds(
     now: &NamedTerms,
     entry: &mut RuleEntry,
     cluster: &ClusterName,
-    cause: Cause,
+    cause: &Cause,
 ) {
     let lost = |kind: &&str| before.grants_kind(kind) && !now.grants_kind(kind);
     let kinds: Vec<Arc<str>> = entry.rule.resources().filter(lost).map(Arc::from).collect();
     for kind in kinds {
-        entry.guard.remove(Item::Kind(cluster.clone(), kind), cause);
+        entry
+            .guard
+            .remove(Item::Kind(cluster.clone(), kind), cause.clone());
     }
 }
 
@@ -179,7 +184,7 @@ fn record_names(
     before: &Arc<RulePlan>,
     entry: &mut RuleEntry,
     cluster: &ClusterName,
-    cause: Cause,
+    cause: &Cause,
 ) {
     let Some(now) = entry.cluster_plans.plan(cluster, &entry.plan).cloned() else {
         return;
@@ -198,7 +203,7 @@ fn record_names(
     for intent in gone {
         entry
             .guard
-            .remove(Item::Copy(cluster.clone(), intent), cause);
+            .remove(Item::Copy(cluster.clone(), intent), cause.clone());
     }
 }
 
@@ -209,18 +214,19 @@ pub(super) fn record_choice(
     former: (Option<NamedTerms>, Option<Arc<RulePlan>>),
     takes_part: bool,
 ) {
+    let changed = CauseKind::Clusters.of(cluster.as_str());
     match (entry.target_clusters.clusters.get(cluster).cloned(), former) {
         (Some(now), (Some(before), plan)) => {
             if !entry.target_clusters.unknown {
-                record_kinds(&before, &now, entry, cluster, Cause::Clusters);
+                record_kinds(&before, &now, entry, cluster, &changed);
             }
             if let Some(plan) = plan.filter(|_| entry.cluster_plans.differs_by_cluster()) {
-                record_names(&plan, entry, cluster, Cause::Clusters);
+                record_names(&plan, entry, cluster, &changed);
             }
         }
-        (None, (Some(_), _)) if takes_part => entry
-            .guard
-            .remove(Item::Cluster(cluster.clone()), Cause::Clusters),
+        (None, (Some(_), _)) if takes_part => {
+            entry.guard.remove(Item::Cluster(cluster.clone()), changed)
+        }
         _ => {}
     }
     if !takes_part {

@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::changes::record_choice;
 use super::{Effect, Index};
-use crate::guard::{Cause, Item};
+use crate::guard::{CauseKind, Item};
 use crate::plan::{EffectiveTerms, Rule, TermsResolver};
 use runnel_api::{MemberCluster, PendingRemoval};
 
@@ -216,7 +216,7 @@ impl Index {
             if leaves && was_chosen {
                 entry
                     .guard
-                    .remove(Item::Cluster(name.clone()), Cause::Deleted);
+                    .remove(Item::Cluster(name.clone()), CauseKind::Deleted.of(""));
             }
             if entry.guard.is_open() {
                 effect.judge.insert(uid.clone());

@@ -3,13 +3,13 @@
 //! A narrowed grant takes effect at once. The removals that follow (a kind or a whole cluster here,
 //! a namespace in the member) are *indirect*: no rule and no source was deleted. [`Index::follow`]
 //! starts them, for one rule at a time.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::changes::record_goes;
 use super::{Effect, Index, RuleEntry};
-use crate::guard::Cause;
+use crate::guard::{Cause, CauseKind};
 use crate::plan::{Rule, RuleGrant, TargetClusters, TermsResolver};
 
 /// A namespace of the hub, as its watch shows it.
@@ -68,7 +68,7 @@ impl Index {
         if same {
             Effect::default()
         } else {
-            self.regrants(|_| true)
+            self.regrants(&CauseKind::Grants.of(name), |_| true)
         }
     }
 
@@ -77,8 +77,9 @@ impl Index {
         if self.grants.all == all {
             return Effect::default();
         }
+        let names = changed_names(self.grants.all.as_ref(), all.as_ref());
         self.grants.all = all;
-        self.regrants(|_| true)
+        self.regrants(&CauseKind::Grants.of(names), |_| true)
     }
 
     /// Sets the labels of a namespace of the hub; `None`: it is deleted.
@@ -98,7 +99,9 @@ impl Index {
         if same {
             Effect::default()
         } else {
-            self.regrants(|rule| rule.terms.rule.namespace == name)
+            self.regrants(&CauseKind::HubNamespaces.of(name), |rule| {
+                rule.terms.rule.namespace == name
+            })
         }
     }
 
@@ -110,8 +113,9 @@ impl Index {
         if self.grants.namespaces == all {
             return Effect::default();
         }
+        let names = changed_names(self.grants.namespaces.as_ref(), all.as_ref());
         self.grants.namespaces = all;
-        self.regrants(|_| true)
+        self.regrants(&CauseKind::HubNamespaces.of(names), |_| true)
     }
 
     /// A grant, if it is known.
@@ -125,7 +129,7 @@ impl Index {
     }
 
     /// Resolves the grants of these rules again.
-    fn regrants(&mut self, concerned: impl Fn(&Rule) -> bool) -> Effect {
+    fn regrants(&mut self, cause: &Cause, concerned: impl Fn(&Rule) -> bool) -> Effect {
         let concerned = |entry: &RuleEntry| {
             !entry.rule.terms.rule.is_cluster_scoped() && concerned(&entry.rule)
         };
@@ -135,6 +139,7 @@ impl Index {
             .filter(|(_, entry)| concerned(entry))
             .map(|(uid, _)| uid.clone());
         let follow = uids.collect();
+        self.guard.set_changed(&follow, cause);
         self.follow_here(Effect {
             follow,
             ..Effect::default()
@@ -162,6 +167,7 @@ impl Index {
     /// Resolves the grants of a rule again.
     fn regrant(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
+        let cause = self.guard.take_changed(uid);
         let namespaced = self
             .rules
             .get(uid)
@@ -183,7 +189,8 @@ impl Index {
                 .get(name)
                 .is_some_and(super::Cluster::takes_part)
         };
-        record_goes(&former, entry, takes_part, |_| Cause::Grants);
+        let cause = cause.unwrap_or_else(|| CauseKind::Grants.of(""));
+        record_goes(&former, entry, takes_part, |_| cause.clone());
         entry.keep_wanted();
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
@@ -214,4 +221,20 @@ impl Index {
         }
         target_clusters
     }
+}
+
+/// The names of what differs between two states, with commas between them.
+fn changed_names<T: PartialEq>(
+    before: Option<&BTreeMap<String, T>>,
+    now: Option<&BTreeMap<String, T>>,
+) -> String {
+    fn value<'a, T>(of: Option<&'a BTreeMap<String, T>>, name: &str) -> Option<&'a T> {
+        of?.get(name)
+    }
+    let all = before.into_iter().chain(now).flat_map(BTreeMap::keys);
+    let names: BTreeSet<_> = all
+        .filter(|name| value(before, name) != value(now, name))
+        .map(String::as_str)
+        .collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
 }

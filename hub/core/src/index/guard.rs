@@ -8,7 +8,7 @@ use runnel_proto::model::{Asked, ClusterName, RuleUid};
 use super::copy_counter::CopyCounter;
 use super::judge::{Before, Judge, blocked_rules, is_preview};
 use super::{Effect, Index};
-use crate::guard::{Cause, FleetTerms, Item, Limit};
+use crate::guard::{CauseKind, FleetTerms, Item, Limit};
 use crate::now::Now;
 
 /// The copies of a rule that an agent reported.
@@ -71,7 +71,7 @@ impl Index {
             entry.guard = entry.rule.removal.guard();
             entry.gate = None;
             if entry.rule.deleting {
-                entry.guard.remove(Item::Rule, Cause::Deleted);
+                entry.guard.remove(Item::Rule, CauseKind::Deleted.of(""));
             }
         }
     }

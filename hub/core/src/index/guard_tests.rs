@@ -1,4 +1,6 @@
 //! Mishaps that the removal guard blocks, and removals that it lets pass.
+mod causes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -7,7 +9,7 @@ use runnel_proto::model::{Asked, AskedDigest, ClusterName, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
 use super::{Cluster, Directive, Effect, Holding, Index, ScopeState, SeenNamespace};
-use crate::guard::{DELAY, FleetTerms, Limit, WINDOW};
+use crate::guard::{Cause, CauseKind, DELAY, FleetTerms, Item, Limit, RemovalGuard, WINDOW};
 use crate::now::Now;
 use crate::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 
@@ -247,7 +249,11 @@ fn label_typo_that_empties_many_rules_is_blocked() {
     assert_eq!(world.leaving(), 0);
     assert_eq!(
         world.pending(),
-        [("member clusters changed".to_owned(), 60, 30)]
+        [(
+            "labels of member clusters member-1, member-2 changed".to_owned(),
+            60,
+            30
+        )]
     );
     // Undoing it clears it, and removals below the limits pass then.
     world.relabel("prod");
@@ -268,7 +274,11 @@ fn label_typo_of_one_member_after_the_other_is_blocked() {
     world.change(|index| index.set_cluster("member-2".into(), cluster("prd")));
     assert_eq!(
         world.pending(),
-        [("member clusters changed".to_owned(), 27, 25)]
+        [(
+            "labels of member cluster member-2 changed".to_owned(),
+            27,
+            25
+        )]
     );
 }
 
@@ -280,7 +290,7 @@ fn grant_edit_that_empties_many_rules_is_blocked() {
     assert_eq!(world.leaving(), 0);
     assert_eq!(
         world.pending(),
-        [("grants or namespaces of the hub changed".to_owned(), 60, 30)]
+        [("grant everything changed".to_owned(), 60, 30)]
     );
     world.change(|index| index.set_grant("everything", Some(grant())));
     assert_eq!(world.pending(), []);
@@ -702,6 +712,13 @@ fn limits_of_rule_member_and_fleet_are_each_kept() {
     world.relabel("prd");
     assert_eq!(
         (world.leaving(), world.pending()),
-        (0, vec![("member clusters changed".to_owned(), 18, 2)])
+        (
+            0,
+            vec![(
+                "labels of member clusters member-1, member-2 changed".to_owned(),
+                18,
+                2
+            )]
+        )
     );
 }

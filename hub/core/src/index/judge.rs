@@ -1,6 +1,6 @@
 //! Judges removals: items that rules no longer select pass or are blocked, by cause. See
 //! [`crate::guard`].
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::guard::{Holdings, PendingCause};
 use super::rule_lookup::Selection;
 use super::{Cluster, RuleEntry};
 use crate::guard::{
-    Cause, FleetGuard, GuardDecision, Item, Limit, Part, RemovalGuard, Totals, approves,
+    Cause, CauseKind, FleetGuard, GuardDecision, Item, Limit, Part, RemovalGuard, Totals, approves,
     digest_of_all,
 };
 use crate::now::Now;
@@ -51,16 +51,18 @@ impl<'a> Judge<'a> {
         for uid in uids {
             undone |= self.sort_out(uid);
         }
-        if undone {
+        if std::mem::take(&mut undone) {
             // The rest may be below the limits, and so may everything that was blocked only with
             // it.
             self.reopen_blocked();
         }
         let due = self.fleet.take_due(self.now.instant);
         if !due.is_empty() {
-            self.judge_together(due);
+            undone = self.judge_together(due);
         }
-        self.approve_by_fleet();
+        if self.approve_by_fleet() || undone {
+            self.reopen_blocked();
+        }
         self.before
     }
 
@@ -91,15 +93,20 @@ impl<'a> Judge<'a> {
             return false;
         }
         let prunes = prunes(entry, self.holdings);
-        guard.set_prunes(&prunes);
-        guard.approve(entry.rule.removal.approve.as_deref(), false);
+        let targets = CauseKind::TargetNamespaces.of(entry.rule.terms.rule.to_string());
+        guard.set_prunes(&prunes, &targets);
+        let approved = guard.approve(entry.rule.removal.approve.as_deref(), false);
+        self.record_approved(uid, approved);
+        let Some(entry) = self.rules.get(uid) else {
+            return false;
+        };
         let mut deliberate = guard.take_deliberate(|item, cause| self.refine(entry, item, cause));
         if deliberate.remove(&Item::Rule) {
             // The watches may deliver the deletion of its namespace or its definition only later.
             let copies = self.counter().count(entry, [&Item::Rule].into_iter());
             let is_removal = copies.values().any(|copies| *copies > 0);
             if is_removal && !entry.rule.is_origin_known && !guard.decision().passes(&Item::Rule) {
-                guard.put_back(Item::Rule, Cause::Deleted);
+                guard.put_back(Item::Rule, CauseKind::Deleted.of(""));
             } else {
                 deliberate.insert(Item::Rule);
             }
@@ -122,6 +129,18 @@ impl<'a> Judge<'a> {
             .map(|entry| std::mem::take(&mut entry.guard))
     }
 
+    /// Counts what a user approved for its own causes, of which something may still be blocked.
+    fn record_approved(&mut self, uid: &RuleUid, approved: BTreeMap<Cause, BTreeSet<Item>>) {
+        for (cause, items) in approved {
+            let copies = match self.rules.get(uid) {
+                Some(entry) => self.counter().count(entry, items.iter()),
+                None => continue,
+            };
+            self.fleet
+                .record_approved(uid, copies, cause, self.now.instant);
+        }
+    }
+
     fn reopen_blocked(&mut self) {
         for (uid, entry) in self.rules.iter_mut() {
             if !entry.guard.blocked().is_empty() && !entry.guard.is_carried() {
@@ -134,40 +153,38 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// What the deletion of something really comes from.
-    fn refine(&self, entry: &RuleEntry, item: &Item, cause: Cause) -> Cause {
-        if cause != Cause::Deleted {
-            return cause;
+    /// What the deletion of something really comes from, if not from itself.
+    fn refine(&self, entry: &RuleEntry, item: &Item, cause: &Cause) -> Option<Cause> {
+        if cause.kind != CauseKind::Deleted {
+            return None;
         }
-        let blocks = self.fleet.terms.holds_deliberate;
-        match item {
-            Item::Rule
-                if self
-                    .origins
-                    .namespaces
-                    .contains(&entry.rule.terms.rule.namespace) =>
-            {
-                Cause::NamespaceDeleted
-            }
-            Item::Rule
-                if self
-                    .origins
-                    .definitions
-                    .contains(definition_of(&entry.rule.terms.rule)) =>
-            {
-                Cause::DefinitionDeleted
-            }
-            Item::Rule if entry.rule.removal.on_rule_delete => Cause::LimitedDeletion,
-            Item::Source(source) if self.origins.namespaces.contains(&*source.namespace) => {
-                Cause::NamespaceDeleted
-            }
-            _ if blocks => Cause::LimitedDeletion,
-            _ => Cause::Deleted,
+        let (rule, origins) = (&entry.rule.terms.rule, self.origins);
+        let deleted = match item {
+            Item::Rule => format!("rule {rule}"),
+            Item::Source(source) => format!("a source in namespace {}", source.namespace),
+            Item::Cluster(cluster) => format!("member cluster {cluster}"),
+            _ => return None,
+        };
+        let namespace = match item {
+            Item::Rule => rule.namespace.as_str(),
+            Item::Source(source) => &source.namespace,
+            _ => "",
+        };
+        let holds = self.fleet.terms.holds_deliberate;
+        if origins.namespaces.contains(namespace) {
+            Some(CauseKind::NamespaceDeleted.of(namespace))
+        } else if *item == Item::Rule && origins.definitions.contains(definition_of(rule)) {
+            Some(CauseKind::DefinitionDeleted.of(definition_of(rule)))
+        } else if holds || (*item == Item::Rule && entry.rule.removal.on_rule_delete) {
+            Some(CauseKind::LimitedDeletion.of(deleted))
+        } else {
+            None
         }
     }
 
-    /// Judges everything that waits, by cause.
-    fn judge_together(&mut self, due: BTreeSet<RuleUid>) {
+    /// Judges everything that waits, by cause. Returns whether something else is to be judged
+    /// again.
+    fn judge_together(&mut self, due: BTreeSet<RuleUid>) -> bool {
         let mut parts = Vec::new();
         for uid in &due {
             let Some(entry) = self.rules.get_mut(uid).filter(|entry| !is_preview(entry)) else {
@@ -186,7 +203,7 @@ impl<'a> Judge<'a> {
             let joins = guard.is_carried();
             for (cause, items) in guard.take_open() {
                 let copies = self.counter().count(entry, items.iter());
-                let joins = joins || cause == Cause::Carried;
+                let joins = joins || cause.kind == CauseKind::Carried;
                 parts.push(Part {
                     uid: uid.clone(),
                     cause,
@@ -203,43 +220,39 @@ impl<'a> Judge<'a> {
         // What a cause removes besides joins what is blocked of it already: of the same rule, and for a while of others.
         let mut joined = BTreeSet::new();
         for (uid, entry) in self.rules.iter() {
-            let is_recent = entry.guard.blocked_lately(self.now.instant).is_some();
+            let is_recent = entry.guard.is_blocked_lately(self.now.instant);
             for cause in entry.guard.blocked_causes() {
-                joined.insert((cause, uid.clone()));
-                if is_recent && !cause.is_of_rule() {
-                    over.insert((cause, None));
+                joined.insert((cause.clone(), uid.clone()));
+                if is_recent {
+                    over.insert(cause.clone());
                 }
             }
         }
         for part in parts {
-            let is_over =
-                over.contains(&part.key()) || joined.contains(&(part.cause, part.uid.clone()));
+            let is_over = over.contains(&part.cause)
+                || joined.contains(&(part.cause.clone(), part.uid.clone()));
             let is_blocked =
                 is_over && (part.joins || part.copies.values().any(|count| *count > 0));
             self.decide(part, is_blocked);
         }
+        let mut undone = false;
         for uid in due {
-            self.describe(&uid);
+            undone |= self.describe(&uid);
         }
+        undone
     }
 
     /// The causes that are above a limit.
-    fn exceeding(&mut self, parts: &[Part]) -> BTreeSet<(Cause, Option<RuleUid>)> {
-        let now = self.now.instant;
+    fn exceeding(&mut self, parts: &[Part]) -> BTreeSet<Cause> {
         let mut fleet = std::mem::take(self.fleet);
-        let counter = self.counter();
-        let all_rules = fleet.all_rules();
         let totals = FleetTotals {
-            counter,
+            counter: self.counter(),
             ceiling: self.ceiling,
-            all_rules,
+            all_rules: fleet.all_rules(),
+            members: RefCell::default(),
             fleet: OnceCell::new(),
         };
-        let blocked = counter
-            .rules
-            .iter()
-            .filter_map(|(uid, entry)| Some((uid, entry.guard.blocked_lately(now)?)));
-        let over = fleet.exceeding(parts, blocked, &totals, now);
+        let over = fleet.exceeding(parts, &totals, self.now.instant);
         *self.fleet = fleet;
         over
     }
@@ -259,7 +272,7 @@ impl<'a> Judge<'a> {
             return;
         };
         if is_blocked {
-            entry.guard.block(part.items, part.cause);
+            entry.guard.block(part.items, &part.cause);
         } else {
             let retains = entry.rule.terms.deletion_policy == DeletionPolicy::Retain;
             entry.guard.pass(present);
@@ -272,43 +285,47 @@ impl<'a> Judge<'a> {
     }
 
     /// Updates the message about the blocked removals of a rule. An approval of exactly this set
-    /// takes effect.
-    fn describe(&mut self, uid: &RuleUid) {
+    /// takes effect. Returns whether that happened.
+    fn describe(&mut self, uid: &RuleUid) -> bool {
         let Some(mut guard) = self.take_guard(uid) else {
-            return;
+            return false;
         };
         let Some(entry) = self.rules.get(uid) else {
-            return;
+            return false;
         };
-        let subject = entry.rule.terms.rule.to_string();
-        for _ in 0..2 {
-            let copies = self.counter().count(entry, guard.blocked().iter());
-            guard.describe(uid.as_str(), &subject, copies, self.now);
-            if !guard.approve(entry.rule.removal.approve.as_deref(), false) {
-                break;
-            }
-        }
+        let approve = entry.rule.removal.approve.clone();
+        let copies = self.counter().count(entry, guard.blocked().iter());
+        guard.describe(uid.as_str(), &copies, self.now);
+        let approved = guard.approve(approve.as_deref(), false);
+        self.record_approved(uid, approved);
+        let undone = guard.take_undone();
         if let Some(entry) = self.rules.get_mut(uid) {
             entry.guard = guard;
         }
+        undone
     }
 
-    /// Approves the digests of the `Fleet` object's annotation in all rules.
-    fn approve_by_fleet(&mut self) {
+    /// Approves the digests of the `Fleet` object's annotation in all rules. Returns whether that
+    /// approved something.
+    fn approve_by_fleet(&mut self) -> bool {
         let Some(approval) = self.fleet.terms.approve.clone() else {
-            return;
+            return false;
         };
         let approved: Vec<_> = blocked_rules(self.rules)
             .filter(|(cause, ..)| approves(Some(&approval), &cause.approval.digest))
             .collect();
+        let mut undone = false;
         for uid in approved.into_iter().flat_map(|(_, uids)| uids) {
             if let Some(entry) = self.rules.get_mut(&uid) {
                 self.before
-                    .entry(uid)
+                    .entry(uid.clone())
                     .or_insert_with(|| entry.guard.decision().clone());
-                entry.guard.approve(None, true);
+                let approved = entry.guard.approve(None, true);
+                undone |= entry.guard.take_undone();
+                self.record_approved(&uid, approved);
             }
         }
+        undone
     }
 }
 
@@ -405,24 +422,29 @@ struct FleetTotals<'a> {
     counter: CopyCounter<'a>,
     ceiling: Option<Limit>,
     all_rules: Option<Arc<[RuleUid]>>,
+    members: RefCell<BTreeMap<ClusterName, u64>>,
     fleet: OnceCell<u64>,
 }
 
 impl Totals for FleetTotals<'_> {
-    fn of_rule(&self, uid: &RuleUid) -> (Limit, u64) {
-        let Some(entry) = self.counter.rules.get(uid) else {
-            return (Limit::default(), 0);
-        };
-        let limit = self.ceiling.map_or(entry.rule.removal.limit, |most| {
-            entry.rule.removal.limit.under(most)
-        });
-        (limit, self.counter.all_copies(entry))
+    fn limit(&self, uid: &RuleUid) -> Limit {
+        let of_rule = self.counter.rules.get(uid);
+        let limit = of_rule.map_or(Limit::default(), |entry| entry.rule.removal.limit);
+        self.ceiling.map_or(limit, |most| limit.under(most))
+    }
+
+    fn of_rule(&self, uid: &RuleUid) -> u64 {
+        let of_rule = self.counter.rules.get(uid);
+        of_rule.map_or(0, |entry| self.counter.all_copies(entry))
     }
 
     fn of_member(&self, cluster: &ClusterName) -> u64 {
+        if let Some(known) = self.members.borrow().get(cluster) {
+            return *known;
+        }
         let copies =
             |uid: &RuleUid| (self.counter.holdings)(uid, cluster).map_or(0, |acked| acked.copies);
-        match &self.all_rules {
+        let all = match &self.all_rules {
             Some(all) => all.iter().map(copies).fold(0, u64::saturating_add),
             None => self
                 .counter
@@ -430,7 +452,9 @@ impl Totals for FleetTotals<'_> {
                 .keys()
                 .map(copies)
                 .fold(0, u64::saturating_add),
-        }
+        };
+        self.members.borrow_mut().insert(cluster.clone(), all);
+        all
     }
 
     /// Nothing verifies the count of a member: one member adds no more than all others together.

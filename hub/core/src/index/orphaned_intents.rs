@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use runnel_proto::model::{ClusterName, KINDS, RuleUid, SourceRef};
 
 use super::{Cluster, Effect, Index};
-use crate::guard::{Cause, Item};
+use crate::guard::{CauseKind, Item};
 
 impl Index {
     /// An agent has unwanted intents of a rule, and their removal is not judged yet.
@@ -33,9 +33,9 @@ impl Index {
                     .get(uid)
                     .is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
                 let cause = if refused || absent(&source) {
-                    Cause::Missed
+                    CauseKind::Missed.of(source.namespace.clone())
                 } else {
-                    Cause::Reconnected
+                    CauseKind::Reconnected.of(cluster.as_str())
                 };
                 (source, cause)
             })
@@ -52,16 +52,19 @@ impl Index {
             else {
                 continue;
             };
-            if cause == Cause::Missed {
+            if cause.kind == CauseKind::Missed {
                 // What does not fit stays where it is, until there is room for it.
                 let Some(left) = room.checked_sub(1) else {
                     continue;
                 };
                 room = left;
             }
-            entry
-                .guard
-                .remove(item, if carried { Cause::Carried } else { cause });
+            let cause = if carried {
+                CauseKind::Carried.of(cluster.as_str())
+            } else {
+                cause
+            };
+            entry.guard.remove(item, cause);
             effect.judge.insert(uid.clone());
         }
         effect
@@ -80,11 +83,13 @@ impl Index {
             && !entry.target_clusters.clusters.contains_key(cluster)
         {
             let cause = if entry.guard.was_awaited(cluster) {
-                Cause::Carried
+                CauseKind::Carried
             } else {
-                Cause::Reconnected
+                CauseKind::Reconnected
             };
-            entry.guard.remove(Item::Cluster(cluster.clone()), cause);
+            entry
+                .guard
+                .remove(Item::Cluster(cluster.clone()), cause.of(cluster.as_str()));
             if entry.guard.is_open() {
                 effect.judge.insert(uid.clone());
             }

@@ -7,7 +7,7 @@ use runnel_proto::model::{RuleUid, SourceRef};
 use super::rule_lookup::Selection;
 use super::source_cache::Observation;
 use super::{Effect, Index, RuleEntry};
-use crate::guard::Cause;
+use crate::guard::CauseKind;
 use crate::plan::{Source, SourceState, WatchScope};
 
 impl Index {
@@ -107,9 +107,9 @@ impl Index {
                 .is_some_and(|entry| entry.rule.selects(&source, &labels));
             // A refused source has the effect of a deleted one.
             let cause = if matches!(body, SourceState::Refused(_)) {
-                Cause::Deleted
+                CauseKind::Deleted.of("")
             } else {
-                Cause::SourceLabels
+                CauseKind::SourceLabels.of(source.namespace.clone())
             };
             self.update_plan(&uid, &source, selects.then_some(&body), cause, &mut effect);
             let is_referenced = self.update_referenced(&uid, &source, Some(&body), &mut effect);
@@ -149,7 +149,7 @@ impl Index {
         for (source, labels) in self.sources.take_expired(now, grace) {
             self.selection.release_labels(&source);
             for uid in self.selection.concerned(&source, &labels) {
-                self.update_plan(&uid, &source, None, Cause::Deleted, &mut effect);
+                self.update_plan(&uid, &source, None, CauseKind::Deleted.of(""), &mut effect);
                 self.update_referenced(&uid, &source, None, &mut effect);
             }
         }
