@@ -39,8 +39,8 @@ pub enum Command {
 /// How to run.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
-    /// A file with the join string. After the join it is read for other addresses of the same hub, and to join again where
-    /// the hub refuses the agent.
+    /// A file with the join string. After the join the agent reads it for new addresses of the same hub, and to join again
+    /// if the hub refuses the agent.
     #[arg(long, env = "RUNNEL_JOIN_STRING_FILE")]
     pub join_string_file: Option<PathBuf>,
     /// A kubeconfig for this cluster; without it the pod's ServiceAccount is used.
@@ -49,21 +49,21 @@ pub struct Options {
     /// The agent's own namespace, where its Secrets are.
     #[arg(long, env = "RUNNEL_NAMESPACE", default_value = "runnel-system")]
     pub namespace: String,
-    /// The name of the agent's pod. No other process may have it at the same time: a Lease that is held under it is that
-    /// of a process that was killed, and is taken at once.
+    /// The name of the agent's pod. No other process may have it at the same time: the agent takes a Lease that is held
+    /// under its own name at once.
     #[arg(long, env = "RUNNEL_POD_NAME")]
     pub pod_name: Option<String>,
-    /// Where probes and metrics are served.
+    /// The address of the probes and metrics.
     #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8082")]
     pub ops_listen: SocketAddr,
-    /// A file with this cluster's own policy: what the hub may do here. Without it the defaults of the chart apply. It is
-    /// read again when it changes.
+    /// A file with the policy of this cluster, which limits what the hub may do here. Without it the defaults of the chart
+    /// apply. The agent reads it again when it changes.
     #[arg(long, env = "RUNNEL_POLICY_FILE")]
     pub policy_file: Option<PathBuf>,
-    /// Let the hub do everything here, without any policy: for trials.
+    /// Allow the hub everything here, without any policy: for trials.
     #[arg(long, env = "RUNNEL_ALLOW_EVERYTHING", conflicts_with = "policy_file")]
     pub allow_everything: bool,
-    /// How log lines are written.
+    /// The format of log lines.
     #[arg(long, env = "RUNNEL_LOG_FORMAT", default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }

@@ -53,7 +53,7 @@ pub enum CertificateError {
     #[error("the hub gave a certificate for another key")]
     OtherKey,
     /// The answer contains no authority.
-    #[error("the hub named no authority")]
+    #[error("the hub sent no CA")]
     NoAuthority,
 }
 

@@ -36,7 +36,7 @@ pub struct Metrics {
     pub frames_sent: Counter<u64, AtomicU64>,
     /// Bytes of payload received from the hub, compressed.
     pub payload_bytes: Counter<u64, AtomicU64>,
-    /// Whether the policy file cannot be used, so that an older policy is in force.
+    /// Whether the policy file is unusable; an older policy is then in force.
     pub policy_broken: Gauge,
     applies: Family<ResultLabel, Counter<u64, AtomicU64>>,
     removals: Counter<u64, AtomicU64>,
@@ -73,7 +73,7 @@ impl Metrics {
             "Payload from the hub, compressed",
             all.payload_bytes.clone(),
         );
-        let help = "Whether the policy file cannot be used, so that an older policy is in force";
+        let help = "Whether the policy file is unusable; an older policy is then in force";
         registry.register("policy_broken", help, all.policy_broken.clone());
         registry.register("apply", "Writes of copies by result", all.applies.clone());
         registry.register(
@@ -89,7 +89,7 @@ impl Metrics {
         );
         let help = "Copies under contention, whose corrections back off";
         registry.register("contentions", help, all.contentions.clone());
-        let help = "Objects that were not Runnel's and have been taken over: adopted (they were equal) or overwritten";
+        let help = "Foreign objects that were taken over: adopted (they were equal) or overwritten";
         registry.register("taken_over", help, all.taken_over.clone());
         registry.register(
             "recreated",

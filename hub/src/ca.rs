@@ -150,7 +150,7 @@ fn known_in(secret: &Secret) -> Option<TrustedAuthorities> {
     if known.is_none() {
         tracing::warn!(
             secret = AUTHORITIES_SECRET,
-            "the former authorities are not readable: they count no more"
+            "the former CAs are not readable and are not trusted any more"
         );
     }
     known

@@ -32,7 +32,7 @@ pub enum Command {
     Crds,
 }
 
-/// Which API server, and where Runnel lives in it.
+/// The API server, and the namespace of Runnel in it.
 #[derive(Args)]
 pub struct Access {
     /// Kubeconfig file of the hub cluster; without it, the ServiceAccount of the pod is used.
@@ -41,7 +41,7 @@ pub struct Access {
     /// The namespace on the hub in which Runnel keeps its own Secrets.
     #[arg(long, env = "RUNNEL_NAMESPACE", default_value = "runnel-system")]
     pub namespace: String,
-    /// How log lines look.
+    /// The format of log lines.
     #[arg(long, env = "RUNNEL_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
@@ -52,13 +52,13 @@ pub struct Run {
     /// Which API server.
     #[command(flatten)]
     pub access: Access,
-    /// Where agents connect to.
+    /// The address on which the hub accepts agents.
     #[arg(long, env = "RUNNEL_LISTEN", default_value = "0.0.0.0:8443", value_parser = socket, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
     /// An address at which agents in other clusters reach the hub; may be given several times. It goes into join strings.
     #[arg(long, env = "RUNNEL_ADVERTISE", value_delimiter = ',', value_parser = address, value_name = "HOST:PORT")]
     pub advertise: Vec<String>,
-    /// Where health, readiness and metrics are served.
+    /// The address of the probes and metrics.
     #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8081", value_parser = socket, value_name = "ADDRESS:PORT")]
     pub ops_listen: SocketAddr,
     /// Watch sources in these namespaces only; they must exist and the hub must have the right to read there. Without
@@ -78,47 +78,47 @@ pub struct Run {
     /// How long a deleted source still counts as existing, so that a delete and re-create is an edit; such as 5s.
     #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub source_gone_grace: Duration,
-    /// The most copies of a rule that are removed at a time because of an edit or a label. Overrides the rule's
-    /// removalLimit; without it, rules choose. The larger of this and --removal-limit-percent counts, so set both.
+    /// The most copies of a rule that one indirect change removes without approval. No removalLimit of a rule exceeds it.
+    /// The larger of this and --removal-limit-percent applies, so set both.
     #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_COUNT", value_name = "COPIES")]
     pub removal_limit_count: Option<u64>,
-    /// The largest part of a rule's copies that is removed at a time because of an edit or a label, in percent.
+    /// The largest part of a rule's copies that one indirect change removes without approval, in percent.
     #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_PERCENT", value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
     pub removal_limit_percent: Option<u64>,
     /// The most bytes that are rendered for one rule whose copies differ by cluster, compressed as in memory; such as
     /// 128Mi. A rule that needs more is not sent.
     #[arg(long, env = "RUNNEL_RENDER_BUDGET", default_value = "128Mi", value_parser = bytes, value_name = "BYTES")]
     pub render_budget: Bytes,
-    /// How much the hub stores of completed rollouts, in MiB: with spec.rollout.onFailure Revert a failed one goes back to the last
-    /// completed one. There are as many Secrets runnel-hub-rollback-0, -1, ... in --namespace. A rule that does not fit stops instead.
+    /// How many MiB of completed rollouts the hub stores for rollbacks (spec.rollout.onFailure: Revert), in as many Secrets
+    /// runnel-hub-rollback-0, -1, ... in --namespace. The rollout of a rule that does not fit stops instead of a rollback.
     #[arg(long, env = "RUNNEL_ROLLBACK_STORAGE", default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub rollback_storage: u16,
-    /// The ServiceAccount in --namespace whose token counts as that of an administrator in queries for plans; without it,
-    /// no account does.
+    /// The ServiceAccount in --namespace whose token the hub treats as an administrator's in queries for plans. Without
+    /// this flag there is none.
     #[arg(long, env = "RUNNEL_PLAN_ACCOUNT", value_parser = account, value_name = "NAME")]
     pub plan_account: Option<String>,
     /// The validity of a member's certificate; its agent renews it at half of that.
     #[arg(long, env = "RUNNEL_CERTIFICATE_LIFE", default_value = "24h", value_parser = life, value_name = "DURATION")]
     pub certificate_life: Duration,
-    /// How long after its end a member's certificate can still be renewed. It allows nothing else then.
+    /// How long an expired certificate of a member can still be renewed. It allows nothing else.
     #[arg(long, env = "RUNNEL_EXPIRED_RENEWAL_LIMIT", default_value = "720h", value_parser = limit, value_name = "DURATION")]
     pub expired_renewal_limit: Duration,
     /// How long a CA that the hub creates for itself is valid; the hub replaces it at half of that, without a break.
     #[arg(long, env = "RUNNEL_AUTHORITY_LIFE", default_value = "87600h", value_parser = authority_life, value_name = "DURATION")]
     pub authority_life: Duration,
-    /// What this replica is called in the Lease; no other may have this name at the same time.
+    /// The name of this replica in the Lease. No other replica may have it at the same time.
     #[arg(long, env = "RUNNEL_POD_NAME", value_parser = name, value_name = "NAME")]
     pub pod_name: Option<String>,
-    /// Where other replicas pass on the connections of agents; without it there is one replica.
+    /// The address on which this replica accepts connections that other replicas forward. Without it there is one replica.
     #[arg(long, env = "RUNNEL_REPLICA_LISTEN", requires = "replica_address", value_parser = socket, value_name = "ADDRESS:PORT")]
     pub replica_listen: Option<SocketAddr>,
     /// The address at which other replicas reach --replica-listen.
     #[arg(long, env = "RUNNEL_REPLICA_ADDRESS", requires = "replica_listen", value_parser = address, value_name = "HOST:PORT")]
     pub replica_address: Option<String>,
-    /// How long a replica waits, after the leader was last seen to renew its Lease, before it takes it: 1s to 60s.
+    /// How long after the last renewal another replica takes the Lease: 1s to 60s.
     #[arg(long, env = "RUNNEL_LEASE_DURATION", default_value = "15s", value_parser = duration, value_name = "DURATION")]
     pub lease_duration: Duration,
-    /// How long the leader leads without a renewal that succeeded; shorter than the lease.
+    /// How long the leader leads without a successful renewal; shorter than the lease duration.
     #[arg(long, env = "RUNNEL_RENEW_DEADLINE", default_value = "10s", value_parser = duration, value_name = "DURATION")]
     pub renew_deadline: Duration,
     /// How often the leader renews its Lease.
@@ -133,11 +133,11 @@ pub struct Bytes(pub u64);
 /// Let clusters join.
 #[derive(Subcommand)]
 pub enum Token {
-    /// Make or take a MemberCluster and print the join string for its agent.
+    /// Create a MemberCluster, or use the existing one, and print the join string for its agent.
     Create(Create),
 }
 
-/// Make or take a MemberCluster and print the join string for its agent.
+/// Create a MemberCluster, or use the existing one, and print the join string for its agent.
 #[derive(Args)]
 pub struct Create {
     /// Which API server.
@@ -148,7 +148,7 @@ pub struct Create {
     /// A label of the MemberCluster, by which rules select; may be given several times.
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub labels: Vec<String>,
-    /// How long the join string is good for; it is good for one agent.
+    /// How long the join string is valid. It is valid for one agent.
     #[arg(
         long,
         env = "RUNNEL_TTL",
@@ -164,8 +164,8 @@ pub struct Create {
         value_name = "HOST:PORT"
     )]
     pub advertise: Vec<String>,
-    /// Write the MemberCluster, with the hash of the token and its end, to this file for Git, and nothing to the hub's
-    /// cluster; the join string is printed as ever.
+    /// Write the MemberCluster, with the hash and expiry of the token, to this file for Git, and nothing to the hub's cluster.
+    /// The join string is printed as usual.
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
 }

@@ -123,12 +123,11 @@ impl HubMetrics {
             "Agents connected",
             metrics.sessions.clone(),
         );
-        let help =
-            "What peers were refused, or had to wait for, because they took too much, by limit";
+        let help = "Requests of peers that a limit refused or delayed, by limit";
         registry.register("runnel_hub_peer_limits", help, metrics.limits.clone());
         registry.register(
             "runnel_hub_refused_intents",
-            "Items that agents refused",
+            "Intents that agents refused",
             metrics.refusals.clone(),
         );
         registry.register(
@@ -153,10 +152,10 @@ impl HubMetrics {
         );
         registry.register(
             "runnel_hub_tombstones_sent",
-            "Orders to remove sent",
+            "Removal orders sent",
             metrics.tombstones.clone(),
         );
-        let help = "From a source's new version in the hub's watch until a connected cluster has applied all copies of it";
+        let help = "Time from an edit of a source, in the hub's watch, until a connected cluster has applied all copies of it";
         registry.register("runnel_delivery_seconds", help, metrics.delivery.clone());
         Arc::new(metrics)
     }

@@ -235,11 +235,11 @@ async fn trusted_authorities(options: &Run, client: &Client) -> Option<TrustedAu
         match ca::known(client, &options.access.namespace).await {
             Ok(known) => return known,
             Err(error) if error.is_forbidden() => {
-                tracing::error!(%error, "a change of the authority will break off members: upgrade the chart for the right");
+                tracing::error!(%error, "a change of the CA would disconnect members: upgrade the chart, which grants the right");
                 return None;
             }
             Err(error) => {
-                tracing::error!(%error, "cannot read the hub's authorities; trying again")
+                tracing::error!(%error, "cannot read the hub's CA; retrying")
             }
         }
         tokio::time::sleep(AGAIN).await;

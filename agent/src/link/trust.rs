@@ -64,16 +64,14 @@ impl Link {
         };
         // Unusable authorities must not replace working ones.
         if let Err(error) = connector(&next) {
-            tracing::warn!(%error, "the hub names authorities that cannot be used: going on with the former ones");
+            tracing::warn!(%error, "the hub sent CAs that cannot be used: continuing with the former ones");
             return;
         }
         if self.store.save_identity(&next).await.is_err() {
-            tracing::warn!(
-                "the hub's new authorities cannot be stored yet: the next renewal stores them"
-            );
+            tracing::warn!("the hub's new CAs cannot be stored yet: the next renewal stores them");
         }
         tracing::info!(
-            "the hub's authorities have changed: there are {}",
+            "the hub's CAs have changed: there are {}",
             authorities.len()
         );
         self.identity = next;

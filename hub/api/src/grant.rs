@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Clusters, LabelSelector, limits, schema, schema::Item};
 
-/// What the DistributionRules of some namespaces may send where. Grants add up; what no grant allows is not done.
+/// What the DistributionRules of some namespaces may send where. Grants add up; rules can do only what a grant allows.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "runnel.dev",

@@ -21,9 +21,9 @@ use super::{DeletionPolicy, limits, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MemberClusterSpec {
-    /// Whether the hub accepts this cluster. Setting it to false is a revocation: the agent is
-    /// disconnected within a second and gets nothing more; its copies are kept or removed as the
-    /// cluster's own policy says (`policy.onRevoke`).
+    /// Whether the hub accepts this cluster. False is a revocation: the hub disconnects the agent
+    /// within a second and sends nothing more. The cluster's own policy (`policy.onRevoke`) decides
+    /// whether its copies stay.
     #[serde(default = "yes")]
     pub accepted: bool,
     /// Whether the cluster is cordoned: it keeps what it has and gets nothing new, neither copies nor changed content
@@ -83,8 +83,7 @@ pub struct MemberClusterStatus {
     /// The generation of the spec that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Accepted and Connected always; Drained while the cluster leaves; OrphanedCopies, PossibleKeyTheft,
-    /// KeyShared, RestoredFromBackup, Duplicate and PreviousMembership while they are true.
+    /// See the reference of conditions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,
@@ -115,7 +114,7 @@ pub struct MemberClusterStatus {
     #[schemars(transform = schema::keyed_list("tokenHash", limits::TOKENS))]
     pub tokens: Vec<UsedToken>,
     /// Rules that were deleted while the cluster could not be reached, and what happens to their
-    /// copies when it returns. At most 1000; what does not fit is retained.
+    /// copies when it returns. At most 1000; the copies of further rules are retained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("ruleUid", limits::PENDING_REMOVALS))]
     pub pending_removals: Vec<PendingRemoval>,
@@ -170,8 +169,8 @@ pub struct KeyRecord {
     pub issued_at: Time,
     /// When that certificate expires.
     pub expires_at: Time,
-    /// The authority of the hub that signed it: `sha256:` and the SHA-256 of the authority's certificate. The hub keeps an
-    /// authority that was replaced until no member has a certificate of it.
+    /// The CA of the hub that signed it: `sha256:` and the SHA-256 of the CA's certificate. The hub keeps a CA that was
+    /// replaced until no member has a certificate of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::sha256("authority"))]
     pub authority: Option<String>,

@@ -11,17 +11,17 @@ use super::{limits, schema};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Rollout {
-    /// How many clusters may be under way at a time, and so are in one wave: a number, or a part of those that the rule
-    /// chooses, such as 25% (rounded up). At least 1, or 1%.
+    /// How many clusters may be in progress at a time, which is the size of a wave. A number, or a part of the clusters
+    /// that the rule chooses, such as 25% (rounded up). At least 1, or 1%.
     #[schemars(with = "i32", transform = schema::portion)]
     pub max_concurrency: CountOrPercent,
-    /// The label of the MemberClusters by which they are ordered: those with the smallest value first (2 before 10),
-    /// those without it last, and those of equal value by their names. A wave has clusters of one value only. Without
-    /// it, all are ordered by their names.
+    /// The label of the MemberClusters by which they are ordered: the smallest value first (2 before 10), clusters
+    /// without the label last, equal values by name. A wave has clusters of one value only. Without this field the
+    /// clusters are ordered by name.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::order_by_label)]
     pub order_by_label: Option<String>,
-    /// How long a wave is watched, from when all of it is applied, before the next one begins. 0 to 604800.
+    /// How long a wave is observed after all of it is applied, before the next one begins. 0 to 604800.
     #[schemars(transform = schema::between(0, 604_800))]
     pub soak_seconds: i64,
     /// How many clusters may fail. With one more the rollout stops: nothing further is sent, and the condition
@@ -30,9 +30,9 @@ pub struct Rollout {
     pub max_failures: i64,
     /// Whether the rollout is paused: nothing further is sent. Clusters under way continue and are counted.
     pub paused: bool,
-    /// What happens when more clusters fail than maxFailures. Stop: nothing further is sent. Revert: besides, clusters get what
-    /// the last completed rollout sent, which the hub keeps: copies that the change created are removed, those that it changed or
-    /// removed are as before. Where the hub does not keep that, the rollout stops; status.rollout.rollbackBlocker says why.
+    /// What happens when more clusters fail than maxFailures. Stop: nothing further is sent. Revert: clusters also get the state of
+    /// the last completed rollout again. Copies that the change created are removed; copies that it changed or removed are
+    /// restored. If the hub does not have that state, the rollout stops; status.rollout.rollbackBlocker has the cause.
     pub on_failure: OnFailure,
 }
 

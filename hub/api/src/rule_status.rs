@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{RolloutStatus, limits, schema};
 
-/// What has become of the rule.
+/// The observed state of the rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleStatus {
@@ -92,7 +92,7 @@ pub struct PendingApproval {
     /// In how many member clusters.
     #[serde(default)]
     pub clusters: i64,
-    /// The first of what would go: sources, clusters or rules.
+    /// The first names of the set: sources, clusters or rules.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::text_list(limits::PENDING_NAMES, limits::MESSAGE))]
     pub names: Vec<String>,
@@ -123,7 +123,7 @@ impl From<&Summary> for Display {
     }
 }
 
-/// How a rule fares in one cluster.
+/// The state of a rule in one cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterStatus {

@@ -12,8 +12,8 @@ use super::{Clusters, limits, schema, schema::Item};
 #[serde(rename_all = "camelCase")]
 pub struct Transform {
     /// The name of the copies; without it that of the source. `${source.name}`, `${source.namespace}`,
-    /// `${cluster.name}` and `${cluster.labels.KEY:-default}` are filled. When it changes, a copy is removed once the
-    /// one with the new name exists.
+    /// `${cluster.name}` and `${cluster.labels.KEY:-default}` are filled. When it changes, the agent creates the copy
+    /// with the new name and then removes the old one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::name_template)]
     pub name: Option<String>,
@@ -40,7 +40,7 @@ pub struct Transform {
     pub secret_type: Option<String>,
 }
 
-/// Copies are called by their content.
+/// A name of the copies for each content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VersionedName {

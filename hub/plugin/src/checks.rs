@@ -488,18 +488,12 @@ pub fn authority(ends: Timestamp, now: Timestamp) -> Check {
     let left = ends.as_second() - now.as_second();
     let hint = "the hub renews it by itself: its log has the cause";
     if left <= 0 {
-        return Check::fail("the hub's certificate authority has expired", hint);
+        return Check::fail("the hub's CA has expired", hint);
     }
     if left < 7 * 86_400 {
-        return Check::warn(
-            format!("the hub's certificate authority expires in {}", span(left)),
-            hint,
-        );
+        return Check::warn(format!("the hub's CA expires in {}", span(left)), hint);
     }
-    Check::ok(format!(
-        "the hub's certificate authority is good for {}",
-        span(left)
-    ))
+    Check::ok(format!("the hub's CA is valid for {}", span(left)))
 }
 
 #[cfg(test)]

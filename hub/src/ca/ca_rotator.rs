@@ -188,7 +188,7 @@ impl CaRotator {
                     tracing::debug!(%error, "the hub's Secrets have changed; looking again");
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot look after the hub's authorities; trying again")
+                    tracing::warn!(%error, "cannot check the hub's CA; retrying")
                 }
             }
             self.serve_again();
@@ -265,7 +265,7 @@ impl CaRotator {
                 TrustedAuthorities::overlap_validity(overlap),
             ) {
                 Ok(pair) => next = next.with_overlap(pair),
-                Err(error) => tracing::error!(%error, "the hub's authority cannot sign"),
+                Err(error) => tracing::error!(%error, "the hub's CA cannot sign"),
             }
         }
         // Before the members are listed, it is unknown which CAs they need.
@@ -298,7 +298,7 @@ impl CaRotator {
                 data.extend(new);
                 let written = write(&self.api, IDENTITY, secret, data.clone()).await?;
                 self.identity.wrote(written);
-                tracing::info!("the hub has made itself a new certificate authority");
+                tracing::info!("the hub created a new CA");
             }
             Err(error) => return Ok(Err(error)),
         }
@@ -333,14 +333,14 @@ impl CaRotator {
             .view
             .store(Arc::new(View { identity, known }));
         for gone in former.iter().filter(|id| !present.contains(id)) {
-            tracing::info!(authority = %gone, "an authority is no longer needed, and counts no more");
+            tracing::info!(authority = %gone, "a former CA is no longer needed and is not trusted any more");
         }
         if let Some(first) = present
             .first()
             .filter(|first| former.first() != Some(*first))
         {
             let kept = present.len() - 1;
-            tracing::info!(authority = %first, "a new authority signs; {kept} former ones are kept for members that need them");
+            tracing::info!(authority = %first, "a new CA signs; {kept} former CAs are kept for members that need them");
         }
         self.parts.hub_state.authorities.send_if_modified(|bundle| {
             let new = self.authorities.certificates();

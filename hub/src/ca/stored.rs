@@ -38,7 +38,7 @@ pub struct HubIdentity {
 pub enum StoredError {
     /// A certificate without key, or a key without certificate.
     #[error(
-        "it has only one of {CERTIFICATE} and {KEY}: restore the other, or remove both to make a new authority"
+        "it has only one of {CERTIFICATE} and {KEY}: restore the other, or remove both so that the hub creates a new CA"
     )]
     HalfAuthority,
     /// An entry exists and is invalid.
@@ -193,7 +193,7 @@ pub fn sound(identity: &HubIdentity, hub_id: &str, now: SystemTime) -> Result<()
     }
 }
 
-const UNSOUND: &str = "what its authority signs is not believed by those who trust it (a name constraint, or a subject that \
+const UNSOUND: &str = "clients that trust this CA do not accept what it signs (a name constraint, or a subject that \
                        is encoded in an unusual way): use a plain CA certificate";
 
 fn authority(hub_id: &str, life: Duration, now: SystemTime) -> Result<Data, StoredError> {

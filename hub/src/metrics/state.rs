@@ -148,7 +148,7 @@ impl StateCollector {
             ),
             (
                 "runnel_hub_identity_unusable",
-                "Whether the Secret runnel-hub-identity cannot be used, so that the hub continues with its former identity",
+                "Whether the Secret runnel-hub-identity is unusable; the hub then continues with its former identity",
                 usize::from(self.authorities.is_unusable()),
             ),
             (
@@ -168,13 +168,13 @@ impl StateCollector {
         });
         let differing = (
             "runnel_rule_clusters_differ",
-            "Rules, each in every such cluster, whose agent reports all copies as applied and shows other objects",
+            "Pairs of rule and cluster in which the agent reports all copies as applied, and its digest differs from the hub's",
             differing,
         );
         let divergences = self.hub_state.leadership.divergences.lock().all().count();
         let divergences = (
             "runnel_members_in_doubt",
-            "Member clusters that wait for an administrator, or are two: conditions RestoredFromBackup, Duplicate, PreviousMembership",
+            "Member clusters with a condition RestoredFromBackup, Duplicate or PreviousMembership",
             divergences,
         );
         for (name, help, count) in counts.into_iter().chain([divergences, differing]) {
@@ -252,8 +252,8 @@ impl StateCollector {
         // A delivery to a cluster that is not sent to any more would never complete.
         self.metrics
             .rules_delivered(self.hub_state.drop_unsent(&index));
-        let help = "From a source's new version in the hub's watch until the last connected cluster of the rule in which no copy \
-                    fails has applied it";
+        let help = "Time from an edit of a source, in the hub's watch, until the last connected cluster of the rule without failed \
+                    copies has applied it";
         let mut family = encoder.encode_descriptor(
             "runnel_rule_delivery_seconds",
             help,

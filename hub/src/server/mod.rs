@@ -3,6 +3,17 @@
 //! The verified client certificate identifies the caller; no field of a request can extend its
 //! rights. A session is admitted only while its `MemberCluster` exists with the same uid, is
 //! accepted, and has the certificate's key on record. It is cut as soon as this changes.
+//!
+//! # Files
+//! - `bounds`: limits what a session reads.
+//! - `epoch`: whether an agent may follow this hub.
+//! - `epoch_check`: how far the agent of a session may follow this hub.
+//! - `inbound`: handles the frames of an agent.
+//! - `outgoing`: the frames to send, and the end of a stream.
+//! - `peers`: limits clients without a session.
+//! - `reports`: handles the reports of an agent.
+//! - `session`: the stream of one agent.
+//! - `stream`: the HTTP call of a session.
 mod bounds;
 mod epoch;
 mod epoch_check;

@@ -506,7 +506,8 @@ fn reference_of_conditions_equals_the_closed_lists() -> Result<()> {
     let page = "conditions.md";
     let about = "Every condition, reason and Event that Runnel writes. `status` of a condition is `True`, `False` or `Unknown`. The reason \
                  is one of the words below. The message is for people and may change.\n\nColumn \"of\": *rule* is a condition of a rule or the \
-                 state of one of its clusters, *cluster* only the latter, *copy* a reason that agents report, *member* a `MemberCluster`, *fleet* the `Fleet`.";
+                 state of one of its clusters, *cluster* only the latter. *copy* is a reason that agents report. *member* is a `MemberCluster`, \
+                 *fleet* the `Fleet`.";
     let of_hub = runnel_hub_core::status::EventReason::OWN
         .into_iter()
         .map(|reason| reason.as_str());

@@ -278,7 +278,7 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
         "ok    1 of 1 members are connected and well",
         "ok    one hub leads: ",
         "ok    the clocks of the API server and this machine agree",
-        "ok    the hub's certificate authority is good for",
+        "ok    the hub's CA is valid for",
         "ok    the hub answers at 127.0.0.1:",
         "ok    helm v3.22.0",
         "warn  rule ns-codis-test/rule-codis-test: CopiesWaiting",

@@ -4,6 +4,18 @@
 //! A revision stands for a payload; the payloads are in [`crate::cache`]. Reverse indexes limit the
 //! cost of an edit to the copies of its source, and the cost of a namespace event to the copies of
 //! that namespace.
+//!
+//! # Files
+//! - `apply_delta`: takes in a batch of the hub.
+//! - `cluster`: namespaces, policy and grants of the member.
+//! - `copies`: which intents claim a copy, and which ordered its removal.
+//! - `desired_copy`: the desired state of one copy, and the rule that owns it.
+//! - `namespaces`: changes of namespaces.
+//! - `preview`: applies a preview to a clone.
+//! - `restore`: restores the set after a restart.
+//! - `rule`: the acked state of one rule, and the digests of its copies.
+//! - `tombstones`: tombstones that survive a restart.
+//! - `versions`: versioned names.
 mod apply_delta;
 mod cluster;
 mod copies;

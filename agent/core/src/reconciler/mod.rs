@@ -2,6 +2,21 @@
 //! returns jobs, frames and terms to store.
 //!
 //! It has no I/O and no clock, so that a test can run whole histories.
+//!
+//! # Files
+//! - `copies`: reconciles one copy.
+//! - `decider`: computes the desired state of one copy.
+//! - `drift`: changes of copies by other clients, failures and contention.
+//! - `hub_events`: frames of the hub, and reports to it.
+//! - `inspect`: answers for the state of one copy.
+//! - `job_events`: the queue of jobs, and their results.
+//! - `policy`: changes of the member policy.
+//! - `preview`: decides the copies of a plan without writing.
+//! - `prunes`: removals from namespaces that are no longer targets.
+//! - `quota`: limits of copies and bytes.
+//! - `store`: terms and tombstones that are stored in a Secret.
+//! - `watch_events`: handles events of the watches, and the start.
+//! - `watches`: the state of the watches.
 mod copies;
 mod decider;
 mod drift;

@@ -8,6 +8,23 @@
 //!
 //! The index pushes nothing to sessions. They ask for the [`Directive`]s that changed since the
 //! last version they saw. So a slow agent skips to the newest state, and nothing can overflow.
+//!
+//! # Files
+//! - `changes`: reports to the removal guard what a rule selects and no longer selects.
+//! - `clusters`: changes of member clusters.
+//! - `copy_counter`: counts the copies that a removal concerns.
+//! - `grants`: changes of grants and namespaces.
+//! - `guard`: holds items that are no longer selected.
+//! - `judge`: decides which removals pass and which are blocked, by cause.
+//! - `orphaned_intents`: copies that agents report and no rule selects.
+//! - `rendering`: rendering outside the lock of the index.
+//! - `rollouts`: which clusters may have the newest change, and the stored states.
+//! - `rule_context`: the part of the index that concerns one rule, for a preview.
+//! - `rule_lookup`: finds the rules that may need an object.
+//! - `rules`: changes of rules.
+//! - `source_cache`: the known sources.
+//! - `sources`: changes of sources.
+//! - `watch_scopes`: states of the watch scopes.
 mod changes;
 mod clusters;
 mod copy_counter;

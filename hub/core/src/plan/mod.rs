@@ -10,6 +10,22 @@
 //! equal results share them.
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
+//!
+//! # Files
+//! - `cluster_assignment`: what one cluster should have of one rule.
+//! - `cluster_choice`: the choice of clusters by a rule, a grant or an override.
+//! - `cluster_plans`: the rendered selection of a rule, per cluster or once for all.
+//! - `completed_state`: the state that a completed rollout sent, and its encoding.
+//! - `content`: which part of an object is distributed.
+//! - `cow_sorted_map`: a sorted map with cheap clones.
+//! - `expected`: the proof that agents with the whole plan report.
+//! - `grants`: what is granted to a rule in each cluster.
+//! - `render`: renders the contents of copies.
+//! - `rendered_plan`: the rendered sources of a rule, by the names of the copies.
+//! - `rule`: a rule as the planner sees it, from either CRD.
+//! - `secret_refs`: Secrets from which a rule takes single values.
+//! - `shape`: transform, substitute and overrides.
+//! - `watch_scope`: the scopes of the watches.
 mod cluster_assignment;
 mod cluster_choice;
 mod cluster_plans;

@@ -13,6 +13,15 @@
 //! - Memory: an up-to-date session refers to the shared plans and stores nothing per source. A
 //!   session with a whole rule to send shares the pending part with the plan. The stored messages
 //!   of the agent have one bound together.
+//!
+//! # Files
+//! - `budget`: bounds the memory for the messages of one agent.
+//! - `hello`: the acked set of a connecting agent.
+//! - `outbox`: the messages to send, and the batches that are not acked.
+//! - `pairs`: learns the intents that an agent has of a rule.
+//! - `rule_stream_state`: the state of one rule in a session.
+//! - `send_restriction`: what a diverged member is not sent.
+//! - `suspension`: what cordoned clusters and unknown rules are not sent.
 mod budget;
 mod hello;
 mod outbox;

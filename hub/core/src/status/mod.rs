@@ -5,6 +5,21 @@
 //!   [`SILENCE`] is Unreachable, and the rule is not Ready.
 //! - No noise: a fold that equals the current status is not written, a time changes only with its
 //!   subject, and a restart of the hub changes nothing by itself.
+//!
+//! # Files
+//! - `deliveries`: measures how long edits take.
+//! - `detail`: the state of a rule in each cluster, for answers to the plugin.
+//! - `fleet`: the overview of the fleet.
+//! - `fold`: folds all that is known of a rule into its status.
+//! - `granted`: the condition `Granted`.
+//! - `key_sharing`: detects two agents with one key.
+//! - `member`: the status of a member.
+//! - `notices`: the Events.
+//! - `report_store`: the last reports of the agents.
+//! - `rollout_view`: the state of a rollout, and its part of the status.
+//! - `rule_cluster_state`: the state of one rule in one cluster.
+//! - `view`: all that is known of a rule and its clusters.
+//! - `write_pace`: when a status is written.
 mod deliveries;
 mod detail;
 mod fleet;

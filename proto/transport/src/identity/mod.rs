@@ -42,18 +42,16 @@ pub enum IdentityError {
     #[error("the certificate request's key must be ECDSA P-256")]
     RequestKey,
     /// The PEM of an authority or its key is not readable.
-    #[error("the authority's {0} is not readable PEM (a key must be PKCS#8)")]
+    #[error("the CA's {0} is not readable PEM (a key must be PKCS#8)")]
     AuthorityPem(&'static str),
     /// The key is not the one in the certificate.
-    #[error("the authority's key does not belong to its certificate")]
+    #[error("the CA's key does not belong to its certificate")]
     AuthorityKey,
     /// The certificate may not sign others.
-    #[error("the authority's certificate is not a CA certificate")]
+    #[error("the certificate is not a CA certificate")]
     NotAuthority,
     /// The authority's own time is over, or has not begun.
-    #[error(
-        "the authority's certificate is not valid now: check the clock, or replace the authority"
-    )]
+    #[error("the CA's certificate is not valid now: check the clock, or replace the CA")]
     AuthorityExpired,
     /// The system gives no random numbers, or signing failed.
     #[error("making a key or a signature failed")]

@@ -47,7 +47,7 @@ pub enum TlsError {
     #[error("the certificates do not make a TLS configuration: {0}")]
     Configuration(#[from] rustls::Error),
     /// The authorities do not make a verifier.
-    #[error("the authorities cannot verify clients: {0}")]
+    #[error("the CAs cannot verify clients: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
     /// The hub's id is none.
     #[error(transparent)]

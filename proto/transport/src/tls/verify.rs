@@ -76,8 +76,8 @@ impl HubVerifier {
 const WRONG_PIN: &str = "this is not the hub of the join string: it has another key than the pinned one; check the \
                          address, and make a new join string if the hub was installed again";
 /// The error text of an agent for a hub with an untrusted CA.
-pub const UNTRUSTED: &str = "the hub has another authority than those that this agent trusts: check the address; an agent \
-                             that was away while the authority was replaced needs a new join string";
+pub const UNTRUSTED: &str = "the hub has a CA that this agent does not trust: check the address; an agent \
+                             that was away while the CA was replaced needs a new join string";
 const WRONG_CLOCK: &str = "the hub's certificate is not valid at the time of this machine's clock: set the clock of this \
                            machine; if it is right, look at the clock and the log of the hub";
 const WRONG_HUB: &str = "this is not the hub of this agent: its certificate is for something else";
