@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, RuleUid, SourceRef};
 
-use super::guard::Holdings;
+use super::holdings::Holdings;
 use super::rule_lookup::Selection;
 use super::{Cluster, RuleEntry};
 use crate::guard::Item;

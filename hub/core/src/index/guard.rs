@@ -3,36 +3,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use runnel_api::PendingApproval;
-use runnel_proto::model::{Asked, ClusterName, RuleUid};
+use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::copy_counter::CopyCounter;
+use super::holdings::{Holding, Holdings, PendingCause};
 use super::judge::{Before, Judge, blocked_rules, is_preview};
 use super::{Effect, Index};
 use crate::guard::{CauseKind, FleetTerms, Item, Limit};
 use crate::now::Now;
-
-/// The copies of a rule that an agent reported.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holding {
-    /// Copies that the rule has, those in namespaces that are no longer targets too.
-    pub copies: u64,
-    /// Intents.
-    pub intents: u64,
-    /// The copies in namespaces that are no longer targets and are to go.
-    pub prunes: Option<Asked>,
-}
-
-/// Looks up the reported copies of a rule in a cluster.
-pub type Holdings<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<Holding>;
-
-/// What waits for approval in the fleet because of one cause.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PendingCause {
-    /// All of it, as one approval; its names are those of the rules.
-    pub approval: PendingApproval,
-    /// How many rules it concerns.
-    pub rules: u64,
-}
 
 impl Index {
     /// The index, with a limit that no rule can raise.

@@ -9,7 +9,7 @@ use runnel_api::{ClusterDistributionRule, DistributionRule, PendingApproval};
 use runnel_proto::model::{AskedDigest, ClusterName, DeletionPolicy, RuleName, RuleUid};
 
 use super::copy_counter::CopyCounter;
-use super::guard::{Holdings, PendingCause};
+use super::holdings::{Holdings, PendingCause};
 use super::rule_lookup::Selection;
 use super::{Cluster, RuleEntry};
 use crate::guard::{

@@ -34,6 +34,7 @@ mod grants;
 mod guard;
 #[cfg(test)]
 mod guard_tests;
+mod holdings;
 mod judge;
 mod orphaned_intents;
 mod rendering;
@@ -65,7 +66,7 @@ use crate::plan::{
 use crate::rollout::Gate;
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
-pub use guard::{Holding, Holdings, PendingCause};
+pub use holdings::{Holding, Holdings, PendingCause};
 use judge::TerminatingScopes;
 pub use rendering::{RenderJob, Rendered};
 use rendering::{Rendering, Unrendered};

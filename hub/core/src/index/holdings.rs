@@ -1,0 +1,26 @@
+//! What the removal guard reads of the agents' reports, and what it lets wait in the fleet.
+use runnel_api::PendingApproval;
+use runnel_proto::model::{Asked, ClusterName, RuleUid};
+
+/// The copies of a rule that an agent reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// Copies that the rule has, those in namespaces that are no longer targets too.
+    pub copies: u64,
+    /// Intents.
+    pub intents: u64,
+    /// The copies in namespaces that are no longer targets and are to go.
+    pub prunes: Option<Asked>,
+}
+
+/// Looks up the reported copies of a rule in a cluster.
+pub type Holdings<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<Holding>;
+
+/// What waits for approval in the fleet because of one cause.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PendingCause {
+    /// All of it, as one approval; its names are those of the rules.
+    pub approval: PendingApproval,
+    /// How many rules it concerns.
+    pub rules: u64,
+}
