@@ -161,7 +161,7 @@ fn rest_within_the_limits_passes_once_the_others_are_undone() {
 }
 
 #[test]
-fn held_delete_of_one_rule_blocks_no_delete_of_another() {
+fn blocked_delete_of_one_rule_blocks_no_delete_of_another() {
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let mut world = World::new();
     world.add("big", "team", 40);
