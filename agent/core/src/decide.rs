@@ -334,13 +334,7 @@ fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     }
     match observed {
         Observed::Live(live) if is_right(wanted, live, revision) => {
-            // A contended copy counts as failed, even while its content is correct.
-            Decision::Noop(copy_error(
-                wanted
-                    .contention
-                    .clone()
-                    .map_or(CopyStatus::Applied, CopyStatus::Failed),
-            ))
+            Decision::Noop(applied_status(wanted))
         }
         _ if wanted.suspend => Decision::Noop(copy_error(CopyStatus::UnderWay)),
         Observed::Unknown if is_lost(wanted) => Decision::Act(Action::Read),
@@ -348,6 +342,23 @@ fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
         Observed::Unknown | Observed::Absent => Decision::Act(Action::Create),
         Observed::Live(live) => decide_present(wanted, live, revision),
     }
+}
+
+/// Whether the observed object has the desired state.
+pub fn is_applied(wanted: &WantedCopy, observed: &Observed) -> bool {
+    match (observed, &wanted.revision) {
+        (Observed::Live(live), Some(revision)) => is_right(wanted, live, revision),
+        _ => false,
+    }
+}
+
+/// Returns the status of a copy that has the desired state.
+pub fn applied_status(wanted: &WantedCopy) -> CopyStatus {
+    // A contended copy counts as failed, even while its content is correct.
+    let copy_error = wanted.copy_error.as_ref().or(wanted.contention.as_ref());
+    copy_error
+        .cloned()
+        .map_or(CopyStatus::Applied, CopyStatus::Failed)
 }
 
 fn is_right(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {

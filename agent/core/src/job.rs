@@ -209,6 +209,13 @@ pub enum Wrote {
     Retained,
 }
 
+impl Wrote {
+    /// Whether the copy was removed.
+    pub fn is_removal(self) -> bool {
+        matches!(self, Self::Deleted | Self::Retained)
+    }
+}
+
 /// The result of a job. Without `Debug`: it may contain content.
 pub struct Done {
     /// The key of the job.

@@ -194,6 +194,11 @@ impl Queue {
         }
     }
 
+    /// Whether the queue has a key, or a run of it is under way.
+    pub fn contains(&self, key: &Key) -> bool {
+        self.entries.contains_key(key)
+    }
+
     /// Whether a run of this key is under way.
     pub fn is_running(&self, key: &Key) -> bool {
         matches!(

@@ -12,7 +12,7 @@
 //! the current one, and the others are its older versions.
 use std::collections::BTreeSet;
 
-use runnel_proto::model::{DeletionPolicy, SourceRef};
+use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef};
 
 use super::{Desired, Ordered};
 use crate::copy::IntentKey;
@@ -20,6 +20,13 @@ use crate::live::Live;
 use crate::records::Records;
 
 impl Desired {
+    /// Whether a rule keeps versions.
+    pub fn has_versions(&self, uid: &RuleUid) -> bool {
+        self.rules
+            .get(uid)
+            .is_some_and(|rule| rule.versions().is_some())
+    }
+
     /// Whether a copy with an ordered removal stays as an older version. Nothing is removed while
     /// no newer one is in force, or by unconfirmed terms.
     pub fn keeps(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {

@@ -4,12 +4,15 @@ use std::time::Instant;
 
 use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
 
-use super::decider::{Decider, Visibility};
+use super::decider::{Computed, Decider, Visibility};
+use super::job_events::Decided;
 use super::{Notice, Reconciler};
 use crate::copy::{CopyError, CopyStatus, IntentKey, PlannedChange};
-use crate::decide::{Action, Decision, DesiredCopy, decide, planned};
+use crate::decide::{Action, Decision, DesiredCopy, applied_status, decide, is_applied, planned};
+use crate::job::Wrote;
 use crate::live::Ownership;
 use crate::queue::Key;
+use crate::records::Observed;
 use crate::{delete_limit, diff};
 
 impl Reconciler {
@@ -22,8 +25,11 @@ impl Reconciler {
             history: &self.history,
             jobs: &self.jobs,
             prunes: &self.prunes,
+            report: &self.report,
             policy: &self.policy,
             purges: self.is_purging(),
+            #[cfg(test)]
+            runs: &self.runs,
         }
     }
 
@@ -43,16 +49,20 @@ impl Reconciler {
         // The job under way may change the owner of the copy. The copy is reconciled when the job
         // has ended. If the job does not know whether its write succeeded, the copy is read and
         // reconciled again.
-        let is_running = self.jobs.running.contains_key(copy);
+        let is_running = self.jobs.touch(copy);
         if !is_running && !self.jobs.reread.contains(copy) {
             self.drop_stale_orders(copy);
         }
-        let want = self.decider().desired_copy(copy);
+        let Computed {
+            want,
+            loss,
+            depends_on_others,
+        } = self.decider().compute(copy);
+        self.history.record_loss(copy, &want, loss);
         // Drops the approval of a removal that is not due, because it may stay deferred for long.
         if !matches!(&want, DesiredCopy::Absent(_, _, order) if !order.deferred) {
             self.prunes.forget(copy);
         }
-        let want = self.with_loss(copy, want);
         let decision = match self.decider().visibility(copy, &want) {
             Visibility::Visible => decide(&want, self.records.observed(copy)),
             Visibility::Unwatched => Decision::Forget,
@@ -66,6 +76,14 @@ impl Reconciler {
                 return self.record_outcome(copy, &want, Some(failure(&want, copy_error)));
             }
         };
+        if let Decision::Act(action) = decision {
+            self.queue_action(copy, &want, &action, now);
+            // The next event that concerns other copies may change the decision.
+            if !depends_on_others {
+                self.jobs.keep_decision(copy, want, action);
+            }
+            return;
+        }
         match (decision, &want) {
             (Decision::Forget, DesiredCopy::Absent(key, ..)) => {
                 if is_running || self.must_read(copy) {
@@ -77,7 +95,7 @@ impl Reconciler {
             }
             (Decision::Forget, _) => self.settle(copy, &want, None, now),
             (Decision::Noop(outcome), _) => self.settle(copy, &want, Some(outcome), now),
-            (Decision::Act(action), _) => self.queue_action(copy, &want, &action, now),
+            (Decision::Act(_), _) => {}
         }
     }
 
@@ -136,6 +154,69 @@ impl Reconciler {
             self.jobs.recheck(copy, now);
         }
         self.record_outcome(copy, want, outcome);
+    }
+
+    /// Returns the desired state of a copy whose job is to start, the decision about it, and whether
+    /// they depend on other copies. The stored decision counts while it holds: other jobs may have
+    /// used up the quota since.
+    pub(super) fn decision(&mut self, copy: &SourceRef) -> (DesiredCopy, Decision, bool) {
+        let decided = self.jobs.take_decision(copy);
+        let fits = |decided: &Decided| match &decided.want {
+            DesiredCopy::Copy(wanted) => self.decider().beyond_quota(copy, wanted).is_none(),
+            _ => true,
+        };
+        if let Some(Decided { want, action, .. }) = decided.filter(fits) {
+            #[cfg(test)]
+            self.assert_current(copy, &want, &action);
+            return (want, Decision::Act(action), false);
+        }
+        let computed = self.decider().compute(copy);
+        let decision = decide(&computed.want, self.records.observed(copy));
+        (computed.want, decision, computed.depends_on_others)
+    }
+
+    /// Records the outcome of a copy that a job has written or removed as it was decided. Returns
+    /// whether that was everything, so that the copy needs no decision.
+    pub(super) fn settle_written(
+        &mut self,
+        copy: &SourceRef,
+        want: DesiredCopy,
+        wrote: Wrote,
+        now: Instant,
+    ) -> bool {
+        let observed = self.records.observed(copy);
+        match want {
+            _ if self.jobs.reread.contains(copy) => return false,
+            DesiredCopy::Copy(mut wanted) if !wrote.is_removal() => {
+                if !is_applied(&wanted, observed) {
+                    return false;
+                }
+                self.history.written(copy, &mut wanted);
+                self.prunes.forget(copy);
+                let outcome = applied_status(&wanted);
+                self.settle(copy, &DesiredCopy::Copy(wanted), Some(outcome), now);
+            }
+            DesiredCopy::Absent(key, ..) if wrote.is_removal() => {
+                let is_removed = match observed {
+                    Observed::Unknown => false,
+                    Observed::Absent => true,
+                    Observed::Live(live) => !live.is_removable_for(&key),
+                };
+                if !is_removed {
+                    return false;
+                }
+                self.desired.resolve(&key, copy);
+                self.report.touch(&key.rule);
+                if self.desired.copies().contains(copy) {
+                    self.reconcile_copy(copy, now);
+                } else {
+                    self.prunes.forget(copy);
+                    self.settle(copy, &DesiredCopy::Nothing, None, now);
+                }
+            }
+            _ => return false,
+        }
+        true
     }
 
     /// Queues a job that carries out an action, unless the action must wait.

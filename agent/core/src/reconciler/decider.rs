@@ -1,21 +1,22 @@
 //! The pipeline that computes the desired state of one copy: from the desired set through each
-//! stage to a [`DesiredCopy`].
+//! stage to a [`Computed`].
 //!
 //! The pipeline only reads. A preview runs the same pipeline over another desired set.
 use std::sync::Arc;
 
-use runnel_proto::model::{DeletionPolicy, Revision, SourceRef};
+use runnel_proto::model::{DeletionPolicy, DriftPolicy, Revision, SourceRef};
 
-use super::drift::CopyHistory;
+use super::drift::{CopyHistory, Loss};
 use super::job_events::Jobs;
 use super::prunes::PruneApprovals;
 use super::watches::Watches;
-use crate::copy::{CopyError, IntentKey};
+use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{DesiredCopy, Order, TargetNamespace, WantedCopy};
 use crate::desired::Desired;
 use crate::live::{Ownership, Sealed};
 use crate::policy::Policy;
-use crate::records::Records;
+use crate::records::{Observed, Records};
+use crate::report::Report;
 
 /// The state that the pipeline reads.
 #[derive(Clone, Copy)]
@@ -26,9 +27,35 @@ pub(super) struct Decider<'a> {
     pub(super) history: &'a CopyHistory,
     pub(super) jobs: &'a Jobs,
     pub(super) prunes: &'a PruneApprovals,
+    pub(super) report: &'a Report,
     pub(super) policy: &'a Arc<Policy>,
     /// Whether the hub has revoked this cluster and the policy deletes all copies for that.
     pub(super) purges: bool,
+    /// How often the pipeline has run.
+    #[cfg(test)]
+    pub(super) runs: &'a std::cell::Cell<usize>,
+}
+
+/// The result of the pipeline for one copy.
+pub(super) struct Computed {
+    /// The desired state.
+    pub(super) want: DesiredCopy,
+    /// What changes about the recorded loss of the copy.
+    pub(super) loss: Loss,
+    /// Whether the result depends on the records of other copies, so that it is outdated when they
+    /// change: versions of the same source, or copies under a new name.
+    pub(super) depends_on_others: bool,
+}
+
+impl Computed {
+    /// Returns a result that depends on no other copy.
+    fn alone(want: DesiredCopy, loss: Loss) -> Self {
+        Self {
+            want,
+            loss,
+            depends_on_others: false,
+        }
+    }
 }
 
 /// Whether the watches show enough to decide a copy.
@@ -45,25 +72,45 @@ pub(super) enum Visibility {
 impl Decider<'_> {
     /// Returns the desired state of a copy.
     pub(super) fn desired_copy(&self, copy: &SourceRef) -> DesiredCopy {
+        self.compute(copy).want
+    }
+
+    /// Runs the pipeline for a copy.
+    pub(super) fn compute(&self, copy: &SourceRef) -> Computed {
+        #[cfg(test)]
+        self.runs.set(self.runs.get() + 1);
         if self.purges {
-            return self.purged(copy);
+            return Computed::alone(self.purged(copy), Loss::Over);
         }
         match self.desired.desired_copy(copy, self.records.live(copy)) {
             DesiredCopy::Copy(wanted) => {
                 let wanted = self.with_namespace_failure(copy, *wanted);
                 let wanted = self.with_version(copy, wanted);
                 let wanted = self.history.add_to(copy, wanted);
-                DesiredCopy::Copy(Box::new(self.with_quota(copy, wanted)))
+                let wanted = self.with_quota(copy, wanted);
+                let (wanted, loss) = self.with_loss(copy, wanted);
+                Computed {
+                    depends_on_others: self.desired.has_versions(&wanted.intent.rule),
+                    ..Computed::alone(DesiredCopy::Copy(Box::new(wanted)), loss)
+                }
             }
             DesiredCopy::Absent(key, rule, order) => {
-                let order = self.with_successors(copy, &key, order);
-                if self.desired.keeps(&key, copy, self.records) {
-                    return DesiredCopy::Kept(key, !order.deferred);
+                let successors = self.desired.successors(&key, copy);
+                let depends_on_others =
+                    !successors.is_empty() || self.desired.has_versions(&key.rule);
+                let order = self.with_successors(&successors, order);
+                let want = if self.desired.keeps(&key, copy, self.records) {
+                    DesiredCopy::Kept(key, !order.deferred)
+                } else {
+                    let order = self.with_approval(copy, &key, order);
+                    DesiredCopy::Absent(key, rule, order)
+                };
+                Computed {
+                    depends_on_others,
+                    ..Computed::alone(want, Loss::Over)
                 }
-                let order = self.with_approval(copy, &key, order);
-                DesiredCopy::Absent(key, rule, order)
             }
-            other => other,
+            other => Computed::alone(other, Loss::Over),
         }
     }
 
@@ -89,14 +136,46 @@ impl Decider<'_> {
         wanted
     }
 
+    /// Marks a copy as lost that was applied and does not exist any more, if its rule only reports
+    /// drift. Returns the change of the record, too.
+    ///
+    /// A copy that was deleted with its namespace has not drifted.
+    fn with_loss(&self, copy: &SourceRef, mut wanted: WantedCopy) -> (WantedCopy, Loss) {
+        // The state of an unwatched copy is unknown. A job under way reports its own result.
+        if !self.watches.is_complete(copy) || self.jobs.running.contains_key(copy) {
+            return (wanted, Loss::Unchanged);
+        }
+        let is_gone = match self.records.observed(copy) {
+            Observed::Unknown | Observed::Absent => true,
+            Observed::Live(live) => live.ownership == Ownership::Ours && live.sealed.is_none(),
+        };
+        let reports =
+            wanted.policies.drift == DriftPolicy::Report && wanted.place == TargetNamespace::Ready;
+        let Some(revision) = wanted.revision.filter(|_| reports && is_gone) else {
+            wanted.lost = false;
+            return (wanted, Loss::Over);
+        };
+        let was_applied =
+            self.report.outcome(copy, &wanted.intent.rule) == Some(&CopyStatus::Applied);
+        if !was_applied || self.history.failed.contains_key(copy) {
+            return (wanted, Loss::Unchanged);
+        }
+        wanted.lost = true;
+        (wanted, Loss::Lost(revision))
+    }
+
     /// Defers a removal until the renamed copies that replace it are applied.
-    fn with_successors(&self, copy: &SourceRef, key: &IntentKey, mut order: Order) -> Order {
+    fn with_successors(
+        &self,
+        successors: &[(IntentKey, Revision, SourceRef)],
+        mut order: Order,
+    ) -> Order {
         let is_applied = |(key, revision, copy): &(IntentKey, Revision, SourceRef)| {
             self.records
                 .live(copy)
                 .is_some_and(|live| live.holds(&key.rule, &key.source, revision))
         };
-        order.deferred |= !self.desired.successors(key, copy).iter().all(is_applied);
+        order.deferred |= !successors.iter().all(is_applied);
         order
     }
 

@@ -4,49 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{DriftPolicy, Reason, Revision, SourceRef};
+use runnel_proto::model::{Reason, Revision, SourceRef};
 
 use super::Reconciler;
 use crate::contention::Contentions;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
-use crate::decide::{DesiredCopy, TargetNamespace, WantedCopy};
-use crate::live::{Live, Ownership};
+use crate::decide::{DesiredCopy, WantedCopy};
+use crate::live::Live;
 use crate::records::Observed;
 
 impl Reconciler {
-    /// Records the loss of an applied copy. If drift is only reported, the copy is not created
-    /// again.
-    ///
-    /// A copy that was deleted with its namespace has not drifted.
-    pub(super) fn with_loss(&mut self, copy: &SourceRef, mut want: DesiredCopy) -> DesiredCopy {
-        let DesiredCopy::Copy(wanted) = &mut want else {
-            self.history.lost.remove(copy);
-            return want;
-        };
-        let is_gone = match self.records.observed(copy) {
-            Observed::Unknown | Observed::Absent => true,
-            Observed::Live(live) => live.ownership == Ownership::Ours && live.sealed.is_none(),
-        };
-        let reports =
-            wanted.policies.drift == DriftPolicy::Report && wanted.place == TargetNamespace::Ready;
-        match wanted.revision {
-            // The state of an unwatched copy is unknown. A job under way reports its own result.
-            _ if !self.watches.is_complete(copy) || self.jobs.running.contains_key(copy) => {}
-            Some(revision) if reports && is_gone => {
-                let was_applied =
-                    self.report.outcome(copy, &wanted.intent.rule) == Some(&CopyStatus::Applied);
-                if was_applied && !self.history.failed.contains_key(copy) {
-                    self.history
-                        .lost
-                        .insert(copy.clone(), (wanted.intent.clone(), revision));
-                    wanted.lost = true;
-                }
-            }
-            _ => drop(self.history.lost.remove(copy)),
-        }
-        want
-    }
-
     /// Records whether a copy was correct before another client changed or deleted it.
     pub(super) fn record_drift(&mut self, copy: &SourceRef, want: &DesiredCopy) {
         let DesiredCopy::Copy(wanted) = want else {
@@ -150,6 +117,18 @@ pub(super) struct Compared {
     pub(super) copy_error: CopyError,
 }
 
+/// The change of the record that a copy is lost: it was applied, and then was deleted or lost its
+/// marks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// The record stays as it is.
+    Unchanged,
+    /// The copy is lost, with this revision.
+    Lost(Revision),
+    /// The copy is not lost.
+    Over,
+}
+
 /// The history of the copies.
 #[derive(Default)]
 pub(super) struct CopyHistory {
@@ -189,6 +168,25 @@ impl CopyHistory {
         wanted.contention = self.contentions.copy_error(copy);
         (wanted.lost, wanted.rewritten) = (lost, rewritten);
         wanted
+    }
+
+    /// Records the change of a copy's loss.
+    pub(super) fn record_loss(&mut self, copy: &SourceRef, want: &DesiredCopy, loss: Loss) {
+        match (loss, want) {
+            (Loss::Lost(revision), DesiredCopy::Copy(wanted)) => {
+                let about = (wanted.intent.clone(), revision);
+                self.lost.insert(copy.clone(), about);
+            }
+            (Loss::Unchanged | Loss::Lost(_), _) => {}
+            (Loss::Over, _) => drop(self.lost.remove(copy)),
+        }
+    }
+
+    /// Ends the history of a copy that the agent has just written, in its desired state too.
+    pub(super) fn written(&mut self, copy: &SourceRef, wanted: &mut WantedCopy) {
+        self.lost.remove(copy);
+        (wanted.lost, wanted.rewritten, wanted.compared) = (false, false, None);
+        wanted.contention = self.contentions.copy_error(copy);
     }
 
     /// Records a correction, and returns whether to create an Event for it. A contended copy gets

@@ -233,6 +233,7 @@ impl Reconciler {
         let rules = self.hub.take_resync(now);
         for uid in &rules {
             self.desired.forget_deleted(uid, &self.records);
+            self.jobs.outdate_decisions();
         }
         let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
         if !states.is_empty() {

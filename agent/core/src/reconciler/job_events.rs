@@ -11,7 +11,7 @@ use super::{Notice, PARALLEL, Reconciler};
 use crate::backoff::{COPY, Jitter, RECHECK, UNAVAILABLE};
 use crate::cache::{InflightBudget, ROOM_BYTES};
 use crate::copy::{CopyError, CopyStatus, IntentKey};
-use crate::decide::{Action, Decision, DesiredCopy, TargetNamespace, WantedCopy, decide};
+use crate::decide::{Action, Decision, DesiredCopy, TargetNamespace, WantedCopy};
 use crate::delete_limit::Deletes;
 use crate::job::{ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
 use crate::live::Live;
@@ -95,10 +95,10 @@ impl Reconciler {
         if !self.watches.is_complete(copy) {
             return Err(Idle::Settled);
         }
-        let want = self.decider().desired_copy(copy);
+        let (want, decision, depends_on_others) = self.decision(copy);
         let about = want.about().ok_or(Idle::Settled)?;
         let reread = self.jobs.reread.remove(copy);
-        let work = match decide(&want, self.records.observed(copy)) {
+        let work = match decision {
             _ if reread => Work::Read,
             Decision::Act(Action::Read) => Work::Read,
             // No watch reports changes of this object.
@@ -134,13 +134,15 @@ impl Reconciler {
         let others = drifted
             .clone()
             .unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
-        let rule = match want {
-            DesiredCopy::Copy(wanted) => wanted.rule,
-            DesiredCopy::Absent(_, rule, _) => rule,
+        let rule = match &want {
+            DesiredCopy::Copy(wanted) => wanted.rule.clone(),
+            DesiredCopy::Absent(_, rule, _) => rule.clone(),
             DesiredCopy::Kept(..) | DesiredCopy::Nothing => RuleName::default(),
         };
         let drift = drifted.is_some();
         let job = RunningJob {
+            want: (!depends_on_others).then_some(want),
+            epoch: self.jobs.epoch,
             about,
             received: vec![],
             drift,
@@ -266,9 +268,11 @@ impl Reconciler {
     }
 
     fn copy_done(&mut self, copy: &SourceRef, done: Done, now: Instant) {
-        let Some(job) = self.jobs.running.remove(copy) else {
+        let Some(mut job) = self.jobs.running.remove(copy) else {
             return;
         };
+        let want = job.want.take().filter(|_| job.epoch == self.jobs.epoch);
+        let written = want.zip(done.wrote.filter(|_| done.copy_error.is_none()));
         if job.removes {
             self.desired.removal_ended(&job.about.0);
         }
@@ -323,7 +327,14 @@ impl Reconciler {
             }
         }
         self.find(copy, now);
-        self.reconcile_copy(copy, now);
+        let is_settled =
+            written.is_some_and(|(want, wrote)| self.settle_written(copy, want, wrote, now));
+        if is_settled {
+            #[cfg(test)]
+            self.assert_settled(copy);
+        } else {
+            self.reconcile_copy(copy, now);
+        }
     }
 
     /// Records the object that a job has read or written.
@@ -374,8 +385,23 @@ impl Reconciler {
     }
 }
 
+/// Limit of the stored decisions. Copies beyond it are decided again when their jobs start.
+const DECISIONS_LIMIT: usize = 4096;
+
+/// The decision about a queued copy.
+pub(super) struct Decided {
+    pub(super) want: DesiredCopy,
+    pub(super) action: Action,
+    /// The number of the last wide event before the decision.
+    epoch: u64,
+}
+
 /// A job under way.
 pub(super) struct RunningJob {
+    /// The desired state that the job carries out, unless an event has concerned the copy since.
+    want: Option<DesiredCopy>,
+    /// The number of the last wide event before the job.
+    epoch: u64,
     pub(super) about: (IntentKey, Option<Revision>),
     /// The versions that the watch has delivered since the job began; `None` for a deletion.
     pub(super) received: Vec<Option<Arc<str>>>,
@@ -421,6 +447,10 @@ pub(super) struct Jobs {
     pub(super) namespace_failed: BTreeMap<Arc<str>, CopyError>,
     /// The deletions of the last hour.
     pub(super) deletes: Deletes,
+    /// The decisions about queued copies, unless an event has concerned the copy since.
+    decisions: BTreeMap<SourceRef, Decided>,
+    /// The number of wide events: events that may concern any copy.
+    epoch: u64,
 }
 
 impl Jobs {
@@ -434,7 +464,42 @@ impl Jobs {
             jitter: Jitter::new(seed),
             namespace_failed: BTreeMap::new(),
             deletes: Deletes::default(),
+            decisions: BTreeMap::new(),
+            epoch: 0,
         }
+    }
+
+    /// Outdates all earlier decisions, because an event may concern any copy.
+    pub(super) fn outdate_decisions(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// Outdates the decision about a copy. Returns whether a job for it is under way.
+    pub(super) fn touch(&mut self, copy: &SourceRef) -> bool {
+        self.decisions.remove(copy);
+        let job = self.running.get_mut(copy);
+        job.map(|job| job.want = None).is_some()
+    }
+
+    /// Stores the decision about a copy, if it is queued, for the start of its job.
+    pub(super) fn keep_decision(&mut self, copy: &SourceRef, want: DesiredCopy, action: Action) {
+        let key = Key::Copy(copy.clone());
+        if self.decisions.len() < DECISIONS_LIMIT && self.queue.contains(&key) {
+            let epoch = self.epoch;
+            let decided = Decided {
+                want,
+                action,
+                epoch,
+            };
+            self.decisions.insert(copy.clone(), decided);
+        }
+    }
+
+    /// Takes the decision about a copy, if it still holds.
+    pub(super) fn take_decision(&mut self, copy: &SourceRef) -> Option<Decided> {
+        self.decisions
+            .remove(copy)
+            .filter(|decided| decided.epoch == self.epoch)
     }
 
     pub(super) fn set_budget(&mut self, bytes: usize) {
@@ -468,6 +533,7 @@ impl Jobs {
 
     /// Removes a copy from the queue and the budget.
     pub(super) fn cancel(&mut self, copy: &SourceRef) {
+        self.decisions.remove(copy);
         self.queue.cancel(&Key::Copy(copy.clone()));
         self.budget.leave(copy);
     }

@@ -100,6 +100,21 @@ pub enum Event {
     Done(Box<Done>),
 }
 
+impl Event {
+    /// Whether the event may change the decision about any copy. Other events change only those
+    /// about the copies that they reconcile.
+    fn is_wide(&self) -> bool {
+        match self {
+            Self::Copy(..) | Self::Content(_) | Self::CopyGone(..) | Self::Done(_) => false,
+            Self::Hub(frame, _) => matches!(
+                frame,
+                HubFrame::SnapshotBegin(_) | HubFrame::Batch(_) | HubFrame::SnapshotEnd(_)
+            ),
+            _ => true,
+        }
+    }
+}
+
 /// The scope of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchScope {
@@ -215,6 +230,9 @@ pub struct Reconciler {
     revoked: bool,
     /// Whether this agent is the active one of its cluster.
     active: bool,
+    /// How often the pipeline has run.
+    #[cfg(test)]
+    runs: std::cell::Cell<usize>,
 }
 
 impl Reconciler {
@@ -243,6 +261,8 @@ impl Reconciler {
             started: false,
             revoked: false,
             active: true,
+            #[cfg(test)]
+            runs: std::cell::Cell::default(),
         }
     }
 
@@ -255,6 +275,9 @@ impl Reconciler {
 
     /// Handles an event.
     pub fn handle(&mut self, event: Event, now: Instant) {
+        if event.is_wide() {
+            self.jobs.outdate_decisions();
+        }
         match event {
             Event::Policy(policy) => self.set_policy(policy, now),
             Event::CopiesListed(area) => self.copies_listed(&area),
@@ -324,6 +347,51 @@ impl Reconciler {
     /// Returns the size of the cached payloads, in bytes.
     pub fn cached_bytes(&self) -> usize {
         self.cache.bytes()
+    }
+
+    /// Asserts that a stored decision is the one that would be made now.
+    #[cfg(test)]
+    fn assert_current(
+        &self,
+        copy: &SourceRef,
+        want: &crate::decide::DesiredCopy,
+        action: &crate::decide::Action,
+    ) {
+        use crate::decide::{Decision, decide};
+        let runs = self.runs.get();
+        let now = self.decider().desired_copy(copy);
+        self.runs.set(runs);
+        assert_eq!(&now, want, "{copy}: the stored desired state is outdated");
+        let decision = decide(&now, self.records.observed(copy));
+        let stored = Decision::Act(action.clone());
+        assert_eq!(decision, stored, "{copy}: the stored decision is outdated");
+    }
+
+    /// Asserts that a decision now would leave a copy and its outcomes as they are.
+    #[cfg(test)]
+    fn assert_settled(&mut self, copy: &SourceRef) {
+        use crate::copy::CopyStatus;
+        use crate::decide::{Decision, DesiredCopy, decide};
+        let runs = self.runs.get();
+        let want = self.decider().desired_copy(copy);
+        self.runs.set(runs);
+        let decision = decide(&want, self.records.observed(copy));
+        match (&want, decision) {
+            (DesiredCopy::Copy(wanted), Decision::Noop(outcome)) => {
+                let reported = self.report.outcome(copy, &wanted.intent.rule);
+                assert_eq!(reported, Some(&outcome), "{copy}: the outcome is outdated");
+            }
+            (DesiredCopy::Nothing, Decision::Forget) => {
+                let others = self.desired.others(copy);
+                assert_eq!(self.report.of_copy(copy), others, "{copy} is of no rule");
+            }
+            // The end of a removal may have begun another change of the copy.
+            (_, Decision::Act(_) | Decision::Noop(CopyStatus::Removing(_))) => {
+                let key = crate::queue::Key::Copy(copy.clone());
+                assert!(self.jobs.queue.contains(&key), "{copy}: an action is due");
+            }
+            (_, _) => {}
+        }
     }
 
     #[cfg(test)]

@@ -61,7 +61,7 @@ impl Reconciler {
         }
         self.record_rewritten(copy, before.as_ref());
         self.find(copy, now);
-        self.reconcile_copy(copy, now);
+        self.reconcile_watched(copy, now);
         if stood.is_some_and(|stood| stood != stands) {
             // Another object may now wait to be overwritten, with the same message. The proof
             // covers other content.
@@ -122,6 +122,14 @@ impl Reconciler {
     pub(super) fn copy_gone(&mut self, copy: &SourceRef, uid: &str, now: Instant) {
         self.jobs.record_event(copy, None);
         if self.records.unwatched(copy, uid) {
+            self.reconcile_watched(copy, now);
+        }
+    }
+
+    /// Reconciles a copy after an event of its watch. While a job for the copy is under way, the
+    /// end of the job does that: the event is usually the echo of its write.
+    fn reconcile_watched(&mut self, copy: &SourceRef, now: Instant) {
+        if !self.jobs.running.contains_key(copy) {
             self.reconcile_copy(copy, now);
         }
     }

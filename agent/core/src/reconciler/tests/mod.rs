@@ -1,5 +1,6 @@
 mod adoption;
 mod contention;
+mod decisions;
 mod dry_run;
 mod found;
 mod histories;
