@@ -112,7 +112,8 @@ pub(super) fn describe<'a>(causes: impl Iterator<Item = &'a Cause> + Clone) -> O
         .map(|cause| &*cause.subject)
         .filter(|subject| !subject.is_empty())
         .collect();
-    Some(kind.describe(&subjects))
+    let text = kind.describe(&subjects);
+    Some(text.chars().take(runnel_api::limits::MESSAGE).collect())
 }
 
 /// The kind that counts among causes.

@@ -305,6 +305,20 @@ impl FleetGuard {
         self.record(uid, copies, Some(cause), now);
     }
 
+    /// Whether approved removals count for the rest of their causes.
+    pub fn has_approved(&self) -> bool {
+        self.passed.iter().any(|passed| passed.approved.is_some())
+    }
+
+    /// Forgets the approvals of causes of which nothing is `left` to be judged: what they remove
+    /// next is another change.
+    pub fn retain_approved(&mut self, left: &BTreeSet<&Cause>) {
+        self.passed.retain(|passed| {
+            let approved = passed.approved.as_ref();
+            approved.is_none_or(|cause| left.contains(cause))
+        });
+    }
+
     fn record(
         &mut self,
         uid: &RuleUid,

@@ -369,6 +369,11 @@ impl RemovalGuard {
         Arc::make_mut(&mut self.decision).blocked.extend(items);
     }
 
+    /// The causes of what is open or blocked.
+    pub fn causes(&self) -> impl Iterator<Item = &Cause> {
+        self.open.values().chain(self.causes.values())
+    }
+
     /// The causes of what is blocked.
     pub fn blocked_causes(&self) -> BTreeSet<&Cause> {
         self.causes.values().collect()

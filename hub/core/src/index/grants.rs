@@ -24,6 +24,9 @@ pub struct SeenNamespace {
 /// Deleted namespaces that are remembered, besides the existing ones.
 const GONE: usize = 1000;
 
+/// How many changed grants or namespaces a cause names that a list has shown.
+const NAMES: usize = 3;
+
 impl Index {
     /// Sets a namespace of the hub; `None`: it is deleted. Its objects may be deleted only later,
     /// so it counts as terminating until it exists again.
@@ -223,7 +226,7 @@ impl Index {
     }
 }
 
-/// The names of what differs between two states, with commas between them.
+/// The first names of what differs between two states, with commas between them.
 fn changed_names<T: PartialEq>(
     before: Option<&BTreeMap<String, T>>,
     now: Option<&BTreeMap<String, T>>,
@@ -236,5 +239,6 @@ fn changed_names<T: PartialEq>(
         .filter(|name| value(before, name) != value(now, name))
         .map(String::as_str)
         .collect();
-    names.into_iter().collect::<Vec<_>>().join(", ")
+    let first = names.into_iter().take(NAMES).collect::<Vec<_>>();
+    first.join(", ")
 }

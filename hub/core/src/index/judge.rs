@@ -63,6 +63,11 @@ impl<'a> Judge<'a> {
         if self.approve_by_fleet() || undone {
             self.reopen_blocked();
         }
+        if self.fleet.has_approved() {
+            let guards = self.rules.values().map(|entry| &entry.guard);
+            let left = guards.flat_map(RemovalGuard::causes).collect();
+            self.fleet.retain_approved(&left);
+        }
         self.before
     }
 

@@ -138,6 +138,19 @@ fn rest_of_a_rule_gets_a_digest_that_approves_it() {
 }
 
 #[test]
+fn approved_removal_does_not_count_for_the_next_change() {
+    let mut world = World::new();
+    world.add("one", "team", 12);
+    let (kept, fewer) = (only(&["one-0*", "one-1*"]), only(&["one-1*"]));
+    world.change(|index| index.set_rule(rule("one", "team", &kept)));
+    let digest = world.digest("one").expect("the rule is blocked");
+    world.approve("one", &kept, &digest);
+    assert_eq!(world.pending(), []);
+    world.change(|index| index.set_rule(rule("one", "team", &fewer)));
+    assert!(world.passes_source("one", "one-0"));
+}
+
+#[test]
 fn rest_within_the_limits_passes_once_the_others_are_undone() {
     let mut world = World::new();
     let by_label = json!({"sources": [{"resources": ["configmaps"], "selector": {"matchLabels": {"set": "a"}}}]});
