@@ -438,7 +438,12 @@ async fn start(
     );
     let recorder = RemovalRecorder::new(client.clone(), hub_state.clone(), object_cache.clone());
     forever(tasks, stop(), "recorder of removals", recorder.run());
-    let overview = FleetWriter::new(client.clone(), hub_state.clone(), object_cache.clone());
+    let overview = FleetWriter::new(
+        client.clone(),
+        hub_state.clone(),
+        object_cache.clone(),
+        events.clone(),
+    );
     forever(tasks, stop(), "writer of the fleet", overview.run());
     let slots = usize::from(options.rollback_storage);
     let store = RollbackStore::new(client.clone(), hub_state.clone(), slots);

@@ -1,14 +1,16 @@
 //! Writes the status of the `Fleet`: the overview, and the pending approvals. It is written at most
-//! once a second.
+//! once a second. A cause that begins or ceases to wait for approval is an Event and a log line.
 use std::sync::Arc;
 use std::time::Instant;
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{FLEET, Fleet, FleetSpec, FleetStatus};
-use runnel_hub_core::status::{FleetCounts, Now, SETTLING, fold_fleet};
+use runnel_hub_core::status::{FleetCounts, Notice, Now, SETTLING, fleet_notices, fold_fleet};
 use serde_json::json;
+use tokio::sync::mpsc;
 
 use super::{BEAT, ObjectCache, WriteError, describe, ignoring_missing, serves};
 use crate::hub_state::HubState;
@@ -18,15 +20,22 @@ pub struct FleetWriter {
     client: Client,
     hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
+    events: mpsc::Sender<(ObjectReference, Notice)>,
 }
 
 impl FleetWriter {
-    /// Creates a writer.
-    pub fn new(client: Client, hub_state: Arc<HubState>, object_cache: Arc<ObjectCache>) -> Self {
+    /// Creates a writer. It sends Events to `events`.
+    pub fn new(
+        client: Client,
+        hub_state: Arc<HubState>,
+        object_cache: Arc<ObjectCache>,
+        events: mpsc::Sender<(ObjectReference, Notice)>,
+    ) -> Self {
         Self {
             client,
             hub_state,
             object_cache,
+            events,
         }
     }
 
@@ -54,7 +63,10 @@ impl FleetWriter {
                 continue;
             }
             match self.write(&status).await {
-                Ok(()) => (written, failing) = (Some(status), false),
+                Ok(fleet) => {
+                    self.publish(&previous.unwrap_or_default(), &status, fleet.as_ref());
+                    (written, failing) = (Some(status), false);
+                }
                 Err(error) if !failing => {
                     tracing::warn!(why = %describe(&error), "cannot write the status of the Fleet; trying again");
                     failing = true;
@@ -124,21 +136,100 @@ impl FleetWriter {
         fold_fleet(previous, &counts, &pending, now)
     }
 
-    async fn write(&self, status: &FleetStatus) -> Result<(), WriteError> {
+    /// Logs the causes that begin or cease to wait for approval, and queues their Events.
+    fn publish(&self, previous: &FleetStatus, status: &FleetStatus, fleet: Option<&Fleet>) {
+        for notice in fleet_notices(previous, status) {
+            tracing::info!(reason = %notice.reason, "{}", notice.message);
+            let reference = fleet.map(|fleet| fleet.object_ref(&()));
+            let event = reference.map(|reference| (reference, notice));
+            if event.is_some_and(|event| self.events.try_send(event).is_err()) {
+                tracing::debug!("too many Events at once: one of the Fleet is dropped");
+            }
+        }
+    }
+
+    /// Writes the status, and the object if it does not exist. Returns the object.
+    async fn write(&self, status: &FleetStatus) -> Result<Option<Fleet>, WriteError> {
         let api: Api<Fleet> = Api::all(self.client.clone());
         let patch = Patch::Merge(json!({
             "apiVersion": Fleet::api_version(&()), "kind": Fleet::kind(&()), "status": status,
         }));
         let params = PatchParams::default();
         let patched = || api.patch_status(FLEET, &params, &patch);
-        if ignoring_missing(&self.hub_state, patched())
-            .await?
-            .is_none()
-        {
-            let fleet = Fleet::new(FLEET, FleetSpec::default());
-            ignoring_missing(&self.hub_state, api.create(&PostParams::default(), &fleet)).await?;
-            ignoring_missing(&self.hub_state, patched()).await?;
+        if let Some(fleet) = ignoring_missing(&self.hub_state, patched()).await? {
+            return Ok(Some(fleet));
         }
-        Ok(())
+        let fleet = Fleet::new(FLEET, FleetSpec::default());
+        ignoring_missing(&self.hub_state, api.create(&PostParams::default(), &fleet)).await?;
+        ignoring_missing(&self.hub_state, patched()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::time::Duration;
+
+    use kube::client::Body;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::hub_state::Settings;
+
+    /// An API that stores nothing, and the times of the status writes.
+    fn api(writes: Arc<Mutex<Vec<tokio::time::Instant>>>) -> Client {
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            assert_eq!(request.method(), "PATCH");
+            assert!(request.uri().path().ends_with("/fleets/default/status"));
+            writes.lock().push(tokio::time::Instant::now());
+            let fleet = serde_json::to_vec(&Fleet::new(FLEET, FleetSpec::default()))
+                .expect("a Fleet is JSON");
+            async move { Ok::<_, Infallible>(http::Response::new(Body::from(fleet))) }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn status_is_written_at_most_once_a_second() {
+        let hub_state = HubState::new(Settings::for_tests());
+        hub_state.set_lead(Some(crate::lease::Lead {
+            epoch: "uid".to_owned(),
+            term: 1,
+            valid_until: Instant::now() + Duration::from_secs(600),
+        }));
+        hub_state
+            .leadership
+            .ready
+            .send_replace(Some(Instant::now()));
+        let (writes, start) = (Arc::default(), tokio::time::Instant::now());
+        let (events, _waiting) = mpsc::channel(1);
+        let client = api(Arc::clone(&writes));
+        let writer = FleetWriter::new(client, hub_state.clone(), Arc::default(), events);
+        let task = tokio::spawn(writer.run());
+        let mut number = 0;
+        // Something changes ten times a second.
+        while start.elapsed() < Duration::from_secs(5) {
+            number += 1;
+            let rule = serde_json::json!({
+                "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+                "metadata": {"name": format!("r{number}"), "namespace": "a", "uid": format!("r{number}"), "generation": 1},
+                "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
+            });
+            let rule = serde_json::from_value(rule).expect("a rule");
+            let rule = runnel_hub_core::plan::Rule::namespaced(&rule, "runnel-system")
+                .expect("a valid rule");
+            hub_state.change(|index| index.set_rule(rule));
+            tokio::time::advance(Duration::from_millis(100)).await;
+            tokio::task::yield_now().await;
+        }
+        task.abort();
+        let writes = writes.lock();
+        assert!((4..=6).contains(&writes.len()), "{writes:?}");
+        for pair in writes.windows(2) {
+            assert!(
+                pair[1] - pair[0] >= BEAT - Duration::from_millis(100),
+                "{writes:?}"
+            );
+        }
     }
 }
