@@ -5,6 +5,8 @@
 mod definition;
 #[path = "removal_guard/edits.rs"]
 mod edits;
+#[path = "removal_guard/mishaps.rs"]
+mod mishaps;
 #[path = "removal_guard/namespace_prunes.rs"]
 mod namespace_prunes;
 
@@ -472,121 +474,6 @@ async fn rule_with_indirect_delete_stays_until_approved() -> Result<()> {
             stage.copies(member).await?.is_empty(),
             "not all is gone from member {member}"
         );
-    }
-    Ok(())
-}
-
-/// Thirty rules of one source each, all below their own limits, and one wrong label.
-#[tokio::test]
-async fn label_typo_over_many_rules_waits_for_the_fleet() -> Result<()> {
-    let fleet = Fleet::start(FleetOptions {
-        members: MEMBERS,
-        ..FleetOptions::default()
-    })
-    .await?;
-    let scene = Scene::of(&fleet).await?;
-    scene.hub_namespaces(&[HOME]).await?;
-    scene.member_namespaces(&[HOME]).await?;
-    let rules = 30;
-    for number in 0..rules {
-        let source = format!("s{number}");
-        scene
-            .hub
-            .make(&Draft::config_map(HOME, &source).data("k", "v").json())
-            .await?;
-        let draft = RuleDraft::new(HOME, &format!("r{number}")).named(&[source.as_str()]);
-        let by_label = json!({"selector": {"matchLabels": {"env": "prod"}}});
-        scene
-            .hub
-            .make(&draft.with("clusters", by_label).json())
-            .await?;
-    }
-    for number in 0..rules {
-        scene
-            .hub
-            .all_applied(&Id::rule(HOME, &format!("r{number}")), MEMBERS)
-            .await?;
-    }
-    let id = |kind: &str, name: &str| {
-        Id::of(
-            &json!({"apiVersion": "runnel.dev/v1alpha1", "kind": kind, "metadata": {"name": name}}),
-        )
-    };
-    let overview = id("Fleet", "default")?;
-    scene
-        .hub
-        .sees("a ready fleet", &overview, |fleet| {
-            let (ready, status) = (condition(fleet, "Ready")?, &fleet["status"]);
-            ensure!(
-                ready["status"] == "True"
-                    && status["copies"] == "60/60"
-                    && status["rules"] == "30/30",
-                "{status}"
-            );
-            ensure!(
-                status["clusters"] == "2/2" && status["pending"] == 0,
-                "{status}"
-            );
-            Ok(())
-        })
-        .await?;
-    let stage = Stage {
-        fleet,
-        scene,
-        rule: Id::rule(HOME, "r0"),
-    };
-    let hub = &stage.scene.hub;
-    let relabel = async |env: &str| -> Result<()> {
-        for member in 1..=MEMBERS {
-            let change = json!({"metadata": {"labels": {"env": env}}});
-            hub.change(&id("MemberCluster", &format!("member-{member}"))?, change)
-                .await?;
-        }
-        Ok(())
-    };
-    let pending = async || {
-        hub.sees("one cause that waits", &overview, |fleet| {
-            let status = &fleet["status"];
-            let cause = &status["pendingApprovals"][0];
-            ensure!(
-                status["pending"] == 1 && cause["rules"] == 30 && cause["copies"] == 60,
-                "{status}"
-            );
-            Ok(())
-        })
-        .await
-    };
-    relabel("prd").await?;
-    pending().await?;
-    for member in 1..=MEMBERS {
-        ensure!(
-            stage.copies(member).await?.len() == SOURCES,
-            "copies went from member {member}"
-        );
-    }
-    relabel("prod").await?;
-    hub.sees("nothing that waits", &overview, |fleet| {
-        ensure!(fleet["status"]["pending"] == 0, "{}", fleet["status"]);
-        Ok(())
-    })
-    .await?;
-    relabel("prd").await?;
-    pending().await?;
-    let (code, printed) = stage.runnel(&["approve", "--yes"]).await?;
-    ensure!(
-        code == Some(0)
-            && printed.contains("60 copies of 30 rules")
-            && printed.contains("Approved: 60 copies"),
-        "{printed}"
-    );
-    for member in 1..=MEMBERS {
-        for number in 0..rules {
-            stage
-                .scene
-                .member(member)
-                .lacks(&Stage::copy(number))
-                .await?;
-        }
     }
     Ok(())
 }
