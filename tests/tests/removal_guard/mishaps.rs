@@ -262,7 +262,7 @@ async fn deleted_namespace_of_a_rule_without_copies_is_free() -> Result<()> {
 }
 
 #[tokio::test]
-async fn delete_of_a_rule_is_held_where_the_fleet_says_hold() -> Result<()> {
+async fn deleted_rule_is_blocked_where_the_fleet_limits_deletes() -> Result<()> {
     let stage = stage().await?;
     let hub = &stage.scene.hub;
     let fleet = id("Fleet", "default")?;
