@@ -1,0 +1,365 @@
+//! Deliveries: the state of each rule in each of its clusters, computed from the hub's memory.
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::time::Instant;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::ObjectMeta;
+use runnel_api::{
+    CLUSTER_LABEL, ClusterDelivery, ClusterDeliverySpec, ClusterState, Delivery,
+    DeliveryCondition, DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL,
+};
+use runnel_hub_core::index::Index;
+use runnel_hub_core::status::{ClusterDetail, Proved, ReportStore, View, detail};
+use runnel_proto::model::{ClusterName, RuleName, RuleUid};
+use serde_json::Value;
+
+use super::error::ViewError;
+use super::request::{Fields, Position, Query, Selection, object_name};
+use crate::hub_state::HubState;
+use crate::object_cache::ObjectCache;
+use crate::writer::view;
+
+/// The clusters of a rule that are read under one lock.
+const AT_ONCE: usize = 1000;
+
+/// The rules of a request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Scope {
+    /// DistributionRules of one namespace; empty: of all namespaces.
+    Namespace(String),
+    /// ClusterDistributionRules.
+    Cluster,
+}
+
+impl Scope {
+    /// Whether a rule belongs to the request.
+    pub(super) fn has(&self, rule: &RuleName) -> bool {
+        match self {
+            Self::Cluster => rule.is_cluster_scoped(),
+            Self::Namespace(name) => {
+                !rule.is_cluster_scoped() && (name.is_empty() || *name == rule.namespace)
+            }
+        }
+    }
+}
+
+/// The state of one rule in one cluster, as its object is made of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) rule: RuleName,
+    pub(super) cluster: ClusterName,
+    pub(super) metadata: ObjectMeta,
+    pub(super) status: DeliveryStatus,
+}
+
+impl Row {
+    pub(super) fn position(&self) -> Position {
+        Position {
+            namespace: self.rule.namespace.clone(),
+            rule: self.rule.name.clone(),
+            cluster: self.cluster.as_str().to_owned(),
+        }
+    }
+
+    pub(super) fn is_selected(&self, selection: &Selection) -> bool {
+        let state = state_name(self.status.state);
+        selection.takes(&Fields {
+            namespace: &self.rule.namespace,
+            rule: &self.rule.name,
+            cluster: self.cluster.as_str(),
+            state: &state,
+            reason: &self.status.reason,
+        })
+    }
+
+    /// Returns the object.
+    pub(super) fn object(&self) -> Value {
+        let (rule, cluster) = (
+            self.rule.name.clone(),
+            self.cluster.as_str().to_owned(),
+        );
+        let (metadata, status) = (self.metadata.clone(), Some(self.status.clone()));
+        let object = if self.rule.is_cluster_scoped() {
+            serde_json::to_value(ClusterDelivery {
+                metadata,
+                spec: ClusterDeliverySpec { rule, cluster },
+                status,
+            })
+        } else {
+            serde_json::to_value(Delivery {
+                metadata,
+                spec: DeliverySpec { rule, cluster },
+                status,
+            })
+        };
+        object.expect("a delivery has only text and numbers")
+    }
+}
+
+/// Returns the word of a state.
+pub(super) fn state_name(state: ClusterState) -> String {
+    format!("{state:?}")
+}
+
+/// One page of a list.
+pub(super) struct Page {
+    pub(super) rows: Vec<Row>,
+    /// The position of the last row, if more rows follow.
+    pub(super) next: Option<Position>,
+}
+
+/// Reads deliveries from the state of the hub.
+#[derive(Clone, Copy)]
+pub(super) struct Reader<'a> {
+    pub(super) hub_state: &'a HubState,
+    pub(super) object_cache: &'a ObjectCache,
+}
+
+impl Reader<'_> {
+    /// Returns the rules of a scope, in the order of lists.
+    pub(super) fn rules(&self, scope: &Scope) -> Vec<(RuleName, RuleUid)> {
+        let index = self.hub_state.index.read();
+        let mut rules: Vec<_> = index
+            .rules()
+            .map(|(uid, entry)| (entry.rule.terms.rule.clone(), uid.clone()))
+            .filter(|(name, _)| scope.has(name))
+            .collect();
+        drop(index);
+        rules.sort_by(|(left, _), (right, _)| {
+            (&left.namespace, &left.name).cmp(&(&right.namespace, &right.name))
+        });
+        rules
+    }
+
+    /// Returns one page of the deliveries that a request selects.
+    ///
+    /// # Errors
+    /// [`ViewError::Unavailable`], while this replica does not serve.
+    pub(super) fn page(&self, scope: &Scope, query: &Query) -> Result<Page, ViewError> {
+        self.serving_since()?;
+        let mut rows = Vec::new();
+        for (name, uid) in self.rules(scope) {
+            let after = query.after.as_ref();
+            let here = (name.namespace.as_str(), name.name.as_str());
+            let begin = match after.map(|after| (after.namespace.as_str(), after.rule.as_str())) {
+                Some(there) if here < there => continue,
+                Some(there) if here == there => {
+                    after.map(|after| ClusterName::from(after.cluster.as_str()))
+                }
+                _ => None,
+            };
+            if query
+                .selection
+                .rule()
+                .is_some_and(|only| only != name.name)
+            {
+                continue;
+            }
+            let full = self.rows_of(&uid, begin, &query.selection, &mut |row| {
+                rows.push(row);
+                rows.len() >= query.limit
+            })?;
+            if full {
+                let next = rows.last().map(Row::position);
+                return Ok(Page { rows, next });
+            }
+        }
+        Ok(Page { rows, next: None })
+    }
+
+    /// Passes the selected deliveries of a rule to `take`, until it returns true. Returns whether
+    /// it did.
+    pub(super) fn rows_of(
+        &self,
+        uid: &RuleUid,
+        mut after: Option<ClusterName>,
+        selection: &Selection,
+        take: &mut dyn FnMut(Row) -> bool,
+    ) -> Result<bool, ViewError> {
+        if let Some(only) = selection.cluster() {
+            let only = ClusterName::from(only);
+            if after.is_some_and(|after| only <= after) {
+                return Ok(false);
+            }
+            let row = self.row(uid, &only)?;
+            let row = row.filter(|row| row.is_selected(selection));
+            let row = row.filter(|row| selection.takes_labels(&labels(&row.metadata)));
+            return Ok(row.is_some_and(take));
+        }
+        loop {
+            let mut left = AT_ONCE;
+            let last = self.with_view(uid, |view, report_store, index, about| {
+                let begin = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
+                let clusters = view
+                    .target_clusters
+                    .clusters
+                    .range((begin, Bound::Unbounded));
+                for (cluster, _) in clusters {
+                    if left == 0 {
+                        return (false, after.clone());
+                    }
+                    left -= 1;
+                    after = Some(cluster.clone());
+                    let labels = labels_of(index, view, cluster);
+                    if !selection.takes_labels(&labels) {
+                        continue;
+                    }
+                    let Some(detail) = detail(view, report_store, cluster, about.now) else {
+                        continue;
+                    };
+                    let row = row(about, &view.rule.terms.rule, labels, detail);
+                    if row.is_selected(selection) && take(row) {
+                        return (true, None);
+                    }
+                }
+                (false, None)
+            })?;
+            match last {
+                Some((full, None)) => return Ok(full),
+                Some((_, Some(_))) => {}
+                None => return Ok(false),
+            }
+        }
+    }
+
+    /// Returns the delivery of a rule to a cluster, if there is one.
+    ///
+    /// # Errors
+    /// [`ViewError::Unavailable`], while this replica does not serve.
+    pub(super) fn row(
+        &self,
+        uid: &RuleUid,
+        cluster: &ClusterName,
+    ) -> Result<Option<Row>, ViewError> {
+        let row = self.with_view(uid, |view, report_store, index, about| {
+            let detail = detail(view, report_store, cluster, about.now)?;
+            let labels = labels_of(index, view, cluster);
+            Some(row(about, &view.rule.terms.rule, labels, detail))
+        })?;
+        Ok(row.flatten())
+    }
+
+    fn serving_since(&self) -> Result<Instant, ViewError> {
+        let leadership = &self.hub_state.leadership;
+        leadership
+            .serving_since()
+            .filter(|_| leadership.leads())
+            .ok_or_else(|| {
+                ViewError::Unavailable(
+                    "the hub is starting, or another replica has taken the lead: try again"
+                        .to_owned(),
+                )
+            })
+    }
+
+    /// Reads a rule under the locks of index and reports; `None` if there is no such rule.
+    fn with_view<T>(
+        &self,
+        uid: &RuleUid,
+        mut read: impl FnMut(&View<'_>, &ReportStore, &Index, &About) -> T,
+    ) -> Result<Option<T>, ViewError> {
+        let since = self.serving_since()?;
+        let Some(object) = self.object_cache.rule(uid) else {
+            return Ok(None);
+        };
+        let index = self.hub_state.index.read();
+        let report_store = self.hub_state.report_store.lock();
+        let view = view(&index, &report_store, uid, &object.status, since, false);
+        let about = About {
+            uid: uid.clone(),
+            created: object.created,
+            now: Instant::now(),
+        };
+        Ok(view.map(|view| read(&view, &report_store, &index, &about)))
+    }
+}
+
+/// What rows of one rule have in common.
+struct About {
+    uid: RuleUid,
+    created: Option<jiff::Timestamp>,
+    now: Instant,
+}
+
+fn labels_of(index: &Index, view: &View<'_>, cluster: &ClusterName) -> BTreeMap<String, String> {
+    let mut labels = index
+        .cluster(cluster)
+        .map(|known| known.labels.clone())
+        .unwrap_or_default();
+    let name = &view.rule.terms.rule.name;
+    // The value of a label has at most 63 characters.
+    if name.len() <= 63 {
+        labels.insert(RULE_LABEL.to_owned(), name.clone());
+    }
+    labels.insert(CLUSTER_LABEL.to_owned(), cluster.as_str().to_owned());
+    labels
+}
+
+fn labels(metadata: &ObjectMeta) -> BTreeMap<String, String> {
+    metadata.labels.clone().unwrap_or_default()
+}
+
+fn row(
+    about: &About,
+    rule: &RuleName,
+    labels: BTreeMap<String, String>,
+    detail: ClusterDetail,
+) -> Row {
+    let cluster = detail.name.clone();
+    let metadata = ObjectMeta {
+        name: Some(object_name(&rule.name, cluster.as_str())),
+        namespace: Some(rule.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+        uid: Some(format!("{}:{cluster}", about.uid)),
+        creation_timestamp: about.created.map(Time),
+        labels: Some(labels),
+        ..ObjectMeta::default()
+    };
+    Row {
+        rule: rule.clone(),
+        cluster,
+        metadata,
+        status: status(detail),
+    }
+}
+
+fn status(detail: ClusterDetail) -> DeliveryStatus {
+    let reason = detail.reason.as_str().to_owned();
+    let ready = match detail.state {
+        ClusterState::Ready if detail.newest => "True",
+        ClusterState::Unreachable => "Unknown",
+        _ => "False",
+    };
+    let failures = detail.failures.into_iter().map(|failure| DeliveryFailure {
+        copy: failure.copy.to_string(),
+        reason: failure.reason.as_str().to_owned(),
+        message: failure.message,
+    });
+    let proof = match detail.proved {
+        Proved::Yes => "Yes",
+        Proved::No => "No",
+        Proved::NotCompared => "NotCompared",
+    };
+    DeliveryStatus {
+        state: detail.state,
+        copies: detail.copies,
+        applied: detail.applied,
+        failed: detail.failed,
+        waiting: detail.waiting,
+        drifted: detail.drifted,
+        to_create: detail.to_create,
+        to_update: detail.to_update,
+        to_delete: detail.to_delete,
+        conditions: vec![DeliveryCondition {
+            type_: "Ready".to_owned(),
+            status: ready.to_owned(),
+            reason: reason.clone(),
+            message: detail.message.clone(),
+        }],
+        reason,
+        message: detail.message,
+        newest: detail.newest,
+        proof: proof.to_owned(),
+        failures: failures.collect(),
+    }
+}

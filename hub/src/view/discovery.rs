@@ -1,0 +1,178 @@
+//! Discovery and OpenAPI documents of the view API.
+use std::sync::LazyLock;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use runnel_api::{ClusterDelivery, Delivery, VIEW_GROUP, VIEW_VERSION};
+use serde_json::{Map, Value, json};
+
+/// A resource of the view API.
+pub(super) struct Resource {
+    pub(super) plural: String,
+    pub(super) singular: String,
+    pub(super) kind: String,
+    pub(super) namespaced: bool,
+    schema: Value,
+}
+
+impl Resource {
+    fn of(definition: &CustomResourceDefinition) -> Self {
+        let names = &definition.spec.names;
+        let schema = definition
+            .spec
+            .versions
+            .first()
+            .and_then(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref())
+            .map(|schema| serde_json::to_value(schema).expect("a schema is JSON"))
+            .unwrap_or_default();
+        Self {
+            plural: names.plural.clone(),
+            singular: names.singular.clone().unwrap_or_default(),
+            kind: names.kind.clone(),
+            namespaced: definition.spec.scope == "Namespaced",
+            schema,
+        }
+    }
+
+    fn path(&self) -> String {
+        let namespace = if self.namespaced {
+            "namespaces/{namespace}/"
+        } else {
+            ""
+        };
+        format!("{GROUP_PATH}/{namespace}{}", self.plural)
+    }
+
+    fn group_version_kind(&self) -> Value {
+        json!({"group": VIEW_GROUP, "version": VIEW_VERSION, "kind": self.kind})
+    }
+}
+
+/// The resources of the view API.
+pub(super) static RESOURCES: LazyLock<[Resource; 2]> = LazyLock::new(|| {
+    [
+        Resource::of(&Delivery::crd()),
+        Resource::of(&ClusterDelivery::crd()),
+    ]
+});
+
+/// The path of the group's version.
+pub(super) const GROUP_PATH: &str = "/apis/view.runnel.dev/v1alpha1";
+/// The path of the OpenAPI document.
+const OPENAPI_PATH: &str = "/openapi/v3/apis/view.runnel.dev/v1alpha1";
+
+/// Returns the document of a path; `None` if the path is none of discovery or OpenAPI.
+pub(super) fn document(path: &str) -> Option<Value> {
+    let version = json!({"groupVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"), "version": VIEW_VERSION});
+    let group = json!({
+        "name": VIEW_GROUP,
+        "versions": [version],
+        "preferredVersion": version,
+    });
+    match path {
+        "/apis" => Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]})),
+        "/apis/view.runnel.dev" => {
+            let mut group = group;
+            group["kind"] = "APIGroup".into();
+            group["apiVersion"] = "v1".into();
+            Some(group)
+        }
+        GROUP_PATH => Some(resources()),
+        "/openapi/v3" => Some(json!({
+            "paths": {OPENAPI_PATH.trim_start_matches("/openapi/v3/"): {"serverRelativeURL": OPENAPI_PATH}},
+        })),
+        OPENAPI_PATH => Some(openapi()),
+        "/openapi/v2" => Some(json!({
+            "swagger": "2.0",
+            "info": {"title": "Runnel views", "version": VIEW_VERSION},
+            "paths": {},
+        })),
+        _ => None,
+    }
+}
+
+fn resources() -> Value {
+    let resources: Vec<_> = RESOURCES
+        .iter()
+        .map(|resource| {
+            json!({
+                "name": resource.plural,
+                "singularName": resource.singular,
+                "namespaced": resource.namespaced,
+                "kind": resource.kind,
+                "verbs": ["get", "list", "watch"],
+                "categories": ["runnel"],
+            })
+        })
+        .collect();
+    json!({
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"),
+        "resources": resources,
+    })
+}
+
+/// Returns what `kubectl explain` reads: the schema of each kind, and the paths that lead to it.
+fn openapi() -> Value {
+    let (mut paths, mut schemas) = (Map::new(), Map::new());
+    for resource in RESOURCES.iter() {
+        let name = format!("dev.runnel.view.{VIEW_VERSION}.{}", resource.kind);
+        let mut schema = resource.schema.clone();
+        schema["x-kubernetes-group-version-kind"] = json!([resource.group_version_kind()]);
+        for (field, description) in [
+            ("apiVersion", "The version of the view API."),
+            ("kind", "The kind of the object."),
+        ] {
+            schema["properties"][field] = json!({"type": "string", "description": description});
+        }
+        schema["properties"]["metadata"] = json!({
+            "type": "object",
+            "description": "The metadata. The labels are those of the MemberCluster.",
+        });
+        let operation = |action: &str| {
+            json!({
+                "x-kubernetes-action": action,
+                "x-kubernetes-group-version-kind": resource.group_version_kind(),
+                "responses": {"200": {"description": "OK", "content": {"application/json": {
+                    "schema": {"$ref": format!("#/components/schemas/{name}")},
+                }}}},
+            })
+        };
+        paths.insert(resource.path(), json!({"get": operation("list")}));
+        paths.insert(
+            format!("{}/{{name}}", resource.path()),
+            json!({"get": operation("get")}),
+        );
+        schemas.insert(name, schema);
+    }
+    json!({
+        "openapi": "3.0.0",
+        "info": {"title": "Runnel views", "version": VIEW_VERSION},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_describe_each_resource() {
+        let resources = document(GROUP_PATH).unwrap();
+        assert_eq!(resources["resources"][0]["name"], "deliveries");
+        assert_eq!(resources["resources"][1]["namespaced"], false);
+        let index = document("/openapi/v3").unwrap();
+        let path = &index["paths"]["apis/view.runnel.dev/v1alpha1"]["serverRelativeURL"];
+        let openapi = document(path.as_str().unwrap()).unwrap();
+        let schemas = openapi["components"]["schemas"].as_object().unwrap();
+        for (name, schema) in schemas {
+            let state = &schema["properties"]["status"]["properties"]["state"];
+            assert!(state["description"].as_str().unwrap().contains("Failed"), "{name}");
+            let text = serde_json::to_string(schema).unwrap();
+            assert!(!text.contains("$defs") && !text.contains("$ref"), "{name}");
+        }
+        assert_eq!((schemas.len(), document("/apis/other")), (2, None));
+    }
+}

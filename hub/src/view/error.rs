@@ -1,0 +1,69 @@
+//! Errors of the view API, as the `Status` objects of Kubernetes.
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde_json::{Value, json};
+
+/// Why a request is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ViewError {
+    /// A parameter is wrong.
+    #[error("{0}")]
+    BadRequest(String),
+    /// A parameter is not supported here; clients fall back.
+    #[error("{0}")]
+    Invalid(String),
+    /// The front proxy named no user.
+    #[error("the request names no user: only the API server may forward requests")]
+    Unauthenticated,
+    /// The user lacks the right.
+    #[error("{0}")]
+    Forbidden(String),
+    /// There is no such object or path.
+    #[error("{0} not found")]
+    NotFound(String),
+    /// The resource has no such verb.
+    #[error("the view API is read-only: the method is not allowed")]
+    Method,
+    /// The changes since a version are not known any more.
+    #[error("too old resource version: list again")]
+    Expired,
+    /// This replica cannot answer now.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl ViewError {
+    fn code(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::BadRequest(_) => (StatusCode::BAD_REQUEST, "BadRequest"),
+            Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
+            Self::Unauthenticated => (StatusCode::UNAUTHORIZED, "Unauthorized"),
+            Self::Forbidden(_) => (StatusCode::FORBIDDEN, "Forbidden"),
+            Self::NotFound(_) => (StatusCode::NOT_FOUND, "NotFound"),
+            Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
+            Self::Expired => (StatusCode::GONE, "Expired"),
+            Self::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
+        }
+    }
+
+    /// Returns the `Status` object.
+    pub(super) fn status(&self) -> Value {
+        let (code, reason) = self.code();
+        json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.to_string(),
+            "reason": reason,
+            "code": code.as_u16(),
+        })
+    }
+}
+
+impl IntoResponse for ViewError {
+    fn into_response(self) -> Response {
+        (self.code().0, Json(self.status())).into_response()
+    }
+}

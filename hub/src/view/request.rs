@@ -1,0 +1,346 @@
+//! Reads a request to the view API: its path, selectors and page.
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use data_encoding::BASE64URL_NOPAD;
+use runnel_api::LabelSelector;
+use runnel_proto::model::Selector;
+use serde::{Deserialize, Serialize};
+
+use super::error::ViewError;
+
+/// The limit of objects on one page. A client that asks for more gets a `continue` token.
+pub(super) const PAGE_LIMIT: usize = 5000;
+/// The longest time for which a watch lasts.
+const WATCH_LIMIT: Duration = Duration::from_secs(30 * 60);
+
+/// The position of an object in a list. Lists are in this order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Position {
+    pub(super) namespace: String,
+    pub(super) rule: String,
+    pub(super) cluster: String,
+}
+
+/// One requirement of a field selector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FieldRequirement {
+    field: Field,
+    /// Whether the field must equal the value, or must not.
+    equal: bool,
+    value: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Name,
+    Namespace,
+    Rule,
+    Cluster,
+    State,
+    Reason,
+}
+
+/// The fields of an object by which clients can select.
+pub(super) struct Fields<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) rule: &'a str,
+    pub(super) cluster: &'a str,
+    pub(super) state: &'a str,
+    pub(super) reason: &'a str,
+}
+
+impl Fields<'_> {
+    fn name(&self) -> String {
+        object_name(self.rule, self.cluster)
+    }
+}
+
+/// Returns the name of a delivery. Names of rules and clusters have no colon, so it is unambiguous.
+pub(super) fn object_name(rule: &str, cluster: &str) -> String {
+    format!("{rule}:{cluster}")
+}
+
+/// What a request selects.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Selection {
+    labels: Option<Selector>,
+    fields: Vec<FieldRequirement>,
+}
+
+impl Selection {
+    /// The only value that a field may have, if the request names one.
+    fn only(&self, field: Field) -> Option<&str> {
+        self.fields
+            .iter()
+            .find(|requirement| requirement.field == field && requirement.equal)
+            .map(|requirement| requirement.value.as_str())
+    }
+
+    /// The only rule that can match; `None` if any can.
+    pub(super) fn rule(&self) -> Option<&str> {
+        self.only(Field::Rule)
+            .or_else(|| Some(self.only(Field::Name)?.split_once(':')?.0))
+    }
+
+    /// The only cluster that can match; `None` if any can.
+    pub(super) fn cluster(&self) -> Option<&str> {
+        self.only(Field::Cluster)
+            .or_else(|| Some(self.only(Field::Name)?.split_once(':')?.1))
+    }
+
+    /// Whether objects with these labels can match.
+    pub(super) fn takes_labels(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.labels
+            .as_ref()
+            .is_none_or(|selector| selector.matches(labels))
+    }
+
+    /// Whether an object with these fields matches.
+    pub(super) fn takes(&self, fields: &Fields<'_>) -> bool {
+        self.fields.iter().all(|requirement| {
+            let name = fields.name();
+            let value = match requirement.field {
+                Field::Name => name.as_str(),
+                Field::Namespace => fields.namespace,
+                Field::Rule => fields.rule,
+                Field::Cluster => fields.cluster,
+                Field::State => fields.state,
+                Field::Reason => fields.reason,
+            };
+            (value == requirement.value) == requirement.equal
+        })
+    }
+
+    /// Whether an object can begin or cease to match while it exists.
+    pub(super) fn can_change(&self) -> bool {
+        let changes =
+            |requirement: &FieldRequirement| matches!(requirement.field, Field::State | Field::Reason);
+        self.labels.is_some() || self.fields.iter().any(changes)
+    }
+
+    /// Selects one object by its name.
+    pub(super) fn of_name(name: &str) -> Self {
+        Self {
+            labels: None,
+            fields: vec![FieldRequirement {
+                field: Field::Name,
+                equal: true,
+                value: name.to_owned(),
+            }],
+        }
+    }
+}
+
+/// The query parameters of a list or watch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Query {
+    pub(super) selection: Selection,
+    pub(super) limit: usize,
+    pub(super) after: Option<Position>,
+    pub(super) watch: bool,
+    /// The version after which a watch begins; `None`: it begins with all objects.
+    pub(super) version: Option<u64>,
+    pub(super) timeout: Duration,
+    pub(super) bookmarks: bool,
+    /// Whether rows of a table have their objects; by default only their metadata.
+    pub(super) include_object: IncludeObject,
+}
+
+/// What a row of a table has of its object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum IncludeObject {
+    None,
+    #[default]
+    Metadata,
+    Object,
+}
+
+/// The content of a `continue` token.
+#[derive(Serialize, Deserialize)]
+struct Token {
+    after: Position,
+}
+
+/// Returns the token for the page after an object.
+pub(super) fn token(after: &Position) -> String {
+    let token = Token {
+        after: after.clone(),
+    };
+    BASE64URL_NOPAD.encode(&serde_json::to_vec(&token).expect("a token has only text"))
+}
+
+fn position(token: &str) -> Option<Position> {
+    let bytes = BASE64URL_NOPAD.decode(token.as_bytes()).ok()?;
+    let token: Token = serde_json::from_slice(&bytes).ok()?;
+    Some(token.after)
+}
+
+/// Reads the query part of a request.
+///
+/// # Errors
+/// [`ViewError::BadRequest`], which names the parameter.
+pub(super) fn query(text: &str) -> Result<Query, ViewError> {
+    let mut query = Query {
+        limit: PAGE_LIMIT,
+        timeout: WATCH_LIMIT,
+        ..Query::default()
+    };
+    for (name, value) in form_urlencoded::parse(text.as_bytes()) {
+        let wrong =
+            |why: &str| ViewError::BadRequest(format!("the parameter {name}={value} {why}"));
+        let number = || {
+            value
+                .parse::<u64>()
+                .map_err(|_| wrong("is no number"))
+        };
+        match name.as_ref() {
+            "labelSelector" => {
+                let selector =
+                    LabelSelector::parse(&value).map_err(|error| wrong(&error.to_string()))?;
+                query.selection.labels = selector.as_ref().map(Selector::from);
+            }
+            "fieldSelector" => query.selection.fields = fields(&value)?,
+            "limit" => {
+                let limit = usize::try_from(number()?).unwrap_or(PAGE_LIMIT);
+                if limit > 0 {
+                    query.limit = limit.min(PAGE_LIMIT);
+                }
+            }
+            "continue" if !value.is_empty() => {
+                let after = position(&value);
+                query.after = Some(after.ok_or_else(|| wrong("is no token of this API"))?);
+            }
+            "watch" => query.watch = matches!(value.as_ref(), "true" | "1" | ""),
+            "resourceVersion" if !value.is_empty() && value != "0" => {
+                query.version = Some(number()?);
+            }
+            "timeoutSeconds" => {
+                query.timeout = Duration::from_secs(number()?).min(WATCH_LIMIT);
+            }
+            "allowWatchBookmarks" => query.bookmarks = value == "true",
+            // A client that asks for it lists first if this is refused.
+            "sendInitialEvents" if value == "true" => {
+                return Err(ViewError::Invalid(
+                    "sendInitialEvents is not supported: list, then watch".to_owned(),
+                ));
+            }
+            "includeObject" => {
+                query.include_object = match value.as_ref() {
+                    "None" => IncludeObject::None,
+                    "Object" => IncludeObject::Object,
+                    _ => IncludeObject::Metadata,
+                };
+            }
+            _ => {}
+        }
+    }
+    Ok(query)
+}
+
+fn fields(text: &str) -> Result<Vec<FieldRequirement>, ViewError> {
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts
+        .map(|part| {
+            let (name, equal, value) = if let Some((name, value)) = part.split_once("!=") {
+                (name, false, value)
+            } else if let Some((name, value)) =
+                part.split_once("==").or_else(|| part.split_once('='))
+            {
+                (name, true, value)
+            } else {
+                return Err(ViewError::BadRequest(format!(
+                    "the field selector has a part {part:?} that is no requirement: write FIELD=VALUE"
+                )));
+            };
+            let field = match name.trim() {
+                "metadata.name" => Field::Name,
+                "metadata.namespace" => Field::Namespace,
+                "rule" | "spec.rule" => Field::Rule,
+                "cluster" | "spec.cluster" => Field::Cluster,
+                "state" | "status.state" => Field::State,
+                "reason" | "status.reason" => Field::Reason,
+                other => {
+                    return Err(ViewError::BadRequest(format!(
+                        "the field {other:?} cannot be selected: use metadata.name, metadata.namespace, rule, cluster, state or reason"
+                    )));
+                }
+            };
+            Ok(FieldRequirement {
+                field,
+                equal,
+                value: value.trim().to_owned(),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fields_of<'a>(cluster: &'a str, state: &'a str) -> Fields<'a> {
+        Fields {
+            namespace: "shop",
+            rule: "settings.v1",
+            cluster,
+            state,
+            reason: "AllApplied",
+        }
+    }
+
+    #[test]
+    fn field_selectors_select_by_equality() {
+        let query = query("fieldSelector=cluster%3Deu-1,state!%3DReady&limit=7").unwrap();
+        assert_eq!((query.selection.cluster(), query.limit), (Some("eu-1"), 7));
+        assert!(query.selection.takes(&fields_of("eu-1", "Failed")));
+        assert!(!query.selection.takes(&fields_of("eu-1", "Ready")));
+        assert!(!query.selection.takes(&fields_of("eu-2", "Failed")));
+        assert!(query.selection.can_change());
+    }
+
+    #[test]
+    fn name_of_a_delivery_names_rule_and_cluster() {
+        let selection = Selection::of_name(&object_name("settings.v1", "eu-1"));
+        assert_eq!(
+            (selection.rule(), selection.cluster()),
+            (Some("settings.v1"), Some("eu-1"))
+        );
+        assert!(selection.takes(&fields_of("eu-1", "Ready")));
+        assert!(!selection.can_change());
+    }
+
+    #[test]
+    fn wrong_parameters_are_refused_by_name() {
+        for (text, named) in [
+            ("limit=many", "limit"),
+            ("continue=%21", "continue"),
+            ("fieldSelector=age%3D1", "age"),
+            ("fieldSelector=cluster", "cluster"),
+            ("labelSelector=a+has+(b)", "labelSelector"),
+        ] {
+            let Err(ViewError::BadRequest(message)) = query(text) else {
+                unreachable!("{text} is accepted");
+            };
+            assert!(message.contains(named), "{message}");
+        }
+        assert!(matches!(
+            query("watch=true&sendInitialEvents=true"),
+            Err(ViewError::Invalid(_))
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn any_query_is_read_or_refused(text in ".{0,200}") {
+            let _ = query(&text);
+        }
+
+        #[test]
+        fn token_names_its_position(namespace in "[a-z-]{0,9}", rule in "[a-z.]{1,9}", cluster in "[a-z]{1,9}") {
+            let after = Position { namespace, rule, cluster };
+            prop_assert_eq!(position(&token(&after)), Some(after));
+        }
+    }
+}
