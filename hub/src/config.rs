@@ -115,6 +115,19 @@ pub struct Run {
     /// The address at which other replicas reach --replica-listen.
     #[arg(long, env = "RUNNEL_REPLICA_ADDRESS", requires = "replica_listen", value_parser = address, value_name = "HOST:PORT")]
     pub replica_address: Option<String>,
+    /// Where the API server of the hub's cluster forwards requests for views (view.runnel.dev); without it there are none.
+    #[arg(long, env = "RUNNEL_VIEW_LISTEN", value_parser = socket, value_name = "ADDRESS:PORT")]
+    pub view_listen: Option<SocketAddr>,
+    /// The host name under which the API server reaches --view-listen, for the certificate; may be given several times.
+    /// Default: runnel-hub-view.NAMESPACE.svc.
+    #[arg(
+        long = "view-name",
+        env = "RUNNEL_VIEW_NAMES",
+        value_delimiter = ',',
+        value_parser = name,
+        value_name = "HOST"
+    )]
+    pub view_names: Vec<String>,
     /// How long after the last renewal another replica takes the Lease: 1s to 60s.
     #[arg(long, env = "RUNNEL_LEASE_DURATION", default_value = "15s", value_parser = duration, value_name = "DURATION")]
     pub lease_duration: Duration,

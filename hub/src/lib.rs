@@ -15,5 +15,6 @@ pub mod query;
 pub mod relist_barrier;
 pub mod server;
 pub mod token;
+pub mod view;
 pub mod watch;
 pub mod writer;

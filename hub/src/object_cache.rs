@@ -76,6 +76,8 @@ pub struct RuleObject {
     pub finalizers: Vec<String>,
     /// Whether it is being deleted, and since when (Unix seconds).
     pub deleting: bool,
+    /// When it was created.
+    pub created: Option<jiff::Timestamp>,
     /// The deletion timestamp.
     pub deleted_at: Option<jiff::Timestamp>,
     /// When this process first observed the finalizer, if it observed the rule without it before.
@@ -108,6 +110,7 @@ impl RuleObject {
             has_finalizer,
             finalizers: object.finalizers().to_vec(),
             deleting: deleted_at.is_some(),
+            created: object.meta().creation_timestamp.as_ref().map(|time| time.0),
             deleted_at,
             finalizer_seen: None,
             is_gone: false,

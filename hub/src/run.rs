@@ -23,6 +23,7 @@ use runnel_hub::object_cache::ObjectCache;
 use runnel_hub::ordered_lock::LeafMutex;
 use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
+use runnel_hub::view::ViewServer;
 use runnel_hub::watch;
 use runnel_hub::writer::{
     FleetWriter, RemovalRecorder, RollbackStore, WAITING, Writer, publish_events,
@@ -74,8 +75,12 @@ pub async fn run(options: Run) -> anyhow::Result<()> {
         Some(address) => Some(ops::bind(address, "--replica-listen").await?),
         None => None,
     };
+    let views = match options.view_listen {
+        Some(address) => Some(ops::bind(address, "--view-listen").await?),
+        None => None,
+    };
     let ops_listener = ops::bind(options.ops_listen, "--ops-listen").await?;
-    let listeners = (listener, replicas, ops_listener);
+    let listeners = (listener, replicas, views, ops_listener);
     let watches = WatchTimes::default();
     let client = timed_client(&options.access, &watches).await?;
 
@@ -250,7 +255,12 @@ async fn start(
     options: &Run,
     timing: Timing,
     (client, watches): (Client, WatchTimes),
-    (listener, replicas, ops_listener): (TcpListener, Option<TcpListener>, TcpListener),
+    (listener, replicas, views, ops_listener): (
+        TcpListener,
+        Option<TcpListener>,
+        Option<TcpListener>,
+        TcpListener,
+    ),
     shutdown: &CancellationToken,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
@@ -308,7 +318,23 @@ async fn start(
         metrics: metrics.clone(),
         certificate_life: lives.certificate,
     }));
-    let registrar = Registrar::new(client.clone(), authorities, lives);
+    let registrar = Registrar::new(client.clone(), authorities.clone(), lives);
+    let reviewer = Arc::new(Reviewer::new(client.clone()));
+    if let Some(listener) = views {
+        let mut names = options.view_names.clone();
+        if names.is_empty() {
+            names.push(format!("runnel-hub-view.{}.svc", options.access.namespace));
+        }
+        let server = ViewServer::new(
+            hub_state.clone(),
+            object_cache.clone(),
+            reviewer.clone(),
+            client.clone(),
+            authorities,
+            names,
+        );
+        forever(tasks, shutdown.clone(), "view API", server.run(listener));
+    }
     let server = Server::new(
         hub_state.clone(),
         object_cache.clone(),
@@ -327,7 +353,7 @@ async fn start(
     let questions = Questions::new(
         hub_state.clone(),
         object_cache.clone(),
-        Reviewer::new(client.clone()),
+        reviewer,
         options.plan_account.clone(),
     );
     let serve = serve(

@@ -15,6 +15,8 @@ pub struct Queues {
     pub to_render: Pending<RuleUid>,
     /// Rules whose status may be stale.
     pub dirty_rules: Pending<RuleUid>,
+    /// Rules whose deliveries in the view API may have changed.
+    pub viewed_rules: Pending<RuleUid>,
     /// Members whose status may be stale.
     pub dirty_members: Pending<ClusterName>,
     /// Rules whose last completed state must be stored or deleted.

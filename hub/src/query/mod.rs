@@ -24,6 +24,7 @@ use crate::hub_state::HubState;
 use crate::lease::Caller;
 use crate::object_cache::ObjectCache;
 use crate::writer::view;
+pub(crate) use review::Access;
 pub use review::{AUDIENCE, Reviewer};
 use runnel_hub_core::guard::Item;
 use runnel_hub_core::status::{ClusterDetail, ReportStore, details};
@@ -46,7 +47,7 @@ const RULE_KINDS: [(&str, &str); 2] = [
 pub struct Questions {
     hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
-    reviewer: Reviewer,
+    reviewer: Arc<Reviewer>,
     /// The ServiceAccount in the hub's namespace that has the rights of an administrator in plans.
     planner: Option<String>,
     /// Limits the queries that need more than the hub's memory.
@@ -59,7 +60,7 @@ impl Questions {
     pub fn new(
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
-        reviewer: Reviewer,
+        reviewer: Arc<Reviewer>,
         planner: Option<String>,
     ) -> Self {
         Self {

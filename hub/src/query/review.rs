@@ -61,12 +61,12 @@ impl User {
 }
 
 /// A right to check. An empty namespace means all namespaces, and an empty name all objects.
-pub(super) struct Access<'a> {
-    pub(super) verb: &'a str,
-    pub(super) group: &'a str,
-    pub(super) resource: &'a str,
-    pub(super) namespace: &'a str,
-    pub(super) name: &'a str,
+pub(crate) struct Access<'a> {
+    pub(crate) verb: &'a str,
+    pub(crate) group: &'a str,
+    pub(crate) resource: &'a str,
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
 }
 
 /// Authenticates and authorizes callers by the API server.
@@ -170,6 +170,18 @@ impl Reviewer {
     /// # Errors
     /// `UNAVAILABLE`, when the API server does not answer.
     pub(super) async fn may(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
+        self.allows_user(user.0.clone(), access).await
+    }
+
+    /// Whether a user whom the API server has authenticated has a right.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE`, when the API server does not answer.
+    pub(crate) async fn allows_user(
+        &self,
+        user: UserInfo,
+        access: &Access<'_>,
+    ) -> Result<bool, Status> {
         let turn = tokio::time::timeout(LIMIT, self.turns.acquire()).await;
         let _turn = turn
             .map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
@@ -182,7 +194,7 @@ impl Reviewer {
             name: optional(access.name),
             ..ResourceAttributes::default()
         };
-        self.is_allowed(user.0.clone(), attributes).await
+        self.is_allowed(user, attributes).await
     }
 
     /// Returns a client with the hub's own rights.

@@ -131,7 +131,8 @@ impl Changes {
                 }
                 (Some((gone, _)), Some((added, _))) if gone > added => (added.clone(), Kind::Added),
                 (Some((_, was)), Some((_, is))) if was == is => {
-                    (old.next(), new.next());
+                    old.next();
+                    new.next();
                     continue;
                 }
                 (Some(_), Some((same, _))) => (same.clone(), Kind::Modified),
@@ -252,7 +253,11 @@ mod tests {
     fn changes_are_those_between_two_states() {
         let mut changes = Changes::new(SystemTime::UNIX_EPOCH);
         let uid = RuleUid::from("u");
-        changes.begin(uid.clone(), rule("r"), rows(&[("a", 1), ("b", 1), ("d", 1)]));
+        changes.begin(
+            uid.clone(),
+            rule("r"),
+            rows(&[("a", 1), ("b", 1), ("d", 1)]),
+        );
         let begin = changes.version();
         assert!(changes.set(&uid, &rule("r"), rows(&[("a", 1), ("b", 2), ("c", 1)])));
         let expected = [
@@ -297,7 +302,10 @@ mod tests {
         assert_eq!(changes.log.len(), LOG);
         assert!(changes.since(begin, &scope).is_some());
         changes.set(&uid, &rule("r"), rows(&[("a", 0)]));
-        assert_eq!((changes.log.len(), changes.since(begin, &scope)), (LOG, None));
+        assert_eq!(
+            (changes.log.len(), changes.since(begin, &scope)),
+            (LOG, None)
+        );
         let last = changes.since(changes.version() - 1, &scope).unwrap();
         assert_eq!(last.len(), 1);
     }

@@ -6,8 +6,8 @@ use std::time::Instant;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use runnel_api::{
-    CLUSTER_LABEL, ClusterDelivery, ClusterDeliverySpec, ClusterState, Delivery,
-    DeliveryCondition, DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL,
+    CLUSTER_LABEL, ClusterDelivery, ClusterDeliverySpec, ClusterState, Delivery, DeliveryCondition,
+    DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL,
 };
 use runnel_hub_core::index::Index;
 use runnel_hub_core::status::{ClusterDetail, Proved, ReportStore, View, detail};
@@ -54,6 +54,16 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// Returns the last trace of a delivery that does not exist any more.
+    pub(super) fn gone(rule: &RuleName, uid: &RuleUid, cluster: &ClusterName) -> Self {
+        Self {
+            rule: rule.clone(),
+            cluster: cluster.clone(),
+            metadata: metadata(rule, uid, cluster),
+            status: DeliveryStatus::default(),
+        }
+    }
+
     pub(super) fn position(&self) -> Position {
         Position {
             namespace: self.rule.namespace.clone(),
@@ -75,10 +85,7 @@ impl Row {
 
     /// Returns the object.
     pub(super) fn object(&self) -> Value {
-        let (rule, cluster) = (
-            self.rule.name.clone(),
-            self.cluster.as_str().to_owned(),
-        );
+        let (rule, cluster) = (self.rule.name.clone(), self.cluster.as_str().to_owned());
         let (metadata, status) = (self.metadata.clone(), Some(self.status.clone()));
         let object = if self.rule.is_cluster_scoped() {
             serde_json::to_value(ClusterDelivery {
@@ -149,11 +156,7 @@ impl Reader<'_> {
                 }
                 _ => None,
             };
-            if query
-                .selection
-                .rule()
-                .is_some_and(|only| only != name.name)
-            {
+            if query.selection.rule().is_some_and(|only| only != name.name) {
                 continue;
             }
             let full = self.rows_of(&uid, begin, &query.selection, &mut |row| {
@@ -300,6 +303,15 @@ fn labels(metadata: &ObjectMeta) -> BTreeMap<String, String> {
     metadata.labels.clone().unwrap_or_default()
 }
 
+fn metadata(rule: &RuleName, uid: &RuleUid, cluster: &ClusterName) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(object_name(&rule.name, cluster.as_str())),
+        namespace: Some(rule.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+        uid: Some(format!("{uid}:{cluster}")),
+        ..ObjectMeta::default()
+    }
+}
+
 fn row(
     about: &About,
     rule: &RuleName,
@@ -308,12 +320,9 @@ fn row(
 ) -> Row {
     let cluster = detail.name.clone();
     let metadata = ObjectMeta {
-        name: Some(object_name(&rule.name, cluster.as_str())),
-        namespace: Some(rule.namespace.clone()).filter(|namespace| !namespace.is_empty()),
-        uid: Some(format!("{}:{cluster}", about.uid)),
         creation_timestamp: about.created.map(Time),
         labels: Some(labels),
-        ..ObjectMeta::default()
+        ..metadata(rule, &about.uid, &cluster)
     };
     Row {
         rule: rule.clone(),

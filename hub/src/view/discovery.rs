@@ -63,7 +63,8 @@ const OPENAPI_PATH: &str = "/openapi/v3/apis/view.runnel.dev/v1alpha1";
 
 /// Returns the document of a path; `None` if the path is none of discovery or OpenAPI.
 pub(super) fn document(path: &str) -> Option<Value> {
-    let version = json!({"groupVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"), "version": VIEW_VERSION});
+    let version =
+        json!({"groupVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"), "version": VIEW_VERSION});
     let group = json!({
         "name": VIEW_GROUP,
         "versions": [version],
@@ -169,7 +170,10 @@ mod tests {
         let schemas = openapi["components"]["schemas"].as_object().unwrap();
         for (name, schema) in schemas {
             let state = &schema["properties"]["status"]["properties"]["state"];
-            assert!(state["description"].as_str().unwrap().contains("Failed"), "{name}");
+            assert!(
+                state["description"].as_str().unwrap().contains("Failed"),
+                "{name}"
+            );
             let text = serde_json::to_string(schema).unwrap();
             assert!(!text.contains("$defs") && !text.contains("$ref"), "{name}");
         }

@@ -112,7 +112,10 @@ impl FrontProxy {
             };
             // The API server escapes characters that a header's name cannot have.
             let key = percent_encoding::percent_decode_str(key).decode_utf8_lossy();
-            extra.entry(key.into_owned()).or_default().push(value.to_owned());
+            extra
+                .entry(key.into_owned())
+                .or_default()
+                .push(value.to_owned());
         }
         extra
     }
@@ -133,7 +136,10 @@ mod tests {
             ("requestheader-allowed-names", r#"["front-proxy-client"]"#),
             ("requestheader-username-headers", r#"["X-Remote-User"]"#),
             ("requestheader-group-headers", r#"["X-Remote-Group"]"#),
-            ("requestheader-extra-headers-prefix", r#"["X-Remote-Extra-"]"#),
+            (
+                "requestheader-extra-headers-prefix",
+                r#"["X-Remote-Extra-"]"#,
+            ),
         ];
         let data = data.map(|(key, value)| (key.to_owned(), value.to_owned()));
         FrontProxy::of(&data.into())

@@ -114,8 +114,9 @@ impl Selection {
 
     /// Whether an object can begin or cease to match while it exists.
     pub(super) fn can_change(&self) -> bool {
-        let changes =
-            |requirement: &FieldRequirement| matches!(requirement.field, Field::State | Field::Reason);
+        let changes = |requirement: &FieldRequirement| {
+            matches!(requirement.field, Field::State | Field::Reason)
+        };
         self.labels.is_some() || self.fields.iter().any(changes)
     }
 
@@ -189,11 +190,7 @@ pub(super) fn query(text: &str) -> Result<Query, ViewError> {
     for (name, value) in form_urlencoded::parse(text.as_bytes()) {
         let wrong =
             |why: &str| ViewError::BadRequest(format!("the parameter {name}={value} {why}"));
-        let number = || {
-            value
-                .parse::<u64>()
-                .map_err(|_| wrong("is no number"))
-        };
+        let number = || value.parse::<u64>().map_err(|_| wrong("is no number"));
         match name.as_ref() {
             "labelSelector" => {
                 let selector =
@@ -239,7 +236,10 @@ pub(super) fn query(text: &str) -> Result<Query, ViewError> {
 }
 
 fn fields(text: &str) -> Result<Vec<FieldRequirement>, ViewError> {
-    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let parts = text
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
     parts
         .map(|part| {
             let (name, equal, value) = if let Some((name, value)) = part.split_once("!=") {

@@ -11,21 +11,56 @@ type Column = (&'static str, &'static str, u8, &'static str);
 const COLUMNS: [Column; 13] = [
     ("Rule", "string", 0, "The rule."),
     ("Cluster", "string", 0, "The member cluster."),
-    ("State", "string", 0, "The state of the rule in the cluster."),
-    ("Applied", "string", 0, "Copies that equal their source, of all that should exist."),
+    (
+        "State",
+        "string",
+        0,
+        "The state of the rule in the cluster.",
+    ),
+    (
+        "Applied",
+        "string",
+        0,
+        "Copies that equal their source, of all that should exist.",
+    ),
     ("Failed", "integer", 0, "Copies whose last attempt failed."),
-    ("Waiting", "integer", 0, "Copies for namespaces that do not exist yet."),
+    (
+        "Waiting",
+        "integer",
+        0,
+        "Copies for namespaces that do not exist yet.",
+    ),
     ("Reason", "string", 0, "The worst reason among the copies."),
     ("Age", "string", 0, "The age of the rule."),
     ("Name", "string", 1, "The name of the delivery."),
-    ("Drifted", "integer", 1, "Copies that were changed in the cluster, and are left so."),
-    ("Newest", "boolean", 1, "Whether the cluster has the newest revisions."),
-    ("Proof", "string", 1, "Whether the agent has proved its copies."),
+    (
+        "Drifted",
+        "integer",
+        1,
+        "Copies that were changed in the cluster, and are left so.",
+    ),
+    (
+        "Newest",
+        "boolean",
+        1,
+        "Whether the cluster has the newest revisions.",
+    ),
+    (
+        "Proof",
+        "string",
+        1,
+        "Whether the agent has proved its copies.",
+    ),
     ("Message", "string", 1, "A sentence for a person."),
 ];
 
 /// Returns a table with these rows.
-pub(super) fn table(rows: &[Row], metadata: &Value, include: IncludeObject, now: Timestamp) -> Value {
+pub(super) fn table(
+    rows: &[Row],
+    metadata: &Value,
+    include: IncludeObject,
+    now: Timestamp,
+) -> Value {
     let columns: Vec<_> = COLUMNS
         .iter()
         .map(|(name, kind, priority, description)| {
@@ -38,7 +73,10 @@ pub(super) fn table(rows: &[Row], metadata: &Value, include: IncludeObject, now:
             })
         })
         .collect();
-    let rows: Vec<_> = rows.iter().map(|row| table_row(row, include, now)).collect();
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|row| table_row(row, include, now))
+        .collect();
     json!({
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
@@ -130,11 +168,20 @@ mod tests {
     #[test]
     fn ages_are_those_of_kubectl() {
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let of = |seconds: i64| age(Timestamp::from_second(1_800_000_000 - seconds).unwrap(), now);
-        let ages = [0, 119, 120, 150, 600, 10_800, 11_400, 172_800, 180_000, 691_200];
+        let of = |seconds: i64| {
+            age(
+                Timestamp::from_second(1_800_000_000 - seconds).unwrap(),
+                now,
+            )
+        };
+        let ages = [
+            0, 119, 120, 150, 600, 10_800, 11_400, 172_800, 180_000, 691_200,
+        ];
         assert_eq!(
             ages.map(of),
-            ["0s", "119s", "2m", "2m30s", "10m", "3h", "3h10m", "2d", "2d2h", "8d"]
+            [
+                "0s", "119s", "2m", "2m30s", "10m", "3h", "3h10m", "2d", "2d2h", "8d"
+            ]
         );
         assert_eq!(of(-5), "0s");
     }

@@ -226,7 +226,12 @@ impl Writer {
             self.hub_state.mark_rules_of(&cluster);
             self.silent.insert(cluster);
         }
-        for uid in self.hub_state.queues.dirty_rules.take() {
+        let dirty = self.hub_state.queues.dirty_rules.take();
+        self.hub_state
+            .queues
+            .viewed_rules
+            .add(dirty.iter().cloned());
+        for uid in dirty {
             self.paces.entry(uid).or_default().mark(now);
         }
         // `append` would rebuild the whole set for each wake-up of a hub that starts.

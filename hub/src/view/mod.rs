@@ -1,0 +1,662 @@
+//! The view API `view.runnel.dev/v1alpha1`: the full state of rules, for kubectl and any other
+//! Kubernetes client.
+//!
+//! The API server of the hub forwards requests (an APIService). It authenticates the user, and its
+//! front proxy names the user in headers. The hub accepts only connections with the front proxy's
+//! certificate, and asks a SubjectAccessReview for each request. It never sees a user's token.
+mod changes;
+mod delivery;
+mod discovery;
+mod error;
+mod front_proxy;
+mod request;
+mod table;
+mod watch;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwapOption;
+use axum::Json;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::serve::Listener;
+use http::request::Parts;
+use http::{HeaderMap, Method, header};
+use jiff::Timestamp;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use runnel_api::{VIEW_GROUP, VIEW_VERSION};
+use runnel_proto::model::{ClusterName, RuleUid};
+use runnel_transport::tls::FrontProxyTls;
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::server::TlsStream;
+
+use self::changes::{Changes, digest};
+use self::delivery::{Reader, Row, Scope};
+use self::discovery::{GROUP_PATH, RESOURCES, Resource, document};
+use self::error::ViewError;
+use self::front_proxy::{FrontProxy, renew_at};
+use self::request::{Query, Selection, token};
+use crate::ca::Authorities;
+use crate::hub_state::HubState;
+use crate::object_cache::ObjectCache;
+use crate::ordered_lock::{LEAF, OrderedMutex};
+use crate::query::{Access, Reviewer};
+
+/// The name of the APIService.
+const API_SERVICE: &str = "v1alpha1.view.runnel.dev";
+/// The validity of the serving certificate, which is renewed at half of it.
+const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+/// The interval at which the front proxy's CA and the certificates are checked.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// The same after an error.
+const AGAIN: Duration = Duration::from_secs(5);
+/// How long changes are gathered before they are compared, at most this often.
+const GATHER: Duration = Duration::from_millis(250);
+/// How often rules that no client reads are forgotten.
+const SWEEP: Duration = Duration::from_secs(15);
+/// The limit of TLS handshakes at a time.
+const HANDSHAKES: usize = 64;
+/// Connections that wait to be served.
+const QUEUE: usize = 64;
+/// Pause after an accept error such as too many open files.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The server of the view API.
+pub struct ViewServer {
+    hub_state: Arc<HubState>,
+    object_cache: Arc<ObjectCache>,
+    reviewer: Arc<Reviewer>,
+    client: Client,
+    authorities: Arc<Authorities>,
+    /// The host names under which the API server reaches the hub.
+    names: Vec<String>,
+    changes: OrderedMutex<Changes, LEAF>,
+    /// The version of the newest change, for watches.
+    version: tokio::sync::watch::Sender<u64>,
+    front_proxy: ArcSwapOption<(FrontProxy, FrontProxyTls)>,
+}
+
+impl ViewServer {
+    /// Creates the server. The API server reaches it under the host names `names`, such as
+    /// `runnel-hub-view.runnel-system.svc`.
+    pub fn new(
+        hub_state: Arc<HubState>,
+        object_cache: Arc<ObjectCache>,
+        reviewer: Arc<Reviewer>,
+        client: Client,
+        authorities: Arc<Authorities>,
+        names: Vec<String>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            hub_state,
+            object_cache,
+            reviewer,
+            client,
+            authorities,
+            names,
+            changes: OrderedMutex::new(Changes::new(SystemTime::now())),
+            version: tokio::sync::watch::Sender::default(),
+            front_proxy: ArcSwapOption::empty(),
+        })
+    }
+
+    /// Serves the API until the process ends.
+    pub async fn run(self: Arc<Self>, listener: TcpListener) {
+        let (accepted, connections) = mpsc::channel(QUEUE);
+        let router = Router::new().fallback(respond).with_state(self.clone());
+        tokio::join!(
+            self.accept(&listener, accepted),
+            self.follow_credentials(),
+            self.follow_changes(),
+            async {
+                let served = axum::serve(Connections(connections), router).await;
+                if let Err(error) = served {
+                    tracing::error!(%error, "the view API is not served any more");
+                }
+            }
+        );
+    }
+
+    async fn accept(&self, listener: &TcpListener, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
+        let turns = Arc::new(Semaphore::new(HANDSHAKES));
+        loop {
+            let (tcp, from) = match listener.accept().await {
+                Ok(incoming) => incoming,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections of the API server; trying again");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let Some(tls) = self.front_proxy.load_full() else {
+                tracing::debug!(peer = %from, "the front proxy of the API server is not known yet");
+                continue;
+            };
+            let turn = turns
+                .clone()
+                .acquire_owned()
+                .await
+                .expect("the semaphore is never closed");
+            let accepted = accepted.clone();
+            tokio::spawn(async move {
+                let handshake = tls.1.accept(tcp).await;
+                drop(turn);
+                match handshake {
+                    Ok(stream) => _ = accepted.send(stream).await,
+                    Err(error) => {
+                        tracing::debug!(peer = %from, %error, "refused a connection to the view API");
+                    }
+                }
+            });
+        }
+    }
+
+    /// Follows the CA of the front proxy, renews the serving certificate, and publishes the CA of
+    /// the hub in the APIService.
+    async fn follow_credentials(&self) {
+        let (mut renew, mut served, mut logged) = (SystemTime::UNIX_EPOCH, None, None);
+        let mut authorities = self.hub_state.authorities.subscribe();
+        let mut lead = self.hub_state.leadership.lead.subscribe();
+        loop {
+            let done = self.look(&mut renew, &mut served).await;
+            let error = done.err().map(|error| format!("{error:#}"));
+            if error != logged {
+                if let Some(error) = &error {
+                    tracing::warn!(%error, "the view API is not available: kubectl get deliveries does not work; trying again");
+                }
+                logged.clone_from(&error);
+            }
+            let wait = if error.is_some() { AGAIN } else { LOOK_EVERY };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                _ = authorities.changed() => {}
+                _ = lead.changed() => {}
+            }
+        }
+    }
+
+    async fn look(
+        &self,
+        renew: &mut SystemTime,
+        served: &mut Option<Vec<u8>>,
+    ) -> anyhow::Result<()> {
+        let front_proxy = FrontProxy::read(&self.client).await?;
+        anyhow::ensure!(
+            front_proxy.is_known(),
+            "the API server has no front proxy: start it with --requestheader-client-ca-file"
+        );
+        let identity = self.authorities.identity();
+        let (now, authority) = (
+            SystemTime::now(),
+            identity.authority.certificate().as_ref().to_vec(),
+        );
+        let known = self
+            .front_proxy
+            .load_full()
+            .is_some_and(|known| known.0 == front_proxy);
+        if !known || now >= *renew || served.as_ref() != Some(&authority) {
+            let serving = identity.authority.sign_service(
+                &identity.hub_id,
+                &self.names,
+                now,
+                SERVING_LIFE,
+            )?;
+            *renew = renew_at(now, &serving);
+            let tls = front_proxy.tls(serving)?;
+            self.front_proxy.store(Some(Arc::new((front_proxy, tls))));
+            *served = Some(authority);
+        }
+        if self.hub_state.leadership.leads() {
+            self.publish_authority(identity.authority.certificate_pem())
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the CA of the hub into the APIService, if another one is there.
+    async fn publish_authority(&self, pem: &str) -> anyhow::Result<()> {
+        let api = Api::<APIService>::all(self.client.clone());
+        let call = crate::call::within(
+            format!("read APIService {API_SERVICE}"),
+            api.get(API_SERVICE),
+        );
+        let present = call.await?.spec.and_then(|spec| spec.ca_bundle);
+        if present.is_some_and(|present| present.0 == pem.as_bytes()) {
+            return Ok(());
+        }
+        let bundle = data_encoding::BASE64.encode(pem.as_bytes());
+        let patch = Patch::Merge(json!({"spec": {"caBundle": bundle}}));
+        let params = PatchParams {
+            field_manager: Some(crate::call::FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        crate::call::within(
+            format!("update APIService {API_SERVICE}"),
+            api.patch(API_SERVICE, &params, &patch),
+        )
+        .await?;
+        tracing::info!("the API server forwards requests for views to the hub");
+        Ok(())
+    }
+
+    /// Compares the deliveries of changed rules, while clients read them.
+    async fn follow_changes(self: &Arc<Self>) {
+        let queue = &self.hub_state.queues.viewed_rules;
+        let (mut swept, mut serving) = (Instant::now(), None);
+        loop {
+            tokio::select! {
+                () = queue.added() => tokio::time::sleep(GATHER).await,
+                () = tokio::time::sleep(SWEEP) => {}
+            }
+            let dirty = queue.take();
+            let since = self.hub_state.leadership.serving_since();
+            if serving != since {
+                // Another leader may have served meanwhile.
+                serving = since;
+                *self.changes.lock() = Changes::new(SystemTime::now());
+            }
+            let now = Instant::now();
+            if now.saturating_duration_since(swept) >= SWEEP {
+                swept = now;
+                self.changes.lock().forget_unread(now);
+            }
+            let server = self.clone();
+            let compared = tokio::task::spawn_blocking(move || {
+                dirty.iter().for_each(|uid| server.compare(uid))
+            });
+            if let Err(error) = compared.await {
+                tracing::error!(%error, "cannot compare deliveries");
+            }
+            self.version.send_replace(self.changes.lock().version());
+        }
+    }
+
+    fn reader(&self) -> Reader<'_> {
+        Reader {
+            hub_state: &self.hub_state,
+            object_cache: &self.object_cache,
+        }
+    }
+
+    fn compare(&self, uid: &RuleUid) {
+        let rule = {
+            let index = self.hub_state.index.read();
+            index.rule(uid).map(|entry| entry.rule.terms.rule.clone())
+        };
+        if !self.changes.lock().is_read(uid, rule.as_ref()) {
+            return;
+        }
+        match rule {
+            Some(rule) => {
+                if let Some(digests) = self.digests(uid) {
+                    self.changes.lock().set(uid, &rule, digests);
+                }
+            }
+            None => _ = self.changes.lock().remove(uid),
+        }
+    }
+
+    /// Returns the digest of each delivery of a rule; `None` while this replica does not serve.
+    fn digests(&self, uid: &RuleUid) -> Option<Vec<(ClusterName, u64)>> {
+        let mut digests = Vec::new();
+        let read = self
+            .reader()
+            .rows_of(uid, None, &Selection::default(), &mut |row| {
+                digests.push((row.cluster.clone(), digest(&row)));
+                false
+            });
+        read.ok().map(|_| digests)
+    }
+
+    /// Begins to compare the rules of a scope, for a watch that follows a list. Returns the version
+    /// at which that watch begins.
+    fn cover(&self, scope: &Scope) -> u64 {
+        self.changes.lock().read_by(scope, Instant::now());
+        for (rule, uid) in self.reader().rules(scope) {
+            if self.changes.lock().is_compared(&uid) {
+                continue;
+            }
+            if let Some(digests) = self.digests(&uid) {
+                self.changes.lock().begin(uid, rule, digests);
+            }
+        }
+        self.changes.lock().version()
+    }
+
+    async fn answer(self: &Arc<Self>, request: &Parts) -> Result<Response, ViewError> {
+        let path = request.uri.path();
+        if let Some(document) = document(path.trim_end_matches('/')) {
+            return Ok(Json(document).into_response());
+        }
+        let target = Target::of(path).ok_or_else(|| ViewError::NotFound(path.to_owned()))?;
+        if request.method != Method::GET {
+            return Err(ViewError::Method);
+        }
+        let query = request::query(request.uri.query().unwrap_or_default())?;
+        let verb = match (&target.name, query.watch) {
+            (_, true) => "watch",
+            (None, false) => "list",
+            (Some(_), false) => "get",
+        };
+        self.authorize(&request.headers, &target, verb).await?;
+        let form = Form::of(&request.headers);
+        match &target.name {
+            Some(name) if !query.watch => self.one(&target, name, form, &query).await,
+            Some(name) => {
+                let query = Query {
+                    selection: Selection::of_name(name),
+                    ..query
+                };
+                self.watch(target, query, form).await
+            }
+            None if query.watch => self.watch(target, query, form).await,
+            None => self.list(target, query, form).await,
+        }
+    }
+
+    async fn authorize(
+        &self,
+        headers: &HeaderMap,
+        target: &Target,
+        verb: &str,
+    ) -> Result<(), ViewError> {
+        let front_proxy = self
+            .front_proxy
+            .load_full()
+            .ok_or(ViewError::Unauthenticated)?;
+        let user = front_proxy.0.user(headers)?;
+        let name = user.username.clone().unwrap_or_default();
+        let access = Access {
+            verb,
+            group: VIEW_GROUP,
+            resource: &target.resource.plural,
+            namespace: &target.namespace,
+            name: target.name.as_deref().unwrap_or_default(),
+        };
+        let allowed = self.reviewer.allows_user(user, &access).await;
+        if allowed.map_err(|error| ViewError::Unavailable(error.message().to_owned()))? {
+            return Ok(());
+        }
+        let place = if target.namespace.is_empty() {
+            "at the cluster scope".to_owned()
+        } else {
+            format!("in the namespace {:?}", target.namespace)
+        };
+        Err(ViewError::Forbidden(format!(
+            "{}.{VIEW_GROUP} is forbidden: User {name:?} cannot {verb} resource {:?} in API group {VIEW_GROUP:?} {place}",
+            target.resource.plural, target.resource.plural
+        )))
+    }
+
+    async fn one(
+        self: &Arc<Self>,
+        target: &Target,
+        name: &str,
+        form: Form,
+        query: &Query,
+    ) -> Result<Response, ViewError> {
+        let query = Query {
+            selection: Selection::of_name(name),
+            limit: 1,
+            ..query.clone()
+        };
+        let (server, scope) = (self.clone(), target.scope());
+        let asked = query.clone();
+        let page = aside(move || server.reader().page(&scope, &asked)).await??;
+        let row = page.rows.into_iter().next().ok_or_else(|| {
+            ViewError::NotFound(format!("{}.{VIEW_GROUP} {name:?}", target.resource.plural))
+        })?;
+        let version = self.changes.lock().version();
+        Ok(Json(form.one(versioned(row, version), version, &query)).into_response())
+    }
+
+    async fn list(
+        self: &Arc<Self>,
+        target: Target,
+        query: Query,
+        form: Form,
+    ) -> Result<Response, ViewError> {
+        let (server, scope, asked) = (self.clone(), target.scope(), query.clone());
+        let (version, page) = aside(move || {
+            let version = server.cover(&scope);
+            server
+                .reader()
+                .page(&scope, &asked)
+                .map(|page| (version, page))
+        })
+        .await??;
+        let mut metadata = json!({"resourceVersion": version.to_string()});
+        if let Some(next) = &page.next {
+            metadata["continue"] = token(next).into();
+        }
+        let rows = page
+            .rows
+            .into_iter()
+            .map(|row| versioned(row, version))
+            .collect::<Vec<_>>();
+        Ok(Json(form.list(&rows, &metadata, target.resource, &query)).into_response())
+    }
+}
+
+/// Runs slow work on a thread for blocking tasks, so that no other task of the hub waits for it.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ViewError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| ViewError::Unavailable("the hub could not answer: try again".to_owned()))
+}
+
+fn versioned(mut row: Row, version: u64) -> Row {
+    row.metadata.resource_version = Some(version.to_string());
+    row
+}
+
+async fn respond(State(server): State<Arc<ViewServer>>, request: Request) -> Response {
+    let (request, _) = request.into_parts();
+    match server.answer(&request).await {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// The resource and the objects of a request.
+pub(super) struct Target {
+    resource: &'static Resource,
+    /// Empty: all namespaces, or a resource without namespaces.
+    namespace: String,
+    name: Option<String>,
+}
+
+impl Target {
+    fn of(path: &str) -> Option<Self> {
+        let parts: Vec<_> = path
+            .strip_prefix(GROUP_PATH)?
+            .trim_matches('/')
+            .split('/')
+            .map(|part| percent_encoding::percent_decode_str(part).decode_utf8())
+            .collect::<Result<_, _>>()
+            .ok()?;
+        let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
+        let (namespace, plural, name) = match parts.as_slice() {
+            ["namespaces", namespace, plural] => (*namespace, *plural, None),
+            ["namespaces", namespace, plural, name] => (*namespace, *plural, Some(*name)),
+            [plural] => ("", *plural, None),
+            [plural, name] => ("", *plural, Some(*name)),
+            _ => return None,
+        };
+        let resource = RESOURCES
+            .iter()
+            .find(|resource| resource.plural == plural)?;
+        // A namespaced object has a namespace, and no other object has one.
+        let fits = match (resource.namespaced, namespace.is_empty(), name) {
+            (true, true, Some(_)) | (false, false, _) => false,
+            (true, ..) | (false, true, _) => true,
+        };
+        fits.then(|| Self {
+            resource,
+            namespace: namespace.to_owned(),
+            name: name.map(str::to_owned),
+        })
+    }
+
+    fn scope(&self) -> Scope {
+        if self.resource.namespaced {
+            Scope::Namespace(self.namespace.clone())
+        } else {
+            Scope::Cluster
+        }
+    }
+}
+
+/// The form of objects that a client accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Object,
+    Table,
+    Metadata,
+}
+
+impl Form {
+    fn of(headers: &HeaderMap) -> Self {
+        let accept = headers
+            .get(header::ACCEPT)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default();
+        if accept.contains("as=Table") {
+            Self::Table
+        } else if accept.contains("as=PartialObjectMetadata") {
+            Self::Metadata
+        } else {
+            Self::Object
+        }
+    }
+
+    /// Returns one object in this form.
+    fn one(self, row: Row, version: u64, query: &Query) -> Value {
+        match self {
+            Self::Object => row.object(),
+            Self::Metadata => table::partial(&row),
+            Self::Table => {
+                let metadata = json!({"resourceVersion": version.to_string()});
+                table::table(&[row], &metadata, query.include_object, Timestamp::now())
+            }
+        }
+    }
+
+    fn list(self, rows: &[Row], metadata: &Value, resource: &Resource, query: &Query) -> Value {
+        match self {
+            Self::Table => table::table(rows, metadata, query.include_object, Timestamp::now()),
+            Self::Object => json!({
+                "kind": format!("{}List", resource.kind),
+                "apiVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"),
+                "metadata": metadata,
+                "items": rows.iter().map(Row::object).collect::<Vec<_>>(),
+            }),
+            Self::Metadata => json!({
+                "kind": "PartialObjectMetadataList",
+                "apiVersion": "meta.k8s.io/v1",
+                "metadata": metadata,
+                "items": rows.iter().map(table::partial).collect::<Vec<_>>(),
+            }),
+        }
+    }
+}
+
+/// The connections of the front proxy.
+struct Connections(mpsc::Receiver<TlsStream<TcpStream>>);
+
+impl Listener for Connections {
+    type Io = TlsStream<TcpStream>;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match self.0.recv().await {
+            Some(stream) => (stream, ()),
+            // The process ends.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        Ok(())
+    }
+}
+
+/// Returns the body of a watch: one event a line.
+fn body(events: impl futures::Stream<Item = Vec<u8>> + Send + 'static) -> Response {
+    use futures::StreamExt;
+    let lines = events.map(Ok::<_, std::convert::Infallible>);
+    let mut response = Response::new(Body::from_stream(lines));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("application/json"),
+    );
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_resource_namespace_and_object() {
+        let target = |path: &str| {
+            let target = Target::of(path)?;
+            Some((
+                target.resource.plural.clone(),
+                target.namespace,
+                target.name,
+            ))
+        };
+        let of = |plural: &str, namespace: &str, name: Option<&str>| {
+            Some((
+                plural.to_owned(),
+                namespace.to_owned(),
+                name.map(str::to_owned),
+            ))
+        };
+        let base = "/apis/view.runnel.dev/v1alpha1";
+        assert_eq!(
+            target(&format!("{base}/deliveries")),
+            of("deliveries", "", None)
+        );
+        assert_eq!(
+            target(&format!("{base}/namespaces/shop/deliveries/r%3Aeu-1")),
+            of("deliveries", "shop", Some("r:eu-1"))
+        );
+        assert_eq!(
+            target(&format!("{base}/clusterdeliveries/r:eu-1")),
+            of("clusterdeliveries", "", Some("r:eu-1"))
+        );
+        for wrong in [
+            "/deliveries/r:eu-1",
+            "/namespaces/shop/clusterdeliveries",
+            "/others",
+            "/namespaces/shop/deliveries/r/status",
+        ] {
+            assert_eq!(target(&format!("{base}{wrong}")), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn form_is_what_the_client_accepts() {
+        let of = |accept: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, header::HeaderValue::from_static(accept));
+            Form::of(&headers)
+        };
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+        assert_eq!(
+            (of(table), of("application/json")),
+            (Form::Table, Form::Object)
+        );
+    }
+}
