@@ -7,12 +7,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use data_encoding::{BASE64, HEXLOWER};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair,
+};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::json;
 
 /// The name under which the controllers ask.
 pub(super) const CONTROLLERS: &str = "system:kube-controller-manager";
+/// The name of the front proxy.
+pub(super) const FRONT_PROXY: &str = "front-proxy-client";
 const ADMINISTRATOR: &str = "administrator";
 const NAMES: [&str; 5] = [
     "127.0.0.1",
@@ -33,6 +38,10 @@ pub(super) struct Credentials {
     pub account_key: PathBuf,
     pub account_public_key: PathBuf,
     pub tokens: PathBuf,
+    /// The CA of the front proxy, which forwards requests to other API servers.
+    pub front_proxy_authority: PathBuf,
+    pub front_proxy_certificate: PathBuf,
+    pub front_proxy_key: PathBuf,
     cluster: String,
     authority_text: String,
 }
@@ -40,7 +49,8 @@ pub(super) struct Credentials {
 impl Credentials {
     /// Creates all of them and writes them into `folder`.
     pub fn write(folder: &Path, cluster: &str, port: u16) -> Result<Self> {
-        let (authority_text, certificate, key) = certificates(cluster)?;
+        let (authority_text, certificate, key) =
+            certificates(&format!("{cluster} authority"), serving()?)?;
         let made = Self {
             url: format!("https://127.0.0.1:{port}"),
             kubeconfig: folder.join("kubeconfig"),
@@ -51,6 +61,9 @@ impl Credentials {
             account_key: folder.join("service-accounts.key"),
             account_public_key: folder.join("service-accounts.pub"),
             tokens: folder.join("tokens.csv"),
+            front_proxy_authority: folder.join("front-proxy-ca.crt"),
+            front_proxy_certificate: folder.join("front-proxy.crt"),
+            front_proxy_key: folder.join("front-proxy.key"),
             cluster: cluster.to_owned(),
             authority_text,
         };
@@ -61,6 +74,11 @@ impl Credentials {
         write_private(&made.authority, &made.authority_text)?;
         write_private(&made.serving_certificate, &certificate)?;
         write_private(&made.serving_key, &key)?;
+        let (authority, certificate, key) =
+            certificates(&format!("{cluster} front proxy authority"), front_proxy()?)?;
+        write_private(&made.front_proxy_authority, &authority)?;
+        write_private(&made.front_proxy_certificate, &certificate)?;
+        write_private(&made.front_proxy_key, &key)?;
         let account_key = KeyPair::generate()?;
         write_private(&made.account_key, &account_key.serialize_pem())?;
         write_private(&made.account_public_key, &account_key.public_key_pem())?;
@@ -101,18 +119,29 @@ pub(crate) fn write_private(path: &Path, content: &str) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-// The authority's certificate, and the API server's certificate and key.
-fn certificates(cluster: &str) -> Result<(String, String, String)> {
+fn serving() -> Result<CertificateParams> {
+    Ok(CertificateParams::new(NAMES.map(String::from))?)
+}
+
+fn front_proxy() -> Result<CertificateParams> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, FRONT_PROXY);
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    Ok(params)
+}
+
+// The certificate of an authority, and a certificate that it signs, with its key.
+fn certificates(name: &str, params: CertificateParams) -> Result<(String, String, String)> {
     let authority_key = KeyPair::generate()?;
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority
-        .distinguished_name
-        .push(DnType::CommonName, format!("{cluster} authority"));
+    authority.distinguished_name.push(DnType::CommonName, name);
     let authority_text = authority.self_signed(&authority_key)?.pem();
     let key = KeyPair::generate()?;
-    let serving = CertificateParams::new(NAMES.map(String::from))?;
-    let certificate = serving.signed_by(&key, &Issuer::new(authority, authority_key))?;
+    let certificate = params.signed_by(&key, &Issuer::new(authority, authority_key))?;
     Ok((authority_text, certificate.pem(), key.serialize_pem()))
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Error, Result};
 
 use super::Options;
-use super::credentials::{CONTROLLERS, Credentials};
+use super::credentials::{CONTROLLERS, Credentials, FRONT_PROXY};
 use crate::assets::Assets;
 use crate::audit;
 use crate::guard::{Program, last_lines};
@@ -162,6 +162,23 @@ fn api_server_arguments(folder: &Path, ports: &Ports, credentials: &Credentials)
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--token-auth-file={}", credentials.tokens.display()),
         "--authorization-mode=RBAC".to_owned(),
+        format!(
+            "--requestheader-client-ca-file={}",
+            credentials.front_proxy_authority.display()
+        ),
+        format!("--requestheader-allowed-names={FRONT_PROXY}"),
+        "--requestheader-username-headers=X-Remote-User".to_owned(),
+        "--requestheader-uid-headers=X-Remote-Uid".to_owned(),
+        "--requestheader-group-headers=X-Remote-Group".to_owned(),
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
+        format!(
+            "--proxy-client-cert-file={}",
+            credentials.front_proxy_certificate.display()
+        ),
+        format!(
+            "--proxy-client-key-file={}",
+            credentials.front_proxy_key.display()
+        ),
         "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
     ]
 }

@@ -158,7 +158,9 @@ pub(crate) fn hub_values(options: &FleetOptions) -> Result<Value> {
         "advertise": addresses.collect::<Vec<_>>(),
         // Of its own address only: another pod has the same ports on another address of this machine.
         "listenAddress": "$(POD_IP)",
-        "ports": {"grpc": port, "replica": ports::free()?, "ops": ports::free()?},
+        "ports": {"grpc": port, "replica": ports::free()?, "ops": ports::free()?, "view": ports::free()?},
+        // The API server reaches the first pod by its address on this machine.
+        "view": {"enabled": false, "externalName": hub_pod_address(1).to_string()},
         "log": {"format": "json", "level": options.log},
         "extraArgs": options.hub_arguments,
     });
