@@ -51,7 +51,11 @@ async fn available(fleet: &Fleet) -> Result<()> {
 async fn deliver(scene: &Scene, namespace: &str, rule: &str) -> Result<()> {
     scene.hub_namespaces(&[namespace]).await?;
     scene.member_namespaces(&[namespace]).await?;
-    let source = Draft::config_map(namespace, "settings")
+    add_rule(scene, namespace, rule).await
+}
+
+async fn add_rule(scene: &Scene, namespace: &str, rule: &str) -> Result<()> {
+    let source = Draft::config_map(namespace, rule)
         .data("color", "blue")
         .label("rule", rule);
     scene.hub.make(&source.json()).await?;
@@ -193,7 +197,7 @@ async fn lists_are_paged_and_selected_by_state() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
     deliver(&scene, "paged", "first").await?;
-    deliver(&scene, "paged", "second").await?;
+    add_rule(&scene, "paged", "second").await?;
     let client = fleet.hub().client().await?;
     let (mut names, mut token) = (Vec::new(), String::new());
     loop {
@@ -282,12 +286,7 @@ async fn only_the_front_proxy_may_connect() -> Result<()> {
     let scene = Scene::of(fleet).await?;
     let secret = scene
         .hub
-        .get(&Id::of(
-            "v1",
-            "Secret",
-            "runnel-system",
-            "runnel-hub-identity",
-        ))
+        .get(&Id::secret("runnel-system", "runnel-hub-identity"))
         .await?;
     let authority = secret["data"]["tls.crt"].as_str().context("no CA")?;
     let authority = data_encoding::BASE64.decode(authority.as_bytes())?;
