@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
+use runnel_api::conditions::{ConditionStatus, ConditionType};
 use runnel_api::{
     CLUSTER_LABEL, ClusterDelivery, ClusterDeliverySpec, ClusterState, Delivery, DeliveryCondition,
     DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL,
@@ -335,9 +336,9 @@ fn row(
 fn status(detail: ClusterDetail) -> DeliveryStatus {
     let reason = detail.reason.as_str().to_owned();
     let ready = match detail.state {
-        ClusterState::Ready if detail.newest => "True",
-        ClusterState::Unreachable => "Unknown",
-        _ => "False",
+        ClusterState::Ready if detail.newest => ConditionStatus::True,
+        ClusterState::Unreachable => ConditionStatus::Unknown,
+        _ => ConditionStatus::False,
     };
     let failures = detail.failures.into_iter().map(|failure| DeliveryFailure {
         copy: failure.copy.to_string(),
@@ -360,8 +361,8 @@ fn status(detail: ClusterDetail) -> DeliveryStatus {
         to_update: detail.to_update,
         to_delete: detail.to_delete,
         conditions: vec![DeliveryCondition {
-            type_: "Ready".to_owned(),
-            status: ready.to_owned(),
+            type_: ConditionType::Ready.as_str().to_owned(),
+            status: ready.as_str().to_owned(),
             reason: reason.clone(),
             message: detail.message.clone(),
         }],

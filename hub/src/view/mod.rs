@@ -34,7 +34,8 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use runnel_transport::tls::FrontProxyTls;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 
 use self::changes::{Changes, digest};
@@ -125,9 +126,13 @@ impl ViewServer {
     }
 
     async fn accept(&self, listener: &TcpListener, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
-        let turns = Arc::new(Semaphore::new(HANDSHAKES));
+        let mut handshakes = JoinSet::new();
         loop {
-            let (tcp, from) = match listener.accept().await {
+            let incoming = tokio::select! {
+                Some(_) = handshakes.join_next() => continue,
+                incoming = listener.accept(), if handshakes.len() < HANDSHAKES => incoming,
+            };
+            let (tcp, from) = match incoming {
                 Ok(incoming) => incoming,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections of the API server; trying again");
@@ -139,16 +144,9 @@ impl ViewServer {
                 tracing::debug!(peer = %from, "the front proxy of the API server is not known yet");
                 continue;
             };
-            let turn = turns
-                .clone()
-                .acquire_owned()
-                .await
-                .expect("the semaphore is never closed");
             let accepted = accepted.clone();
-            tokio::spawn(async move {
-                let handshake = tls.1.accept(tcp).await;
-                drop(turn);
-                match handshake {
+            handshakes.spawn(async move {
+                match tls.1.accept(tcp).await {
                     Ok(stream) => _ = accepted.send(stream).await,
                     Err(error) => {
                         tracing::debug!(peer = %from, %error, "refused a connection to the view API");
