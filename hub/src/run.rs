@@ -16,7 +16,9 @@ use runnel_hub::ca::{self, AuthorityError, CaRotator, HubIdentity, Parts, Truste
 use runnel_hub::config::{Access, Run};
 use runnel_hub::hub_state::{HubState, Settings};
 use runnel_hub::join::Registrar;
-use runnel_hub::lease::{self, Accepted, ConnectionGuards, ConnectionRouter, Election, Timing};
+use runnel_hub::lease::{
+    self, Accepted, ConnectionGuards, ConnectionRouter, Election, Listeners, Timing,
+};
 use runnel_hub::membership::CertificateLifetimes;
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::object_cache::ObjectCache;
@@ -80,7 +82,12 @@ pub async fn run(options: Run) -> anyhow::Result<()> {
         None => None,
     };
     let ops_listener = ops::bind(options.ops_listen, "--ops-listen").await?;
-    let listeners = (listener, replicas, views, ops_listener);
+    let listeners = Listeners {
+        public: listener,
+        views,
+        replicas,
+    };
+    let listeners = (listeners, ops_listener);
     let watches = WatchTimes::default();
     let client = timed_client(&options.access, &watches).await?;
 
@@ -255,12 +262,7 @@ async fn start(
     options: &Run,
     timing: Timing,
     (client, watches): (Client, WatchTimes),
-    (listener, replicas, views, ops_listener): (
-        TcpListener,
-        Option<TcpListener>,
-        Option<TcpListener>,
-        TcpListener,
-    ),
+    (listeners, ops_listener): (Listeners, TcpListener),
     shutdown: &CancellationToken,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
@@ -320,21 +322,6 @@ async fn start(
     }));
     let registrar = Registrar::new(client.clone(), authorities.clone(), lives);
     let reviewer = Arc::new(Reviewer::new(client.clone()));
-    if let Some(listener) = views {
-        let mut names = options.view_names.clone();
-        if names.is_empty() {
-            names.push(format!("runnel-hub-view.{}.svc", options.access.namespace));
-        }
-        let server = ViewServer::new(
-            hub_state.clone(),
-            object_cache.clone(),
-            reviewer.clone(),
-            client.clone(),
-            authorities,
-            names,
-        );
-        forever(tasks, shutdown.clone(), "view API", server.run(listener));
-    }
     let server = Server::new(
         hub_state.clone(),
         object_cache.clone(),
@@ -347,9 +334,24 @@ async fn start(
     let registry = Arc::new(registry);
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
-    let (connection_router, accepted) =
-        ConnectionRouter::new(listener, replicas, hub_state.clone(), metrics.clone());
+    let (connection_router, accepted, views) =
+        ConnectionRouter::new(listeners, hub_state.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", connection_router.run());
+    if options.view_listen.is_some() {
+        let mut names = options.view_names.clone();
+        if names.is_empty() {
+            names.push(format!("runnel-hub-view.{}.svc", options.access.namespace));
+        }
+        let server = ViewServer::new(
+            hub_state.clone(),
+            object_cache.clone(),
+            reviewer.clone(),
+            client.clone(),
+            authorities,
+            names,
+        );
+        forever(tasks, shutdown.clone(), "view API", server.run(views));
+    }
     let questions = Questions::new(
         hub_state.clone(),
         object_cache.clone(),

@@ -13,3 +13,5 @@ mod pinned;
 mod slept;
 #[path = "standby/stage.rs"]
 mod stage;
+#[path = "standby/views.rs"]
+mod views;

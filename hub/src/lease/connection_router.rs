@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Leader;
-use super::forward_header::{PREAMBLE, open_files, origin, passed_on_limit, preamble};
+use super::forward_header::{PREAMBLE, Service, open_files, origin, passed_on_limit, preamble};
 use crate::hub_state::HubState;
 use crate::metrics::{HubMetrics, PeerLimit};
 
@@ -64,33 +64,62 @@ impl Accept for Accepted {
     }
 }
 
+/// The listeners of a hub.
+pub struct Listeners {
+    /// For agents.
+    pub public: TcpListener,
+    /// For the API server, which forwards requests for views.
+    pub views: Option<TcpListener>,
+    /// For other replicas.
+    pub replicas: Option<TcpListener>,
+}
+
+/// Where the connections of each service are served in this process.
+#[derive(Clone)]
+struct Served {
+    agents: mpsc::Sender<Incoming>,
+    views: mpsc::Sender<Incoming>,
+}
+
+impl Served {
+    /// Passes a connection to its service.
+    async fn send(&self, service: Service, incoming: Incoming) {
+        let queue = match service {
+            Service::Agents => &self.agents,
+            Service::Views => &self.views,
+        };
+        _ = queue.send(incoming).await;
+    }
+}
+
 /// The listeners, and the routing of their connections.
 pub struct ConnectionRouter {
-    public: TcpListener,
-    replicas: Option<TcpListener>,
+    listeners: Listeners,
     hub_state: Arc<HubState>,
     metrics: Arc<HubMetrics>,
-    served: mpsc::Sender<Incoming>,
+    served: Served,
 }
 
 impl ConnectionRouter {
-    /// Creates a router with the listener for agents and the one for other replicas.
+    /// Creates a router with these listeners. Returns it with the connections of agents and those
+    /// of the API server.
     pub fn new(
-        public: TcpListener,
-        replicas: Option<TcpListener>,
+        listeners: Listeners,
         hub_state: Arc<HubState>,
         metrics: Arc<HubMetrics>,
-    ) -> (Self, Accepted) {
-        let (served, accepted) = mpsc::channel(QUEUE);
+    ) -> (Self, Accepted, Accepted) {
+        let (agents, accepted) = mpsc::channel(QUEUE);
+        let (views, accepted_views) = mpsc::channel(QUEUE);
+        let served = Served { agents, views };
         (
             Self {
-                public,
-                replicas,
+                listeners,
                 hub_state,
                 metrics,
                 served,
             },
             Accepted(accepted),
+            Accepted(accepted_views),
         )
     }
 
@@ -110,9 +139,9 @@ impl ConnectionRouter {
                     Ok(true) => {}
                     _ => self.metrics.limited(PeerLimit::Replicas, 1),
                 },
-                accepted = self.public.accept(), if tasks.len() < most || !self.hub_state.leadership.leads() => match accepted {
+                (service, accepted) = self.listeners.accept(), if tasks.len() < most || !self.hub_state.leadership.leads() => match accepted {
                     Ok(incoming) if tasks.len() < most => {
-                        drop(tasks.spawn(admit(incoming, self.hub_state.clone(), self.served.clone())));
+                        drop(tasks.spawn(admit(service, incoming, self.hub_state.clone(), self.served.clone())));
                     }
                     // The connection is closed at once, so that an agent with another address tries
                     // that one.
@@ -125,7 +154,7 @@ impl ConnectionRouter {
                     }
                     Err(error) => log_accept_error(&error).await,
                 },
-                accepted = accept(self.replicas.as_ref()) => match accepted {
+                accepted = accept(self.listeners.replicas.as_ref()) => match accepted {
                     Ok((tcp, _)) if self.hub_state.leadership.leads() && arrivals.len() < ARRIVALS => {
                         arrivals.spawn(arrive(tcp, self.hub_state.clone(), self.served.clone()));
                     }
@@ -141,21 +170,29 @@ impl ConnectionRouter {
     }
 }
 
+impl Listeners {
+    /// Returns the next connection of an agent or of the API server.
+    async fn accept(&self) -> (Service, io::Result<Incoming>) {
+        tokio::select! {
+            accepted = self.public.accept() => (Service::Agents, accepted),
+            accepted = accept(self.views.as_ref()) => (Service::Views, accepted),
+        }
+    }
+}
+
 /// Serves a connection that another replica forwards, with the origin that the replica announces.
 /// Returns whether a replica of this hub announced one.
-async fn arrive(
-    mut tcp: TcpStream,
-    hub_state: Arc<HubState>,
-    served: mpsc::Sender<Incoming>,
-) -> bool {
+async fn arrive(mut tcp: TcpStream, hub_state: Arc<HubState>, served: Served) -> bool {
     let mut preamble = [0; PREAMBLE];
     let message = timeout(ARRIVAL, tcp.read_exact(&mut preamble)).await;
     let from = match message {
         Ok(Ok(_)) => origin(&preamble, &hub_state.settings.revision_key),
         _ => None,
     };
-    let Some(from) = from else { return false };
-    _ = served.send((tcp, from)).await;
+    let Some((service, from)) = from else {
+        return false;
+    };
+    served.send(service, (tcp, from)).await;
     true
 }
 
@@ -179,7 +216,7 @@ async fn log_accept_error(error: &io::Error) {
 }
 
 /// Serves a connection, forwards it to the leader, or holds it until there is a leader.
-async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) {
+async fn admit(service: Service, (tcp, from): Incoming, hub_state: Arc<HubState>, served: Served) {
     let stop_waiting = Instant::now() + ACCEPT_DELAY;
     let (mut lead, mut leader) = (
         hub_state.leadership.lead.subscribe(),
@@ -189,14 +226,16 @@ async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Se
         lead.mark_unchanged();
         let known = leader.borrow_and_update().clone();
         if hub_state.leadership.leads() {
-            _ = served.send((tcp, from)).await;
+            served.send(service, (tcp, from)).await;
             return;
         }
         if let Some((known, address)) =
             known.and_then(|known| known.address.clone().map(|address| (known, address)))
         {
             match timeout(DIAL, TcpStream::connect(&address)).await {
-                Ok(Ok(onward)) => return splice((tcp, from), onward, &known, &hub_state).await,
+                Ok(Ok(onward)) => {
+                    return splice(service, (tcp, from), onward, &known, &hub_state).await;
+                }
                 Ok(Err(error)) => {
                     tracing::debug!(%error, address, "cannot reach the replica that leads")
                 }
@@ -215,6 +254,7 @@ async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Se
 /// Copies bytes in both directions until both ends are closed, no data arrives for long, or another
 /// replica leads.
 async fn splice(
+    service: Service,
     (tcp, from): Incoming,
     mut onward: TcpStream,
     leader: &Leader,
@@ -223,7 +263,7 @@ async fn splice(
     // Without this option data is only sent later, so an error is ignored.
     let _ = (tcp.set_nodelay(true), onward.set_nodelay(true));
     if onward
-        .write_all(&preamble(from, &hub_state.settings.revision_key))
+        .write_all(&preamble(service, from, &hub_state.settings.revision_key))
         .await
         .is_err()
     {

@@ -5,19 +5,39 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use runnel_proto::model::RevisionKey;
 
-const MAGIC: [u8; 8] = *b"passed-1";
+/// For whom a forwarded connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    /// The gRPC services, for agents.
+    Agents,
+    /// The view API, for the API server.
+    Views,
+}
+
+impl Service {
+    const ALL: [Self; 2] = [Self::Agents, Self::Views];
+
+    /// The first bytes of a preamble.
+    fn magic(self) -> [u8; 8] {
+        match self {
+            Self::Agents => *b"passed-1",
+            Self::Views => *b"views--1",
+        }
+    }
+}
+
 const WORDS: usize = 8 + 16 + 2;
 /// The length of the preamble in bytes.
 pub(super) const PREAMBLE: usize = WORDS + 16;
 
-/// Returns the preamble of a connection from this address.
-pub(super) fn preamble(from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
+/// Returns the preamble of a connection from this address to a service.
+pub(super) fn preamble(service: Service, from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
     let mut bytes = [0; PREAMBLE];
     let address = match from.ip() {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
         IpAddr::V6(address) => address,
     };
-    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[..8].copy_from_slice(&service.magic());
     bytes[8..24].copy_from_slice(&address.octets());
     bytes[24..WORDS].copy_from_slice(&from.port().to_be_bytes());
     let seal = key.seal(&bytes[..WORDS]);
@@ -25,19 +45,26 @@ pub(super) fn preamble(from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
     bytes
 }
 
-/// Returns the origin of a connection; `None` if the seal is not that of a replica of this hub.
-pub(super) fn origin(preamble: &[u8; PREAMBLE], key: &RevisionKey) -> Option<SocketAddr> {
+/// Returns the service and the origin of a connection; `None` if the seal is not that of a replica
+/// of this hub.
+pub(super) fn origin(
+    preamble: &[u8; PREAMBLE],
+    key: &RevisionKey,
+) -> Option<(Service, SocketAddr)> {
     let (words, seal) = preamble.split_at(WORDS);
     // Both seals are sealed again before the comparison, so that its duration reveals nothing about
     // them.
-    let is_ours = words.starts_with(&MAGIC) && key.seal(&key.seal(words)) == key.seal(seal);
+    let is_ours = key.seal(&key.seal(words)) == key.seal(seal);
+    let service = Service::ALL
+        .into_iter()
+        .find(|service| words.starts_with(&service.magic()))?;
     let address: [u8; 16] = words.get(8..24)?.try_into().ok()?;
     let port: [u8; 2] = words.get(24..)?.try_into().ok()?;
     let origin = SocketAddr::new(
         Ipv6Addr::from(address).to_canonical(),
         u16::from_be_bytes(port),
     );
-    is_ours.then_some(origin)
+    is_ours.then_some((service, origin))
 }
 
 /// Returns how many connections a standby forwards at a time with this limit of open files. Each
@@ -64,10 +91,14 @@ mod tests {
     #[test]
     fn origin_is_readable_by_replicas_of_the_same_hub_only() {
         let (key, other) = (RevisionKey::new(b"key"), RevisionKey::new(b"other"));
-        for from in ["10.1.2.3:4567", "[2001:db8::7]:1", "127.0.0.1:0"] {
+        for (from, service) in [
+            ("10.1.2.3:4567", Service::Agents),
+            ("[2001:db8::7]:1", Service::Views),
+            ("127.0.0.1:0", Service::Agents),
+        ] {
             let from: SocketAddr = from.parse().unwrap();
-            let sent = preamble(from, &key);
-            assert_eq!(origin(&sent, &key), Some(from));
+            let sent = preamble(service, from, &key);
+            assert_eq!(origin(&sent, &key), Some((service, from)));
             assert_eq!(origin(&sent, &other), None);
             for at in 0..PREAMBLE {
                 let mut changed = sent;

@@ -31,9 +31,9 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_api::{VIEW_GROUP, VIEW_VERSION};
 use runnel_proto::model::{ClusterName, RuleUid};
-use runnel_transport::tls::FrontProxyTls;
+use runnel_transport::tls::{Accept, FrontProxyTls};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
@@ -46,6 +46,7 @@ use self::front_proxy::{FrontProxy, renew_at};
 use self::request::{Query, Selection, token};
 use crate::ca::Authorities;
 use crate::hub_state::HubState;
+use crate::lease::Accepted;
 use crate::object_cache::ObjectCache;
 use crate::ordered_lock::{LEAF, OrderedMutex};
 use crate::query::{Access, Reviewer};
@@ -66,8 +67,6 @@ const SWEEP: Duration = Duration::from_secs(15);
 const HANDSHAKES: usize = 64;
 /// Connections that wait to be served.
 const QUEUE: usize = 64;
-/// Pause after an accept error such as too many open files.
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// The server of the view API.
 pub struct ViewServer {
@@ -109,11 +108,11 @@ impl ViewServer {
     }
 
     /// Serves the API until the process ends.
-    pub async fn run(self: Arc<Self>, listener: TcpListener) {
+    pub async fn run(self: Arc<Self>, incoming: Accepted) {
         let (accepted, connections) = mpsc::channel(QUEUE);
         let router = Router::new().fallback(respond).with_state(self.clone());
         tokio::join!(
-            self.accept(&listener, accepted),
+            self.accept(incoming, accepted),
             self.follow_credentials(),
             self.follow_changes(),
             async {
@@ -125,20 +124,12 @@ impl ViewServer {
         );
     }
 
-    async fn accept(&self, listener: &TcpListener, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
+    async fn accept(&self, mut incoming: Accepted, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
         let mut handshakes = JoinSet::new();
         loop {
-            let incoming = tokio::select! {
+            let (tcp, from) = tokio::select! {
                 Some(_) = handshakes.join_next() => continue,
-                incoming = listener.accept(), if handshakes.len() < HANDSHAKES => incoming,
-            };
-            let (tcp, from) = match incoming {
-                Ok(incoming) => incoming,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept connections of the API server; trying again");
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
+                Ok(accepted) = incoming.accept(), if handshakes.len() < HANDSHAKES => accepted,
             };
             let Some(tls) = self.front_proxy.load_full() else {
                 tracing::debug!(peer = %from, "the front proxy of the API server is not known yet");
