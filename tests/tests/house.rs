@@ -15,6 +15,8 @@ mod gitops;
 mod imports;
 #[path = "house/manual.rs"]
 mod manual;
+#[path = "house/no_io.rs"]
+mod no_io;
 #[path = "house/pages.rs"]
 mod pages;
 #[path = "house/reference.rs"]
@@ -23,38 +25,6 @@ mod reference;
 mod vocabulary;
 #[path = "house/words.rs"]
 mod words;
-
-/// The crates that decide and do no I/O.
-const NO_IO: [&str; 4] = ["proto", "hub/api", "hub/core", "agent/core"];
-
-/// What a crate without I/O may not depend on. kube comes without its client: not from the workspace, and without features
-/// but `derive`.
-const IO: [&str; 20] = [
-    "axum",
-    "clap",
-    "futures",
-    "getrandom",
-    "http",
-    "http-body",
-    "hyper-util",
-    "kube-client",
-    "kube-runtime",
-    "rand",
-    "rcgen",
-    "reqwest",
-    "runnel-transport",
-    "rustix",
-    "rustls",
-    "tokio",
-    "tokio-rustls",
-    "tokio-util",
-    "tonic",
-    "tower",
-];
-
-/// The lints that keep clock, environment, files and randomness out of a crate without I/O; see `clippy.toml`.
-const DENIED: &str = "\
-    #![cfg_attr(not(test),deny(clippy::disallowed_methods,clippy::disallowed_types,clippy::disallowed_macros))]";
 
 /// Lines of a file without its tests. A file is one concept; one that is longer than this is most likely two.
 const LONGEST: usize = 800;
@@ -76,54 +46,6 @@ struct Code {
     path: String,
     lines: Vec<(usize, String)>,
     length: usize,
-}
-
-#[test]
-fn crates_that_decide_do_no_io() -> Result<()> {
-    let mut wrong = Vec::new();
-    for folder in NO_IO {
-        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml"))?;
-        wrong.extend(
-            io_dependencies(&manifest)
-                .into_iter()
-                .map(|line| format!("{folder}/Cargo.toml: {line}: this is I/O")),
-        );
-        let lib = fs::read_to_string(root().join(folder).join("src/lib.rs"))?;
-        let lib: String = lib.split_whitespace().collect();
-        if !lib.replace(",)", ")").contains(DENIED) {
-            wrong.push(format!(
-                "{folder}/src/lib.rs: does not deny what clippy.toml disallows"
-            ));
-        }
-    }
-    none(wrong)
-}
-
-/// The lines of a manifest by which its crate depends on something that does I/O.
-fn io_dependencies(manifest: &str) -> Vec<String> {
-    let (mut section, mut found) = ("", Vec::new());
-    for line in manifest.lines().map(str::trim) {
-        if line.starts_with('[') {
-            section = line;
-        }
-        let name = line.split(['=', '.', ' ']).next().unwrap_or_default();
-        let has_client = name == "kube"
-            && (line.contains("workspace") || line.contains("client") || line.contains("runtime"));
-        if section == "[dependencies]" && (IO.contains(&name) || has_client) {
-            found.push(line.to_owned());
-        }
-    }
-    found
-}
-
-#[test]
-fn io_is_found_in_a_manifest() {
-    let manifest = "[dependencies]\nserde.workspace = true\ntokio.workspace = true\nkube = { version = \"5\" }\n\
-        kube.workspace = true\n[dev-dependencies]\ntonic = \"1\"\n";
-    assert_eq!(
-        io_dependencies(manifest),
-        ["tokio.workspace = true", "kube.workspace = true"]
-    );
 }
 
 #[test]

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation};
-use kube::core::DynamicObject;
+use kube_core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
     NEWEST_LABEL, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision,

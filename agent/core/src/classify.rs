@@ -4,8 +4,8 @@
 //! the path of a field and well-known words from it.
 use std::time::Duration;
 
-use kube::core::Status;
-use kube::core::response::StatusDetails;
+use kube_core::Status;
+use kube_core::response::StatusDetails;
 use runnel_proto::model::Reason;
 
 use crate::copy::CopyError;

@@ -4,7 +4,7 @@
 //! `data` and labels.
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::core::DynamicObject;
+use kube_core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind,
     Reason, short_value,

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use kube::core::{DynamicObject, ObjectMeta};
+use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{Content, FieldMap, FieldPath};
 use serde_json::Value;
 

@@ -10,7 +10,7 @@
 //! either, because the API server may distinguish the cases.
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::core::DynamicObject;
+use kube_core::DynamicObject;
 use runnel_proto::model::{
     FieldDiff, FieldDigests, FieldsKey, Kind, PreviewOutcome, PreviewResult, PreviewedCopy,
     SourceRef,

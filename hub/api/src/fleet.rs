@@ -1,6 +1,6 @@
 //! The fleet as a whole: limits of removals, and the overview.
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::CustomResource;
+use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,7 @@ use super::{PendingApproval, limits, schema};
 /// Settings of the fleet.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "Fleet",

@@ -3,7 +3,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps,
     JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
 };
-use kube::CustomResourceExt;
+use kube_core::CustomResourceExt;
 
 use super::{
     ClusterDistributionRule, DistributionGrant, DistributionRule, FLEET, Fleet, MemberCluster,

@@ -1,5 +1,5 @@
 //! Grants: which rules may send which kinds to which clusters and namespaces.
-use kube::CustomResource;
+use kube_derive::CustomResource;
 use runnel_proto::model::{self, Pattern};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,7 @@ use super::{Clusters, LabelSelector, limits, schema, schema::Item};
 /// What the DistributionRules of some namespaces may send where. Grants add up; rules can do only what a grant allows.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "DistributionGrant",

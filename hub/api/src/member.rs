@@ -1,6 +1,6 @@
 //! Member clusters: the places that copies go to.
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::CustomResource;
+use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,7 @@ use super::{DeletionPolicy, limits, schema};
 /// Whether and how a cluster takes part.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "MemberCluster",

@@ -1,5 +1,5 @@
 //! Rules: the sources, the targets and the terms of a distribution.
-use kube::CustomResource;
+use kube_derive::CustomResource;
 use runnel_proto::model;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use super::{
 /// What is copied, to which clusters, and into which namespaces there.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "DistributionRule",
@@ -39,6 +40,7 @@ pub struct DistributionRuleSpec {
 /// What is copied, to which clusters, and into which namespaces there.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "ClusterDistributionRule",

@@ -1,6 +1,6 @@
 //! The objects of the view API `view.runnel.dev/v1alpha1`. The hub computes them from its memory
 //! when a client asks. They are not stored, and no client can write them.
-use kube::CustomResource;
+use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +18,7 @@ pub const CLUSTER_LABEL: &str = "view.runnel.dev/cluster";
 /// The rule and the member cluster of a delivery.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "view.runnel.dev",
     version = "v1alpha1",
     kind = "Delivery",
@@ -39,6 +40,7 @@ pub struct DeliverySpec {
 /// The cluster rule and the member cluster of a delivery.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
+    crates(kube_core = "::kube_core"),
     group = "view.runnel.dev",
     version = "v1alpha1",
     kind = "ClusterDelivery",

@@ -1,7 +1,7 @@
 //! Member clusters come, change and go.
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::ResourceExt;
+use kube_core::ResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::changes::record_choice;

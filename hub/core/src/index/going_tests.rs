@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use kube::CustomResourceExt;
+use kube_core::CustomResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 use serde_json::{Value, json};
 

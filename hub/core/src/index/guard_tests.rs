@@ -304,7 +304,7 @@ fn delete_of_a_namespace_or_a_definition_is_blocked() {
         world.add_many(30);
         let mut effect = Effect::default();
         if !is_namespace {
-            let name = <runnel_api::DistributionRule as kube::CustomResourceExt>::crd_name();
+            let name = <runnel_api::DistributionRule as kube_core::CustomResourceExt>::crd_name();
             world.index.set_definition(name, Some(true));
         }
         for number in 0..30 {

@@ -4,7 +4,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kube::CustomResourceExt;
+use kube_core::CustomResourceExt;
 use runnel_api::{ClusterDistributionRule, DistributionRule, PendingApproval};
 use runnel_proto::model::{AskedDigest, ClusterName, DeletionPolicy, RuleName, RuleUid};
 

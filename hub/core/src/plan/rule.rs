@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kube::ResourceExt;
+use kube_core::ResourceExt;
 use ring::digest;
 use runnel_proto::model::{
     ClusterName, Enforcement, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector,
