@@ -9,7 +9,7 @@ use runnel_proto::model::{
 use crate::copy::clip;
 use crate::copy::{CopyError, CopyStatus, PlannedChange};
 
-/// Minimum interval between the reports of an unsettled rule.
+/// Time for which the report of an unsettled rule waits: it is usually settled by then.
 pub const INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
@@ -19,7 +19,10 @@ struct RuleReport {
     namespace_prunes: BTreeSet<SourceRef>,
     /// Something changed since the last report.
     dirty: bool,
-    reported: Option<Instant>,
+    /// The time at which the report of the unsettled rule has begun to wait.
+    waits_since: Option<Instant>,
+    /// Whether the next report does not wait.
+    is_urgent: bool,
 }
 
 /// The outcomes of one copy, one for each rule that distributes or removes it.
@@ -136,7 +139,7 @@ impl Report {
     pub fn report_all(&mut self, rules: impl IntoIterator<Item = RuleUid>) {
         for rule in rules {
             self.touch(&rule);
-            self.rules.entry(rule).or_default().reported = None;
+            self.rules.entry(rule).or_default().is_urgent = true;
         }
     }
 
@@ -207,8 +210,15 @@ impl Report {
     }
 
     /// Returns the changed rules whose report is due, and records them as reported. Settled rules
-    /// are due at once, others [`INTERVAL`] after their last report.
+    /// are due at once, others [`INTERVAL`] after the first change that is not reported.
     pub fn take_due(&mut self, now: Instant) -> Vec<RuleUid> {
+        for rule in &self.dirty {
+            if let Some(entry) = self.rules.get_mut(rule)
+                && !entry.counts.is_settled()
+            {
+                entry.waits_since.get_or_insert(now);
+            }
+        }
         let due: Vec<_> = self
             .dirty
             .iter()
@@ -216,17 +226,17 @@ impl Report {
             .cloned()
             .collect();
         for rule in &due {
-            self.reported(rule, now);
+            self.reported(rule);
         }
         due
     }
 
     /// Records that a rule's newest state was sent.
-    pub fn reported(&mut self, rule: &RuleUid, now: Instant) {
+    pub fn reported(&mut self, rule: &RuleUid) {
         self.dirty.remove(rule);
         if let Some(entry) = self.rules.get_mut(rule) {
             entry.dirty = false;
-            entry.reported = Some(now);
+            (entry.waits_since, entry.is_urgent) = (None, false);
         }
     }
 
@@ -237,8 +247,8 @@ impl Report {
 
     fn due_at(&self, rule: &RuleUid, now: Instant) -> Instant {
         match self.rules.get(rule) {
-            Some(entry) if !entry.counts.is_settled() => {
-                entry.reported.map_or(now, |reported| reported + INTERVAL)
+            Some(entry) if !entry.counts.is_settled() && !entry.is_urgent => {
+                entry.waits_since.unwrap_or(now) + INTERVAL
             }
             _ => now,
         }
@@ -299,7 +309,7 @@ mod tests {
         let (mut report, start) = (Report::default(), Instant::now());
         let rule: RuleUid = "r".into();
         report.set(&copy(1), vec![(rule.clone(), CopyStatus::UnderWay)], None);
-        assert_eq!(report.take_due(start), std::slice::from_ref(&rule));
+        assert!(report.take_due(start).is_empty());
         report.set(&copy(2), vec![(rule.clone(), CopyStatus::UnderWay)], None);
         let soon = start + Duration::from_millis(10);
         assert!(report.take_due(soon).is_empty());

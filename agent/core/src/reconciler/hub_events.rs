@@ -21,7 +21,7 @@ impl Reconciler {
         let states = self.states(&rules);
         self.hub.connect(states);
         for uid in &rules {
-            self.report.reported(uid, now);
+            self.report.reported(uid);
         }
     }
 

@@ -98,3 +98,26 @@ fn queued_copies_are_decided_again_after_an_edit() {
     assert_eq!(count, 2 * COPIES + PARALLEL);
     assert!(all_hold(&world, 3));
 }
+
+#[test]
+fn quick_edit_is_reported_once_and_slow_one_while_under_way() {
+    let mut world = applied();
+    world.now += Duration::from_secs(1);
+    let before = world.reported_states("r").len();
+    world.batch(edit(2));
+    world.settle_now();
+    assert_eq!(world.reported_states("r").len(), before + 1);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 24);
+
+    world.now += Duration::from_secs(1);
+    world.batch(edit(3));
+    world.dispatch();
+    assert_eq!(world.reported_states("r").len(), before + 1);
+    world.now += crate::report::INTERVAL;
+    world.dispatch();
+    let counts = world.reported_state("r").unwrap().counts;
+    assert_eq!((counts.copies, counts.applied), (24, 0));
+    world.settle_now();
+    assert_eq!(world.reported_states("r").len(), before + 3);
+    assert!(all_hold(&world, 3));
+}
